@@ -1,0 +1,41 @@
+"""pytest-slmserve: measure, judge and advise the serving of small language models with vLLM.
+
+The front door is empty on purpose: pytest imports this package in every session, so public names resolve late.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "Claim": "pytest_slmserve.analysis.claims",
+    "ClosedLoop": "pytest_slmserve.spec",
+    "Curve": "pytest_slmserve.analysis.curve",
+    "Engine": "pytest_slmserve.engines.base",
+    "EngineSpec": "pytest_slmserve.spec",
+    "FakeEngine": "pytest_slmserve.engines.fake",
+    "Measurement": "pytest_slmserve.records",
+    "SlmError": "pytest_slmserve.errors",
+    "State": "pytest_slmserve.analysis.verdict",
+    "Undecided": "pytest_slmserve.analysis.verdict",
+    "Verdict": "pytest_slmserve.analysis.verdict",
+    "Workload": "pytest_slmserve.records",
+    "WorkloadSpec": "pytest_slmserve.spec",
+    "shape_of": "pytest_slmserve.models",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("pytest-slmserve")
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC, "__version__"})

@@ -1,0 +1,36 @@
+"""One family of errors: what was seen, then what to type."""
+
+from __future__ import annotations
+
+
+class SlmError(Exception):
+    """A problem the user can act on: `problem` is one sentence, `hint` is what to do about it."""
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(f"{problem}\n  try: {hint}" if hint else problem)
+        self.problem = problem
+        self.hint = hint
+
+
+class BadUsage(SlmError):
+    """An option, marker or specification that cannot be carried out; exit status 4 on a command line."""
+
+
+class BadDataset(SlmError):
+    """A file of conversations that is not ShareGPT, or ends too early."""
+
+
+class BadArchive(SlmError):
+    """An archive line that cannot be read, or was written by a newer release."""
+
+
+class DeviceBusy(BadUsage):
+    """Another run holds the device: two at once would measure each other."""
+
+
+class EngineFailed(SlmError):
+    """An engine that did not start, or ended before its work was done."""
+
+
+class TooFewPoints(SlmError):
+    """A law cannot be fitted, or a claim not judged, from so few points."""

@@ -1,0 +1,199 @@
+"""Facts of a measurement: raw, self-contained, never averages only. Seconds inside; `None` is "not measured"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from pytest_slmserve.spec import EngineSpec, Load, WorkloadSpec, short_hash
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored)."""
+
+    prompt: tuple[int, ...]
+    output_tokens: int
+
+
+@dataclass(frozen=True)  # no slots: the hash is kept once it is known
+class Workload:
+    """A seeded set of requests, and the hash of its content: equal hash, equal requests, on every machine."""
+
+    spec: WorkloadSpec
+    requests: tuple[Request, ...]
+    source: str  # where the conversations came from, for people
+
+    @cached_property
+    def hash(self) -> str:
+        return short_hash([[list(r.prompt), r.output_tokens] for r in self.requests])
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        return sum(len(r.prompt) for r in self.requests) / len(self.requests)
+
+    @property
+    def mean_output_tokens(self) -> float:
+        return sum(r.output_tokens for r in self.requests) / len(self.requests)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output together."""
+        return max(len(r.prompt) + r.output_tokens for r in self.requests)
+
+    def reference(self) -> WorkloadReference:
+        return WorkloadReference(
+            self.hash,
+            self.spec,
+            len(self.requests),
+            self.mean_prompt_tokens,
+            self.mean_output_tokens,
+            self.longest,
+            self.source,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadReference:
+    """What a record keeps of a workload: enough to judge by, and the hash that proves which it was."""
+
+    hash: str
+    spec: WorkloadSpec
+    requests: int
+    mean_prompt_tokens: float
+    mean_output_tokens: float
+    longest: int
+    source: str
+
+
+# Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
+# on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
+MUST_MATCH = ("backend", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where it was measured. Every field may be None: not measured."""
+
+    backend: str | None = None
+    gpu_name: str | None = None
+    gpu_memory_bytes: int | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    vllm: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    platform: str | None = None
+    cpu: str | None = None
+    cores: int | None = None
+    host: str | None = None  # a hash: equal on one boot of one host
+    git_commit: str | None = None
+    pytest_slmserve: str | None = None
+
+    @property
+    def key(self) -> str:
+        return short_hash([getattr(self, name) for name in MUST_MATCH])
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What the engine made of its specification, as it reports itself when it is ready."""
+
+    kv_blocks: int | None = None
+    block_size: int | None = None
+    weight_bytes: int | None = None
+    attention_backend: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    capture_sizes: tuple[int, ...] | None = None
+    chunked_prefill: bool | None = None
+    prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    dtype: str | None = None
+    event_loop: str | None = None  # of the front end
+    ready_s: float | None = None  # from the start of the process to the first request it could take
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """One row per request, in the order sent. Seconds since the run began; None where it never came so far.
+
+    request: index into the workload. admitted_s: when the scheduler first ran it. finished: False if the run ended
+    before the request did (it is then cut off, with the tokens it had); failures are counted in Run.failures.
+    """
+
+    request: Sequence[int]
+    sent_s: Sequence[float]
+    admitted_s: Sequence[float | None]
+    first_token_s: Sequence[float | None]
+    last_token_s: Sequence[float | None]
+    prompt_tokens: Sequence[int]
+    output_tokens: Sequence[int]
+    finished: Sequence[bool]
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """One row per engine step, as vLLM's stat logger saw it. `running` is counted after finished requests have left;
+    in a step that only decodes, `new_tokens` is the batch. None where a release does not report a field."""
+
+    time_s: Sequence[float]
+    running: Sequence[int | None]
+    waiting: Sequence[int | None]
+    new_tokens: Sequence[int]
+    prompt_tokens: Sequence[int]
+    kv_usage: Sequence[float | None]
+    preempted: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one load did to one engine. `window_s`: from and to, in seconds since the run began."""
+
+    samples: Samples
+    steps: Steps
+    window_s: tuple[float, float]
+    failures: int = 0
+    first_failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A run with all that is needed to judge it later, on another machine, by another rule."""
+
+    spec: EngineSpec
+    resolved: Resolved
+    environment: Environment
+    workload: WorkloadReference
+    load: Load
+    run: Run
+    launch: str  # one start of one engine
+    measured_at: str  # ISO 8601, UTC
+
+    @property
+    def key(self) -> str:
+        return measurement_key(self.spec, self.workload.hash, self.load, self.environment)
+
+    @property
+    def id(self) -> str:
+        return short_hash([self.key, self.launch, self.measured_at])
+
+
+def measurement_key(spec: EngineSpec, workload_hash: str, load: Load, environment: Environment) -> str:
+    """Equal keys, same question asked: a stored measurement of this key answers it again."""
+    return short_hash([spec.key, workload_hash, asdict(load), environment.key])
+
+
+def known_fields(cls: type, facts: dict[str, Any]) -> dict[str, Any]:
+    """Entries of `facts` that `cls` has a field for: a later minor release may have added some."""
+    names = {field.name for field in fields(cls)}
+    return {name: value for name, value in facts.items() if name in names}

