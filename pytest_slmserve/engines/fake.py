@@ -1,0 +1,174 @@
+"""An engine that is a formula on a virtual clock, so that a test knows the plateau beforehand.
+
+It runs the admission logic of the real worker and makes the same records. Its numbers are simulated and say so:
+backend "fake", device "simulated".
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_slmserve.engines.base import Progress, Tell, silent
+from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.records import Resolved, Run, Samples, Steps, Workload
+from pytest_slmserve.spec import Burst, EngineSpec, Load
+from pytest_slmserve.worker.admission import ClosedLoop
+
+BLOCK_SIZE = 16
+BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else
+MAX_STEPS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Planted behaviour, taken from `EngineSpec.extra` (`--slm-engine-arg NAME=VALUE`).
+
+    t_inf, b_half: output tokens/s and sequences of T(B) = t_inf*B/(B + b_half); None: from the model's shape.
+    noise: relative standard deviation of the speed between runs. preempt_from: batch from which a step preempts.
+    die_at, fail_at: concurrency at which the engine dies, or its requests fail.
+    """
+
+    t_inf: float | None = None
+    b_half: float | None = None
+    noise: float = 0.002
+    preempt_from: float = math.inf
+    die_at: float = math.inf
+    fail_at: float = math.inf
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: int
+    sent_s: float
+    left: int
+    admitted_s: float | None = None
+    first_s: float | None = None
+    last_s: float | None = None
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Simulation:
+    """State of one run: who is in flight, and what was noted."""
+
+    now: float = 0.0
+    running: list[_Sequence] = field(default_factory=list)
+    ended: list[_Sequence] = field(default_factory=list)
+    steps: list[tuple[Any, ...]] = field(default_factory=list)
+
+
+class FakeEngine:
+    """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        try:
+            self.faults = Faults(**dict(spec.extra))
+        except TypeError as error:
+            raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
+        self.spec = spec
+        self.launch = uuid.uuid4().hex[:12]
+        self.shape = shape_of(spec.model)
+        self.random = random.Random(f"{spec.seed}")
+        self.resolved = Resolved(
+            kv_blocks=spec.kv_cache_bytes // (BLOCK_SIZE * self.shape.kv_bytes_per_token()),
+            block_size=BLOCK_SIZE,
+            weight_bytes=self.shape.weight_bytes(),
+            attention_backend="simulated",
+            max_num_seqs=spec.max_num_seqs,
+            max_num_batched_tokens=spec.max_num_batched_tokens,
+            max_model_len=spec.max_model_len,
+            capture_sizes=(),
+            chunked_prefill=True,
+            prefix_caching=spec.prefix_caching,
+            async_scheduling=False,
+            dtype=spec.dtype,
+            event_loop="simulated",
+            ready_s=0.0,
+        )
+
+    def law(self, workload: Workload) -> tuple[float, float]:
+        """t_inf in output tokens/s and b_half in sequences."""
+        context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
+        per_sequence = context * self.shape.kv_bytes_per_token()
+        b_half = (self.shape.weight_bytes() or per_sequence) / per_sequence
+        return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
+
+    def run(self, workload: Workload, load: Load, tell: Tell = silent) -> Run:
+        loop = self._loop(workload, load)
+        if loop.concurrency >= self.faults.die_at:
+            raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
+        t_inf, b_half = self.law(workload)
+        t_inf *= math.exp(self.random.gauss(0.0, self.faults.noise))
+        state = _Simulation()
+        users = loop.users_due()
+        for _ in range(MAX_STEPS):
+            self._send(state, loop, workload, users)
+            if not state.running:
+                break
+            ends = self._step(state, t_inf, b_half)
+            loop.stepped(state.now)
+            if loop.phase == "over" and loop.requests is None:
+                break
+            users = ends + loop.users_due()
+        tell(Progress("over", state.now, len(state.ended), len(state.running), t_inf))
+        failed = len(state.ended) if loop.concurrency >= self.faults.fail_at else 0
+        return Run(
+            samples=_samples(state, workload),
+            steps=Steps(*zip(*state.steps)) if state.steps else Steps(*[()] * 7),
+            window_s=loop.window or (0.0, state.now),
+            failures=failed,
+            first_failure="PlantedFailure: as it was told to" if failed else None,
+        )
+
+    def _loop(self, workload: Workload, load: Load) -> ClosedLoop:
+        lifetime = workload.mean_output_tokens
+        if isinstance(load, Burst):
+            return ClosedLoop(load.requests, lifetime, requests=load.requests)
+        return ClosedLoop(load.concurrency, lifetime, load.settle_s, load.window_s, load.requests, load.starts)
+
+    def _send(self, state: _Simulation, loop: ClosedLoop, workload: Workload, users: int) -> None:
+        for _ in range(users):
+            number = loop.next_request()
+            if number is None:
+                return
+            index = number % len(workload.requests)
+            state.running.append(_Sequence(index, state.now, workload.requests[index].output_tokens))
+
+    def _step(self, state: _Simulation, t_inf: float, b_half: float) -> int:
+        """One token for each running sequence (max_num_seqs at most); returns how many ended."""
+        batch = state.running[: self.spec.max_num_seqs]
+        began = state.now
+        state.now += (b_half + len(batch)) / t_inf
+        for sequence in batch:
+            sequence.admitted_s = began if sequence.admitted_s is None else sequence.admitted_s
+            sequence.first_s = state.now if sequence.first_s is None else sequence.first_s
+            sequence.last_s, sequence.tokens, sequence.left = state.now, sequence.tokens + 1, sequence.left - 1
+        ended = [s for s in batch if not s.left]
+        state.ended += ended
+        state.running = [s for s in state.running if s.left]
+        preempted = int(len(batch) >= self.faults.preempt_from)
+        waiting = max(0, len(state.running) - self.spec.max_num_seqs)
+        state.steps.append((state.now, len(state.running) - waiting, waiting, len(batch), 0, None, preempted))
+        return len(ended)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _samples(state: _Simulation, workload: Workload) -> Samples:
+    rows = sorted(state.ended + state.running, key=lambda s: s.sent_s)
+    return Samples(
+        tuple(s.request for s in rows),
+        tuple(s.sent_s for s in rows),
+        tuple(s.admitted_s for s in rows),
+        tuple(s.first_s for s in rows),
+        tuple(s.last_s for s in rows),
+        tuple(len(workload.requests[s.request].prompt) for s in rows),
+        tuple(s.tokens for s in rows),
+        tuple(not s.left for s in rows),
+    )

@@ -1,0 +1,160 @@
+"""vLLM's asynchronous engine without HTTP: this door shows the GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.engines.base import Progress, Tell, silent
+from pytest_slmserve.engines.process import Child
+from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.models import Shape, shape_of
+from pytest_slmserve.records import Resolved, Run, Samples, Steps, Workload, known_fields
+from pytest_slmserve.spec import GIB, EngineSpec, Load
+
+WORKER = Path(__file__).parent.parent / "worker" / "worker.py"
+START_S = 900.0  # a first start compiles; a large model is read from a slow disk
+SILENCE_S = 120.0  # progress comes twice a second
+
+
+def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
+    """Arguments of vLLM's AsyncEngineArgs for `spec`, with `model` a folder or a Hub name."""
+    arguments: dict[str, Any] = {
+        "model": model,
+        "load_format": "dummy" if spec.weights == "dummy" else "auto",
+        "skip_tokenizer_init": True,
+        "dtype": spec.dtype,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": spec.max_num_seqs,
+        "max_num_batched_tokens": spec.max_num_batched_tokens,
+        "enforce_eager": spec.enforce_eager,
+        "enable_prefix_caching": spec.prefix_caching,
+        "seed": spec.seed,
+        "worker_extension_cls": "slm_facts.Facts",
+        "disable_log_stats": False,
+    }
+    if spec.backend == "cuda":
+        arguments |= {"gpu_memory_utilization": spec.memory_share, "kv_cache_memory_bytes": spec.kv_cache_bytes}
+    return arguments | dict(spec.extra)
+
+
+def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
+    """The engine's environment: ours, what its backend needs, and last what the specification says."""
+    env = dict(inherited)
+    env |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    if spec.weights == "dummy":
+        env["HF_HUB_OFFLINE"] = "1"
+    match spec.backend:
+        case "cpu":
+            env["VLLM_CPU_KVCACHE_SPACE"] = str(spec.kv_cache_bytes // GIB)
+        case "cuda" if spec.gpu or "CUDA_VISIBLE_DEVICES" in env:
+            visible = [d for d in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
+            env["CUDA_VISIBLE_DEVICES"] = visible[spec.gpu] if visible else str(spec.gpu)
+    env |= dict(spec.env)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(WORKER.parent), env.get("PYTHONPATH", "")]))
+    return env
+
+
+class OfflineEngine:
+    """Starts when made; raises EngineFailed with the cause and the end of the log when it cannot."""
+
+    def __init__(self, spec: EngineSpec, *, worker: Path = WORKER) -> None:
+        self.spec = spec
+        self.launch = uuid.uuid4().hex[:12]
+        self._loaded: str | None = None
+        began = time.monotonic()
+        environment = engine_environment(spec, dict(os.environ))
+        self.child = Child([spec.python or sys.executable, "-u", str(worker)], environment)
+        try:
+            self.child.send(**engine_arguments(spec, model_for(spec, shape_of(spec.model), self.child.folder)))
+            ready = self.child.receive(START_S, "starting")
+            if ready["event"] == "failed":
+                raise self.child.failed(f"did not start: {ready['cause']}")
+        except BaseException:
+            self.child.kill()
+            raise
+        self.resolved = resolved_from(ready, time.monotonic() - began)
+
+    def run(self, workload: Workload, load: Load, tell: Tell = silent) -> Run:
+        self._hand_over(workload)
+        self.child.send(op="run", load=asdict(load))
+        while (message := self.child.receive(SILENCE_S, "measuring"))["event"] == "progress":
+            tell(Progress(**known_fields(Progress, message)))
+        run = run_from(message)
+        if run.first_failure and "EngineDead" in run.first_failure:
+            raise self.child.failed(f"died while it served ({run.first_failure})")
+        return run
+
+    def ask(self, **message: Any) -> dict[str, Any]:
+        """For a worker that answers more than ours does: one message there, the next that is not progress back."""
+        self.child.send(**message)
+        while (answer := self.child.receive(SILENCE_S, "answering"))["event"] == "progress":
+            pass
+        return answer
+
+    def _hand_over(self, workload: Workload) -> None:
+        if self._loaded == workload.hash:
+            return
+        if workload.longest > self.spec.max_model_len:
+            raise EngineFailed(f"requests of {workload.longest} tokens do not fit max_model_len {self.spec.max_model_len}")
+        prompts = [r.prompt for r in workload.requests]
+        self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
+        self._loaded = workload.hash
+
+    def close(self) -> None:
+        if self.child.process.poll() is None:
+            try:
+                self.child.send(op="close")
+            except EngineFailed:
+                pass
+        self.child.end()
+
+
+def model_for(spec: EngineSpec, shape: Shape, folder: Path) -> str:
+    """What vLLM is to load: for dummy weights a folder with nothing but a config.json, so no download is needed."""
+    if spec.weights == "real":
+        return spec.model if "/" in spec.model else f"facebook/{spec.model}"
+    (folder / "config.json").write_text(json.dumps(dict(shape.config)), "utf-8")
+    return str(folder)
+
+
+def resolved_from(ready: dict[str, Any], ready_s: float) -> Resolved:
+    facts = known_fields(Resolved, ready)
+    sizes = facts.get("capture_sizes")
+    return Resolved(**{**facts, "capture_sizes": None if sizes is None else tuple(sizes), "ready_s": ready_s})
+
+
+def run_from(message: dict[str, Any]) -> Run:
+    """The worker's columns as a Run, its clock set to zero where the run began and its rows in the order sent."""
+    began = message["began"]
+
+    def since(stamps: Sequence[float | None]) -> tuple[float | None, ...]:
+        return tuple(None if s is None else round(s - began, 6) for s in stamps)
+
+    rows = sorted(zip(*message["samples"]), key=lambda row: row[1])
+    request, sent, admitted, first, last, prompt, output, finished = zip(*rows) if rows else [()] * 8
+    time_s, running, waiting, new, prefilled, kv, preempted = message["steps"] or [()] * 7
+    start, stop = message["window"]
+    return Run(
+        samples=Samples(
+            tuple(request),
+            since(sent),  # type: ignore[arg-type]
+            since(admitted),
+            since(first),
+            since(last),
+            tuple(prompt),
+            tuple(output),
+            tuple(finished),
+        ),
+        steps=Steps(since(time_s), *map(tuple, (running, waiting, new, prefilled, kv, preempted))),  # type: ignore[arg-type]
+        window_s=(round(start - began, 6), round(stop - began, 6)),
+        failures=message["failures"],
+        first_failure=message["first_failure"],
+    )

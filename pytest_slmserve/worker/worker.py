@@ -1,0 +1,307 @@
+"""One engine in its own process: JSON lines in, JSON lines out, over an inherited socket.
+
+    python worker.py FD PARENT_PID
+
+Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts
+and `run` a load; `close` ends it. Lines out: `ready` or `failed`, `progress`, `done`, `closed`.
+All times are `time.monotonic()`, the clock that vLLM's engine core stamps requests with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from admission import ClosedLoop  # this folder is on the path, its package is not
+
+LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB
+PROGRESS_S = 0.5
+FAILURES_UNTIL_GIVEN_UP = 5
+STALL_S = 60.0  # an engine that makes no step for so long will make none
+
+
+class Trace:
+    """vLLM's stat logger, duck-typed: one row per engine step. Those classes are not stable between releases, so
+    every field may be missing."""
+
+    rows: list[tuple[Any, ...]] = []
+    on_step: Any = None
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
+        new_tokens = getattr(iteration_stats, "num_generation_tokens", 0)
+        if not new_tokens:
+            return  # the scheduler reports again when it runs dry; nothing was computed
+        Trace.rows.append(
+            (
+                time.monotonic(),
+                getattr(scheduler_stats, "num_running_reqs", None),
+                getattr(scheduler_stats, "num_waiting_reqs", None),
+                new_tokens,
+                getattr(iteration_stats, "num_prompt_tokens", 0),
+                getattr(scheduler_stats, "kv_cache_usage", None),
+                getattr(iteration_stats, "num_preempted_reqs", 0),
+            )
+        )
+        if Trace.on_step:
+            Trace.on_step()
+
+    def log(self, *_: Any, **__: Any) -> None: ...
+    def log_engine_initialized(self, *_: Any, **__: Any) -> None: ...
+    def record_sleep_state(self, *_: Any, **__: Any) -> None: ...
+
+
+class Server:
+    """Answers one parent, one load at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.engine: Any = None
+        self.prompts: list[dict[str, list[int]]] = []
+        self.output_tokens: list[int] = []
+        self.parameters: dict[int, Any] = {}
+        self.runs = 0
+
+    async def say(self, **message: Any) -> None:
+        self.writer.write(json.dumps(message).encode() + b"\n")
+        await self.writer.drain()
+
+    async def serve(self) -> None:
+        arguments = json.loads(await self.reader.readline())
+        try:
+            facts = await self.start(arguments)
+        except BaseException as error:
+            await self.say(event="failed", cause=f"{type(error).__name__}: {error}")
+            raise
+        await self.say(event="ready", **facts)
+        while line := await self.reader.readline():
+            message = json.loads(line)
+            if message["op"] == "close":
+                break
+            await self.say(**await self.answer(message))
+        self.engine.shutdown()
+        await self.say(event="closed")
+
+    async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["op"] == "load":
+            return self.load(message["prompts"], message["output_tokens"])
+        return await self.run(message["load"])
+
+    async def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        from vllm import AsyncEngineArgs, AsyncLLMEngine
+
+        self.engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[Trace])
+        return {**resolved(self.engine.vllm_config), **(await self.engine.collective_rpc("slm_facts"))[0]}
+
+    def load(self, prompts: list[list[int]], output_tokens: list[int]) -> dict[str, Any]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self.prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
+        self.output_tokens = output_tokens
+        self.parameters = {
+            n: SamplingParams(
+                max_tokens=n,
+                temperature=0,
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            for n in set(output_tokens)
+        }
+        return {"event": "loaded"}
+
+    async def run(self, load: dict[str, Any]) -> dict[str, Any]:
+        self.runs += 1
+        Trace.rows = []
+        gc.collect()
+        gc.freeze()  # a collection in the middle of a window would stop the front end for tens of milliseconds
+        run = Run(self, load)
+        try:
+            return await run.result()
+        finally:
+            Trace.on_step = None
+            gc.unfreeze()
+
+
+class Run:
+    """One load: users as tasks, one row per request."""
+
+    def __init__(self, server: Server, load: dict[str, Any]) -> None:
+        self.server = server
+        self.rows: list[tuple[Any, ...]] = []
+        self.in_flight: set[str] = set()
+        self.done = self.failures = 0
+        self.first_failure: str | None = None
+        burst = load["kind"] == "burst"
+        self.loop = ClosedLoop(
+            load["requests"] if burst else load["concurrency"],
+            sum(server.output_tokens) / len(server.output_tokens),
+            load.get("settle_s", 0.0),
+            load.get("window_s", 0.0),
+            load["requests"],
+            load.get("starts", "together"),
+        )
+        self.users: list[asyncio.Task[None]] = []
+
+    async def result(self) -> dict[str, Any]:
+        self.began = self.last_step = time.monotonic()
+        Trace.on_step = self.step
+        self.start_users()
+        telling = asyncio.create_task(self.tell())
+        try:
+            await self.until_over()
+        finally:
+            telling.cancel()
+        window = self.loop.window or (self.began, time.monotonic())
+        return {
+            "event": "done",
+            "began": self.began,
+            "window": window,
+            "samples": [list(column) for column in zip(*self.rows)],
+            "steps": [list(column) for column in zip(*Trace.rows)],
+            "failures": self.failures,
+            "first_failure": self.first_failure,
+        }
+
+    async def until_over(self) -> None:
+        """Wait for the window to close, cut off what is then in flight, and let every user see that it is over."""
+        if self.loop.requests is None:
+            while self.loop.phase != "over" and not self.given_up:
+                await asyncio.sleep(0.01)
+            await self.server.engine.abort(list(self.in_flight))
+        await asyncio.gather(*self.users)
+
+    @property
+    def given_up(self) -> bool:
+        return self.failures >= FAILURES_UNTIL_GIVEN_UP or time.monotonic() - self.last_step > STALL_S
+
+    def step(self) -> None:
+        self.last_step = time.monotonic()
+        self.loop.stepped(self.last_step)
+        self.start_users()
+
+    def start_users(self) -> None:
+        for _ in range(self.loop.users_due()):
+            self.users.append(asyncio.create_task(self.user()))
+
+    async def user(self) -> None:
+        while not self.given_up and (number := self.loop.next_request()) is not None:
+            try:
+                await self.serve_one(number)
+            except Exception as error:
+                self.failures += 1
+                self.first_failure = self.first_failure or f"{type(error).__name__}: {error}"
+
+    async def serve_one(self, number: int) -> None:
+        server, index = self.server, number % len(self.server.prompts)
+        name = f"run{server.runs}-{number}"
+        parameters = server.parameters[server.output_tokens[index]]
+        self.in_flight.add(name)
+        sent = time.monotonic()
+        output = None
+        try:
+            async for output in server.engine.generate(server.prompts[index], parameters, name):
+                pass
+        finally:
+            self.in_flight.discard(name)
+        if output is None:
+            raise RuntimeError("the engine ended a request without an answer")
+        self.note(index, sent, output)
+
+    def note(self, index: int, sent: float, output: Any) -> None:
+        completion, stamps = output.outputs[0], output.metrics
+        finished = completion.finish_reason == "length"
+        self.rows.append(
+            (
+                index,
+                sent,
+                getattr(stamps, "scheduled_ts", None) or None,
+                getattr(stamps, "first_token_ts", None) or None,
+                getattr(stamps, "last_token_ts", None) or None,
+                len(output.prompt_token_ids or ()),
+                getattr(stamps, "num_generation_tokens", None) or len(completion.token_ids),
+                finished,
+            )
+        )
+        self.done += finished
+
+    async def tell(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            now = time.monotonic()
+            await self.server.say(
+                event="progress",
+                phase=self.loop.phase,
+                elapsed_s=now - self.began,
+                done=self.done,
+                in_flight=len(self.in_flight),
+                tokens_per_s=recent_tokens_per_s(Trace.rows),
+            )
+
+
+def recent_tokens_per_s(rows: list[tuple[Any, ...]], steps: int = 50) -> float | None:
+    recent = rows[-steps:]
+    seconds = recent[-1][0] - recent[0][0] if len(recent) > 1 else 0
+    return sum(row[3] for row in recent[1:]) / seconds if seconds else None
+
+
+def resolved(config: Any) -> dict[str, Any]:
+    """The limits the engine really runs with."""
+    cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
+    capture = getattr(config.compilation_config, "cudagraph_capture_sizes", None)
+    return {
+        "kv_blocks": cache.num_gpu_blocks,
+        "block_size": cache.block_size,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "max_model_len": model.max_model_len,
+        "capture_sizes": None if capture is None else list(capture),
+        "chunked_prefill": getattr(scheduler, "enable_chunked_prefill", None),
+        "prefix_caching": cache.enable_prefix_caching,
+        "async_scheduling": getattr(scheduler, "async_scheduling", None),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "event_loop": type(asyncio.get_running_loop()).__module__.split(".")[0],
+    }
+
+
+def use_fast_event_loop() -> None:
+    """The loop that vLLM's own server runs on, where it is installed: for a small model the front end is the limit."""
+    try:
+        import uvloop
+    except ImportError:
+        return
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+
+
+async def converse(server_class: type[Server], sock: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=sock, limit=LINE_LIMIT)
+    await server_class(reader, writer).serve()
+
+
+def main(server_class: type[Server] = Server) -> None:
+    descriptor, parent = int(sys.argv[1]), sys.argv[2]
+    os.set_inheritable(descriptor, False)  # a forked engine core would keep it open and hide our end from the parent
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), parent, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        use_fast_event_loop()
+        asyncio.run(converse(server_class, socket.socket(fileno=descriptor)))
+    finally:
+        guardian.kill()
+        guardian.wait()
+
+
+if __name__ == "__main__":
+    main()
