@@ -1,0 +1,486 @@
+"""The archive: measurements as lines of JSON, each on disk as soon as it is made; gzip by the suffix `.gz`.
+
+A line is an object with a `kind`. `session` opens a run and holds the format, the parameters of the claims and the
+plan; `engine` describes one launch, before its first measurement; `measurement` holds the columns of one run. Other
+kinds, and fields that are not known here, are passed over.
+
+Columns hold whole numbers, times in microseconds and KV usage in millionths, each as the difference to the one before
+it: requests of one engine step share their stamps, so most differences are 0 and gzip makes nothing of them. A column
+that never changes is that one value. With gzip each write is a member of its own, so whatever was written before a
+kill can be read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import io
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pytest_slmserve.errors import BadArchive, BadUsage
+from pytest_slmserve.records import (
+    Environment,
+    Measurement,
+    Resolved,
+    Run,
+    Samples,
+    Steps,
+    WorkloadReference,
+    known_fields,
+)
+from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Load, WorkloadSpec, load_from_dict
+
+FORMAT = 1  # 1: first. Add a number only where an older release would misread what is written.
+
+_FIRST = b'{"kind":"session"'  # how every archive begins
+_BULK = b'{"kind":"measurement"'
+_GZIP = b"\x1f\x8b\x08"
+_CHUNK = 1 << 16
+_DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One run that wrote to the archive. started: ISO 8601, UTC. claims, plan: as given to `Archive.begin`."""
+
+    format: int
+    started: str
+    pytest_slmserve: str | None
+    claims: Mapping[str, Any]
+    plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What an archive holds, in the order written. `notes`: one sentence for each thing that could not be used."""
+
+    measurements: tuple[Measurement, ...]
+    sessions: tuple[Session, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def claims(self) -> Mapping[str, Any]:
+        """Parameters of the claims in the last session; empty if there was none."""
+        return self.sessions[-1].claims if self.sessions else {}
+
+
+class Archive:
+    """An archive open for appending; made by `Archive.open`, by one run at a time.
+
+    `notes` tells what had to be repaired when it was opened.
+    """
+
+    def __init__(self, path: Path, file: io.FileIO, notes: tuple[str, ...] = ()) -> None:
+        self.path, self.notes = path, notes
+        self._file = file
+        self._begun = False
+        self._engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = {}
+
+    @classmethod
+    def open(cls, path: str | Path) -> Archive:
+        """Open or create, with its folders. A torn end is moved to `<name>.torn` first, or it would swallow the next
+        line. Raises BadUsage where it cannot be written or another run writes to it, BadArchive where the file
+        is something else or of a newer format."""
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("ab+", buffering=0)
+        except OSError as error:
+            _cannot_write(path, error)
+        try:
+            _lock(path, file)
+            return cls(path, file, _repair(path, file))
+        except BaseException as error:
+            file.close()
+            if isinstance(error, OSError):
+                _cannot_write(path, error)
+            raise
+
+    def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
+        """Note a session and what a later report needs to judge it again: plain values, written as JSON."""
+        self._write(
+            {
+                "kind": "session",
+                "format": FORMAT,
+                "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "pytest_slmserve": _version(),
+                "claims": dict(claims),
+                "plan": dict(plan),
+            }
+        )
+        self._begun = True
+
+    def add(self, measurement: Measurement) -> None:
+        """Append; it is on disk on return. Raises ValueError, with nothing written, where a number is not
+        finite."""
+        if not self._begun:
+            self.begin({}, {})
+        engine = (measurement.spec, measurement.resolved, measurement.environment)
+        lines = [_measurement_line(measurement)]
+        if self._engines.get(measurement.launch) != engine:
+            lines.insert(0, _engine_line(measurement))
+        self._write(*lines)
+        self._engines[measurement.launch] = engine
+
+    def _write(self, *lines: dict[str, Any]) -> None:
+        data = b"".join(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n" for line in lines)
+        if self.path.suffix == ".gz":
+            data = gzip.compress(data, mtime=0)
+        try:
+            _append(self._file, data)
+        except OSError as error:
+            _cannot_write(self.path, error)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Archive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
+    """All measurements of an archive. A torn end, as a kill leaves it, only makes a note.
+
+    Raises BadArchive where the file cannot be read or is no archive, where a line is damaged (unless `skip_damaged`,
+    which makes it a note) and where the format is newer than FORMAT.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
+    stored = _stored(path, raw)
+    found = _found(path, stored.lines)
+    if found.damaged and not skip_damaged:
+        more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
+        raise BadArchive(f"{path}: {found.damaged[0]}{more}", "--skip-damaged, to go on without what is damaged")
+    notes = [f"{path}: skipped: {what}" for what in found.damaged]
+    if not raw:
+        notes.append(f"{path} is empty")
+    elif stored.whole < len(raw):
+        notes.append(f"{_torn(path, stored)}; measurements used: {len(found.measurements)}")
+    return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes))
+
+
+# Writing
+
+
+def _cannot_write(path: Path, error: OSError) -> NoReturn:
+    raise BadUsage(f"cannot write to {path}: {error.strerror}", "--slm-records with another path") from None
+
+
+def _lock(path: Path, file: io.FileIO) -> None:
+    """The kernel lets go of it when the process ends, however it ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        hint = "wait until it ends, or --slm-records with another path"
+        raise BadUsage(f"another run is writing to {path}", hint) from None
+
+
+def _append(file: io.FileIO, data: bytes) -> None:
+    end = os.fstat(file.fileno()).st_size
+    try:
+        while data:
+            data = data[file.write(data) :]
+    finally:
+        if data:  # a full disk, or an interrupt: the rest of a line would swallow the next one
+            file.truncate(end)
+    os.fsync(file.fileno())
+
+
+def _repair(path: Path, file: io.FileIO) -> tuple[str, ...]:
+    file.seek(0)
+    raw = file.readall()
+    stored = _stored(path, raw)
+    _found(path, [line for line in stored.lines if not line or not line.startswith(_BULK)])  # ours, and not newer?
+    if stored.whole == len(raw):
+        return ()
+    aside = path.with_name(f"{path.name}.torn")
+    with aside.open("ab", buffering=0) as torn:
+        _append(torn, raw[stored.whole :])
+    file.truncate(stored.whole)
+    return (f"{_torn(path, stored)}; these {len(raw) - stored.whole} bytes were moved to {aside}",)
+
+
+def _version() -> str | None:
+    try:
+        return version("pytest-slmserve")
+    except PackageNotFoundError:
+        return None
+
+
+def _engine_line(measurement: Measurement) -> dict[str, Any]:
+    return {
+        "kind": "engine",
+        "id": measurement.launch,
+        "spec": asdict(measurement.spec),
+        "resolved": asdict(measurement.resolved),
+        "environment": asdict(measurement.environment),
+    }
+
+
+def _measurement_line(measurement: Measurement) -> dict[str, Any]:
+    run = measurement.run
+    return {
+        "kind": "measurement",
+        "engine": measurement.launch,
+        "workload": asdict(measurement.workload),
+        "load": asdict(measurement.load),
+        "measured_at": measurement.measured_at,
+        "run": {
+            "window_us": [_millionths(stamp) for stamp in run.window_s],
+            "failures": run.failures,
+            "first_failure": run.first_failure,
+            "samples": dict(_columns(run.samples)),
+            "steps": dict(_columns(run.steps)),
+        },
+    }
+
+
+def _columns(table: Samples | Steps) -> Iterator[tuple[str, Any]]:
+    """The first column is always written out: it tells the number of rows."""
+    for index, column in enumerate(fields(table)):
+        values = _in_units(column.name, getattr(table, column.name))
+        constant = index > 0 and len(set(values)) == 1
+        coded = values if column.name == "finished" else _differences(values)
+        yield _stored_name(column.name), values[0] if constant else coded
+
+
+def _stored_name(name: str) -> str:
+    return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-2]}_us" if name.endswith("_s") else name
+
+
+def _in_units(name: str, values: Sequence[Any]) -> list[Any]:
+    if _stored_name(name) == name:
+        return list(values)
+    return [None if value is None else _millionths(value) for value in values]
+
+
+def _millionths(value: float) -> int:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    return round(value * 1e6)
+
+
+def _differences(values: Iterable[int | None]) -> list[int | None]:
+    """Each less the last one that is not None; the first less 0."""
+    coded: list[int | None] = []
+    last = 0
+    for value in values:
+        coded.append(None if value is None else value - last)
+        last = last if value is None else value
+    return coded
+
+
+# Reading
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The lines of a file, None for a gzip member that cannot be read, and the bytes before its torn end."""
+
+    lines: list[bytes | None]
+    whole: int
+
+
+@dataclass(slots=True)
+class _Found:
+    sessions: list[Session] = field(default_factory=list)
+    engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
+    measurements: list[Measurement] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
+def _stored(path: Path, raw: bytes) -> _Stored:
+    lines: list[bytes | None]
+    if path.suffix == ".gz":
+        if not _GZIP.startswith(raw[: len(_GZIP)]):
+            raise BadArchive(f"{path} ends in .gz but is not gzip", "a name without .gz, or the file as it was written")
+        lines, whole = _gzip_lines(raw)
+        rest, _ = _inflate(raw, whole)
+    else:
+        whole = raw.rfind(b"\n") + 1
+        lines, rest = list(raw[:whole].splitlines()), raw[whole:]
+    if not lines and not _FIRST.startswith(rest[: len(_FIRST)]):
+        _not_an_archive(path)
+    return _Stored(lines, whole)
+
+
+def _gzip_lines(raw: bytes) -> tuple[list[bytes | None], int]:
+    """Lines of all whole members, and where the last of them ends. Looks for the next one where one is damaged."""
+    lines: list[bytes | None] = []
+    start = whole = 0
+    while 0 <= start < len(raw):
+        text, end = _inflate(raw, start)
+        if end is None:
+            start = raw.find(_GZIP, start + 1)
+            continue
+        if start > whole:
+            lines.append(None)
+        lines += text.splitlines()
+        start = whole = end
+    return lines, whole
+
+
+def _inflate(raw: bytes, start: int) -> tuple[bytes, int | None]:
+    """Text of the gzip member at `start`, and where it ends: None if it is damaged or the file ends before it."""
+    unpack, text = zlib.decompressobj(wbits=31), bytearray()
+    try:
+        while start < len(raw) and not unpack.eof:
+            text += unpack.decompress(raw[start : start + _CHUNK])
+            start = min(start + _CHUNK, len(raw))
+    except zlib.error:
+        return bytes(text), None
+    return bytes(text), start - len(unpack.unused_data) if unpack.eof else None
+
+
+def _found(path: Path, lines: list[bytes | None]) -> _Found:
+    """Raises BadArchive where a session is of a newer format, or no line is one of an archive."""
+    found = _Found()
+    for number, line in enumerate(lines, 1):
+        try:
+            _take(found, line)
+        except _DAMAGE as error:
+            found.damaged.append(f"line {number} {_what(error)}")
+        if found.sessions and (newer := found.sessions[-1].format) > FORMAT:
+            raise BadArchive(
+                f"{path} was written by a newer release (format {newer}; this one reads up to {FORMAT})",
+                "pip install --upgrade pytest-slmserve",
+            )
+    if lines and not (found.sessions or found.engines or found.measurements):
+        _not_an_archive(path, *found.damaged)
+    return found
+
+
+def _not_an_archive(path: Path, *why: str) -> NoReturn:
+    reason = f": {why[0]}" if why else ""
+    raise BadArchive(f"{path} is not an archive of pytest-slmserve{reason}", "the file that --slm-records named")
+
+
+def _torn(path: Path, stored: _Stored) -> str:
+    return f"{path}: line {len(stored.lines) + 1} ends early, as when a run is killed while it writes"
+
+
+def _what(error: Exception) -> str:
+    match error:
+        case json.JSONDecodeError():
+            return f"is not JSON ({error.msg} at column {error.colno})"
+        case KeyError():
+            return f"has no entry {error}"
+        case BadUsage():
+            return f"cannot be used ({error.problem})"
+        case _:
+            return f"cannot be used ({error})"
+
+
+def _take(found: _Found, line: bytes | None) -> None:
+    """Decode one line into `found`; raises one of _DAMAGE."""
+    if line is None:
+        raise ValueError("damaged gzip")
+    if not line.strip():
+        return
+    facts = json.loads(line, parse_constant=_no_constant)
+    if not isinstance(facts, dict):
+        raise ValueError("not an object with a kind")
+    match facts["kind"]:
+        case "session":
+            found.sessions.append(_session(facts))
+        case "engine":
+            found.engines[facts["id"]] = _engine(facts)
+        case "measurement":
+            if facts["engine"] not in found.engines:
+                raise ValueError(f"no line before it describes its engine {facts['engine']!r}")
+            found.measurements.append(_measurement(facts, *found.engines[facts["engine"]]))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
+
+
+def _session(facts: dict[str, Any]) -> Session:
+    """A newer format may have other fields: then only its number is wanted."""
+    if int(facts["format"]) > FORMAT:
+        return Session(int(facts["format"]), "", None, {}, {})
+    return Session(**known_fields(Session, facts))
+
+
+def _engine(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
+    spec, resolved = known_fields(EngineSpec, facts["spec"]), known_fields(Resolved, facts["resolved"])
+    spec |= {name: tuple((key, value) for key, value in spec[name]) for name in ("env", "extra")}
+    sizes = resolved["capture_sizes"]
+    resolved["capture_sizes"] = None if sizes is None else tuple(sizes)
+    return EngineSpec(**spec), Resolved(**resolved), Environment(**known_fields(Environment, facts["environment"]))
+
+
+def _measurement(facts: dict[str, Any], spec: EngineSpec, resolved: Resolved, environment: Environment) -> Measurement:
+    workload = known_fields(WorkloadReference, facts["workload"])
+    workload["spec"] = WorkloadSpec(**known_fields(WorkloadSpec, workload["spec"]))
+    return Measurement(
+        spec=spec,
+        resolved=resolved,
+        environment=environment,
+        workload=WorkloadReference(**workload),
+        load=_load(facts["load"]),
+        run=_run(facts["run"]),
+        launch=facts["engine"],
+        measured_at=facts["measured_at"],
+    )
+
+
+def _load(facts: dict[str, Any]) -> Load:
+    return load_from_dict(known_fields(Burst if facts["kind"] == "burst" else ClosedLoop, facts))
+
+
+def _run(facts: dict[str, Any]) -> Run:
+    start, stop = _from_millionths(facts["window_us"])
+    return Run(
+        samples=Samples(**_table(Samples, facts["samples"])),
+        steps=Steps(**_table(Steps, facts["steps"])),
+        window_s=(start, stop),
+        failures=facts["failures"],
+        first_failure=facts["first_failure"],
+    )
+
+
+def _table(cls: type, facts: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    names = [column.name for column in fields(cls)]
+    rows = len(facts[_stored_name(names[0])])
+    table = {name: _column(name, facts[_stored_name(name)], rows) for name in names}
+    for name, column in table.items():
+        if len(column) != rows:
+            raise ValueError(f"{len(column)} rows of {name}, {rows} of {names[0]}")
+    return table
+
+
+def _column(name: str, coded: Any, rows: int) -> tuple[Any, ...]:
+    """The inverse of what `_columns` makes of one column."""
+    values = coded if isinstance(coded, list) else [coded] * rows
+    if isinstance(coded, list) and name != "finished":
+        values = _sums(coded)
+    return tuple(values) if _stored_name(name) == name else _from_millionths(values)
+
+
+def _from_millionths(values: Iterable[int | None]) -> tuple[Any, ...]:
+    return tuple(None if value is None else value / 1e6 for value in values)
+
+
+def _sums(differences: Iterable[int | None]) -> list[int | None]:
+    values: list[int | None] = []
+    last = 0
+    for difference in differences:
+        last += difference or 0
+        values.append(None if difference is None else last)
+    return values

@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import math
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import measurements
+
+from pytest_slmserve.errors import BadArchive, BadUsage
+from pytest_slmserve.records import Environment, Measurement, Resolved, Run, Samples, Steps, WorkloadReference
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.store import FORMAT, Archive, read
+
+DATA = Path(__file__).parent / "data"
+CLAIMS = {"plateau": {"tolerance": 0.1}}
+DISK = settings(deadline=None)  # a busy disk takes its time over fsync
+BOTH = pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz"])
+
+
+def example(concurrency: int = 1, launch: str = "4f1d") -> Measurement:
+    """Two requests over three steps; the second is cut off before its first token."""
+    return Measurement(
+        spec=EngineSpec("opt-125m", env=(("A", "1"),), extra=(("block_size", 16),)),
+        resolved=Resolved(kv_blocks=7281, block_size=16, capture_sizes=(1, 2, 4), ready_s=33.25),
+        environment=Environment(backend="cuda", gpu_name="NVIDIA H200", vllm="0.26.0", cores=16),
+        workload=WorkloadReference("c0ffee", WorkloadSpec(), 1024, 512.0, 256.0, 768, "lengths"),
+        load=ClosedLoop(concurrency),
+        run=Run(
+            Samples(
+                (0, 1),
+                (0.000012, 0.5),
+                (0.0001, 0.500001),
+                (0.01, None),
+                (0.9, None),
+                (512, 512),
+                (3, 0),
+                (True, False),
+            ),
+            Steps(
+                (0.01, 0.011, 0.9), (1, 1, 0), (0, 0, None), (1, 1, 1), (512, 0, 0), (0.0044, 0.004537, None), (0, 0, 0)
+            ),
+            (0.1, 0.8),
+            1,
+            "RuntimeError: no answer",
+        ),
+        launch=launch,
+        measured_at="2025-11-21T12:00:00.000+00:00",
+    )
+
+
+def write(path: Path, *kept: Measurement) -> Path:
+    with Archive.open(path) as archive:
+        archive.begin(CLAIMS, {"batches": [1, 2]})
+        for measurement in kept:
+            archive.add(measurement)
+    return path
+
+
+@functools.cache
+def written(name: str, *concurrencies: int) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return write(Path(folder, name), *map(example, concurrencies)).read_bytes()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """Lines: session, engine, then measurements with concurrency 1, 2, 4."""
+    return write(tmp_path / "records.jsonl", example(1), example(2), example(4))
+
+
+def change(path: Path, number: int, new: str) -> None:
+    lines = path.read_text("utf-8").splitlines()
+    lines[number - 1] = new
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+
+
+# What is written is read again
+
+
+@BOTH
+@DISK
+@given(st.lists(measurements(), max_size=4))
+def test_round_trip(name, kept):
+    with tempfile.TemporaryDirectory() as folder:
+        contents = read(write(Path(folder, name), *kept))
+    assert contents.measurements == tuple(kept)
+    assert [m.id for m in contents.measurements] == [m.id for m in kept]
+    assert contents.notes == ()
+
+
+@DISK
+@given(st.lists(st.floats(0, 1e4), min_size=1, max_size=20))
+def test_finer_stamps_are_kept_to_a_microsecond(stamps):
+    columns = Steps(stamps, *[[0] * len(stamps)] * 6)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder, "a.jsonl"), replace(example(), run=replace(example().run, steps=columns)))
+        found = read(path).measurements[0].run.steps.time_s
+    assert found == pytest.approx(stamps, rel=0, abs=0.500001e-6)
+
+
+def test_format_1_is_read_for_ever():
+    contents = read(DATA / "archive-format-1.jsonl")
+    assert contents.measurements == (example(1), example(2))
+    assert contents.claims == CLAIMS
+    assert contents.sessions[0].plan == {"batches": [1, 2]}
+
+
+def test_the_last_session_tells_the_claims(three):
+    with Archive.open(three) as archive:
+        archive.begin({"plateau": {"tolerance": 0.2}}, {})
+        archive.add(example(8))
+    contents = read(three)
+    assert [session.format for session in contents.sessions] == [FORMAT, FORMAT]
+    assert contents.claims == {"plateau": {"tolerance": 0.2}}
+    assert [m.load.concurrency for m in contents.measurements] == [1, 2, 4, 8]
+
+
+def test_an_engine_is_described_once_per_launch(tmp_path):
+    path = write(tmp_path / "a.jsonl", example(1), example(2), example(1, launch="9999"))
+    kinds = [json.loads(line)["kind"] for line in path.read_text("utf-8").splitlines()]
+    assert kinds == ["session", "engine", "measurement", "measurement", "engine", "measurement"]
+
+
+def test_nothing_begun_is_begun_by_the_first_measurement(tmp_path):
+    with Archive.open(tmp_path / "a.jsonl") as archive:
+        archive.add(example())
+    assert read(tmp_path / "a.jsonl").measurements == (example(),)
+
+
+def test_what_later_releases_add_is_passed_over(three):
+    lines = [json.loads(line) for line in three.read_text("utf-8").splitlines()]
+    lines[1]["spec"]["new"] = lines[2]["run"]["samples"]["new"] = lines[2]["load"]["new"] = lines[0]["new"] = 1
+    lines.insert(2, {"kind": "weather", "rain": True})
+    three.write_text("".join(json.dumps(line) + "\n\n" for line in lines), "utf-8")
+    assert read(three).measurements == (example(1), example(2), example(4))
+
+
+def noisy(rng: random.Random, rows: int = 2500, requests: int = 1000) -> Run:
+    """A point as real engines make it: steps vary by the microsecond, requests of one step share their stamps."""
+    ends = [0.0]
+    for _ in range(rows + 256):
+        ends.append(ends[-1] + rng.lognormvariate(-6, 0.05))
+    at = sorted(rng.randrange(rows) for _ in range(requests))
+    samples = Samples(
+        tuple(n % 1024 for n in range(requests)),
+        tuple(ends[step] + n * 1e-7 + rng.uniform(0, 3e-4) for n, step in enumerate(at)),
+        tuple(ends[step + 1] for step in at),
+        tuple(ends[step + 2] for step in at),
+        tuple(ends[step + 256] for step in at),
+        (512,) * requests,
+        (256,) * requests,
+        (True,) * requests,
+    )
+    usage = tuple((n % 97) / 7281 for n in range(rows))
+    return Run(samples, Steps(tuple(ends[1 : rows + 1]), (100,) * rows, *[(0,) * rows] * 3, usage, (0,) * rows), (1, 5))
+
+
+def test_a_sweep_of_99_such_points_stays_under_a_megabyte_and_a_half(tmp_path):
+    path = write(tmp_path / "a.jsonl.gz", *[replace(example(), run=noisy(random.Random(seed))) for seed in range(3)])
+    assert path.stat().st_size / 3 * 99 < 1.5e6
+
+
+# Runs that are killed
+
+
+@BOTH
+@settings(DISK, max_examples=60)
+@given(data=st.data())
+def test_truncated_anywhere_a_prefix_is_read_and_the_rest_set_aside(name, data):
+    whole = written(name, 1, 2, 4)
+    left = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    kept = (example(1), example(2), example(4))
+    with tempfile.TemporaryDirectory() as folder:
+        path, torn = Path(folder, name), Path(folder, f"{name}.torn")
+        path.write_bytes(left)
+        contents = read(path)
+        assert contents.measurements == kept[: len(contents.measurements)]
+        write(path, example(8))
+        again = read(path)
+        moved = torn.read_bytes() if torn.exists() else b""
+
+    assert len(contents.measurements) < 3
+    assert left.endswith(moved)
+    assert again.measurements == (*contents.measurements, example(8))
+    assert again.notes == ()
+    assert bool(contents.notes) == (bool(moved) or not left)
+
+
+def test_the_note_says_what_was_lost(three):
+    with three.open("rb+") as file:
+        file.truncate(three.stat().st_size - 1)
+    (note,) = read(three).notes
+    assert note == f"{three}: line 5 ends early, as when a run is killed while it writes; measurements used: 2"
+    with Archive.open(three) as archive:
+        (note,) = archive.notes
+    assert note.startswith(f"{three}: line 5 ends early") and note.endswith(f"bytes were moved to {three}.torn")
+
+
+@BOTH
+def test_each_measurement_is_there_as_soon_as_it_is_added(tmp_path, name):
+    with Archive.open(tmp_path / "new" / "folder" / name) as archive:
+        archive.begin(CLAIMS, {})
+        for concurrency in (1, 2):
+            archive.add(example(concurrency))
+            assert len(read(archive.path).measurements) == concurrency
+
+
+WRITER = """
+import sys
+from test_store import Archive, example
+with Archive.open(sys.argv[1]) as archive:
+    for concurrency in range(1, 10**6):
+        archive.add(example(concurrency))
+        print(concurrency, flush=True)
+"""
+
+
+@BOTH
+def test_killed_while_it_appends(tmp_path, name):
+    path = tmp_path / name
+    command = [sys.executable, "-c", WRITER, str(path)]
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}) as writer:
+        assert writer.stdout
+        told = [int(writer.stdout.readline()) for _ in range(20)]
+        time.sleep(0.003)
+        writer.send_signal(signal.SIGKILL)
+        told += [int(line) for line in writer.stdout]
+    found = [m.load.concurrency for m in read(path).measurements]
+    assert found[: len(told)] == told
+    assert len(found) <= len(told) + 1
+
+
+def test_a_full_disk_leaves_no_half_line(three):
+    before = three.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Archive.open(three) as archive:
+        archive.begin({}, {})
+        began = three.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(began) + 100, hard))
+        try:
+            with pytest.raises(BadUsage, match=r"cannot write to .*: File too large"):
+                archive.add(example(8))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert three.read_bytes() == began
+        archive.add(example(16))
+    assert began.startswith(before)
+    assert [m.load.concurrency for m in read(three).measurements] == [1, 2, 4, 16]
+
+
+def test_an_empty_file_is_an_archive_without_measurements(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.touch()
+    assert read(path).notes == (f"{path} is empty",)
+    assert read(path).claims == {}
+    assert read(write(path, example())).measurements == (example(),)
+
+
+# Damage
+
+
+@pytest.mark.parametrize(
+    ("number", "new", "what"),
+    [
+        (4, '{"kind":"measurement"', "line 4 is not JSON"),
+        (4, '{"kind":"measurement"}', "line 4 has no entry 'engine'"),
+        (4, '{"kind":"measurement","engine":"none"}', "line 4 cannot be used .*describes its engine 'none'"),
+        (4, '{"kind":"session","format":1}', "line 4 cannot be used"),
+        (4, "[1]", "line 4 cannot be used .not an object"),
+        (4, '{"kind":NaN}', "line 4 cannot be used .NaN"),
+        (2, "\x00", r"line 2 is not JSON .* \(and 3 more\)"),
+    ],
+)
+def test_a_damaged_line_is_named_and_can_be_skipped(three, number, new, what):
+    change(three, number, new)
+    with pytest.raises(BadArchive, match=what) as raised:
+        read(three)
+    assert str(three) in raised.value.problem
+    assert raised.value.hint.startswith("--skip-damaged")
+    contents = read(three, skip_damaged=True)
+    assert [m.load.concurrency for m in contents.measurements] == ([1, 4] if number == 4 else [])
+    assert f"skipped: line {number}" in contents.notes[0]
+
+
+def test_columns_of_unequal_length_are_damage(three):
+    line = json.loads(three.read_text("utf-8").splitlines()[3])
+    line["run"]["steps"]["time_us"].append(7)
+    change(three, 4, json.dumps(line))
+    with pytest.raises(BadArchive, match=r"line 4 cannot be used .3 rows of running, 4 of time_s"):
+        read(three)
+
+
+def test_damage_inside_gzip_costs_one_member(tmp_path):
+    path = write(tmp_path / "a.jsonl.gz", example(1), example(2), example(4))
+    raw = bytearray(path.read_bytes())
+    starts = [at for at in range(len(raw)) if raw[at : at + 4] == b"\x1f\x8b\x08\x00"]
+    raw[starts[2] + 60] ^= 0xFF
+    path.write_bytes(raw)
+    with pytest.raises(BadArchive, match=r"line 4 cannot be used .damaged gzip"):
+        read(path)
+    contents = read(path, skip_damaged=True)
+    assert [m.load.concurrency for m in contents.measurements] == [1, 4]
+
+
+def test_an_archive_compressed_by_hand_is_read_and_continued(three, tmp_path):
+    path = tmp_path / "b.jsonl.gz"
+    path.write_bytes(gzip.compress(three.read_bytes()))
+    write(path, example(8))
+    assert [m.load.concurrency for m in read(path).measurements] == [1, 2, 4, 8]
+
+
+PLACES = st.sampled_from(["kind", "engine", "workload", "load", "measured_at", "run", "samples", "steps", "window_us",
+                          "sent_us", "kv_usage_ppm", "running", "request", "format", "id", "spec", "resolved", "env",
+                          "extra", "capture_sizes", "memory_share", "backend", "concurrency", "requests"])  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(DISK, max_examples=200)
+@given(PLACES, JSON)
+def test_whatever_stands_in_an_entry_only_our_errors_come(place, value):
+    def planted(entry):
+        return {k: value if k == place else planted(v) for k, v in entry.items()} if isinstance(entry, dict) else entry
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.jsonl")
+        lines = [json.loads(line) for line in written(path.name, 1, 2).splitlines()]
+        lines[1:3] = [planted(line) for line in lines[1:3]]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+        assert len(read(path, skip_damaged=True).measurements) <= 2
+
+
+@BOTH
+@DISK
+@given(data=st.data())
+def test_whatever_bytes_change_only_our_errors_come(name, data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        raw = bytearray(written(name, 1, 2))
+        for at in data.draw(st.lists(st.integers(0, len(raw) - 1), min_size=1, max_size=5)):
+            raw[at] = data.draw(st.integers(0, 255))
+        path.write_bytes(raw)
+        try:
+            assert len(read(path, skip_damaged=True).measurements) <= 2
+        except BadArchive as error:
+            assert error.hint
+
+
+# What is no archive, or of another time
+
+
+@pytest.mark.parametrize("skip_damaged", [False, True])
+def test_a_newer_format_is_never_skipped(three, skip_damaged):
+    with three.open("a", encoding="utf-8") as file:
+        file.write('{"kind":"session","format":7}\n')
+    with pytest.raises(BadArchive, match=rf"newer release \(format 7; this one reads up to {FORMAT}\)") as raised:
+        read(three, skip_damaged=skip_damaged)
+    assert raised.value.hint == "pip install --upgrade pytest-slmserve"
+    before = three.read_bytes()
+    with pytest.raises(BadArchive, match="newer release"):
+        Archive.open(three)
+    assert three.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("notes.txt", b"nothing like it\nat all\n", "not an archive of pytest-slmserve: line 1 is not JSON"),
+        ("one-line", b"no end of line", "not an archive"),
+        ("other.json", b'{"machine_info": {}}', "not an archive"),
+        ("other.jsonl", b'{"a": 1}\n{"a": 2}\n', "not an archive of pytest-slmserve: line 1 has no entry 'kind'"),
+        ("plain.jsonl.gz", b'{"kind":"session","format":1}\n', "ends in .gz but is not gzip"),
+        ("other.gz", gzip.compress(b"nothing like it\n"), "not an archive"),
+        ("cut.gz", gzip.compress(b"nothing like it\n" * 99)[:-12], "not an archive"),
+        ("zip.jsonl", gzip.compress(b'{"kind":"session"}\n'), "not an archive"),
+    ],
+)
+def test_other_files_are_refused_and_left_alone(tmp_path, name, content, what):
+    path = tmp_path / name
+    path.write_bytes(content)
+    for opening in (read, Archive.open):
+        with pytest.raises(BadArchive, match=what) as raised:
+            opening(path)
+        assert raised.value.hint
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("name", "what"), [("missing.jsonl", "No such file"), (".", "Is a directory")])
+def test_what_cannot_be_read(tmp_path, name, what):
+    with pytest.raises(BadArchive, match=f"cannot read .*: {what}"):
+        read(tmp_path / name)
+
+
+# Writers
+
+
+@pytest.mark.parametrize(("name", "what"), [(".", "Is a directory"), ("file/a.jsonl", "File exists|Not a directory")])
+def test_what_cannot_be_written(tmp_path, name, what):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadUsage, match=f"cannot write to .*: {what}") as raised:
+        Archive.open(tmp_path / name)
+    assert raised.value.hint == "--slm-records with another path"
+
+
+def test_one_writer_at_a_time(three):
+    with Archive.open(three), pytest.raises(BadUsage, match=f"another run is writing to {three}"):
+        Archive.open(three)
+    Archive.open(three).close()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_no_number_that_json_does_not_know_is_written(three, number):
+    before = three.read_bytes()
+    bad_run = replace(example().run, steps=replace(example().run.steps, time_s=(0.1, number, 0.3)))
+    bad = [replace(example(), run=bad_run), replace(example(), resolved=Resolved(ready_s=number))]
+    with Archive.open(three) as archive:
+        archive.begin({}, {})
+        begun = len(three.read_bytes())
+        for measurement in bad:
+            with pytest.raises(ValueError):
+                archive.add(measurement)
+        assert three.stat().st_size == begun > len(before)
