@@ -84,7 +84,9 @@ def opt_parameters(
     return embeddings + projections + layers * (attention + feed_forward + norms) + (2 * hidden if pre_norm else 0)
 
 
-def _opt(name: str, layers: int, hidden: int, heads: int, *, embedding: int | None = None, pre_norm: bool = True) -> Shape:
+def _opt(
+    name: str, layers: int, hidden: int, heads: int, *, embedding: int | None = None, pre_norm: bool = True
+) -> Shape:
     config = {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",

@@ -110,7 +110,7 @@ class ClosedLoop:
     """
 
     concurrency: int
-    window_s: float = 6.0
+    window_s: float = 5.0
     settle_s: float = 1.0
     requests: int | None = None
     starts: Starts = "spread"
@@ -120,7 +120,7 @@ class ClosedLoop:
         if self.concurrency < 1:
             raise BadUsage(f"concurrency {self.concurrency} is not positive", "1 or more")
         if self.requests is None and self.window_s <= 0:
-            raise BadUsage(f"a window of {self.window_s} s measures nothing", "--slm-window 6")
+            raise BadUsage(f"a window of {self.window_s} s measures nothing", "--slm-window 5")
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,9 @@ class OfflineEngine:
         if self._loaded == workload.hash:
             return
         if workload.longest > self.spec.max_model_len:
-            raise EngineFailed(f"requests of {workload.longest} tokens do not fit max_model_len {self.spec.max_model_len}")
+            raise EngineFailed(
+                f"requests of {workload.longest} tokens do not fit max_model_len {self.spec.max_model_len}"
+            )
         prompts = [r.prompt for r in workload.requests]
         self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
         self._loaded = workload.hash

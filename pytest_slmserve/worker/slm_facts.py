@@ -12,8 +12,13 @@ class Facts:
         model = self.model_runner.model  # type: ignore[attr-defined]
         weights = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}  # tied weights count once
         packed = any(p.device.type == "cpu" for p in model.parameters())  # oneDNN keeps matrices where we cannot count
-        backends = {backend_name(m.impl) for m in model.modules() if type(m).__name__ == "Attention" and hasattr(m, "impl")}
-        return {"weight_bytes": None if packed else sum(weights.values()), "attention_backend": ", ".join(sorted(backends)) or None}
+        backends = {
+            backend_name(m.impl) for m in model.modules() if type(m).__name__ == "Attention" and hasattr(m, "impl")
+        }
+        return {
+            "weight_bytes": None if packed else sum(weights.values()),
+            "attention_backend": ", ".join(sorted(backends)) or None,
+        }
 
 
 def backend_name(implementation: Any) -> str:

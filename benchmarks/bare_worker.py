@@ -1,0 +1,43 @@
+"""The engine worker with one more answer: the same load by a loop that measures nothing (for harness_cost.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from typing import Any
+
+from worker import Server, Trace, main  # the package's worker folder is on the path
+
+
+class BareServer(Server):
+    async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["op"] != "bare":
+            return await super().answer(message)
+        return await self.bare(message["concurrency"], message["requests"])
+
+    async def bare(self, concurrency: int, requests: int) -> dict[str, Any]:
+        """No trace, no stamps, no progress: `concurrency` loops over one iterator of requests."""
+        self.runs += 1
+        numbers = iter(range(requests))
+        record, Trace.record = Trace.record, lambda *_, **__: None  # type: ignore[method-assign]
+        gc.collect()
+        gc.freeze()
+
+        async def user() -> None:
+            for number in numbers:
+                index = number % len(self.prompts)
+                parameters = self.parameters[self.output_tokens[index]]
+                async for _ in self.engine.generate(self.prompts[index], parameters, f"bare{self.runs}-{number}"):
+                    pass
+
+        began = time.monotonic()
+        await asyncio.gather(*(user() for _ in range(concurrency)))
+        seconds = time.monotonic() - began
+        gc.unfreeze()
+        Trace.record = record  # type: ignore[method-assign]
+        return {"event": "bare", "seconds": seconds}
+
+
+if __name__ == "__main__":
+    main(BareServer)

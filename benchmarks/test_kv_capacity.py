@@ -1,0 +1,9 @@
+"""KV blocks follow from shapes: the engine has what the arithmetic says, so that capacities can be planned."""
+
+import pytest
+
+
+@pytest.mark.slm(claim="kv-blocks-as-predicted")
+def test_engine_has_the_predicted_kv_blocks(slm_claim):
+    """Within two blocks, on every launch of this run."""
+    assert slm_claim()

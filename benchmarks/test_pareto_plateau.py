@@ -1,0 +1,31 @@
+"""Throughput reaches a Pareto plateau within one GPU (arXiv:2404.03353; arXiv:2503.08311, fig. 2).
+
+Requests of 512 prompt and 256 output tokens, greedy, the end-of-text token ignored, no prefix cache: the first paper's
+workload. One engine per model, one item per number of requests in flight; the claims read the points and measure
+nothing.
+"""
+
+import pytest
+
+
+def test_point(slm_point):
+    """The point is measured, and every measurement of it can be trusted."""
+    assert slm_point.measure()
+
+
+@pytest.mark.slm(claim="throughput-plateau")
+def test_throughput_reaches_a_plateau(slm_claim):
+    """Within the engine's KV capacity, a further doubling of the load gains little."""
+    assert slm_claim()
+
+
+@pytest.mark.slm(claim="latency-rises-past-plateau")
+def test_latency_keeps_rising_past_the_plateau(slm_claim):
+    """What throughput no longer gains, latency still pays."""
+    assert slm_claim()
+
+
+@pytest.mark.slm(claim="pareto-up-to-plateau")
+def test_points_up_to_the_plateau_are_pareto_optimal(slm_claim):
+    """Up to the plateau each load is a choice worth having: none beats it in both throughput and latency."""
+    assert slm_claim()

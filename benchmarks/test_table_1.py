@@ -1,0 +1,14 @@
+"""Table 1 of arXiv:2404.03353: the largest batch that fits 0.9 x 40 GiB, by arithmetic.
+
+The bytes per block that it rests on are checked against real engines in test_kv_capacity.py.
+"""
+
+import pytest
+
+MODELS = ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b")
+
+
+@pytest.mark.slm(claim="table-1-batch-fits", models=MODELS)
+def test_published_batch_fits_at_full_length(slm_claim):
+    """Every request of the published batch has room for its 768 tokens at the same time."""
+    assert slm_claim()

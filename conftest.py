@@ -1,0 +1,5 @@
+"""The tests run pytest inside pytest."""
+
+from __future__ import annotations
+
+pytest_plugins = ["pytester"]

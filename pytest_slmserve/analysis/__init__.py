@@ -1,0 +1,1 @@
+"""Functions over measurements. Nothing here measures, and nothing needs a GPU."""

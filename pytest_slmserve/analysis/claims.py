@@ -1,0 +1,217 @@
+"""What the papers claim, and what is expected of each claim where. Data first; the functions only look up and judge.
+
+A claim that is known not to hold somewhere has a row that expects it to fail, with the evidence. The most specific row
+that fits a model and an environment rules. Its parameters are plain, so that a record can hold them and a report can
+repeat the judgement.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from pytest_slmserve.analysis import curve as curves
+from pytest_slmserve.analysis import kv_cache, table1
+from pytest_slmserve.analysis.curve import Curve
+from pytest_slmserve.analysis.roofline import peaks_of
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Environment, known_fields
+from pytest_slmserve.spec import Backend
+
+Expected = Literal["holds", "fails"]
+Parameters = Mapping[str, Any]
+ANY = "*"
+ANY_RELEASE = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """name: as items and records have it. judge: from a curve and the row's parameters, total."""
+
+    name: str
+    statement: str
+    source: str
+    judge: Callable[[Curve, Parameters], Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is expected of a claim for a model on a device under a vLLM.
+
+    model: a short name or "*". device: a backend ("cuda", "cpu", "fake"), a GPU family of `roofline.GPUS` ("H200") or
+    "*". vllm: first release, and the one it ends before; "" for no end. parameters: numbers of the judgement, plain.
+    """
+
+    claim: str
+    model: str = ANY
+    device: str = ANY
+    vllm: tuple[str, str] = ANY_RELEASE
+    parameters: Parameters = field(default_factory=dict)
+    expected: Expected = "holds"
+    evidence: str = ""
+
+
+def _plateau(curve: Curve, parameters: Parameters) -> Verdict:
+    return curves.pareto_plateau(curve, parameters["tolerance"])
+
+
+def _latency(curve: Curve, parameters: Parameters) -> Verdict:
+    return curves.latency_keeps_rising(curve, parameters["tolerance"])
+
+
+def _pareto(curve: Curve, parameters: Parameters) -> Verdict:
+    return curves.pareto_up_to_plateau(curve, parameters["tolerance"], parameters["margin"])
+
+
+def _kv_blocks(curve: Curve, parameters: Parameters) -> Verdict:
+    """Of the launch that is farthest off, so that one bad launch among many shows."""
+    records = tuple(i for p in curve.points for i in p.records)
+    if curve.spec is None or not curve.resolved:
+        return Verdict(kv_cache.CLAIM, curve.subject, State.UNDECIDED, "no engine was measured")
+    spec = curve.spec
+    each = [kv_cache.kv_blocks_as_predicted(spec, r, parameters["blocks"], records) for r in curve.resolved]
+    return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
+
+
+def _table_1(curve: Curve, parameters: Parameters) -> Verdict:
+    return table1.published_batch_fits(curve.subject)
+
+
+MIND_THE_GAP = "arXiv:2503.08311"
+TOWARDS_PARETO = "arXiv:2404.03353"
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        curves.PLATEAU,
+        "Throughput reaches a plateau within the engine's KV capacity: a further doubling of the load gains little.",
+        f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
+        _plateau,
+    ),
+    Claim(
+        curves.LATENCY,
+        "Past the plateau each doubling of the load still raises the mean latency.",
+        f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
+        _latency,
+    ),
+    Claim(
+        curves.PARETO,
+        "Every load up to the plateau is Pareto-optimal: none beats it in both throughput and mean latency.",
+        TOWARDS_PARETO,
+        _pareto,
+    ),
+    Claim(
+        kv_cache.CLAIM,
+        "The engine has the KV blocks that the model's shape and the KV bytes predict.",
+        "vLLM's paged KV cache (arXiv:2309.06180)",
+        _kv_blocks,
+    ),
+    Claim(
+        table1.CLAIM,
+        "The paper's largest batch fits into 0.9 x 40 GiB with every request at its full length.",
+        f"{TOWARDS_PARETO}, table 1",
+        _table_1,
+    ),
+)
+
+_LAW = {"tolerance": curves.TOLERANCE}
+ROWS: tuple[Row, ...] = (
+    Row(
+        curves.PLATEAU,
+        parameters=_LAW,
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B gains 13.7 % from 128 to 256, 3.6 % from 256 to 512",
+    ),
+    Row(
+        curves.LATENCY,
+        parameters=_LAW,
+        evidence="Little's law: at constant throughput the time in the engine doubles with the load",
+    ),
+    Row(
+        curves.PARETO,
+        parameters={**_LAW, "margin": curves.MARGIN},
+        evidence="a step of more sequences is never shorter, so latency rises with throughput",
+    ),
+    Row(
+        kv_cache.CLAIM,
+        parameters={"blocks": kv_cache.BLOCK_TOLERANCE},
+        evidence=f"logs that belong to {MIND_THE_GAP}: 18,573 blocks, 18,572 predicted (OPT-1.3B)",
+    ),
+    Row(table1.CLAIM, evidence="parameters and KV bytes per token from the published shapes"),
+    Row(
+        table1.CLAIM,
+        model="opt-1.3b",
+        expected="fails",
+        evidence="238 requests of 151.0 MB fit into 36 GiB less 2.63 GB of weights, the paper has 256",
+    ),
+    Row(
+        table1.CLAIM,
+        model="opt-6.7b",
+        expected="fails",
+        evidence="62 requests of 402.7 MB fit into 36 GiB less 13.32 GB of weights, the paper has 64",
+    ),
+)
+
+
+def claim_of(name: str) -> Claim:
+    """The claim of that name. Raises BadUsage for an unknown one."""
+    for claim in CLAIMS:
+        if claim.name == name:
+            return claim
+    raise BadUsage(f"unknown claim {name!r}", f"one of {', '.join(c.name for c in CLAIMS)}")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "0.26.0rc1+cu130" is (0, 26, 0)."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(int(part) for part in found[1].split(".")) if found else ()
+
+
+def row_for(claim: str, model: str, environment: Environment | None = None, rows: tuple[Row, ...] = ROWS) -> Row:
+    """What is expected of a claim for this model in this environment: the most specific row that fits.
+
+    A row that names the model goes before one that names the device, a GPU family before a backend, and either before
+    one that names a range of vLLM. Raises BadUsage for an unknown claim.
+    """
+    claim_of(claim)
+    where = environment or Environment()
+    fitting = [row for row in rows if row.claim == claim and _fits(row, model, where)]
+    if not fitting:
+        raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
+    return max(fitting, key=_specific)
+
+
+def _fits(row: Row, model: str, where: Environment) -> bool:
+    peaks = peaks_of(where.gpu_name)
+    devices = {ANY, where.backend, peaks.family if peaks else None}
+    return row.model in (ANY, curves.short_name(model)) and row.device in devices and _in_range(row.vllm, where.vllm)
+
+
+def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
+    """From the first release on, before the second; an unknown version is in no range but the open one."""
+    first, last = wanted
+    if version is None:
+        return wanted == ANY_RELEASE
+    return release(first) <= release(version) and (not last or release(version) < release(last))
+
+
+def _specific(row: Row) -> tuple[int, int, int]:
+    device = 0 if row.device == ANY else 1 if row.device in get_args(Backend) else 2
+    return int(row.model != ANY), device, int(row.vllm != ANY_RELEASE)
+
+
+def judge(claim: str, curve: Curve, row: Row) -> Verdict:
+    """Judge a claim by the row's parameters. Never raises for want of data: then it is undecided."""
+    return claim_of(claim).judge(curve, row.parameters)
+
+
+def row_to_record(row: Row) -> dict[str, Any]:
+    """A row as plain JSON values."""
+    return {**asdict(row), "vllm": list(row.vllm)}
+
+
+def row_from_record(facts: Mapping[str, Any]) -> Row:
+    """The inverse of `row_to_record`; entries of a later release are left out."""
+    known = known_fields(Row, dict(facts))
+    return Row(**{**known, "vllm": tuple(known.get("vllm", ANY_RELEASE))})

@@ -1,0 +1,278 @@
+"""A sweep of one engine over the load, and the claims that can be judged from it alone.
+
+Every judgement is total: what is missing, invalid or drowned in noise makes it undecided, never green.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from pytest_slmserve.analysis import gains as over
+from pytest_slmserve.analysis.gains import Gain, Plateau
+from pytest_slmserve.analysis.kv_cache import kv_capacity
+from pytest_slmserve.analysis.points import Point, concurrency_of, points_of
+from pytest_slmserve.analysis.stats import Interval, percent
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Environment, Measurement, Resolved, WorkloadReference
+from pytest_slmserve.spec import EngineSpec
+
+FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
+TOLERANCE = 0.10
+MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
+PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Points in ascending order of `knob`, and what they were measured with.
+
+    kv_capacity: longest requests that fit into the KV cache at once. cut: planned, but not measured for a known
+    reason (concurrency, reason). missing: planned, not cut, and not there. resolved: one per engine launch.
+    """
+
+    subject: str
+    points: tuple[Point, ...] = ()
+    knob: str = "concurrency"
+    kv_capacity: int | None = None
+    cut: tuple[tuple[int, str], ...] = ()
+    missing: tuple[int, ...] = ()
+    spec: EngineSpec | None = None
+    environment: Environment | None = None
+    workload: WorkloadReference | None = None
+    resolved: tuple[Resolved, ...] = ()
+
+    @property
+    def valid(self) -> list[Point]:
+        """Points on which a claim may rest."""
+        return over.valid_points(self.points)
+
+    def gains(self) -> tuple[Gain, ...]:
+        """Relative gain of throughput per doubling, between neighbouring valid points."""
+        return over.gains(self.points)
+
+    def plateau(self, tolerance: float = TOLERANCE) -> Plateau:
+        """Where throughput stops to grow by `tolerance` per doubling."""
+        return over.plateau(self.points, tolerance)
+
+    def pareto_front(self) -> tuple[Point, ...]:
+        """Valid points that no other beats in throughput and mean E2E."""
+        return over.pareto_front(self.points)
+
+    def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
+        """Does throughput reach a plateau within the points measured?"""
+        return pareto_plateau(self, tolerance)
+
+    def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
+        """Past the plateau, does each doubling still raise the mean E2E by more than `tolerance`?"""
+        return latency_keeps_rising(self, tolerance)
+
+    def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
+        """Is every point up to the plateau worth having?"""
+        return pareto_up_to_plateau(self, tolerance, margin)
+
+
+def short_name(model: str) -> str:
+    """A model's name in verdicts and tables: "opt-1.3b" for "facebook/opt-1.3b", the folder's name for a path."""
+    return model.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+def _series(measurement: Measurement) -> tuple[str, str, str, str]:
+    """What must agree for measurements to lie on one curve."""
+    m = measurement
+    return short_name(m.spec.model), m.spec.key, m.workload.hash, m.environment.key
+
+
+def curve_of(
+    subject: str,
+    measurements: Iterable[Measurement],
+    *,
+    planned: Sequence[int] = (),
+    cut: Sequence[tuple[int, str]] = (),
+) -> Curve:
+    """The curve of measurements that differ in their concurrency only; those of other loads are left out.
+
+    planned: every concurrency that was to be measured, so that one that is not there makes a claim undecided.
+    Raises BadUsage where engines, workloads or environments differ (`curves_of` sorts them).
+    """
+    loaded = [m for m in measurements if concurrency_of(m) is not None]
+    if len(series := {_series(m)[1:] for m in loaded}) > 1:
+        raise BadUsage(
+            f"{subject}: measurements of {len(series)} different engines, workloads or environments are not one curve",
+            "one model, one workload and one machine at a time",
+        )
+    points = points_of(loaded)
+    known = {p.concurrency for p in points} | {concurrency for concurrency, _ in cut}
+    curve = Curve(subject=subject, points=points, cut=tuple(cut), missing=tuple(sorted(set(planned) - known)))
+    if not loaded:
+        return curve
+    first = loaded[0]
+    return replace(
+        curve,
+        kv_capacity=kv_capacity(first.spec, first.workload.longest, first.resolved),
+        spec=first.spec,
+        environment=first.environment,
+        workload=first.workload,
+        resolved=tuple({m.launch: m.resolved for m in loaded}.values()),
+    )
+
+
+def curves_of(measurements: Iterable[Measurement]) -> tuple[Curve, ...]:
+    """A curve for each engine, workload and environment among the measurements, by subject."""
+    ordered = sorted((m for m in measurements if concurrency_of(m) is not None), key=_series)
+    return tuple(curve_of(key[0], group) for key, group in groupby(ordered, key=_series))
+
+
+def obstacle(curve: Curve) -> str | None:
+    """Why nothing can be said of this curve yet, or None."""
+    invalid = [p for p in curve.points if not p.valid]
+    if curve.missing:
+        return f"not measured at {_listed(curve.missing)} in flight"
+    if invalid:
+        reason = "; ".join(invalid[0].problems) or "it has no valid repeat"
+        return f"invalid at {_listed(p.concurrency for p in invalid)} in flight ({reason})"
+    if len(curve.points) < FEWEST_POINTS:
+        return f"{len(curve.points)} points measured, {FEWEST_POINTS} are needed"
+    if over.noise_of(curve.points).sd is None:
+        return "noise unknown: one repeat of each point; --slm-repeats 2"
+    return None
+
+
+def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
+    """Does throughput reach a plateau within the points measured?
+
+    Holds if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; fails if the
+    last one gains more with the same confidence. value, low, high: the gain of the last doubling, which decides.
+    """
+    if reason := obstacle(curve):
+        return _verdict(curve, PLATEAU, State.UNDECIDED, reason, tolerance)
+    last = curve.gains()[-1]
+    state = _below(last, tolerance)
+    last_text = f"the last doubling ({last.start} to {last.end}) gains {_text(last)}, bound {percent(tolerance)}"
+    match state:
+        case State.HOLDS:
+            why = _plateau_text(curve, tolerance)
+        case State.FAILS:
+            why = f"no plateau up to {last.end} in flight: {last_text}{_limits(curve)}"
+        case State.UNDECIDED:
+            why = f"{last_text}: too noisy to tell; more repeats or a longer window"
+    return _verdict(curve, PLATEAU, state, why, tolerance, last)
+
+
+def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
+    """Past the plateau, does each doubling raise the mean E2E by more than `tolerance`?
+
+    Holds if every one does with 97.5 % confidence, fails if one does not with the same confidence. value, low, high:
+    of the doubling that decides.
+    """
+    knee, reason = _knee(curve, tolerance)
+    if knee is None:
+        return _verdict(curve, LATENCY, State.UNDECIDED, reason, tolerance)
+    rises = [g for g in over.gains(curve.points, over.e2e_s) if g.start >= knee]
+    flattest = min(rises, key=lambda g: _ends(g)[1])
+    if _below(flattest, tolerance) is not State.HOLDS:
+        flattest = min(rises, key=lambda g: _ends(g)[0])
+    state = _opposite(_below(flattest, tolerance))
+    why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
+    why += f"the least does by {_text(flattest)} ({flattest.start} to {flattest.end})"
+    return _verdict(curve, LATENCY, state, why, tolerance, flattest)
+
+
+def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
+    """Is every point up to the plateau Pareto-optimal, that is, does no other beat it by more than `margin` both in
+    throughput and in mean E2E?
+
+    Without a margin two points of equal latency would be told apart by noise alone. value, low, high: the advantage
+    of another point over one of these that decides.
+    """
+    knee, reason = _knee(curve, tolerance)
+    if knee is None:
+        return _verdict(curve, PARETO, State.UNDECIDED, reason, margin)
+    upto = [p for p in curve.valid if p.concurrency <= knee]
+    rivals = [(p, q, by) for p in upto for q, by in over.advantages(curve.points, p)]
+    point, rival, by = max(rivals, key=lambda row: _ends(row[2])[0])
+    if _below(by, margin) is not State.FAILS:
+        point, rival, by = max(rivals, key=lambda row: _ends(row[2])[1])
+    state = _below(by, margin)
+    if state is State.HOLDS:
+        why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
+        why += f"than {_listed(p.concurrency for p in upto)} in flight"
+    else:
+        verb = "beats" if state is State.FAILS else "may beat"
+        why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
+        why += f"in the lesser of them by {_text(by)}, bound {percent(margin)}"
+    return _verdict(curve, PARETO, state, why, margin, by)
+
+
+def _knee(curve: Curve, tolerance: float) -> tuple[int | None, str]:
+    """Where the plateau begins, or None and why there is none to speak of."""
+    if reason := obstacle(curve):
+        return None, reason
+    return curve.plateau(tolerance).value, f"no plateau within the points measured (bound {percent(tolerance)})"
+
+
+def _ends(seen: Interval) -> tuple[float, float]:
+    """Both ends of an interval, as wide as can be where the noise is unknown."""
+    return (
+        float("-inf") if seen.low is None else seen.low,
+        float("inf") if seen.high is None else seen.high,
+    )
+
+
+def _below(seen: Interval, bound: float) -> State:
+    """Does the whole interval lie below the bound?"""
+    low, high = _ends(seen)
+    return State.HOLDS if high < bound else State.FAILS if low > bound else State.UNDECIDED
+
+
+def _opposite(state: State) -> State:
+    match state:
+        case State.HOLDS:
+            return State.FAILS
+        case State.FAILS:
+            return State.HOLDS
+        case State.UNDECIDED:
+            return State.UNDECIDED
+
+
+def _verdict(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval | None = None) -> Verdict:
+    """A verdict that rests on all valid measurements of the curve."""
+    return Verdict(
+        claim,
+        curve.subject,
+        state,
+        why,
+        value=None if seen is None else seen.value,
+        low=None if seen is None else seen.low,
+        high=None if seen is None else seen.high,
+        bound=bound,
+        n=sum(len(p.repeats) for p in curve.valid),
+        records=tuple(i for p in curve.valid for i in p.records),
+    )
+
+
+def _listed(concurrencies: Iterable[int]) -> str:
+    return ", ".join(str(c) for c in concurrencies)
+
+
+def _text(seen: Interval) -> str:
+    """An estimate and its interval, like "7.9 % (95 %: 7.1 to 8.7 %)"."""
+    low, high = _ends(seen)
+    return f"{percent(seen.value)} (95 %: {percent(low)} to {percent(high)})"
+
+
+def _plateau_text(curve: Curve, tolerance: float) -> str:
+    flat = curve.plateau(tolerance)
+    most = max(g.value for g in curve.gains() if g.start >= (flat.value or 0))
+    gain = f"gain at most {percent(most)}" if most > 0 else f"lose at least {percent(-most)}"
+    range_text = f"(95 %: {flat.low} to {flat.high})"
+    return f"plateau from {flat.value} in flight {range_text}: later doublings {gain} (bound {percent(tolerance)})"
+
+
+def _limits(curve: Curve) -> str:
+    """What kept the sweep from going on."""
+    if curve.cut:
+        return f"; {curve.cut[0][0]} was cut: {curve.cut[0][1]}"
+    return "" if curve.kv_capacity is None else f"; the KV cache holds {curve.kv_capacity} requests"

@@ -1,0 +1,101 @@
+"""How many KV blocks an engine has and how many requests fit in them, from shapes alone."""
+
+from __future__ import annotations
+
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.errors import BadUsage, SlmError
+from pytest_slmserve.models import Shape, shape_of
+from pytest_slmserve.records import Measurement, Resolved
+from pytest_slmserve.spec import GIB, EngineSpec
+
+BLOCK_SIZE = {"cuda": 16, "cpu": 128, "fake": 16}  # tokens; the defaults of vLLM's two backends, and ours
+NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets
+BLOCK_TOLERANCE = 2  # the engine may round its bytes to pages and share them between layers
+RESERVE_BYTES = 4 * GIB  # activations, logits of the largest batch, captured graphs and the CUDA context
+VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+CLAIM = "kv-blocks-as-predicted"
+
+
+def known_shape(model: str) -> Shape | None:
+    """The shape, or None where the model is a folder of another machine."""
+    try:
+        return shape_of(model)
+    except SlmError:
+        return None
+
+
+def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
+    """Bytes of one weight or activation; None for a type we do not know ("auto" before the engine has told)."""
+    dtype = (resolved.dtype if resolved else None) or spec.dtype
+    return VALUE_BYTES.get(dtype)
+
+
+def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
+    """Bytes of keys and values for one token of context over all layers; None where shape or type are unknown."""
+    shape, each = known_shape(spec.model), value_bytes(spec, resolved)
+    if str(dict(spec.extra).get("kv_cache_dtype", "auto")).startswith("fp8"):
+        each = 1
+    return None if shape is None or each is None else shape.kv_bytes_per_token(each)
+
+
+def block_size_of(spec: EngineSpec, resolved: Resolved | None = None) -> int:
+    """Tokens per KV block: as the engine says, as asked for, or its backend's default."""
+    reported = resolved.block_size if resolved else None
+    return int(reported or dict(spec.extra).get("block_size") or BLOCK_SIZE[spec.backend])
+
+
+def kv_blocks(kv_bytes: int, block_size: int, bytes_per_token: int) -> int:
+    """Whole blocks of `block_size` tokens in `kv_bytes`."""
+    return kv_bytes // (block_size * bytes_per_token)
+
+
+def requests_that_fit(blocks: int, block_size: int, longest: int) -> int:
+    """Requests of `longest` tokens (prompt and output) that all fit at full length, so that none is ever preempted."""
+    return max(0, (blocks - NULL_BLOCKS) // -(-longest // block_size))
+
+
+def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
+    """KV blocks that this specification gives; None where shape or type are unknown."""
+    per_token = kv_bytes_per_token(spec, resolved)
+    return None if per_token is None else kv_blocks(spec.kv_cache_bytes, block_size_of(spec, resolved), per_token)
+
+
+def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None) -> int | None:
+    """Requests of `longest` tokens that fit: by the engine's own block count if it has one, else by prediction."""
+    blocks = resolved.kv_blocks if resolved and resolved.kv_blocks else predicted_blocks(spec, resolved)
+    return None if blocks is None else requests_that_fit(blocks, block_size_of(spec, resolved), longest)
+
+
+def kv_budget_bytes(
+    gpu_memory_bytes: int, memory_share: float, weight_bytes: int, reserve_bytes: int = RESERVE_BYTES
+) -> int:
+    """Value as `kv_cache_bytes`: the share of the memory less weights and reserve. BadUsage if nothing is left."""
+    left = int(gpu_memory_bytes * memory_share) - weight_bytes - reserve_bytes
+    if left <= 0:
+        need, have = (weight_bytes + reserve_bytes) / GIB, gpu_memory_bytes * memory_share / GIB
+        raise BadUsage(
+            f"weights and reserve take {need:.1f} GiB of the {have:.1f} GiB allowed: no room for a KV cache",
+            "a smaller model, or a larger --slm-memory-share",
+        )
+    return left
+
+
+def kv_blocks_as_predicted(
+    spec: EngineSpec, resolved: Resolved, tolerance: int = BLOCK_TOLERANCE, records: tuple[str, ...] = ()
+) -> Verdict:
+    """Does the engine have the KV blocks that shapes predict, within `tolerance` blocks?"""
+    subject, predicted, seen = spec.model, predicted_blocks(spec, resolved), resolved.kv_blocks
+    if predicted is None or seen is None:
+        unknown = "the engine did not report its KV blocks" if seen is None else "its shape or data type is unknown"
+        return Verdict(CLAIM, subject, State.UNDECIDED, unknown, records=records)
+    size = block_size_of(spec, resolved)
+    why = f"{seen} blocks of {size} tokens, {predicted} predicted from shapes (bound {tolerance} apart)"
+    state = State.HOLDS if abs(seen - predicted) <= tolerance else State.FAILS
+    return Verdict(
+        CLAIM, subject, state, why, value=seen - predicted, bound=tolerance, n=max(1, len(records)), records=records
+    )
+
+
+def measured_kv_blocks(measurement: Measurement) -> Verdict:
+    """`kv_blocks_as_predicted` for the engine of one measurement."""
+    return kv_blocks_as_predicted(measurement.spec, measurement.resolved, records=(measurement.id,))

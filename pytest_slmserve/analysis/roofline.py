@@ -1,0 +1,176 @@
+"""What a GPU could do at most with a model, and how near a measurement came. Nothing is faster than its roofline."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_slmserve.analysis.kv_cache import known_shape, kv_bytes_per_token, value_bytes
+from pytest_slmserve.models import Shape
+from pytest_slmserve.records import Measurement, Resolved, WorkloadReference
+from pytest_slmserve.spec import EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """A GPU by its data sheet. words: all of them are in its NVML name. flops_per_s: dense fp16/bf16 tensor with fp32
+    accumulation, never the sparse number."""
+
+    family: str
+    words: tuple[str, ...]
+    bytes_per_s: float
+    flops_per_s: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte above which a kernel is bound by arithmetic."""
+        return self.flops_per_s / self.bytes_per_s
+
+
+# Data sheets of NVIDIA; A10G from AWS. H100-64: 1593 MHz x 2 x 4096 bit, which its users' profiles confirm.
+GPUS = (
+    Peaks("V100-PCIe", ("V100", "PCIE"), 900e9, 112e12),
+    Peaks("V100", ("V100",), 900e9, 125e12),
+    Peaks("A100-80-PCIe", ("A100", "80GB", "PCIE"), 1935e9, 312e12),
+    Peaks("A100-80", ("A100", "80GB"), 2039e9, 312e12),
+    Peaks("A100-40", ("A100", "40GB"), 1555e9, 312e12),
+    Peaks("H100-PCIe", ("H100", "PCIE"), 2000e9, 756.5e12),
+    Peaks("H100-64", ("H100", "64GB"), 1631e9, 989e12),
+    Peaks("H100", ("H100", "80GB", "HBM3"), 3350e9, 989e12),
+    Peaks("H200", ("H200",), 4800e9, 989e12),
+    Peaks("L4", ("L4",), 300e9, 121e12),
+    Peaks("A10G", ("A10G",), 600e9, 70e12),
+    Peaks("A10", ("A10",), 600e9, 125e12),
+    Peaks("RTX-4090", ("4090",), 1008e9, 165.2e12),
+)
+OTHER_WORDS = {"MIG", "NVL", "D", "LAPTOP"}  # a slice of the card, or a variant with other numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one request asks of a GPU. parameters: weights that each token is multiplied with. heads_width: query heads
+    x head size x layers. Tokens and bytes."""
+
+    parameters: float
+    weight_bytes: float
+    kv_bytes_per_token: float
+    heads_width: float
+    prompt_tokens: float
+    output_tokens: float
+
+    @property
+    def context(self) -> float:
+        """Mean context while decoding: the prompt and half of the output. For lengths that vary it is low (long
+        outputs weigh more), so a bound stays a bound."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+    @property
+    def b_half(self) -> float:
+        """Sequences whose KV cache weighs as much as the weights."""
+        return self.weight_bytes / (self.context * self.kv_bytes_per_token)
+
+    @property
+    def prefill_flops(self) -> float:
+        """Of one request's prompt; attention is causal, so half of the square."""
+        return 2 * self.parameters * self.prompt_tokens + 2 * self.heads_width * self.prompt_tokens**2
+
+    @property
+    def token_flops(self) -> float:
+        """Of one decoded token."""
+        return 2 * self.parameters + 4 * self.heads_width * self.context
+
+    def token_bytes(self, batch: float) -> float:
+        """Read per decoded token: its share of the weights, and all of its own context."""
+        return self.weight_bytes / batch + self.context * self.kv_bytes_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """intensity: FLOP per byte of decoding as the batch grows without limit, against the ridge of the GPU."""
+
+    intensity: float
+    ridge: float
+    bound: Literal["memory", "compute"]
+
+
+def peaks_of(gpu_name: str | None) -> Peaks | None:
+    """The data sheet that an NVML name ("NVIDIA H200", "NVIDIA A100-SXM4-40GB") belongs to, None if not listed."""
+    words = set(re.split(r"[\s\-_]+", (gpu_name or "").upper()))
+    if words & OTHER_WORDS:
+        return None
+    return next((gpu for gpu in GPUS if words.issuperset(gpu.words)), None)
+
+
+def work_of_shape(
+    shape: Shape,
+    prompt_tokens: float,
+    output_tokens: float,
+    *,
+    weight_bytes: float | None = None,
+    kv_bytes_per_token: float | None = None,
+    each: int = 2,
+) -> Work | None:
+    """A request's work. weight_bytes: as measured; without it the shape must tell its parameters. each: bytes of one
+    value. None where neither tells the weights."""
+    known = weight_bytes or shape.weight_bytes(each)
+    if known is None:
+        return None
+    return Work(
+        parameters=shape.parameters or known / each,
+        weight_bytes=known,
+        kv_bytes_per_token=kv_bytes_per_token or shape.kv_bytes_per_token(each),
+        heads_width=shape.layers * shape.heads * shape.head_size,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+    )
+
+
+def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
+    """The work of a workload's mean request, None where the model's shape or data type is unknown."""
+    shape, each = known_shape(spec.model), value_bytes(spec, resolved)
+    if shape is None or each is None:
+        return None
+    return work_of_shape(
+        shape,
+        workload.mean_prompt_tokens,
+        workload.mean_output_tokens,
+        weight_bytes=resolved.weight_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(spec, resolved),
+        each=each,
+    )
+
+
+def ceiling_tokens_per_s(work: Work, peaks: Peaks, batch: float, *, overlap: bool = False) -> float:
+    """Upper bound of the output tokens/s of `batch` running sequences.
+
+    A request costs its prefill (bound by arithmetic) and a decode step for each token after the first, each bound by
+    bytes or by arithmetic, whichever is slower. overlap: prefill may hide behind the memory traffic of decoding, as
+    chunked prefill tries to; only then is the bound one that no engine can pass. A batch under 1 (an engine that
+    sometimes idles) has the bound of 1.
+    """
+    batch = max(batch, 1.0)
+    decoded = max(work.output_tokens - 1, 0.0)
+    prefill = work.prefill_flops / peaks.flops_per_s
+    by_bytes = decoded * work.token_bytes(batch) / peaks.bytes_per_s
+    by_flops = decoded * work.token_flops / peaks.flops_per_s
+    seconds = max(by_bytes, prefill + by_flops) if overlap else prefill + max(by_bytes, by_flops)
+    return work.output_tokens / seconds
+
+
+def roofline_fraction(
+    measurement: Measurement, tokens_per_s: float | None, batch: float | None, *, overlap: bool = False
+) -> float | None:
+    """Measured output tokens/s over the bound, 0 to 1; None where GPU, model or throughput are unknown."""
+    peaks = peaks_of(measurement.environment.gpu_name)
+    work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
+    if peaks is None or work is None or tokens_per_s is None or batch is None:
+        return None
+    return tokens_per_s / ceiling_tokens_per_s(work, peaks, batch, overlap=overlap)
+
+
+def regime(work: Work, peaks: Peaks) -> Regime:
+    """Can decoding this ever be bound by arithmetic? Its intensity tends to b_half + query heads per KV head, that is
+    FLOPs of a token over bytes of its context."""
+    intensity = work.token_flops / (work.context * work.kv_bytes_per_token)
+    return Regime(intensity, peaks.ridge, "compute" if intensity > peaks.ridge else "memory")

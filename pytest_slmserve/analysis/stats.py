@@ -1,0 +1,110 @@
+"""Means, percentiles and Student intervals. Values are plain numbers; an interval is always the 95 % one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+MAX_LOG = 700.0  # exp of a little more is no float
+Z_975 = 1.959963984540054
+# Student's t, 97.5 % quantile, for 1 to 30 degrees of freedom.
+# fmt: off
+T_975 = (
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
+    2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
+    2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and its 95 % interval; low and high are None where the noise is unknown."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Relative standard deviation of one repeat, and its degrees of freedom; sd is None where nothing was repeated."""
+
+    sd: float | None
+    df: int
+
+
+def t_975(df: int) -> float:
+    """Student's t at 97.5 %. Beyond 30 degrees of freedom by Fisher's expansion, exact there to 1e-4."""
+    if df < 1:
+        raise ValueError(f"{df} degrees of freedom: at least 1 is needed")
+    if df <= len(T_975):
+        return T_975[df - 1]
+    z = Z_975
+    return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Arithmetic mean, None of nothing."""
+    return fmean(values) if values else None
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Mean of those that were measured."""
+    return mean([v for v in values if v is not None])
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Quantile with linear interpolation between order statistics; share from 0 to 1. None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def pooled_relative_sd(groups: Iterable[Sequence[float]]) -> Noise:
+    """Standard deviation of log values around their group's mean, pooled over groups; values must be positive.
+
+    For the few per cent seen here the deviation of the log is the relative deviation. A group of one adds nothing.
+    """
+    squares, df = 0.0, 0
+    for group in groups:
+        if len(group) > 1:
+            logs = [math.log(v) for v in group]
+            squares += math.fsum((v - fmean(logs)) ** 2 for v in logs)
+            df += len(group) - 1
+    return Noise(math.sqrt(squares / df) if df else None, df)
+
+
+def log_ratio(first: Sequence[float], second: Sequence[float], noise: Noise) -> Interval:
+    """ln(mean of second / mean of first), with the interval that `noise` gives to a difference of two means."""
+    value = math.log(fmean(second) / fmean(first))
+    if noise.sd is None:
+        return Interval(value)
+    half = t_975(noise.df) * noise.sd * math.sqrt(1 / len(first) + 1 / len(second))
+    return Interval(value, value - half, value + half)
+
+
+def growth(log: float) -> float:
+    """Relative change that a difference of logs stands for: exp(log) - 1, infinite where that is too large."""
+    return math.expm1(log) if log < MAX_LOG else math.inf
+
+
+def student_interval(values: Sequence[float], value: float | None = None) -> Interval:
+    """The mean of independent repeats with its interval (none for one repeat), or that interval around `value`."""
+    centre = fmean(values)
+    shown = centre if value is None else value
+    if len(values) < 2:
+        return Interval(shown)
+    half = t_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Interval(shown, shown - half, shown + half)
+
+
+def percent(share: float) -> str:
+    """0.0789 as "7.9 %"."""
+    return f"{round(100 * share, 1) + 0.0:g} %"

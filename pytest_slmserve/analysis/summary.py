@@ -1,0 +1,56 @@
+"""The figures of one measurement, as a table, a benchmark file or a point of a curve shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.roofline import roofline_fraction
+from pytest_slmserve.records import Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures over the steady window; None is "not measured". Definitions in `window`.
+
+    batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
+    output tokens/s over what the GPU's data sheet allows at this batch.
+    """
+
+    batch: float | None = None
+    requests_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    step_s: float | None = None
+    e2e_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p99_s: float | None = None
+    normalized_latency_s: float | None = None
+    ttft_s: float | None = None
+    ttft_p50_s: float | None = None
+    ttft_p99_s: float | None = None
+    tpot_s: float | None = None
+    kv_usage: float | None = None
+    roofline_fraction: float | None = None
+
+
+def summarize(measurement: Measurement) -> Summary:
+    """All figures of one measurement. requests/s is tokens/s over the workload's mean output."""
+    run = measurement.run
+    tokens_per_s, batch, latency = window.output_tokens_per_s(run), window.mean_batch(run), window.latency(run)
+    per_request = measurement.workload.mean_output_tokens
+    return Summary(
+        batch=batch,
+        requests_per_s=None if tokens_per_s is None else tokens_per_s / per_request,
+        output_tokens_per_s=tokens_per_s,
+        step_s=window.step_s(run),
+        e2e_s=latency.e2e_s,
+        e2e_p50_s=latency.e2e_p50_s,
+        e2e_p99_s=latency.e2e_p99_s,
+        normalized_latency_s=latency.normalized_latency_s,
+        ttft_s=latency.ttft_s,
+        ttft_p50_s=latency.ttft_p50_s,
+        ttft_p99_s=latency.ttft_p99_s,
+        tpot_s=latency.tpot_s,
+        kv_usage=window.kv_usage(run),
+        roofline_fraction=roofline_fraction(measurement, tokens_per_s, batch),
+    )

@@ -1,0 +1,106 @@
+"""Table 1 of arXiv:2404.03353 by arithmetic: the largest batch per model on an A100 with 40 GiB.
+
+The paper serves 512 prompt and 256 output tokens and gives the KV cache 0.9 of the memory. Its batches are checked
+against three ways of allocating: for the longest context the model allows, for the known length, and in pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_slmserve.analysis.kv_cache import kv_blocks, requests_that_fit
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.models import CATALOGUE
+from pytest_slmserve.spec import GIB
+
+BUDGET_BYTES = 9 * 40 * GIB // 10
+LONGEST = 2048  # positions of OPT
+PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
+KNOWN = PROMPT_TOKENS + OUTPUT_TOKENS
+MEAN = PROMPT_TOKENS + OUTPUT_TOKENS // 2  # of requests whose phases are spread evenly
+BLOCK_SIZE = 16
+PUBLISHED_REQUEST_BYTES = 50_000_000  # "OPT-1.3B ... requires 50 MB"
+CLAIM = "table-1-batch-fits"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One model of the table and the largest batch that the paper gives it."""
+
+    model: str
+    published: int
+
+
+ROWS = (
+    Row("opt-125m", 512),
+    Row("opt-1.3b", 256),
+    Row("opt-2.7b", 128),
+    Row("opt-6.7b", 64),
+    Row("opt-13b", 16),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Requests that fit into the budget less the weights: allocated for `LONGEST`, for `KNOWN`, in pages of 16 tokens
+    at `KNOWN`, and in pages at the `MEAN` length, which is what an engine holds at one moment."""
+
+    longest: int
+    known: int
+    paged: int
+    paged_mean: int
+
+
+def row_of(model: str) -> Row | None:
+    """The table's row of a model ("opt-1.3b" or "facebook/opt-1.3b"), None where the table has none."""
+    return next((row for row in ROWS if row.model == model.removeprefix("facebook/").lower()), None)
+
+
+def kv_budget_bytes(model: str, budget_bytes: int = BUDGET_BYTES) -> int:
+    """What the weights of a catalogue model leave of the budget, in bytes."""
+    return budget_bytes - (CATALOGUE[model].weight_bytes() or 0)
+
+
+def request_bytes(model: str, tokens: int = KNOWN) -> int:
+    """Keys and values of one request of a catalogue model."""
+    return tokens * CATALOGUE[model].kv_bytes_per_token()
+
+
+def batches(model: str, budget_bytes: int = BUDGET_BYTES) -> Batches:
+    """The largest batch of a catalogue model under each way of allocating."""
+    left = kv_budget_bytes(model, budget_bytes)
+    blocks = kv_blocks(left, BLOCK_SIZE, CATALOGUE[model].kv_bytes_per_token())
+    return Batches(
+        longest=left // request_bytes(model, LONGEST),
+        known=left // request_bytes(model, KNOWN),
+        paged=requests_that_fit(blocks, BLOCK_SIZE, KNOWN),
+        paged_mean=requests_that_fit(blocks, BLOCK_SIZE, MEAN),
+    )
+
+
+def published_batch_fits(model: str) -> Verdict:
+    """Does the paper's batch fit at full length? Where not, it ran only as not all requests are long at once."""
+    row = row_of(model)
+    if row is None:
+        return Verdict(CLAIM, model, State.UNDECIDED, "the paper's Table 1 does not have this model")
+    fit = batches(row.model)
+    each = request_bytes(row.model) / 1e6
+    why = (
+        f"{fit.known} requests of {KNOWN} tokens ({each:.1f} MB each) fit into 0.9 x 40 GiB less the weights, "
+        f"the paper has {row.published}"
+    )
+    if row.published > fit.known:
+        why += f"; {fit.paged_mean} fit at their mean length of {MEAN}"
+    state = State.HOLDS if row.published <= fit.known else State.FAILS
+    return Verdict(CLAIM, model, state, why, value=fit.known, bound=row.published)
+
+
+def published_request_size() -> Verdict:
+    """Does a request of OPT-1.3B take the 50 MB that the paper's text gives? It is that of its 256 output tokens."""
+    seen = request_bytes("opt-1.3b")
+    why = (
+        f"a request of {KNOWN} tokens takes {seen / 1e6:.0f} MB, {seen / PUBLISHED_REQUEST_BYTES:.1f} times "
+        f"the paper's 50 MB; {OUTPUT_TOKENS} tokens take {request_bytes('opt-1.3b', OUTPUT_TOKENS) / 1e6:.1f} MB"
+    )
+    state = State.HOLDS if abs(seen / PUBLISHED_REQUEST_BYTES - 1) < 0.05 else State.FAILS
+    return Verdict("table-1-request-size", "opt-1.3b", state, why, value=seen, bound=PUBLISHED_REQUEST_BYTES)

@@ -1,0 +1,123 @@
+"""Reasons not to believe a measurement. Each is one sentence with its numbers; none means it may stand in a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.roofline import roofline_fraction
+from pytest_slmserve.analysis.stats import percent
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.records import Measurement, Run
+from pytest_slmserve.spec import ClosedLoop
+
+MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5 %
+MIN_STEPS_PER_HALF = 20
+LITTLE_TOLERANCE = 0.05  # both counts are of the same run: an honest one agrees within the cut at the window's ends
+LITTLE_STEPS = 2  # an engine stamps a request as scheduled up to a step ahead, and may chunk its prefill over one more
+LOAD_TOLERANCE = 0.05
+LOAD_STEPS = 3  # between two requests a user waits for the step under way, the one scheduled ahead, and its own turn
+STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat, about 1 %
+
+
+def problems(measurement: Measurement) -> tuple[str, ...]:
+    """Why this measurement is invalid; empty if it is not."""
+    run = measurement.run
+    if broken := tuple(_broken(run)):
+        return broken
+    return (
+        *_little(run, measurement.workload.mean_output_tokens),
+        *_roofline(measurement),
+        *_load_not_reached(measurement),
+        *_not_steady(measurement),
+    )
+
+
+def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int = 1) -> Verdict:
+    """Are there at least `wanted` measurements that stand up to every check? The reasons against the others are told."""
+    valid = [m for m in measurements if not problems(m)]
+    found = "; ".join(dict.fromkeys(text for m in measurements for text in problems(m)))
+    state = State.HOLDS if len(valid) >= wanted else State.FAILS
+    why = f"{len(valid)} of {len(measurements)} measurements are valid, {wanted} are wanted"
+    return Verdict(
+        "valid-point",
+        subject,
+        state,
+        f"{why}: {found}" if found else why,
+        value=len(valid),
+        bound=wanted,
+        n=len(measurements),
+        records=tuple(m.id for m in measurements),
+    )
+
+
+def _broken(run: Run) -> Iterator[str]:
+    """What leaves nothing to check further: the rates would be of something else."""
+    if run.failures:
+        yield f"{run.failures} requests failed, the first with {run.first_failure or 'no reason given'}"
+    if preempted := window.preemptions(run):
+        yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
+    if (steps := len(window.window_steps(run))) < MIN_STEPS or window.span_s(run) is None:
+        yield f"{steps} engine steps in the window, {MIN_STEPS} are needed: a longer window"
+    if not window.finished_in_window(run):
+        yield "no request finished in the window: a longer window"
+    elif window.latency(run).e2e_s is None:
+        yield "no finished request says when its first token came"
+
+
+def _little(run: Run, output_tokens: float) -> Iterator[str]:
+    law = window.littles_law(run)
+    if law is None:
+        yield "no request says when it was admitted: Little's law cannot be checked"
+        return
+    tolerance = max(LITTLE_TOLERANCE, LITTLE_STEPS / output_tokens)
+    if abs(law.deviation) > tolerance:
+        yield (
+            f"Little's law: {law.requests:.1f} requests by their own intervals, {law.batch:.1f} by the step trace "
+            f"({percent(law.deviation)} apart, bound {percent(tolerance)})"
+        )
+
+
+def _roofline(measurement: Measurement) -> Iterator[str]:
+    rate, batch = window.output_tokens_per_s(measurement.run), window.mean_batch(measurement.run)
+    fraction = roofline_fraction(measurement, rate, batch, overlap=True)
+    if rate is not None and fraction is not None and fraction > 1:
+        gpu = measurement.environment.gpu_name
+        yield f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times what {gpu} can do at most"
+
+
+def _load_not_reached(measurement: Measurement) -> Iterator[str]:
+    """Did the engine hold the requests that the load names?
+
+    Counted are admitted requests by their own intervals: those waiting in a front end that cannot feed the engine do
+    not count, those whose prompt takes several steps do. What may be missing is the share of a request's life between
+    its sending and its admission. An engine limit below the load is no fault of the measurement: it is then the bound.
+    """
+    load = measurement.load
+    held = window.requests_in_flight(measurement.run)
+    if not isinstance(load, ClosedLoop) or load.requests is not None or held is None:
+        return
+    limit = measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs
+    wanted = min(load.concurrency, limit)
+    tolerance = max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + measurement.workload.mean_output_tokens))
+    if held < (1 - tolerance) * wanted:
+        share = percent(1 - tolerance)
+        yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
+
+
+def _not_steady(measurement: Measurement) -> Iterator[str]:
+    load, run = measurement.load, measurement.run
+    if not isinstance(load, ClosedLoop) or load.requests is not None:
+        return  # a burst is not meant to be steady
+    steps = window.window_steps(run)
+    began, ended = run.steps.time_s[steps[0]], run.steps.time_s[steps[-1]]
+    middle = next(i for i in steps if run.steps.time_s[i] >= (began + ended) / 2)
+    halves = range(steps[0], middle + 1), range(middle, steps[-1] + 1)
+    if min(len(half) for half in halves) <= MIN_STEPS_PER_HALF:
+        return
+    first, second = (window.tokens_per_s(run, half) for half in halves)
+    if first and second and abs(second / first - 1) > STEADY_TOLERANCE:
+        yield (
+            f"not steady: {first:.0f} output tokens/s in the first half of the window, {second:.0f} in the second "
+            f"({percent(second / first - 1)} apart, bound {percent(STEADY_TOLERANCE)})"
+        )

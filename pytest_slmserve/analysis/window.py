@@ -1,0 +1,185 @@
+"""Quantities of one run, all of them over its steady window.
+
+Rates come from the step trace, not from whole completions: requests of one fixed length end in convoys. The window is
+cut to the step boundaries inside it, from the first to the last, and the tokens of the first step belong to the time
+before it: so there is no edge error. A request's latency counts where its last token lies in the window.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_slmserve.analysis.stats import mean, percentile
+from pytest_slmserve.records import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of the requests finished in the window, in seconds; None where there was none. Definitions as in the docs:
+    E2E = last token - sent, TTFT = first token - sent, TPOT = (E2E - TTFT)/(n_out - 1), normalised = E2E/n_out."""
+
+    requests: int
+    e2e_s: float | None
+    e2e_p50_s: float | None
+    e2e_p99_s: float | None
+    normalized_latency_s: float | None
+    ttft_s: float | None
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    tpot_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LittlesLaw:
+    """Two counts of the same thing: `requests` from the requests' own intervals, `batch` from the step trace.
+
+    running: the scheduler's own count, None where not reported. It is taken after finished requests have left, so it
+    is low by the requests that end per step (batch/n_out), and serves as a hint only. deviation: requests/batch - 1.
+    """
+
+    requests: float
+    batch: float
+    running: float | None
+    deviation: float
+
+
+def window_steps(run: Run) -> range:
+    """Indices of the steps whose end lies in the window."""
+    opens, closes = run.window_s
+    return range(bisect_left(run.steps.time_s, opens), bisect_right(run.steps.time_s, closes))
+
+
+def span_s(run: Run) -> tuple[float, float] | None:
+    """From the first to the last step boundary in the window; None where that is no time at all."""
+    steps = window_steps(run)
+    if len(steps) < 2:
+        return None
+    began, ended = run.steps.time_s[steps[0]], run.steps.time_s[steps[-1]]
+    return (began, ended) if ended > began else None
+
+
+def tokens_per_s(run: Run, steps: range) -> float | None:
+    """Output tokens per second between the ends of the first and the last of `steps`."""
+    if len(steps) < 2:
+        return None
+    seconds = run.steps.time_s[steps[-1]] - run.steps.time_s[steps[0]]
+    return sum(run.steps.new_tokens[i] for i in steps[1:]) / seconds if seconds > 0 else None
+
+
+def output_tokens_per_s(run: Run) -> float | None:
+    """Output tokens of the trace in the window / window; None below two steps."""
+    return tokens_per_s(run, window_steps(run))
+
+
+def step_s(run: Run) -> float | None:
+    """Mean time between successive engine steps: what a running request waits for its next token."""
+    span = span_s(run)
+    return None if span is None else (span[1] - span[0]) / (len(window_steps(run)) - 1)
+
+
+def _time_weighted(run: Run, column: Sequence[int | float | None]) -> float | None:
+    """Mean of a step's value, each weighted by the time from the step before to its own end."""
+    span, steps = span_s(run), window_steps(run)
+    values = [column[i] for i in steps[1:]]
+    known = [v for v in values if v is not None]
+    if span is None or len(known) < len(values):
+        return None
+    times = run.steps.time_s
+    return math.fsum(v * (times[i] - times[i - 1]) for i, v in zip(steps[1:], known, strict=True)) / (span[1] - span[0])
+
+
+def mean_batch(run: Run) -> float | None:
+    """Mean number of sequences that a step carried to their next token, weighted by time.
+
+    It is the new tokens of a step, also where the step did some prefills: a prefill that ends in the step yields its
+    first token there and counts as the sequence it is. One whose prompt is not through yields none and does not count,
+    although it takes part: with chunked prefill the true number can be a little higher, never lower.
+    """
+    return _time_weighted(run, run.steps.new_tokens)
+
+
+def scheduler_running(run: Run) -> float | None:
+    """Mean of the scheduler's running count, weighted by time; None where the engine does not report it."""
+    return _time_weighted(run, run.steps.running)
+
+
+def requests_in_flight(run: Run) -> float | None:
+    """Mean number of admitted requests, integrated over their own intervals from admitted to last token.
+
+    A request cut off by the end of the run counts until the end of the window. None where no request says when it was
+    admitted, or the window has no steps.
+    """
+    span, samples = span_s(run), run.samples
+    if span is None or all(at is None for at in samples.admitted_s):
+        return None
+    inside = []
+    for admitted, last, finished in zip(samples.admitted_s, samples.last_token_s, samples.finished, strict=True):
+        if admitted is not None:
+            ended = last if finished and last is not None else span[1]
+            inside.append(max(0.0, min(ended, span[1]) - max(admitted, span[0])))
+    return math.fsum(inside) / (span[1] - span[0])
+
+
+def littles_law(run: Run) -> LittlesLaw | None:
+    """Both counts of the requests in the engine; equal in an honest run, whatever its arrivals. None: not measured."""
+    requests, batch = requests_in_flight(run), mean_batch(run)
+    if requests is None or not batch:
+        return None
+    return LittlesLaw(requests, batch, scheduler_running(run), requests / batch - 1)
+
+
+def kv_usage(run: Run) -> float | None:
+    """Largest share of the KV blocks in use in the window, 0 to 1."""
+    known = [v for v in (run.steps.kv_usage[i] for i in window_steps(run)) if v is not None]
+    return max(known, default=None)
+
+
+def preemptions(run: Run) -> int:
+    """Requests thrown out of the engine in the window, to be computed again later."""
+    return sum(run.steps.preempted[i] for i in window_steps(run))
+
+
+def finished_in_window(run: Run) -> list[int]:
+    """Rows of the samples that finished with their last token in the window."""
+    opens, closes = run.window_s
+    rows = zip(run.samples.finished, run.samples.last_token_s, strict=True)
+    return [i for i, (finished, last) in enumerate(rows) if finished and last is not None and opens <= last <= closes]
+
+
+def tpot_s(e2e: float, ttft: float, output_tokens: int) -> float | None:
+    """Time per output token after the first; None where there is no second one."""
+    return (e2e - ttft) / (output_tokens - 1) if output_tokens > 1 else None
+
+
+def latency(run: Run) -> Latency:
+    """Latencies of the requests that finished in the window."""
+    samples, rows = run.samples, finished_in_window(run)
+    e2e, ttft, tpot, normalized = [], [], [], []
+    for i in rows:
+        sent, first, last, tokens = (
+            samples.sent_s[i],
+            samples.first_token_s[i],
+            samples.last_token_s[i],
+            samples.output_tokens[i],
+        )
+        if last is None or first is None:
+            continue
+        e2e.append(last - sent)
+        ttft.append(first - sent)
+        normalized.append((last - sent) / max(tokens, 1))
+        if (each := tpot_s(e2e[-1], ttft[-1], tokens)) is not None:
+            tpot.append(each)
+    return Latency(
+        requests=len(rows),
+        e2e_s=mean(e2e),
+        e2e_p50_s=percentile(e2e, 0.50),
+        e2e_p99_s=percentile(e2e, 0.99),
+        normalized_latency_s=mean(normalized),
+        ttft_s=mean(ttft),
+        ttft_p50_s=percentile(ttft, 0.50),
+        ttft_p99_s=percentile(ttft, 0.99),
+        tpot_s=mean(tpot),
+    )

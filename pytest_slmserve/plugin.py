@@ -1,0 +1,299 @@
+"""The shell: hooks between pytest and the rest. It does no arithmetic, and costs nothing until something is measured.
+
+Everything heavy is imported where a session has been asked for (`--slm-gpu`, `--slm-cpu`, `--slm-fake`), never at the
+top: pytest imports this module in every run of every project that has it installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_slmserve.options import Options
+    from pytest_slmserve.session import Session
+
+EXIT_UNDECIDED = 10
+SESSION = pytest.StashKey["Session"]()
+OPTIONS = pytest.StashKey["Options"]()
+NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu or --slm-fake"
+STATE = "slm_state"  # user property of a report whose verdict is undecided
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    from pytest_slmserve.options import OPTS
+
+    group = parser.getgroup("slmserve", "serving of small language models")
+    for opt in OPTS:
+        action = "store_true" if opt.is_flag else "append" if opt.many else "store"
+        words = {} if opt.is_flag else {"metavar": opt.metavar}
+        group.addoption(opt.flag, action=action, default=None, help=opt.help, dest=f"slm_{opt.name}", **words)
+        parser.addini(f"slm_{opt.name}", f"{opt.help} (see {opt.flag})", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "slm(model=..., claim=..., **spec): a test that measures; `model` and fields of EngineSpec choose its engine",
+    )
+    options = config.stash[OPTIONS] = _options(config)
+    config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
+    if options.backend is None:
+        return
+    if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
+        raise pytest.UsageError("slmserve: several processes would measure each other; leave out -n")
+    from pytest_slmserve.errors import SlmError
+    from pytest_slmserve.session import Session
+
+    try:
+        config.stash[SESSION] = Session.of(options, config.rootpath)
+    except SlmError as error:
+        raise pytest.UsageError(f"slmserve: {error}") from None
+
+
+def _options(config: pytest.Config) -> Options:
+    from pytest_slmserve.errors import BadUsage
+    from pytest_slmserve.options import OPTS, read_options
+
+    given = {opt.name: config.getoption(f"slm_{opt.name}") for opt in OPTS}
+    ini = {f"slm_{opt.name}": config.getini(f"slm_{opt.name}") for opt in OPTS}
+    try:
+        return read_options(given, ini)
+    except BadUsage as error:
+        raise pytest.UsageError(f"slmserve: {error}") from None
+
+
+def _fixtures(config: pytest.Config) -> Any:
+    """The module with the fixtures, and a carrier that goes with pytest-benchmark where it is active."""
+    from pytest_slmserve import fixtures
+
+    config.pluginmanager.register(
+        fixtures.BenchmarkCarrier() if config.pluginmanager.hasplugin("benchmark") else fixtures.NoCarrier(),
+        "slmserve-carrier",
+    )
+    return fixtures
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    session = config.stash.get(SESSION, None)
+    if session is None:
+        return None
+    environment, source = session.host.environment, session.options.source
+    chosen = ", ".join(f"{name} ({where})" for name, where in source.items() if where != "default")
+    device = environment.gpu_name or environment.cpu
+    vllm = f"vLLM {environment.vllm}" if environment.vllm else "no vLLM"
+    return f"slmserve: {device}, {vllm}; records: {session.options.records}; set: {chosen}"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item per point of a sweep, and per model of a claim."""
+    wanted = {"slm_point", "slm_model"} & set(metafunc.fixturenames)
+    if not wanted:
+        return
+    session = metafunc.config.stash.get(SESSION, None)
+    if session is None:
+        metafunc.parametrize(wanted.pop(), [pytest.param(None, id="-")], indirect=True)
+        return
+    from pytest_slmserve.errors import SlmError
+    from pytest_slmserve.fixtures import model_parameters, point_parameters
+
+    try:
+        if "slm_point" in wanted:
+            metafunc.parametrize("slm_point", point_parameters(session), indirect=True)
+        else:
+            claim = metafunc.definition.get_closest_marker("slm")
+            metafunc.parametrize("slm_model", model_parameters(session, claim), indirect=True)
+    except SlmError as error:
+        raise pytest.UsageError(f"slmserve: {error}") from None
+
+
+def is_measured(item: pytest.Item) -> bool:
+    """Does this item need an engine, or what one measured?"""
+    names = getattr(item, "fixturenames", ())
+    return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in names)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    session = config.stash.get(SESSION, None)
+    if session is None:
+        for item in filter(is_measured, items):
+            item.add_marker(pytest.mark.skip(reason=NEEDS_A_MODE))
+        return
+    _leave_out_others(config, items)
+    from pytest_slmserve.errors import SlmError
+    from pytest_slmserve.fixtures import engine_of
+
+    order: dict[Any, int] = {}
+
+    def key(item: pytest.Item) -> tuple[int, bool]:
+        """Engines in the order of their first item, claims after the points they read."""
+        spec = engine_of(session, item)
+        return order.setdefault(spec, len(order)), "slm_model" in getattr(item, "fixturenames", ())
+
+    measured = [item for item in items if is_measured(item)]
+    try:
+        ranks = {id(item): key(item) for item in measured}
+    except SlmError as error:
+        raise pytest.UsageError(f"slmserve: {error}") from None
+    items[:] = [i for i in items if id(i) not in ranks] + sorted(measured, key=lambda i: ranks[id(i)])
+
+
+def _leave_out_others(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With a mode and no path given, only what measures is run: that is what the mode was given for."""
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return
+    others = [item for item in items if not is_measured(item)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if is_measured(item)]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Take the device before the first item: a run that would disturb another must not start."""
+    slm = session.config.stash.get(SESSION, None)
+    if slm is None or session.config.option.collectonly or slm.options.plan or not any(map(is_measured, session.items)):
+        return
+    from pytest_slmserve.errors import SlmError
+
+    try:
+        slm.open()
+    except SlmError as error:
+        raise pytest.UsageError(f"slmserve: {error}") from None
+    slm.begin()
+    progress = ProgressLine(session, slm)
+    slm.tell = progress.tell
+    session.config.pluginmanager.register(progress, "slmserve-progress")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    slm = session.config.stash.get(SESSION, None)
+    if slm is None or not slm.options.plan or session.testsfailed:
+        return None
+    from pytest_slmserve.fixtures import plan_rows
+    from pytest_slmserve.plan import plan_lines
+
+    writer = session.config.get_terminal_writer()
+    writer.line()
+    for line in [*plan_lines(plan_rows(slm, session.items)), *(f"note: {note}" for note in slm.notes)]:
+        writer.line(line)
+    return True
+
+
+class ProgressLine:
+    """One line that is written over while a point is measured; on a terminal only."""
+
+    def __init__(self, session: pytest.Session, slm: Session) -> None:
+        from pytest_slmserve.fixtures import seconds_left
+
+        self.items, self.slm, self.seconds_left = session.items, slm, seconds_left
+        self.writer = session.config.get_terminal_writer()
+        self.capture = session.config.pluginmanager.getplugin("capturemanager")
+        self.number = 0
+        self.shown = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self) -> None:
+        self.number += 1
+
+    def tell(self, name: str, progress: Any) -> None:
+        if not self.writer.hasmarkup:
+            return
+        from pytest_slmserve.report.progress import progress_line
+
+        left = self.seconds_left(self.slm, self.items[self.number - 1 :], progress)
+        line = progress_line(self.number, len(self.items), name, progress, left)
+        self.write(line[: self.writer.fullwidth - 1].ljust(self.writer.fullwidth - 1))
+        self.shown = True
+
+    def write(self, text: str) -> None:
+        with self.capture.global_and_fixture_disabled():
+            self.writer.write(f"\r{text}\r", flush=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self) -> None:
+        if self.shown:
+            self.write(" " * (self.writer.fullwidth - 1))
+            self.shown = False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    report = yield
+    if call.excinfo is not None and call.when == "call" and "pytest_slmserve.analysis.verdict" in sys.modules:
+        from pytest_slmserve.analysis.verdict import Undecided
+
+        if call.excinfo.errisinstance(Undecided):
+            report.user_properties.append((STATE, "undecided"))
+    if call.excinfo is not None and "pytest_slmserve.errors" in sys.modules:
+        from pytest_slmserve.errors import SlmError
+
+        if call.excinfo.errisinstance(SlmError):  # its message says it all; the way to it is ours, not the user's
+            report.longrepr = f"{type(call.excinfo.value).__name__}: {call.excinfo.value}"
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    if report.when == "call" and report.failed and (STATE, "undecided") in report.user_properties:
+        return "undecided", "U", "UNDECIDED"
+    return None
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells."""
+    session = item.config.stash.get(SESSION, None)
+    if session is None or session.pool.current is None:
+        return
+    from pytest_slmserve.fixtures import engine_of
+
+    if nextitem is None or engine_of(session, nextitem) != session.pool.current:
+        session.pool.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    slm = session.config.stash.get(SESSION, None)
+    if slm is not None:
+        slm.close()
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    stats = terminal.stats if terminal else {}
+    only_undecided = stats.get("undecided") and not stats.get("failed") and not stats.get("error")
+    if only_undecided and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+        session.exitstatus = EXIT_UNDECIDED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    session = config.stash.get(SESSION, None)
+    if session is None or session.options.plan or not (session.measured or session.judged or session.notes):
+        return
+    from pytest_slmserve.report.terminal import write_summary
+
+    terminalreporter.section("slmserve")
+    write_summary(terminalreporter, session)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Whatever happened, leave no engine behind."""
+    session = config.stash.get(SESSION, None)
+    if session is not None:
+        session.close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
+    session = config.stash.get(SESSION, None)
+    if session is not None:
+        from dataclasses import asdict
+
+        machine_info["slmserve"] = asdict(session.host.environment)
+
+
+def benchmarks_folder() -> Path:
+    """Where the shipped benchmarks lie in an installed wheel."""
+    return Path(__file__).parent / "benchmarks"

@@ -1,0 +1,1 @@
+"""What people read. Rounding happens here and nowhere else."""

@@ -1,0 +1,216 @@
+"""What one run holds: options, host, engines, the archive, and what was measured. Knows nothing of pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from pytest_slmserve.analysis import claims
+from pytest_slmserve.analysis.curve import Curve, curve_of, curves_of, short_name
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.engines.base import Engine, Progress
+from pytest_slmserve.engines.pool import DeviceLock, Pool
+from pytest_slmserve.environment import Host, probe
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.measure import measure
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.options import Options
+from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, plan_sweep, price_s, workload_spec
+from pytest_slmserve.records import Environment, Measurement, Workload, measurement_key
+from pytest_slmserve.spec import Backend, ClosedLoop, EngineSpec
+from pytest_slmserve.store import Archive, read
+from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.workload.tokens import hub_tokenizer
+
+
+SECOND_CHANCES = 1
+
+
+@dataclass(slots=True)
+class Judged:
+    """A verdict with what was expected of it."""
+
+    verdict: Verdict
+    row: claims.Row | None = None
+
+
+@dataclass(repr=False)
+class Session:
+    """Opened by `open`, which takes the device and the archive; `close` lets go of everything.
+
+    tell: hears how a run is going, with the name of the point.
+    """
+
+    options: Options
+    backend: Backend
+    host: Host
+    tell: Callable[[str, Progress], None] = lambda name, progress: None
+    measured: dict[str, list[Measurement]] = field(default_factory=dict)
+    asked: dict[str, None] = field(default_factory=dict)  # keys in the order asked for
+    reused: set[str] = field(default_factory=set)
+    judged: list[Judged] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    pool: Pool = field(default_factory=Pool)
+    archive: Archive | None = None
+    _undo: ExitStack = field(default_factory=ExitStack)
+    _workloads: dict[str, Workload] = field(default_factory=dict)
+    _sweeps: dict[str, Sweep] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Options, root: Path) -> Session:
+        """Probe the host. Raises BadUsage where the backend cannot run here; a plan is made without a GPU too."""
+        backend = options.backend
+        assert backend is not None
+        try:
+            host = probe(backend, options.python, dict(options.env), root)
+        except BadUsage as error:
+            if not options.plan:
+                raise
+            assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
+            host = Host(Environment(backend=backend), "none", (assumed,))
+        return cls(options, backend, host, notes=list(host.warnings))
+
+    def open(self) -> None:
+        """Take the device, read what is to be resumed, open the archive. Raises BadUsage or BadArchive."""
+        lock = DeviceLock(self.host.device)
+        lock.acquire()
+        self._undo.callback(lock.release)
+        self._undo.callback(self.pool.close)
+        path = Path(self.options.records)
+        if self.options.resume and path.exists():
+            self.resume(path)
+        self.archive = self._undo.enter_context(Archive.open(path))
+        self.notes += self.archive.notes
+
+    def begin(self) -> None:
+        """Note in the archive that this run measures, and by which parameters its claims are judged."""
+        if self.archive:
+            rows = [claims.row_to_record(row) for row in claims.ROWS]
+            plan = {model: list(sweep.concurrencies) for model, sweep in self._sweeps.items()}
+            cut = {model: [list(pair) for pair in sweep.cut] for model, sweep in self._sweeps.items()}
+            self.archive.begin({"rows": rows}, {"concurrencies": plan, "cut": cut})
+
+    def close(self) -> None:
+        self._undo.close()
+
+    def resume(self, path: Path) -> None:
+        """Take over the valid measurements of an archive."""
+        contents = read(path, skip_damaged=self.options.skip_damaged)
+        self.notes += contents.notes
+        for measurement in contents.measurements:
+            if not problems(measurement):
+                self.measured.setdefault(measurement.key, []).append(measurement)
+                self.reused.add(measurement.id)
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """The models to sweep; each is known. Raises BadUsage."""
+        models = self.options.models or DEFAULTS[self.backend].models
+        for model in models:
+            shape_of(model)
+        return models
+
+    def workload(self, model: str) -> Workload:
+        """The requests for `model`; models of one vocabulary share them."""
+        shape, spec = shape_of(model), workload_spec(self.options, self.backend)
+        name = shape.name if self.options.dataset else str(shape.vocabulary)
+        if name not in self._workloads:
+            real = self.options.weights == "real" and spec.source == "sharegpt"
+            tokenizer = hub_tokenizer(hub_name(model)) if real else None
+            self._workloads[name] = build_workload(spec, shape, tokenizer=tokenizer)
+        return self._workloads[name]
+
+    def spec(self, model: str) -> EngineSpec:
+        return engine_spec(self.options, self.backend, model, self.host.environment)
+
+    def sweep(self, model: str) -> Sweep:
+        if model not in self._sweeps:
+            self._sweeps[model] = plan_sweep(self.options, self.spec(model), self.workload(model).longest)
+        return self._sweeps[model]
+
+    def engine(self, spec: EngineSpec) -> Engine:
+        return self.pool.engine(spec)
+
+    def measure(self, spec: EngineSpec, workload: Workload, load: ClosedLoop, repeats: int) -> list[Measurement]:
+        """All measurements of one key: what is known already, and as many new ones as it takes for `repeats` valid ones.
+
+        An invalid one (another process in the way, say) is kept, shown, and measured again, once for each point.
+        """
+        key = self.key(spec, workload, load)
+        known = self.measured.setdefault(key, [])
+        self.asked.setdefault(key)
+        attempts = repeats - len(known) + SECOND_CHANCES
+        while attempts > 0 and sum(not problems(m) for m in known) < repeats:
+            attempts -= 1
+            tell = self._teller(spec, load, len(known))
+            found = measure(self.engine(spec), workload, load, self.host.environment, tell)
+            known.append(found)
+            if self.archive:
+                self.archive.add(found)
+        return known
+
+    def _teller(self, spec: EngineSpec, load: ClosedLoop, repeat: int) -> Callable[[Progress], None]:
+        name = f"{short_name(spec.model)} at {load.concurrency}, repeat {repeat + 1}"
+        return lambda progress: self.tell(name, progress)
+
+    def price_s(self, model: str, load: ClosedLoop) -> float:
+        """Seconds that a point will take: its repeats that are not known yet, warm-up included."""
+        spec, workload = self.sweep(model).spec, self.workload(model)
+        known = len(self.measured.get(self.key(spec, workload, load), []))
+        context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
+        return max(0, self.options.repeats - known) * price_s(spec, load, workload.mean_output_tokens, context)
+
+    def curve(self, model: str) -> Curve:
+        """What was measured of a planned sweep so far."""
+        sweep, workload = self.sweep(model), self.workload(model)
+        return self.curve_of(sweep.spec, workload, sweep.loads, sweep.cut)
+
+    def curve_of(
+        self,
+        spec: EngineSpec,
+        workload: Workload,
+        loads: tuple[ClosedLoop, ...],
+        cut: tuple[tuple[int, str], ...] = (),
+    ) -> Curve:
+        """The curve of these loads, as far as they have been measured."""
+        found = [m for load in loads for m in self.measured.get(self.key(spec, workload, load), [])]
+        planned = [load.concurrency for load in loads]
+        return curve_of(short_name(spec.model), found, planned=planned, cut=cut)
+
+    def key(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> str:
+        return measurement_key(spec, workload.hash, load, self.host.environment)
+
+    def curves(self) -> list[Curve]:
+        """All that this run asked for: planned sweeps first, then what users' tests measured."""
+        planned = {model: self._planned_keys(model) & set(self.asked) for model in self._sweeps}
+        others = [m for key in self.asked if key not in set().union(*planned.values()) for m in self.measured[key]]
+        return [*(self.curve(model) for model, keys in planned.items() if keys), *curves_of(others)]
+
+    def _planned_keys(self, model: str) -> set[str]:
+        sweep, workload = self.sweep(model), self.workload(model)
+        return {self.key(sweep.spec, workload, load) for load in sweep.loads}
+
+    def row(self, name: str, model: str) -> claims.Row:
+        """What is expected of a claim here."""
+        return claims.row_for(name, model, self.host.environment)
+
+    def judge(self, name: str, model: str) -> Verdict:
+        """Judge one claim for one model from what was measured, and remember it for the report."""
+        row = self.row(name, model)
+        verdict = claims.judge(name, self.curve(model), row)
+        self.judged.append(Judged(verdict, row))
+        return verdict
+
+    @property
+    def reused_count(self) -> int:
+        """Measurements of the archive that stood in for new ones."""
+        return sum(m.id in self.reused for key in self.asked for m in self.measured[key])
+
+
+def hub_name(model: str) -> str:
+    """The Hub's name of a catalogue model; a folder stays what it is."""
+    return model if "/" in model else f"facebook/{model}"
