@@ -8,13 +8,15 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.kinds import Backend
 from pytest_slmserve.records import Environment
-from pytest_slmserve.spec import Backend, short_hash
+from pytest_slmserve.spec import short_hash
 
 VERSIONS = Path(__file__).parent / "worker" / "versions.py"
 OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2
@@ -44,34 +46,30 @@ class Host:
 
 def probe(backend: Backend, python: str = "", env: dict[str, str] | None = None, root: Path | None = None) -> Host:
     """Look around. Raises BadUsage where `backend` cannot run here: no GPU, no vLLM, a vLLM that is too old."""
+    here = _here(backend, root)
     if backend == "fake":
-        return Host(Environment(backend="fake", gpu_name="simulated", **_ours(root)), f"fake-{os.getpid()}")
+        return Host(replace(here, gpu_name="simulated"), f"fake-{os.getpid()}")
     gpu = first_gpu() if backend == "cuda" else None
     holds = interpreter(python or sys.executable, env or {})
     warnings = check_vllm(backend, holds["vllm"], python or sys.executable)
-    environment = Environment(
+    with_vllm = replace(here, vllm=holds["vllm"], torch=holds["torch"], python=holds["python"])
+    if gpu is None:
+        return Host(with_vllm, "cpu", warnings)
+    on_gpu = replace(with_vllm, gpu_name=gpu.name, gpu_memory_bytes=gpu.memory_bytes, driver=gpu.driver, cuda=gpu.cuda)
+    return Host(on_gpu, gpu.uuid, warnings)
+
+
+def _here(backend: Backend, root: Path | None) -> Environment:
+    """What is true of this host whatever serves on it."""
+    return Environment(
         backend=backend,
-        gpu_name=gpu and gpu.name,
-        gpu_memory_bytes=gpu and gpu.memory_bytes,
-        driver=gpu and gpu.driver,
-        cuda=gpu and gpu.cuda,
-        vllm=holds["vllm"],
-        torch=holds["torch"],
-        python=holds["python"],
-        **_ours(root),
+        platform=platform.platform(),
+        cpu=cpu_model(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        host=host_hash(),
+        git_commit=git_commit(root or Path.cwd()),
+        pytest_slmserve=_version("pytest-slmserve"),
     )
-    return Host(environment, gpu.uuid if gpu else "cpu", warnings)
-
-
-def _ours(root: Path | None) -> dict[str, str | int | None]:
-    return {
-        "platform": platform.platform(),
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "host": host_hash(),
-        "git_commit": git_commit(root or Path.cwd()),
-        "pytest_slmserve": _version("pytest-slmserve"),
-    }
 
 
 def _version(name: str) -> str | None:
@@ -101,14 +99,14 @@ def first_gpu() -> Gpu:
         raise BadUsage(f"no GPU here: NVML says {error}", "--slm-cpu, or a host with an NVIDIA driver") from None
 
 
-def _visible_handle(pynvml: object) -> object:
+def _visible_handle(pynvml: Any) -> Any:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     first = visible.split(",")[0].strip() if visible is not None else "0"
     if first.startswith(("GPU-", "MIG-")):
-        return pynvml.nvmlDeviceGetHandleByUUID(first)  # type: ignore[attr-defined]
+        return pynvml.nvmlDeviceGetHandleByUUID(first)
     if not first.isdigit():
         raise BadUsage(f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES")
-    return pynvml.nvmlDeviceGetHandleByIndex(int(first))  # type: ignore[attr-defined]
+    return pynvml.nvmlDeviceGetHandleByIndex(int(first))
 
 
 def _text(value: str | bytes) -> str:

@@ -12,12 +12,21 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.curve import Curve
     from pytest_slmserve.analysis.points import Point
     from pytest_slmserve.analysis.verdict import Verdict
-    from pytest_slmserve.engines.base import Engine, Progress
-    from pytest_slmserve.records import Measurement, Workload
+    from pytest_slmserve.engines.base import Engine
+    from pytest_slmserve.records import Measurement, Progress, Workload
     from pytest_slmserve.session import Session
     from pytest_slmserve.spec import ClosedLoop, EngineSpec
 
     Carry = Callable[[Sequence[Measurement]], None]
+
+
+SESSION = pytest.StashKey["Session"]()
+
+
+def is_measured(item: pytest.Item) -> bool:
+    """Does this item need an engine, or what one measured?"""
+    names = getattr(item, "fixturenames", ())
+    return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in names)
 
 
 class Clock:
@@ -41,8 +50,6 @@ CLOCK = Clock()
 @pytest.fixture(scope="session")
 def slm_session(request: pytest.FixtureRequest) -> Session:
     """What this run holds: options, host, engines, archive, measurements."""
-    from pytest_slmserve.plugin import SESSION
-
     return request.config.stash[SESSION]
 
 
@@ -167,16 +174,15 @@ class NoCarrier:
 
 
 def point_id(model: str, load: ClosedLoop) -> str:
-    from pytest_slmserve.analysis.curve import short_name
+    from pytest_slmserve.models import short_name
 
     return f"{short_name(model)}-{load.concurrency}"
 
 
 def point_parameters(session: Session) -> list[Any]:
     """A parameter per point, marked so that pytest-benchmark reads the engine's clock."""
-    benchmark = getattr(pytest.mark, "benchmark")
     return [
-        pytest.param((model, load), id=point_id(model, load), marks=benchmark(timer=CLOCK, group=model))
+        pytest.param((model, load), id=point_id(model, load), marks=pytest.mark.benchmark(timer=CLOCK, group=model))
         for model in session.models
         for load in session.sweep(model).loads
     ]
@@ -184,7 +190,7 @@ def point_parameters(session: Session) -> list[Any]:
 
 def model_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     """A parameter per model: those of the sweep, or those that the claim's own marker names."""
-    from pytest_slmserve.analysis.curve import short_name
+    from pytest_slmserve.models import short_name
 
     models = (marker.kwargs.get("models") if marker else None) or session.models
     return [pytest.param(model, id=short_name(model)) for model in models]
@@ -197,7 +203,7 @@ def load_for(session: Session, spec: EngineSpec, concurrency: int) -> ClosedLoop
 
 
 def engine_of(session: Session, item: Any) -> EngineSpec:
-    """The engine that an item needs, or whose measurements it reads. Raises BadUsage for a marker that makes no sense."""
+    """The engine that an item needs, or whose measurements it reads. Raises BadUsage for an impossible marker."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     if parameters.get("slm_point"):
         return session.sweep(parameters["slm_point"][0]).spec
@@ -225,8 +231,6 @@ def plan_rows(session: Session, items: Sequence[pytest.Item]) -> list[tuple[str,
 
 
 def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, EngineSpec | None, float]]:
-    from pytest_slmserve.plugin import is_measured
-
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if point := parameters.get("slm_point"):

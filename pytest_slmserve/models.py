@@ -113,7 +113,7 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> Shape:
     try:
         layers, hidden, heads = (int(config[k]) for k in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
         vocabulary, positions = int(config["vocab_size"]), int(config["max_position_embeddings"])
-        architecture = str(config["architectures"][0])
+        architecture, parameters = str(config["architectures"][0]), count_parameters(config)
     except (KeyError, IndexError, TypeError, ValueError) as missing:
         raise BadUsage(f"{name}: its config.json has no usable {missing}", "a dense decoder-only model") from None
     return Shape(
@@ -126,7 +126,7 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> Shape:
         head_size=int(config.get("head_dim") or hidden // heads),
         vocabulary=vocabulary,
         positions=positions,
-        parameters=count_parameters(config),
+        parameters=parameters,
         config=tuple(config.items()),
     )
 
@@ -145,6 +145,11 @@ CATALOGUE: dict[str, Shape] = {
         _opt("opt-13b", 40, 5120, 40),
     )
 }
+
+
+def short_name(model: str) -> str:
+    """A model's name for people: "opt-1.3b" for "facebook/opt-1.3b", the folder's name for a path."""
+    return model.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def shape_of(model: str) -> Shape:

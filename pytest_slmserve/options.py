@@ -6,10 +6,11 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.spec import Backend, Rule, Starts, Weights
+from pytest_slmserve.kinds import Backend, Rule, Starts, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def ascending(text: str) -> tuple[int, ...]:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(wanted) from None
-    if numbers[0] < 1 or any(a >= b for a, b in zip(numbers, numbers[1:])):
+    if numbers[0] < 1 or any(a >= b for a, b in pairwise(numbers)):
         raise ValueError(wanted)
     return numbers
 
@@ -105,6 +106,14 @@ def pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise ValueError("NAME=VALUE")
+    return name, value
+
+
+def variable(text: str) -> tuple[str, str]:
+    """A variable for the engine. It goes into the records, so a secret is refused."""
+    name, value = pair(text)
+    if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")):
+        raise ValueError(f"for the records: export {name} before pytest, the engine inherits it")
     return name, value
 
 
@@ -162,9 +171,11 @@ OPTS = (
     Opt(
         "--slm-weights", one_of(*get_args(Weights)), "dummy", "dummy (speed depends on shapes) or real (Hub or folder)"
     ),
-    Opt("--slm-memory-share", share, 0.9, "share of the GPU's memory for weights and KV cache", "SHARE"),
+    Opt("--slm-memory-share", share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"),
     Opt("--slm-python", str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH"),
-    Opt("--slm-env", pair, (), "variable for the engine's environment; may be given again", "NAME=VALUE", many=True),
+    Opt(
+        "--slm-env", variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True
+    ),
     Opt(
         "--slm-engine-arg",
         argument,
@@ -185,7 +196,7 @@ OPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options as values. `source` says for each whether it is from the command line, environment, ini or default."""
+    """All options as values. `source` says of each where it is from: command line, environment, ini or default."""
 
     gpu: bool
     cpu: bool

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from pytest_slmserve.analysis.kv_cache import kv_budget_bytes, kv_capacity
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.kinds import Backend
 from pytest_slmserve.models import CATALOGUE, shape_of
 from pytest_slmserve.options import Options
 from pytest_slmserve.records import Environment
-from pytest_slmserve.spec import GIB, Backend, ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, WorkloadSpec
 
 LARGEST_LOAD = 1024
 IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
@@ -23,16 +24,15 @@ class Defaults:
     models: tuple[str, ...]
     lengths: tuple[int, int]
     window_s: float
-    settle_s: float
     largest: int
     dtype: str
     start_s: float  # what a start costs, for the price of a plan; seen, not promised
 
 
 DEFAULTS: dict[Backend, Defaults] = {
-    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, 1.0, LARGEST_LOAD, "float16", 50.0),
-    "cpu": Defaults(("opt-tiny",), (64, 32), 4.0, 0.5, 256, "bfloat16", 30.0),
-    "fake": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, 1.0, LARGEST_LOAD, "float16", 0.0),
+    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 50.0),
+    "cpu": Defaults(("opt-tiny",), (64, 32), 4.0, 256, "bfloat16", 30.0),
+    "fake": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 0.0),
 }
 
 
@@ -119,9 +119,7 @@ def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
 
 def load_of(options: Options, backend: Backend, concurrency: int) -> ClosedLoop:
     defaults = DEFAULTS[backend]
-    return ClosedLoop(
-        concurrency, window_s=options.window or defaults.window_s, settle_s=defaults.settle_s, starts=options.starts
-    )
+    return ClosedLoop(concurrency, window_s=options.window or defaults.window_s, starts=options.starts)
 
 
 def doublings(largest: int) -> tuple[int, ...]:
@@ -130,7 +128,7 @@ def doublings(largest: int) -> tuple[int, ...]:
 
 
 def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
-    """Seconds that one measurement will take, roughly: one lifetime of a request, then settling and the window.
+    """Seconds that one measurement will take, roughly: the ramp, settling, and the window.
 
     A step is taken to cost what was seen once: on an H200 about 1.5 ms and twice the time to read weights and keys and
     values, on two CPU cores 2.5 ms and 0.15 ms for each sequence.
@@ -146,7 +144,7 @@ def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: f
             step_s = 1.5e-3 + 2 * read / 4.8e12
     lifetime_s = output_tokens * step_s
     window_s = max(load.window_s, lifetime_s) if load.starts == "together" else load.window_s
-    return lifetime_s + load.settle_s + window_s
+    return (0.5 + load.settle_lifetimes) * lifetime_s + window_s
 
 
 def start_price_s(spec: EngineSpec) -> float:

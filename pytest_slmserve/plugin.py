@@ -6,20 +6,20 @@ top: pytest imports this module in every run of every project that has it instal
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from pytest_slmserve.fixtures import SESSION, is_measured
 
 if TYPE_CHECKING:
     from pytest_slmserve.options import Options
     from pytest_slmserve.session import Session
 
 EXIT_UNDECIDED = 10
-SESSION = pytest.StashKey["Session"]()
 OPTIONS = pytest.StashKey["Options"]()
+PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu or --slm-fake"
 STATE = "slm_state"  # user property of a report whose verdict is undecided
 
@@ -101,20 +101,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from pytest_slmserve.errors import SlmError
     from pytest_slmserve.fixtures import model_parameters, point_parameters
 
+    name, marker, values = wanted.pop(), metafunc.definition.get_closest_marker("slm"), []
     try:
-        if "slm_point" in wanted:
-            metafunc.parametrize("slm_point", point_parameters(session), indirect=True)
-        else:
-            claim = metafunc.definition.get_closest_marker("slm")
-            metafunc.parametrize("slm_model", model_parameters(session, claim), indirect=True)
-    except SlmError as error:
-        raise pytest.UsageError(f"slmserve: {error}") from None
-
-
-def is_measured(item: pytest.Item) -> bool:
-    """Does this item need an engine, or what one measured?"""
-    names = getattr(item, "fixturenames", ())
-    return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in names)
+        values = point_parameters(session) if name == "slm_point" else model_parameters(session, marker)
+    except SlmError as error:  # raised here, pytest would take it for an error of the test's file
+        metafunc.config.stash.setdefault(PROBLEM, f"slmserve: {error}")
+    metafunc.parametrize(name, values, indirect=True)
 
 
 @pytest.hookimpl(trylast=True)
@@ -124,6 +116,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in filter(is_measured, items):
             item.add_marker(pytest.mark.skip(reason=NEEDS_A_MODE))
         return
+    if PROBLEM in config.stash:
+        raise pytest.UsageError(config.stash[PROBLEM])
     _leave_out_others(config, items)
     from pytest_slmserve.errors import SlmError
     from pytest_slmserve.fixtures import engine_of
@@ -223,18 +217,19 @@ class ProgressLine:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if call.excinfo is not None and call.when == "call" and "pytest_slmserve.analysis.verdict" in sys.modules:
-        from pytest_slmserve.analysis.verdict import Undecided
+    if call.excinfo is None or SESSION not in item.config.stash:
+        return report
+    from pytest_slmserve.analysis.verdict import Undecided
+    from pytest_slmserve.errors import SlmError
 
-        if call.excinfo.errisinstance(Undecided):
-            report.user_properties.append((STATE, "undecided"))
-    if call.excinfo is not None and "pytest_slmserve.errors" in sys.modules:
-        from pytest_slmserve.errors import SlmError
-
-        if call.excinfo.errisinstance(SlmError):  # its message says it all; the way to it is ours, not the user's
-            report.longrepr = f"{type(call.excinfo.value).__name__}: {call.excinfo.value}"
+    if call.excinfo.errisinstance(Undecided):
+        report.user_properties.append((STATE, "undecided"))
+    if call.excinfo.errisinstance(SlmError):  # its message says it all; the way to it is ours, not the user's
+        report.longrepr = f"{type(call.excinfo.value).__name__}: {call.excinfo.value}"
     return report
 
 
@@ -292,8 +287,3 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
         from dataclasses import asdict
 
         machine_info["slmserve"] = asdict(session.host.environment)
-
-
-def benchmarks_folder() -> Path:
-    """Where the shipped benchmarks lie in an installed wheel."""
-    return Path(__file__).parent / "benchmarks"

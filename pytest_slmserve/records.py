@@ -68,6 +68,17 @@ class WorkloadReference:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: phase is "ramp", "settle", "window" or "over"."""
+
+    phase: str
+    elapsed_s: float
+    done: int
+    in_flight: int
+    tokens_per_s: float | None
+
+
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
 # on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
 MUST_MATCH = ("backend", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")

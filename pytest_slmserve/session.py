@@ -9,23 +9,24 @@ from functools import cached_property
 from pathlib import Path
 
 from pytest_slmserve.analysis import claims
-from pytest_slmserve.analysis.curve import Curve, curve_of, curves_of, short_name
+from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.points import by_series, series_key
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.engines.base import Engine, Progress
+from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import DeviceLock, Pool
 from pytest_slmserve.environment import Host, probe
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.kinds import Backend
 from pytest_slmserve.measure import measure
-from pytest_slmserve.models import shape_of
+from pytest_slmserve.models import shape_of, short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, plan_sweep, price_s, workload_spec
-from pytest_slmserve.records import Environment, Measurement, Workload, measurement_key
-from pytest_slmserve.spec import Backend, ClosedLoop, EngineSpec
+from pytest_slmserve.records import Environment, Measurement, Progress, Workload, measurement_key
+from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.workload.build import build_workload
 from pytest_slmserve.workload.tokens import hub_tokenizer
-
 
 SECOND_CHANCES = 1
 
@@ -81,18 +82,18 @@ class Session:
         self._undo.callback(lock.release)
         self._undo.callback(self.pool.close)
         path = Path(self.options.records)
-        if self.options.resume and path.exists():
-            self.resume(path)
-        self.archive = self._undo.enter_context(Archive.open(path))
+        there = path.exists()
+        self.archive = self._undo.enter_context(Archive.open(path))  # repairs a torn end, so it comes first
         self.notes += self.archive.notes
+        if self.options.resume and there:
+            self.resume(path)
 
     def begin(self) -> None:
         """Note in the archive that this run measures, and by which parameters its claims are judged."""
         if self.archive:
             rows = [claims.row_to_record(row) for row in claims.ROWS]
-            plan = {model: list(sweep.concurrencies) for model, sweep in self._sweeps.items()}
-            cut = {model: [list(pair) for pair in sweep.cut] for model, sweep in self._sweeps.items()}
-            self.archive.begin({"rows": rows}, {"concurrencies": plan, "cut": cut})
+            sweeps = {self.series(model): _planned(sweep) for model, sweep in self._sweeps.items() if sweep.loads}
+            self.archive.begin({"rows": rows}, {"sweeps": sweeps})
 
     def close(self) -> None:
         self._undo.close()
@@ -108,11 +109,20 @@ class Session:
 
     @cached_property
     def models(self) -> tuple[str, ...]:
-        """The models to sweep; each is known. Raises BadUsage."""
-        models = self.options.models or DEFAULTS[self.backend].models
-        for model in models:
-            shape_of(model)
-        return models
+        """The models to sweep: those asked for, each known, or those of the default that fit. Raises BadUsage."""
+        if self.options.models:
+            for model in self.options.models:
+                shape_of(model)
+            return self.options.models
+        return tuple(model for model in DEFAULTS[self.backend].models if self._fits(model))
+
+    def _fits(self, model: str) -> bool:
+        try:
+            self.spec(model)
+        except BadUsage as error:
+            self.notes.append(f"{model} is left out: {error.problem}")
+            return False
+        return True
 
     def workload(self, model: str) -> Workload:
         """The requests for `model`; models of one vocabulary share them."""
@@ -136,7 +146,7 @@ class Session:
         return self.pool.engine(spec)
 
     def measure(self, spec: EngineSpec, workload: Workload, load: ClosedLoop, repeats: int) -> list[Measurement]:
-        """All measurements of one key: what is known already, and as many new ones as it takes for `repeats` valid ones.
+        """All measurements of one key: what is known already, and new ones until `repeats` are valid.
 
         An invalid one (another process in the way, say) is kept, shown, and measured again, once for each point.
         """
@@ -165,38 +175,38 @@ class Session:
         return max(0, self.options.repeats - known) * price_s(spec, load, workload.mean_output_tokens, context)
 
     def curve(self, model: str) -> Curve:
-        """What was measured of a planned sweep so far."""
+        """What is known of a planned sweep so far, with other loads that users' tests asked for on the same curve."""
         sweep, workload = self.sweep(model), self.workload(model)
-        return self.curve_of(sweep.spec, workload, sweep.loads, sweep.cut)
+        keys = dict.fromkeys([*(self.key(sweep.spec, workload, load) for load in sweep.loads), *self.asked])
+        known = by_series(m for key in keys for m in self.measured.get(key, ()))
+        found = known.get(self.series(model), ()) if sweep.loads else ()
+        return curve_of(short_name(model), found, planned=sweep.concurrencies, cut=sweep.cut)
 
-    def curve_of(
-        self,
-        spec: EngineSpec,
-        workload: Workload,
-        loads: tuple[ClosedLoop, ...],
-        cut: tuple[tuple[int, str], ...] = (),
-    ) -> Curve:
+    def curve_of(self, spec: EngineSpec, workload: Workload, loads: tuple[ClosedLoop, ...]) -> Curve:
         """The curve of these loads, as far as they have been measured."""
         found = [m for load in loads for m in self.measured.get(self.key(spec, workload, load), [])]
-        planned = [load.concurrency for load in loads]
-        return curve_of(short_name(spec.model), found, planned=planned, cut=cut)
+        return curve_of(short_name(spec.model), found, planned=[load.concurrency for load in loads])
+
+    def curves(self) -> list[Curve]:
+        """All that this run asked for, in the order asked: planned sweeps, and what users' tests measured."""
+        planned = {self.series(model): model for model, sweep in self._sweeps.items() if sweep.loads}
+        asked = by_series(m for key in self.asked for m in self.measured[key])
+        return [
+            self.curve(planned[series]) if series in planned else curve_of(short_name(found[0].spec.model), found)
+            for series, found in asked.items()
+        ]
+
+    def series(self, model: str) -> str:
+        """What identifies the curve of a planned sweep."""
+        sweep = self.sweep(model)
+        return series_key(sweep.spec, self.workload(model).hash, sweep.loads[0], self.host.environment)
 
     def key(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> str:
         return measurement_key(spec, workload.hash, load, self.host.environment)
 
-    def curves(self) -> list[Curve]:
-        """All that this run asked for: planned sweeps first, then what users' tests measured."""
-        planned = {model: self._planned_keys(model) & set(self.asked) for model in self._sweeps}
-        others = [m for key in self.asked if key not in set().union(*planned.values()) for m in self.measured[key]]
-        return [*(self.curve(model) for model, keys in planned.items() if keys), *curves_of(others)]
-
-    def _planned_keys(self, model: str) -> set[str]:
-        sweep, workload = self.sweep(model), self.workload(model)
-        return {self.key(sweep.spec, workload, load) for load in sweep.loads}
-
     def row(self, name: str, model: str) -> claims.Row:
         """What is expected of a claim here."""
-        return claims.row_for(name, model, self.host.environment)
+        return claims.row_for(name, model, self.host.environment, self.options.starts)
 
     def judge(self, name: str, model: str) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report."""
@@ -209,6 +219,12 @@ class Session:
     def reused_count(self) -> int:
         """Measurements of the archive that stood in for new ones."""
         return sum(m.id in self.reused for key in self.asked for m in self.measured[key])
+
+
+def _planned(sweep: Sweep) -> dict[str, object]:
+    """What a later report needs to know of a sweep, as plain JSON values."""
+    cut = [list(pair) for pair in sweep.cut]
+    return {"model": short_name(sweep.spec.model), "concurrencies": list(sweep.concurrencies), "cut": cut}
 
 
 def hub_name(model: str) -> str:

@@ -8,12 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
-
-Backend = Literal["cuda", "cpu", "fake"]
-Weights = Literal["dummy", "real"]
-Source = Literal["lengths", "sharegpt"]
-Rule = Literal["human-first", "vllm"]
-Starts = Literal["spread", "together"]
+from pytest_slmserve.kinds import Backend, Rule, Source, Starts, Weights
 
 GIB = 1 << 30
 
@@ -104,14 +99,15 @@ class ClosedLoop:
     """`concurrency` requests in flight until the window has passed; each that ends is followed by the next.
 
     starts: "spread" over one request's lifetime, so that every step looks like every other (a service under steady
-    traffic), or "together" (a batch job: the requests go on ending together). After one lifetime the loop runs on for
-    `settle_s`, and only then the window of at least `window_s` opens. With `requests` set there is no window: exactly
+    traffic), or "together" (a batch job: the requests go on ending together). After that lifetime the loop runs on for
+    `settle_lifetimes` more, so that what ends in the window was sent under the full load; only then the window of at
+    least `window_s` opens. With `requests` set there is no window: exactly
     so many are served.
     """
 
     concurrency: int
     window_s: float = 5.0
-    settle_s: float = 1.0
+    settle_lifetimes: float = 1.0
     requests: int | None = None
     starts: Starts = "spread"
     kind: Literal["closed_loop"] = "closed_loop"

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from pytest_slmserve.records import Resolved, Run, Workload
+from pytest_slmserve.records import Progress, Resolved, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is: phase is "ramp", "settle", "window" or "over"."""
-
-    phase: str
-    elapsed_s: float
-    done: int
-    in_flight: int
-    tokens_per_s: float | None
-
 
 Tell = Callable[[Progress], None]
 
@@ -29,11 +16,15 @@ def silent(progress: Progress) -> None:
 
 
 class Engine(Protocol):
-    """A started engine. `launch` is unique to this start; `resolved` is what it made of its specification."""
+    """A started engine. `launch` is unique to this start; `resolved` is what it made of its specification.
+
+    ready: it waits for the next load. False while it serves one, and for ever when a load was broken off.
+    """
 
     spec: EngineSpec
     launch: str
     resolved: Resolved
+    ready: bool
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent) -> Run:
         """Put `load` on the engine and wait for its end. Raises EngineFailed when the engine dies."""

@@ -12,10 +12,10 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_slmserve.engines.base import Progress, Tell, silent
+from pytest_slmserve.engines.base import Tell, silent
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Resolved, Run, Samples, Steps, Workload
+from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Workload
 from pytest_slmserve.spec import Burst, EngineSpec, Load
 from pytest_slmserve.worker.admission import ClosedLoop
 
@@ -71,6 +71,7 @@ class FakeEngine:
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
         self.spec = spec
+        self.ready = True
         self.launch = uuid.uuid4().hex[:12]
         self.shape = shape_of(spec.model)
         self.random = random.Random(f"{spec.seed}")
@@ -101,6 +102,7 @@ class FakeEngine:
     def run(self, workload: Workload, load: Load, tell: Tell = silent) -> Run:
         loop = self._loop(workload, load)
         if loop.concurrency >= self.faults.die_at:
+            self.ready = False
             raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
         t_inf, b_half = self.law(workload)
         t_inf *= math.exp(self.random.gauss(0.0, self.faults.noise))
@@ -129,7 +131,7 @@ class FakeEngine:
         lifetime = workload.mean_output_tokens
         if isinstance(load, Burst):
             return ClosedLoop(load.requests, lifetime, requests=load.requests)
-        return ClosedLoop(load.concurrency, lifetime, load.settle_s, load.window_s, load.requests, load.starts)
+        return ClosedLoop(load.concurrency, lifetime, load.settle_lifetimes, load.window_s, load.requests, load.starts)
 
     def _send(self, state: _Simulation, loop: ClosedLoop, workload: Workload, users: int) -> None:
         for _ in range(users):

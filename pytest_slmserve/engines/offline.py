@@ -8,15 +8,16 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import Progress, Tell, silent
+from pytest_slmserve.engines.base import Tell, silent
 from pytest_slmserve.engines.process import Child
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import Shape, shape_of
-from pytest_slmserve.records import Resolved, Run, Samples, Steps, Workload, known_fields
+from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Workload, known_fields
 from pytest_slmserve.spec import GIB, EngineSpec, Load
 
 WORKER = Path(__file__).parent.parent / "worker" / "worker.py"
@@ -67,6 +68,7 @@ class OfflineEngine:
 
     def __init__(self, spec: EngineSpec, *, worker: Path = WORKER) -> None:
         self.spec = spec
+        self.ready = False
         self.launch = uuid.uuid4().hex[:12]
         self._loaded: str | None = None
         began = time.monotonic()
@@ -81,22 +83,23 @@ class OfflineEngine:
             self.child.kill()
             raise
         self.resolved = resolved_from(ready, time.monotonic() - began)
+        self.ready = True
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent) -> Run:
         self._hand_over(workload)
-        self.child.send(op="run", load=asdict(load))
-        while (message := self.child.receive(SILENCE_S, "measuring"))["event"] == "progress":
-            tell(Progress(**known_fields(Progress, message)))
-        run = run_from(message)
+        run = run_from(self.ask(tell, op="run", load=asdict(load)))
         if run.first_failure and "EngineDead" in run.first_failure:
+            self.ready = False
             raise self.child.failed(f"died while it served ({run.first_failure})")
         return run
 
-    def ask(self, **message: Any) -> dict[str, Any]:
-        """For a worker that answers more than ours does: one message there, the next that is not progress back."""
+    def ask(self, tell: Tell = silent, /, **message: Any) -> dict[str, Any]:
+        """One message there, the next that is not progress back; also for a worker that answers more than ours does."""
+        self.ready = False
         self.child.send(**message)
-        while (answer := self.child.receive(SILENCE_S, "answering"))["event"] == "progress":
-            pass
+        while (answer := self.child.receive(SILENCE_S, "measuring"))["event"] == "progress":
+            tell(Progress(**known_fields(Progress, answer)))
+        self.ready = True
         return answer
 
     def _hand_over(self, workload: Workload) -> None:
@@ -111,11 +114,12 @@ class OfflineEngine:
         self._loaded = workload.hash
 
     def close(self) -> None:
-        if self.child.process.poll() is None:
-            try:
-                self.child.send(op="close")
-            except EngineFailed:
-                pass
+        """Politely where it waits for us; in the middle of a load it would not hear that before the load's end."""
+        polite, self.ready = self.ready, False
+        if not polite:
+            return self.child.kill()
+        with suppress(EngineFailed):
+            self.child.send(op="close")
         self.child.end()
 
 

@@ -15,7 +15,7 @@ from typing import IO
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.errors import DeviceBusy
+from pytest_slmserve.errors import DeviceBusy, EngineFailed
 from pytest_slmserve.spec import EngineSpec
 
 
@@ -88,6 +88,7 @@ class Pool:
     def __init__(self, start_engine: Callable[[EngineSpec], Engine] = start) -> None:
         self._start = start_engine
         self._engine: Engine | None = None
+        self._failed: tuple[EngineSpec, EngineFailed] | None = None
         self.starts: list[EngineSpec] = []
 
     @property
@@ -95,13 +96,26 @@ class Pool:
         return self._engine.spec if self._engine else None
 
     def engine(self, spec: EngineSpec) -> Engine:
-        """A running engine for `spec`, started if it is not the one that runs."""
-        if self._engine and self._engine.spec != spec:
+        """A running engine for `spec`, started if it is not the one that runs, or if that one has failed.
+
+        Raises EngineFailed where it does not start; one that did not is not tried again.
+        """
+        if self._engine and (self._engine.spec != spec or not self._engine.ready):
             self.close()
         if self._engine is None:
-            self.starts.append(spec)
-            self._engine = self._start(spec)
+            self._engine = self._started(spec)
         return self._engine
+
+    def _started(self, spec: EngineSpec) -> Engine:
+        if self._failed and self._failed[0] == spec:
+            first_line = self._failed[1].problem.partition("\n")[0]
+            raise EngineFailed(f"not tried again: {first_line}", self._failed[1].hint)
+        self.starts.append(spec)
+        try:
+            return self._start(spec)
+        except EngineFailed as error:
+            self._failed = spec, error
+            raise
 
     def close(self) -> None:
         engine, self._engine = self._engine, None

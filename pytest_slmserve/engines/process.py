@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,17 +89,13 @@ class Child:
     def end(self, within_s: float = 20.0) -> None:
         """Wait for it to leave by itself, then kill what is left of its process group."""
         self.socket.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            pass
         self.kill()
 
     def kill(self) -> None:
-        try:
+        with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
-            pass
         self.process.wait()
         self.socket.close()
         if not self.keep_log:

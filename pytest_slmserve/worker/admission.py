@@ -11,8 +11,9 @@ class ClosedLoop:
     Users who start "together" go on ending together (a convoy, as when a batch job sends all it has), so their window
     is a whole number of the convoy's periods of n + 1 steps.
 
-    Phases: "ramp" for one lifetime of a request, "settle" for `settle_s`, "window" for `window_s` or a little more,
-    then "over"; all change at the end of a step. With a fixed number of `requests` there is no window: all users start
+    Phases: "ramp" for one lifetime of a request, "settle" for `settle_lifetimes` more (so that a request that ends in
+    the window was sent under the full load), "window" for `window_s` or a little more, then "over"; all change at the
+    end of a step. With a fixed number of `requests` there is no window: all users start
     at once and it is over when the last request has been sent.
     """
 
@@ -20,19 +21,18 @@ class ClosedLoop:
         self,
         concurrency: int,
         lifetime_steps: float,
-        settle_s: float = 0.0,
+        settle_lifetimes: float = 0.0,
         window_s: float = 0.0,
         requests: int | None = None,
         starts: str = "spread",
     ) -> None:
         self.concurrency = concurrency
         self.lifetime_steps = max(lifetime_steps, 1.0)
-        self.settle_s = settle_s
+        self.settled_steps = self.lifetime_steps * (1 + settle_lifetimes)
         self.window_s = window_s
         self.requests = requests
         self.spread = starts == "spread" and requests is None
         self.started = self.sent = self.steps = self.opened_step = 0
-        self.ramped_at: float | None = None
         self.opened_at: float | None = None
         self.closed_at: float | None = None
 
@@ -46,11 +46,8 @@ class ClosedLoop:
     def stepped(self, now: float) -> None:
         """A step has ended."""
         self.steps += 1
-        if self.ramped_at is None:
-            if self.steps >= self.lifetime_steps:
-                self.ramped_at = now
-        elif self.opened_at is None:
-            if now >= self.ramped_at + self.settle_s:
+        if self.opened_at is None:
+            if self.steps >= self.settled_steps:
                 self.opened_at, self.opened_step = now, self.steps
         elif self.closed_at is None and now >= self.opened_at + self.window_s and self._period_ends():
             self.closed_at = now
@@ -69,9 +66,9 @@ class ClosedLoop:
     def phase(self) -> str:
         if self.requests is not None:
             return "over" if self.sent >= self.requests else "window"
-        if self.ramped_at is None:
-            return "ramp"
-        return "settle" if self.opened_at is None else "window" if self.closed_at is None else "over"
+        if self.opened_at is None:
+            return "ramp" if self.steps < self.lifetime_steps else "settle"
+        return "window" if self.closed_at is None else "over"
 
     @property
     def window(self) -> tuple[float, float] | None:

@@ -1,12 +1,14 @@
 """Prints what an interpreter holds, as one line of JSON, without importing any of it."""
 
+from __future__ import annotations
+
 import json
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
 
-def installed(*names):
+def installed(*names: str) -> str | None:
     for name in names:
         try:
             return version(name)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from admission import ClosedLoop  # this folder is on the path, its package is not
 
@@ -32,8 +32,8 @@ class Trace:
     """vLLM's stat logger, duck-typed: one row per engine step. Those classes are not stable between releases, so
     every field may be missing."""
 
-    rows: list[tuple[Any, ...]] = []
-    on_step: Any = None
+    rows: ClassVar[list[tuple[Any, ...]]] = []
+    on_step: ClassVar[Any] = None
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -146,7 +146,7 @@ class Run:
         self.loop = ClosedLoop(
             load["requests"] if burst else load["concurrency"],
             sum(server.output_tokens) / len(server.output_tokens),
-            load.get("settle_s", 0.0),
+            load.get("settle_lifetimes", 0.0),
             load.get("window_s", 0.0),
             load["requests"],
             load.get("starts", "together"),
@@ -174,16 +174,24 @@ class Run:
         }
 
     async def until_over(self) -> None:
-        """Wait for the window to close, cut off what is then in flight, and let every user see that it is over."""
-        if self.loop.requests is None:
-            while self.loop.phase != "over" and not self.given_up:
-                await asyncio.sleep(0.01)
+        """Wait for the end, cut off what is then in flight, and let every user see that it is over."""
+        while not (self.over or self.given_up):
+            if time.monotonic() - self.last_step > STALL_S:
+                raise TimeoutError(f"no engine step for {STALL_S:.0f} s")
+            await asyncio.sleep(0.01)
+        if self.in_flight:
             await self.server.engine.abort(list(self.in_flight))
-        await asyncio.gather(*self.users)
+        await asyncio.wait_for(asyncio.gather(*self.users), STALL_S)
+
+    @property
+    def over(self) -> bool:
+        if self.loop.requests is None:
+            return bool(self.loop.phase == "over")
+        return all(user.done() for user in self.users)
 
     @property
     def given_up(self) -> bool:
-        return self.failures >= FAILURES_UNTIL_GIVEN_UP or time.monotonic() - self.last_step > STALL_S
+        return self.failures >= FAILURES_UNTIL_GIVEN_UP
 
     def step(self) -> None:
         self.last_step = time.monotonic()
@@ -210,8 +218,8 @@ class Run:
         sent = time.monotonic()
         output = None
         try:
-            async for output in server.engine.generate(server.prompts[index], parameters, name):
-                pass
+            async for answer in server.engine.generate(server.prompts[index], parameters, name):
+                output = answer
         finally:
             self.in_flight.discard(name)
         if output is None:

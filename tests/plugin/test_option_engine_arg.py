@@ -1,0 +1,42 @@
+"""--slm-engine-arg hands a further argument to vLLM's engine (or plants behaviour in the simulated one)."""
+
+from conftest import usage_error
+from pytest_slmserve.engines.offline import engine_arguments
+from pytest_slmserve.spec import EngineSpec
+
+
+def test_it_reaches_the_engine(sweep, archive):
+    sweep("--slm-engine-arg=t_inf=20000", "--slm-engine-arg=b_half=10").assert_outcomes(passed=6)
+    last = archive().measurements[-1]
+    assert last.spec.extra == (("t_inf", 20000), ("b_half", 10))
+
+
+def test_values_are_json_or_else_text():
+    spec = EngineSpec("opt-125m", extra=(("block_size", 32), ("kv_cache_dtype", "fp8")))
+    arguments = engine_arguments(spec, "/model")
+    assert (arguments["block_size"], arguments["kv_cache_dtype"]) == (32, "fp8")
+
+
+def test_an_argument_the_simulated_engine_does_not_know_fails_the_points(sweep):
+    result = sweep("--slm-engine-arg=t_half=3")
+    result.stdout.fnmatch_lines(["*the simulated engine has no such argument*t_half*"])
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_a_planted_preemption_makes_points_invalid_and_the_claim_undecided(sweep):
+    result = sweep("--slm-engine-arg=preempt_from=100")
+    assert result.ret == 1
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(
+        ["*preemptions in the window: the KV cache is too small*", "*undecided*invalid at 128, 256*"]
+    )
+
+
+def test_a_planted_death_fails_its_points_only_and_leaves_the_rest(sweep, archive):
+    result = sweep("--slm-engine-arg=die_at=128")
+    result.stdout.fnmatch_lines(["*the simulated engine died at 128 in flight*"])
+    assert [m.load.concurrency for m in archive().measurements] == [1, 1, 16, 16, 64, 64]
+
+
+def test_what_is_no_assignment_is_refused(sweep):
+    assert "is not NAME=VALUE" in usage_error(sweep("--slm-engine-arg=eager"))

@@ -1,0 +1,28 @@
+"""--slm-lengths sets prompt and output tokens of every request, or takes those of the conversations."""
+
+import pytest
+
+from conftest import usage_error
+
+
+def test_fixed_lengths(sweep, archive):
+    sweep("--slm-lengths=100/20")
+    for measurement in archive().measurements:
+        assert set(measurement.run.samples.prompt_tokens) == {100}
+        assert max(measurement.run.samples.output_tokens) == 20
+
+
+def test_natural_lengths_differ_from_request_to_request(sweep, archive):
+    sweep("--slm-lengths=natural", "--slm-batches=16,64", "--slm-window=5")
+    reference = archive().measurements[0].workload
+    assert reference.spec.prompt_tokens is None
+    assert len(set(archive().measurements[-1].run.samples.prompt_tokens)) > 10
+
+
+@pytest.mark.parametrize("lengths", ["512", "512/", "0/8", "long/short", "512/256/1"])
+def test_other_words_are_refused(sweep, lengths):
+    assert "--slm-lengths" in usage_error(sweep(f"--slm-lengths={lengths}"))
+
+
+def test_lengths_beyond_the_models_positions_are_refused(sweep):
+    assert "do not fit its 2048 positions" in usage_error(sweep("--slm-lengths=2000/100"))

@@ -1,0 +1,34 @@
+"""--slm-models chooses the models to sweep."""
+
+import json
+
+from conftest import SWEEP, usage_error
+from pytest_slmserve.models import CATALOGUE
+
+
+def test_each_model_has_its_points_on_its_own_engine(sweep, archive):
+    result = sweep("--slm-models=opt-125m,facebook/opt-350m")
+    result.assert_outcomes(passed=12)
+    models = [m.spec.model for m in archive().measurements]
+    assert models == ["opt-125m"] * 10 + ["opt-350m"] * 10
+
+
+def test_an_unknown_model_is_an_error_that_names_the_known_ones(sweep):
+    text = usage_error(sweep("--slm-models=opt-2b"))
+    assert "unknown model 'opt-2b'" in text
+    assert "opt-125m, opt-350m, opt-1.3b" in text
+
+
+def test_a_folder_with_a_config_is_a_model(pytester, archive):
+    folder = pytester.mkdir("mine")
+    (folder / "config.json").write_text(json.dumps(dict(CATALOGUE["opt-125m"].config)))
+    pytester.makepyfile(SWEEP)
+    result = pytester.runpytest_inprocess("--slm-fake", "--slm-models=mine", "--slm-batches=1,8", "--slm-window=1")
+    assert [m.spec.model for m in archive().measurements] == ["mine"] * 4
+    result.stdout.fnmatch_lines(["*mine*"])
+
+
+def test_a_config_that_is_not_json_is_an_error(pytester):
+    (pytester.mkdir("mine") / "config.json").write_text("{")
+    pytester.makepyfile(SWEEP)
+    assert "is not JSON" in usage_error(pytester.runpytest_inprocess("--slm-fake", "--slm-models=mine"))

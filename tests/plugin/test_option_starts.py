@@ -1,0 +1,26 @@
+"""--slm-starts: spread over one request's lifetime, or together as a batch job's."""
+
+from conftest import usage_error
+from pytest_slmserve.analysis.window import window_steps
+
+
+def sent_within_a_step(measurement):
+    """Requests sent before the first step ended."""
+    first = measurement.run.steps.time_s[0]
+    return sum(sent < first for sent in measurement.run.samples.sent_s)
+
+
+def test_spread_starts_one_at_a_time(sweep, archive):
+    sweep("--slm-batches=64").assert_outcomes(passed=1)
+    assert [sent_within_a_step(m) for m in archive().measurements] == [1, 1]
+
+
+def test_together_starts_all_and_measures_whole_periods(sweep, archive):
+    sweep("--slm-batches=64", "--slm-starts=together")
+    for measurement in archive().measurements:
+        assert sent_within_a_step(measurement) == 64
+        assert (len(window_steps(measurement.run)) - 1) % 257 == 0
+
+
+def test_other_words_are_refused(sweep):
+    assert "spread or together" in usage_error(sweep("--slm-starts=random"))

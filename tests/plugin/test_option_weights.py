@@ -1,0 +1,32 @@
+"""--slm-weights: dummy ones need no download; real ones come from the Hub or a folder."""
+
+import json
+
+from conftest import usage_error
+from pytest_slmserve.engines.offline import engine_arguments, engine_environment, model_for
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.spec import EngineSpec
+
+
+def test_it_is_recorded(sweep, archive):
+    sweep("--slm-weights=real", "--slm-batches=1,2")
+    assert {m.spec.weights for m in archive().measurements} == {"real"}
+
+
+def test_dummy_weights_need_a_config_and_no_network(tmp_path):
+    spec = EngineSpec("opt-125m")
+    folder = model_for(spec, shape_of("opt-125m"), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["hidden_size"] == 768
+    assert engine_arguments(spec, folder)["load_format"] == "dummy"
+    assert engine_environment(spec, {})["HF_HUB_OFFLINE"] == "1"
+
+
+def test_real_weights_come_by_the_hubs_name(tmp_path):
+    spec = EngineSpec("opt-125m", weights="real")
+    assert model_for(spec, shape_of("opt-125m"), tmp_path) == "facebook/opt-125m"
+    assert engine_arguments(spec, "facebook/opt-125m")["load_format"] == "auto"
+    assert "HF_HUB_OFFLINE" not in engine_environment(spec, {})
+
+
+def test_other_words_are_refused(sweep):
+    assert "dummy or real" in usage_error(sweep("--slm-weights=random"))
