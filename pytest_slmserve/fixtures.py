@@ -73,11 +73,14 @@ def sharegpt(slm_session: Session, slm_spec: EngineSpec) -> Workload:
 
 @pytest.fixture
 def slm_measure(slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload) -> Callable[..., Point]:
-    """`slm_measure(concurrency=64)` measures one point and returns it."""
+    """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
     from pytest_slmserve.analysis.points import points_of
+    from pytest_slmserve.errors import BadUsage
 
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
         wanted = replace(load_for(slm_session, slm_spec, concurrency), **load)
+        if wanted.requests is not None:
+            raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
         found = slm_session.measure(slm_spec, sharegpt, wanted, repeats or slm_session.options.repeats)
         return points_of(found)[0]
 
@@ -181,11 +184,16 @@ def point_id(model: str, load: ClosedLoop) -> str:
 
 def point_parameters(session: Session) -> list[Any]:
     """A parameter per point, marked so that pytest-benchmark reads the engine's clock."""
+    unused = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # a point may have nothing to show
     return [
-        pytest.param((model, load), id=point_id(model, load), marks=pytest.mark.benchmark(timer=CLOCK, group=model))
+        pytest.param((model, load), id=point_id(model, load), marks=[benchmark(model), unused])
         for model in session.models
         for load in session.sweep(model).loads
     ]
+
+
+def benchmark(model: str) -> pytest.MarkDecorator:
+    return pytest.mark.benchmark(timer=CLOCK, group=model)
 
 
 def model_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:

@@ -152,10 +152,15 @@ def short_name(model: str) -> str:
     return model.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
+def catalogue_name(model: str) -> str | None:
+    """The name under which the catalogue has `model`, or None: a folder may be called as it likes."""
+    name = model.removeprefix("facebook/").lower()
+    return name if name in CATALOGUE else None
+
+
 def shape_of(model: str) -> Shape:
     """The shape of a catalogue name ("opt-1.3b", "facebook/opt-1.3b") or of a local folder with a config.json."""
-    name = model.removeprefix("facebook/").lower()
-    if name in CATALOGUE:
+    if name := catalogue_name(model):
         return CATALOGUE[name]
     config = Path(model) / "config.json"
     if config.is_file():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pytest_slmserve.analysis.kv_cache import kv_budget_bytes, kv_capacity
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend
-from pytest_slmserve.models import CATALOGUE, shape_of
+from pytest_slmserve.models import catalogue_name, shape_of
 from pytest_slmserve.options import Options
 from pytest_slmserve.records import Environment
 from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, WorkloadSpec
@@ -68,7 +68,7 @@ def engine_spec(options: Options, backend: Backend, model: str, environment: Env
     """The engine that serves `model` under these options; every limit that moves its speed is set."""
     shape, defaults = shape_of(model), DEFAULTS[backend]
     spec = EngineSpec(
-        model=shape.name if shape.name in CATALOGUE else model,
+        model=catalogue_name(model) or model,
         backend=backend,
         weights=options.weights,
         dtype=defaults.dtype,

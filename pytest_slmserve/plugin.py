@@ -6,6 +6,8 @@ top: pytest imports this module in every run of every project that has it instal
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -71,10 +73,11 @@ def _fixtures(config: pytest.Config) -> Any:
     """The module with the fixtures, and a carrier that goes with pytest-benchmark where it is active."""
     from pytest_slmserve import fixtures
 
-    config.pluginmanager.register(
-        fixtures.BenchmarkCarrier() if config.pluginmanager.hasplugin("benchmark") else fixtures.NoCarrier(),
-        "slmserve-carrier",
-    )
+    if config.pluginmanager.hasplugin("benchmark"):
+        config.pluginmanager.register(fixtures.BenchmarkCarrier(), "slmserve-carrier")
+    else:
+        config.addinivalue_line("markers", "benchmark(...): read by pytest-benchmark, where it is active")
+        config.pluginmanager.register(fixtures.NoCarrier(), "slmserve-carrier")
     return fixtures
 
 
@@ -113,8 +116,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     session = config.stash.get(SESSION, None)
     if session is None:
-        for item in filter(is_measured, items):
-            item.add_marker(pytest.mark.skip(reason=NEEDS_A_MODE))
+        _skip(list(filter(is_measured, items)))
         return
     if PROBLEM in config.stash:
         raise pytest.UsageError(config.stash[PROBLEM])
@@ -135,6 +137,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except SlmError as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
     items[:] = [i for i in items if id(i) not in ranks] + sorted(measured, key=lambda i: ranks[id(i)])
+
+
+def _skip(measured: list[pytest.Item]) -> None:
+    """Without a mode nothing is measured; a runner that is there to measure may forbid that."""
+    if measured and os.environ.get("SLM_REQUIRE_GPU") == "1":
+        raise pytest.UsageError(f"slmserve: SLM_REQUIRE_GPU=1, but {measured[0].nodeid} {NEEDS_A_MODE}")
+    for item in measured:
+        item.add_marker(pytest.mark.skip(reason=NEEDS_A_MODE))
 
 
 def _leave_out_others(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -180,7 +190,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 class ProgressLine:
-    """One line that is written over while a point is measured; on a terminal only."""
+    """One line below pytest's own, written over while a point is measured; on a terminal only."""
 
     def __init__(self, session: pytest.Session, slm: Session) -> None:
         from pytest_slmserve.fixtures import seconds_left
@@ -201,18 +211,21 @@ class ProgressLine:
         from pytest_slmserve.report.progress import progress_line
 
         left = self.seconds_left(self.slm, self.items[self.number - 1 :], progress)
-        line = progress_line(self.number, len(self.items), name, progress, left)
-        self.write(line[: self.writer.fullwidth - 1].ljust(self.writer.fullwidth - 1))
+        self.write(progress_line(self.number, len(self.items), name, progress, left))
         self.shown = True
 
     def write(self, text: str) -> None:
+        """Go to the next line and come back, by relative moves: the terminal may scroll in between. Past pytest's
+        writer, which counts the columns of the line that it is on."""
+        text, column = text[: self.writer.fullwidth - 1], self.writer.width_of_current_line + 1
         with self.capture.global_and_fixture_disabled():
-            self.writer.write(f"\r{text}\r", flush=True)
+            sys.stdout.write(f"\n{text}\x1b[K\x1b[1A\x1b[{column}G")
+            sys.stdout.flush()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self) -> None:
         if self.shown:
-            self.write(" " * (self.writer.fullwidth - 1))
+            self.write("")
             self.shown = False
 
 
@@ -228,6 +241,7 @@ def pytest_runtest_makereport(
 
     if call.excinfo.errisinstance(Undecided):
         report.user_properties.append((STATE, "undecided"))
+        item.user_properties.append((STATE, "undecided"))  # JUnit reads those of the teardown
     if call.excinfo.errisinstance(SlmError):  # its message says it all; the way to it is ours, not the user's
         report.longrepr = f"{type(call.excinfo.value).__name__}: {call.excinfo.value}"
     return report

@@ -13,10 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import Tell, silent
+from pytest_slmserve.engines.base import Tell, check_fits, silent
 from pytest_slmserve.engines.process import Child
 from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.models import Shape, shape_of
+from pytest_slmserve.models import Shape, catalogue_name, shape_of
 from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Workload, known_fields
 from pytest_slmserve.spec import GIB, EngineSpec, Load
 
@@ -105,10 +105,7 @@ class OfflineEngine:
     def _hand_over(self, workload: Workload) -> None:
         if self._loaded == workload.hash:
             return
-        if workload.longest > self.spec.max_model_len:
-            raise EngineFailed(
-                f"requests of {workload.longest} tokens do not fit max_model_len {self.spec.max_model_len}"
-            )
+        check_fits(self.spec, workload)
         prompts = [r.prompt for r in workload.requests]
         self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
         self._loaded = workload.hash
@@ -126,7 +123,8 @@ class OfflineEngine:
 def model_for(spec: EngineSpec, shape: Shape, folder: Path) -> str:
     """What vLLM is to load: for dummy weights a folder with nothing but a config.json, so no download is needed."""
     if spec.weights == "real":
-        return spec.model if "/" in spec.model else f"facebook/{spec.model}"
+        name = catalogue_name(spec.model)
+        return f"facebook/{name}" if name else spec.model
     (folder / "config.json").write_text(json.dumps(dict(shape.config)), "utf-8")
     return str(folder)
 

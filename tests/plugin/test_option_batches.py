@@ -19,10 +19,10 @@ def test_what_is_not_ascending_is_refused(sweep, batches):
 
 def test_a_batch_over_the_kv_capacity_is_refused_before_any_engine_starts(sweep):
     text = usage_error(sweep("--slm-models=opt-13b", "--slm-batches=1,512"))
-    assert "512 requests in flight do not fit opt-13b: the KV cache holds 163 requests of 768 tokens" in text
+    assert "512 requests in flight do not fit opt-13b: the KV cache holds 167 requests of 768 tokens" in text
 
 
 def test_by_default_what_does_not_fit_is_cut_and_said(pytester):
     pytester.makepyfile(SWEEP)
-    result = pytester.runpytest_inprocess("--slm-fake", "--slm-models=opt-13b", "--slm-window=1")
-    result.stdout.fnmatch_lines(["*256*cut*the KV cache holds 163 requests of 768 tokens*"])
+    result = pytester.runpytest_inprocess("--slm-fake", "--slm-models=opt-13b", "--slm-window=3")
+    result.stdout.fnmatch_lines(["*cut: 256, 512, 1024*the KV cache holds 167 requests of 768 tokens*"])

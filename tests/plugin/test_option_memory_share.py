@@ -15,8 +15,8 @@ def largest(pytester, share):
 
 
 def test_a_smaller_share_cuts_the_sweep(pytester):
-    assert largest(pytester, 0.9) == 512
-    assert largest(pytester, 0.3) == 128
+    assert largest(pytester, 0.9) == 256
+    assert largest(pytester, 0.2) == 64
 
 
 def test_a_share_that_leaves_no_room_is_refused(sweep):

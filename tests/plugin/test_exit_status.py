@@ -1,0 +1,53 @@
+"""0 all as expected, 1 something fails, 10 nothing fails but something is undecided, 4 wrong usage."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+FAILS = "--slm-engine-arg=b_half=300"
+UNDECIDED = "--slm-repeats=1"
+
+
+def test_all_as_expected(sweep):
+    assert sweep().ret == 0
+
+
+def test_a_claim_that_fails(sweep):
+    result = sweep(FAILS)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to 256 in flight*"])
+
+
+def test_nothing_fails_but_something_is_undecided(sweep):
+    result = sweep(UNDECIDED)
+    assert result.ret == 10
+    result.stdout.fnmatch_lines(["*.py .....U*", "*5 passed, 1 undecided*"])
+
+
+def test_wrong_usage(sweep):
+    assert sweep("--slm-batches=2,1").ret == 4
+
+
+def test_an_expected_failure_does_not_swallow_what_is_undecided(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_slmserve import State, Verdict
+
+        @pytest.mark.slm
+        @pytest.mark.xfail(raises=AssertionError, strict=True)
+        def test_it():
+            assert Verdict("claim", "model", State.UNDECIDED, "too noisy")
+        """
+    )
+    result = pytester.runpytest_inprocess("--slm-fake")
+    assert result.ret == 10
+    result.assert_outcomes(xfailed=0)
+
+
+def test_junit_shows_an_undecided_claim_as_a_failure_with_its_state(sweep, pytester):
+    sweep(UNDECIDED, "--junitxml=out.xml")
+    suite = ElementTree.parse(pytester.path / "out.xml").getroot()[0]
+    assert suite.attrib["failures"] == "1"
+    properties = {p.attrib["name"]: p.attrib["value"] for p in suite.iter("property")}
+    assert properties["slm_state"] == "undecided"

@@ -1,0 +1,73 @@
+"""Items: one per point and claim, in an order that starts each engine once."""
+
+from __future__ import annotations
+
+import pytest
+
+from conftest import usage_error
+from pytest_slmserve.plugin import SESSION
+
+MIXED = """
+    import pytest
+
+    @pytest.mark.slm(model="opt-350m")
+    def test_first(slm_measure): assert slm_measure(8).valid
+
+    @pytest.mark.slm(model="opt-125m", max_num_seqs=8)
+    def test_limited(slm_measure): assert slm_measure(8).valid
+
+    @pytest.mark.slm(model="opt-350m")
+    def test_again(slm_engine, sharegpt): assert slm_engine.spec.model == "opt-350m" and len(sharegpt.requests) == 1024
+"""
+
+
+class Starts:
+    """Keeps the session's pool to ask it afterwards."""
+
+    def pytest_sessionfinish(self, session):
+        self.specs = [(spec.model, spec.max_num_seqs) for spec in session.config.stash[SESSION].pool.starts]
+
+
+def test_an_engine_starts_once_though_its_tests_are_apart(pytester):
+    pytester.makepyfile(MIXED)
+    starts = Starts()
+    result = pytester.runpytest_inprocess("--slm-fake", "--slm-window=1", plugins=[starts])
+    result.assert_outcomes(passed=3)
+    assert starts.specs == [("opt-350m", 1024), ("opt-125m", 8)]
+
+
+def test_a_marker_with_unknown_words_is_refused_with_the_known_ones(pytester):
+    pytester.makepyfile("import pytest\n@pytest.mark.slm(modle='opt-125m')\ndef test_it(slm_engine): pass")
+    text = usage_error(pytester.runpytest_inprocess("--slm-fake"))
+    assert "has no modle" in text
+    assert "model, " in text
+
+
+def test_several_processes_are_refused(sweep, pytester):
+    pytest.importorskip("xdist")
+    assert "leave out -n" in usage_error(pytester.runpytest_inprocess("--slm-fake", "-n2"))
+
+
+def test_a_runner_that_is_there_to_measure_forbids_the_skip(pytester, monkeypatch):
+    pytester.makepyfile(MIXED)
+    monkeypatch.setenv("SLM_REQUIRE_GPU", "1")
+    assert "SLM_REQUIRE_GPU=1" in usage_error(pytester.runpytest_inprocess())
+
+
+def test_a_deselected_point_leaves_its_claim_undecided(sweep):
+    result = sweep("-k", "not 128")
+    assert result.ret == 10
+    result.stdout.fnmatch_lines(["*undecided*not measured at 128 in flight*"])
+
+
+def test_options_come_from_environment_and_ini_too_and_the_header_says_so(pytester, sweep, monkeypatch):
+    pytester.makeini("[pytest]\nslm_repeats = 3\nslm_window = 9\n")
+    monkeypatch.setenv("SLM_REPEATS", "2")
+    result = sweep("--slm-plan")
+    result.stdout.fnmatch_lines(["slmserve: simulated, *window (command line), repeats (environment)*"])
+
+
+def test_the_option_group_shows_in_help(pytester):
+    text = pytester.runpytest_inprocess("--help").stdout.str()
+    assert "serving of small language models" in text
+    assert "--slm-gpu" in text

@@ -1,0 +1,50 @@
+"""An idle plugin costs nothing: nothing heavy is imported over the whole session, summary included."""
+
+from __future__ import annotations
+
+import pytest
+
+HEAVY = ("vllm", "torch", "numpy", "pynvml", "transformers", "matplotlib", "tabulate", "ijson")
+LOOK = f"""
+    import atexit, sys
+
+    def look():
+        ours = [m for m in sys.modules if m.startswith("pytest_slmserve")]
+        print("HEAVY", [m for m in {HEAVY!r} if m in sys.modules], "OURS", sorted(ours))
+
+    atexit.register(look)
+"""
+IDLE = ["", ".errors", ".fixtures", ".kinds", ".options", ".plugin"]
+
+
+@pytest.fixture
+def imported(pytester):
+    """Modules of a plain session with the plugin idle, seen as pytest exits."""
+    pytester.makeconftest(LOOK)
+
+    def run(test, *args):
+        pytester.makepyfile(test)
+        result = pytester.runpytest_subprocess("-p", "no:benchmark", *args)
+        return next(line for line in result.outlines if "HEAVY" in line)
+
+    return run
+
+
+def test_a_plain_session_imports_nothing_heavy_and_little_of_ours(imported):
+    line = imported("def test_nothing(): pass")
+    assert "HEAVY [] OURS" in line
+    assert line.endswith(str(["pytest_slmserve" + name for name in IDLE]))
+
+
+def test_nor_does_one_whose_measuring_tests_are_skipped(imported):
+    assert "HEAVY [] OURS" in imported("def test_engine(slm_engine): pass\ndef test_point(slm_point): pass")
+
+
+def test_nor_does_a_failing_one(imported):
+    assert "HEAVY [] OURS" in imported("def test_it(): assert 0")
+
+
+def test_the_engine_stays_out_of_pytest_while_measuring(imported):
+    line = imported("def test_it(slm_measure): assert slm_measure(4).valid", "--slm-fake", "--slm-window=1")
+    for heavy in ("vllm", "torch", "transformers", "pynvml", "matplotlib"):
+        assert f"'{heavy}'" not in line

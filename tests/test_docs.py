@@ -1,0 +1,191 @@
+"""What the documentation promises: commands, links, options and examples.
+
+python tests/test_docs.py      writes the tables of docs/options.md anew
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_slmserve.options import OPTS, Opt
+from pytest_slmserve.plan import DEFAULTS
+
+CHECKOUT = Path(__file__).parent.parent
+README = CHECKOUT / "README.md"
+DOCS = CHECKOUT / "docs"
+OPTIONS = DOCS / "options.md"
+PAGES = {p.relative_to(CHECKOUT).as_posix(): p for p in (README, *sorted(DOCS.glob("*.md")))}
+WANTED = (
+    "README.md",
+    *(f"docs/{n}.md" for n in ("architecture", "gpu-runner", "index", "method", "options", "records")),
+)
+SETUP = "python3 -m venv .venv && .venv/bin/pip install tox && .venv/bin/tox -e"
+
+if not README.is_file():
+    pytest.skip("the documentation is in the checkout", allow_module_level=True)
+
+
+# The tables of docs/options.md, from the code
+
+TOP = """# Options
+
+Each option may be given on the command line, in the environment, or in the ini file (`pytest.ini`, or
+`[tool.pytest.ini_options]` in `pyproject.toml`), in this order of precedence; the header of a run says which it took
+from where. In the environment and the ini file a flag is 1 or 0, and several values are separated by spaces.
+
+A mode (`--slm-gpu`, `--slm-cpu` or `--slm-fake`) is what makes anything run: without one, what measures is skipped.
+Modes exclude each other.
+"""
+PER_BACKEND = '\nWhere the default is "by mode":\n'
+
+
+def default_of(opt: Opt) -> str:
+    match opt.default:
+        case None:
+            return "by mode"
+        case False:
+            return "off"
+        case "" | ():
+            return "-"
+        case value:
+            return f"`{value}`"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
+
+
+def option_rows() -> Iterator[tuple[str, ...]]:
+    for opt in OPTS:
+        flag = f"{opt.flag} {opt.metavar}" if opt.metavar else opt.flag
+        yield f"`{flag}`", f"`SLM_{opt.name.upper()}`", f"`slm_{opt.name}`", default_of(opt), opt.help
+
+
+def mode_rows() -> Iterator[tuple[str, ...]]:
+    for backend, defaults in DEFAULTS.items():
+        prompt, output = defaults.lengths
+        batches = f"1, 2, 4 … to {defaults.largest} or the KV capacity"
+        mode = "gpu" if backend == "cuda" else backend
+        yield f"`--slm-{mode}`", ", ".join(defaults.models), batches, f"{prompt}/{output}", f"{defaults.window_s:g} s"
+
+
+def options_page() -> str:
+    """What docs/options.md should be."""
+    columns = ("option", "environment", "ini", "default", "meaning")
+    modes = ("mode", "`--slm-models`", "`--slm-batches`", "`--slm-lengths`", "`--slm-window`")
+    return f"{TOP}\n{table(columns, list(option_rows()))}{PER_BACKEND}\n{table(modes, list(mode_rows()))}"
+
+
+# Reading Markdown
+
+
+def fences(text: str) -> list[tuple[str, str]]:
+    """Pairs of the words after the opening fence, and what stands in the block."""
+    return re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def links(text: str) -> list[str]:
+    """Targets of links and pictures, those of other sites left out."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [t for t in re.findall(r"\]\(([^)\s]+)\)", prose) if not re.match(r"[a-z]+:", t)]
+
+
+def anchors(text: str) -> set[str]:
+    """Fragments that GitHub gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page: Path, root: Path = CHECKOUT) -> list[str]:
+    """Links to what is not there, not below `root`, or no heading of the page."""
+    broken = []
+    for target in links(page.read_text("utf-8")):
+        path, _, fragment = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        inside = there.is_relative_to(root.resolve())
+        if not (inside and there.exists() and (not fragment or fragment in anchors(there.read_text("utf-8")))):
+            broken.append(target)
+    return broken
+
+
+def runnable(page: Path) -> list[str]:
+    """Its Python blocks that are marked as runnable: ```python runs"""
+    return [text for words, text in fences(page.read_text("utf-8")) if words == "python runs"]
+
+
+def examples() -> list[Any]:
+    found = []
+    for name, page in PAGES.items():
+        found += [pytest.param(text, id=f"{Path(name).stem}-{i}") for i, text in enumerate(runnable(page), 1)]
+    return found
+
+
+def test_the_pages_are_there() -> None:
+    assert set(WANTED) <= PAGES.keys()
+
+
+def test_the_first_block_of_the_readme_is_two_commands() -> None:
+    words, block = fences(README.read_text("utf-8"))[0]
+    assert words in ("", "console", "sh")
+    assert block == f"{SETUP} slm-cpu\n{SETUP} tests\n"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_somewhere(name: str) -> None:
+    assert broken_links(PAGES[name]) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A heading: here\n[d](page.md#a-heading-here) [a](nowhere.md) [b](https://example.org/x) ![c](#none)\n"
+        "[e](../outside.md)\n```\n[f](in-code.md)\n```\n"
+    )
+    (tmp_path.parent / "outside.md").touch()
+    assert broken_links(page, tmp_path) == ["nowhere.md", "#none", "../outside.md"]
+
+
+def test_every_page_is_on_the_map() -> None:
+    mapped = {(DOCS / target).resolve() for target in links((DOCS / "index.md").read_text("utf-8"))}
+    assert {page.resolve() for page in PAGES.values()} - {(DOCS / "index.md").resolve()} <= mapped
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_option_that_is_named_exists(name: str) -> None:
+    named = set(re.findall(r"--slm-[a-z-]*[a-z]", PAGES[name].read_text("utf-8")))
+    assert named - {opt.flag for opt in OPTS} == set()
+
+
+def test_the_options_page_is_the_table_of_the_code() -> None:
+    page = OPTIONS.read_text("utf-8") if OPTIONS.is_file() else ""
+    assert page == options_page(), f"python tests/test_docs.py writes it; it should be\n\n{options_page()}"
+
+
+def test_the_readme_and_the_guide_begin_with_the_same_example_of_five_lines() -> None:
+    first, again = (runnable(page)[0] for page in (README, DOCS / "writing-tests.md"))
+    assert first == again
+    assert len([line for line in first.splitlines() if line]) <= 5
+
+
+@pytest.mark.parametrize("example", examples())
+def test_every_example_runs_as_it_stands(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, example: str
+) -> None:
+    for variable in [name for name in os.environ if name.startswith("SLM_")]:
+        monkeypatch.delenv(variable)
+    pytester.makepyfile(example)
+    wanted = len(re.findall(r"^def test_", example, re.MULTILINE))
+    assert wanted
+    with_engine = pytester.runpytest_inprocess("--slm-fake", "-p", "no:cacheprovider")
+    with_engine.assert_outcomes(passed=wanted)
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(skipped=wanted)
+
+
+if __name__ == "__main__":
+    OPTIONS.write_text(options_page(), "utf-8")
