@@ -158,6 +158,12 @@ def catalogue_name(model: str) -> str | None:
     return name if name in CATALOGUE else None
 
 
+def hub_name(model: str) -> str:
+    """Where real weights come from: the Hub's name of a catalogue model; a folder stays what it is."""
+    name = catalogue_name(model)
+    return f"facebook/{name}" if name else model
+
+
 def shape_of(model: str) -> Shape:
     """The shape of a catalogue name ("opt-1.3b", "facebook/opt-1.3b") or of a local folder with a config.json."""
     if name := catalogue_name(model):

@@ -16,7 +16,7 @@ from typing import Any
 from pytest_slmserve.engines.base import Tell, check_fits, silent
 from pytest_slmserve.engines.process import Child
 from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.models import Shape, catalogue_name, shape_of
+from pytest_slmserve.models import Shape, hub_name, shape_of
 from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Workload, known_fields
 from pytest_slmserve.spec import GIB, EngineSpec, Load
 
@@ -123,8 +123,7 @@ class OfflineEngine:
 def model_for(spec: EngineSpec, shape: Shape, folder: Path) -> str:
     """What vLLM is to load: for dummy weights a folder with nothing but a config.json, so no download is needed."""
     if spec.weights == "real":
-        name = catalogue_name(spec.model)
-        return f"facebook/{name}" if name else spec.model
+        return hub_name(spec.model)
     (folder / "config.json").write_text(json.dumps(dict(shape.config)), "utf-8")
     return str(folder)
 
