@@ -13,7 +13,7 @@ import json
 import math
 from pathlib import Path
 
-from pytest_slmserve.analysis.stats import mean, student_interval
+from pytest_slmserve.analysis.stats import student_interval
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.environment import probe
 from pytest_slmserve.measure import measure
@@ -81,7 +81,9 @@ def main() -> None:
     seen = student_interval([math.log(bare / measured) for measured, bare in pairs])
     low, high = (math.exp(end) for end in (seen.low, seen.high))
     print(f"{args.model} at {args.concurrency} on {environment.gpu_name or environment.cpu}, vLLM {environment.vllm}")
-    print(f"throughput measured/bare {math.exp(mean([seen.value])):.4f} (95 %: {low:.4f} to {high:.4f}), {len(pairs)} pairs")
+    print(
+        f"throughput measured/bare {math.exp(mean([seen.value])):.4f} (95 %: {low:.4f} to {high:.4f}), {len(pairs)} pairs"
+    )
     print(f"lower bound {low:.4f}: {'at least' if low >= BOUND else 'BELOW'} {BOUND}")
 
 

@@ -56,7 +56,8 @@ def slm_session(request: pytest.FixtureRequest) -> Session:
 @pytest.fixture
 def slm_spec(request: pytest.FixtureRequest, slm_session: Session) -> EngineSpec:
     """The engine this test asks for by its `slm` marker. Override it to ask in another way."""
-    return engine_of(slm_session, request.node)
+    marker = request.node.get_closest_marker("slm")
+    return spec_from_marker(slm_session, dict(marker.kwargs) if marker else {})
 
 
 @pytest.fixture
@@ -210,13 +211,14 @@ def load_for(session: Session, spec: EngineSpec, concurrency: int) -> ClosedLoop
     return load_of(session.options, spec.backend, concurrency)
 
 
-def engine_of(session: Session, item: Any) -> EngineSpec:
-    """The engine that an item needs, or whose measurements it reads. Raises BadUsage for an impossible marker."""
+def engine_of(session: Session, item: Any) -> EngineSpec | None:
+    """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
+    here. Raises BadUsage for an impossible marker."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     if parameters.get("slm_point"):
         return session.sweep(parameters["slm_point"][0]).spec
-    if parameters.get("slm_model"):
-        return session.spec(parameters["slm_model"])
+    if model := parameters.get("slm_model"):
+        return session.spec(model) if session.swept(model) else None
     marker = item.get_closest_marker("slm")
     return spec_from_marker(session, dict(marker.kwargs) if marker else {})
 

@@ -173,9 +173,7 @@ OPTS = (
     ),
     Opt("--slm-memory-share", share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"),
     Opt("--slm-python", str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH"),
-    Opt(
-        "--slm-env", variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True
-    ),
+    Opt("--slm-env", variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True),
     Opt(
         "--slm-engine-arg",
         argument,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from pytest_slmserve.environment import Host, probe
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend
 from pytest_slmserve.measure import measure
-from pytest_slmserve.models import shape_of, short_name
+from pytest_slmserve.models import hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, plan_sweep, price_s, workload_spec
 from pytest_slmserve.records import Environment, Measurement, Progress, Workload, measurement_key
@@ -60,6 +60,7 @@ class Session:
     _undo: ExitStack = field(default_factory=ExitStack)
     _workloads: dict[str, Workload] = field(default_factory=dict)
     _sweeps: dict[str, Sweep] = field(default_factory=dict)
+    _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
     @classmethod
     def of(cls, options: Options, root: Path) -> Session:
@@ -116,6 +117,10 @@ class Session:
             return self.options.models
         return tuple(model for model in DEFAULTS[self.backend].models if self._fits(model))
 
+    def swept(self, model: str) -> bool:
+        """Is it one of the models of this run's sweeps?"""
+        return short_name(model) in map(short_name, self.models)
+
     def _fits(self, model: str) -> bool:
         try:
             self.spec(model)
@@ -142,6 +147,17 @@ class Session:
             self._sweeps[model] = plan_sweep(self.options, self.spec(model), self.workload(model).longest)
         return self._sweeps[model]
 
+    def environment(self, spec: EngineSpec) -> Environment:
+        """Where `spec` is measured: this host, with what the specification's own interpreter holds."""
+        own = spec.python, spec.env
+        if spec.backend == "fake" or own == (self.options.python, self.options.env):
+            return self.host.environment
+        if own not in self._environments:
+            other = probe(spec.backend, spec.python, dict(spec.env))
+            self.notes += [note for note in other.warnings if note not in self.notes]
+            self._environments[own] = replace(other.environment, git_commit=self.host.environment.git_commit)
+        return self._environments[own]
+
     def engine(self, spec: EngineSpec) -> Engine:
         return self.pool.engine(spec)
 
@@ -157,7 +173,7 @@ class Session:
         while attempts > 0 and sum(not problems(m) for m in known) < repeats:
             attempts -= 1
             tell = self._teller(spec, load, len(known))
-            found = measure(self.engine(spec), workload, load, self.host.environment, tell)
+            found = measure(self.engine(spec), workload, load, self.environment(spec), tell)
             known.append(found)
             if self.archive:
                 self.archive.add(found)
@@ -199,19 +215,21 @@ class Session:
     def series(self, model: str) -> str:
         """What identifies the curve of a planned sweep."""
         sweep = self.sweep(model)
-        return series_key(sweep.spec, self.workload(model).hash, sweep.loads[0], self.host.environment)
+        return series_key(sweep.spec, self.workload(model).hash, sweep.loads[0], self.environment(sweep.spec))
 
     def key(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> str:
-        return measurement_key(spec, workload.hash, load, self.host.environment)
+        return measurement_key(spec, workload.hash, load, self.environment(spec))
 
     def row(self, name: str, model: str) -> claims.Row:
         """What is expected of a claim here."""
         return claims.row_for(name, model, self.host.environment, self.options.starts)
 
     def judge(self, name: str, model: str) -> Verdict:
-        """Judge one claim for one model from what was measured, and remember it for the report."""
+        """Judge one claim for one model from what was measured, and remember it for the report. A model that is not
+        swept here has no curve: what can be judged of it is arithmetic."""
         row = self.row(name, model)
-        verdict = claims.judge(name, self.curve(model), row)
+        curve = self.curve(model) if self.swept(model) else Curve(subject=short_name(model))
+        verdict = claims.judge(name, curve, row)
         self.judged.append(Judged(verdict, row))
         return verdict
 
@@ -225,8 +243,3 @@ def _planned(sweep: Sweep) -> dict[str, object]:
     """What a later report needs to know of a sweep, as plain JSON values."""
     cut = [list(pair) for pair in sweep.cut]
     return {"model": short_name(sweep.spec.model), "concurrencies": list(sweep.concurrencies), "cut": cut}
-
-
-def hub_name(model: str) -> str:
-    """The Hub's name of a catalogue model; a folder stays what it is."""
-    return model if "/" in model else f"facebook/{model}"

@@ -90,7 +90,7 @@ class WorkloadSpec:
                 raise BadUsage(f"unknown source or rule {value!r} of a workload", f"one of {', '.join(get_args(kind))}")
         if (self.prompt_tokens is None) != (self.output_tokens is None):
             raise BadUsage("only one of prompt and output length is fixed", "512/256, or natural")
-        if self.requests < 1 or (self.prompt_tokens or 1) < 1 or (self.output_tokens or 1) < 1:
+        if min(n for n in (self.requests, self.prompt_tokens, self.output_tokens) if n is not None) < 1:
             raise BadUsage("a workload needs at least one request of at least one token each way", "512/256")
 
 
@@ -128,14 +128,3 @@ class Burst:
 
 
 Load = ClosedLoop | Burst
-
-
-def load_from_dict(facts: dict[str, Any]) -> Load:
-    """The inverse of `asdict` for a load read from an archive."""
-    match facts.get("kind"):
-        case "closed_loop":
-            return ClosedLoop(**facts)
-        case "burst":
-            return Burst(**facts)
-        case kind:
-            raise BadUsage(f"unknown kind of load {kind!r}", "a release of pytest-slmserve that wrote this record")

@@ -13,6 +13,7 @@ kill can be read.
 from __future__ import annotations
 
 import fcntl
+import functools
 import gzip
 import io
 import json
@@ -20,11 +21,12 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NoReturn
+from types import UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from pytest_slmserve.errors import BadArchive, BadUsage
 from pytest_slmserve.records import (
@@ -37,9 +39,12 @@ from pytest_slmserve.records import (
     WorkloadReference,
     known_fields,
 )
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Load, WorkloadSpec, load_from_dict
+from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec
 
 FORMAT = 1  # 1: first. Add a number only where an older release would misread what is written.
+
+LARGEST = 1 << 63  # of a number that can be meant
+NoneType = type(None)
 
 _FIRST = b'{"kind":"session"'  # how every archive begins
 _BULK = b'{"kind":"measurement"'
@@ -412,62 +417,109 @@ def _no_constant(name: str) -> NoReturn:
 
 def _session(facts: dict[str, Any]) -> Session:
     """A newer format may have other fields: then only its number is wanted."""
-    if int(facts["format"]) > FORMAT:
-        return Session(int(facts["format"]), "", None, {}, {})
-    return Session(**known_fields(Session, facts))
+    if _typed(int, facts["format"]) > FORMAT:
+        return Session(facts["format"], "", None, {}, {})
+    made: Session = _made(Session, facts)
+    return made
 
 
 def _engine(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
-    spec, resolved = known_fields(EngineSpec, facts["spec"]), known_fields(Resolved, facts["resolved"])
-    spec |= {name: tuple((key, value) for key, value in spec[name]) for name in ("env", "extra")}
-    sizes = resolved["capture_sizes"]
-    resolved["capture_sizes"] = None if sizes is None else tuple(sizes)
-    return EngineSpec(**spec), Resolved(**resolved), Environment(**known_fields(Environment, facts["environment"]))
+    return (
+        _made(EngineSpec, facts["spec"]),
+        _made(Resolved, facts["resolved"]),
+        _made(Environment, facts["environment"]),
+    )
 
 
 def _measurement(facts: dict[str, Any], spec: EngineSpec, resolved: Resolved, environment: Environment) -> Measurement:
-    workload = known_fields(WorkloadReference, facts["workload"])
-    workload["spec"] = WorkloadSpec(**known_fields(WorkloadSpec, workload["spec"]))
     return Measurement(
         spec=spec,
         resolved=resolved,
         environment=environment,
-        workload=WorkloadReference(**workload),
-        load=_load(facts["load"]),
+        workload=_workload(facts["workload"]),
+        load=_made(Burst if facts["load"]["kind"] == "burst" else ClosedLoop, facts["load"]),
         run=_run(facts["run"]),
         launch=facts["engine"],
-        measured_at=facts["measured_at"],
+        measured_at=_typed(str, facts["measured_at"]),
     )
 
 
-def _load(facts: dict[str, Any]) -> Load:
-    return load_from_dict(known_fields(Burst if facts["kind"] == "burst" else ClosedLoop, facts))
+def _workload(facts: dict[str, Any]) -> WorkloadReference:
+    made: WorkloadReference = _made(WorkloadReference, facts)
+    if min(made.requests, made.longest, made.mean_prompt_tokens, made.mean_output_tokens) <= 0:
+        raise ValueError("a workload without requests or tokens")
+    return made
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _made(cls: type, facts: dict[str, Any]) -> Any:
+    """`cls` from the entries that it has, each of the type that it says. Raises TypeError."""
+    made = {}
+    for name, value in known_fields(cls, facts).items():
+        try:
+            made[name] = _typed(_hints(cls)[name], value)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
+    return cls(**made)
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    """What JSON holds as the annotation `kind` has it: lists become tuples, objects dataclasses. Raises TypeError."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return _made(kind, value)
+    if origin in (Union, UnionType):
+        return None if value is None else _typed(next(k for k in inner if k is not NoneType), value)
+    if origin is tuple and isinstance(value, list):
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        return tuple(_typed(k, v) for k, v in zip(kinds, value, strict=True))
+    if not _fits(origin or kind, inner, value):
+        raise TypeError(f"{value!r:.40} is no {getattr(kind, '__name__', kind)}")
+    return value
+
+
+def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
+    """Whole numbers stay whole where fractions are allowed, or keys made of them would change."""
+    if kind is Any:
+        return True
+    if kind is Literal:
+        return value in inner
+    if kind is float:
+        return type(value) in (int, float) and abs(value) < LARGEST
+    return type(value) is int and abs(value) < LARGEST if kind is int else isinstance(value, kind)
 
 
 def _run(facts: dict[str, Any]) -> Run:
-    start, stop = _from_millionths(facts["window_us"])
+    start, stop = _from_millionths(_typed(tuple[int, int], facts["window_us"]))
     return Run(
         samples=Samples(**_table(Samples, facts["samples"])),
         steps=Steps(**_table(Steps, facts["steps"])),
         window_s=(start, stop),
-        failures=facts["failures"],
-        first_failure=facts["first_failure"],
+        failures=_typed(int, facts["failures"]),
+        first_failure=_typed(str | None, facts["first_failure"]),
     )
 
 
 def _table(cls: type, facts: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
     names = [column.name for column in fields(cls)]
     rows = len(facts[_stored_name(names[0])])
-    table = {name: _column(name, facts[_stored_name(name)], rows) for name in names}
+    table = {name: _column(cls, name, facts[_stored_name(name)], rows) for name in names}
     for name, column in table.items():
         if len(column) != rows:
             raise ValueError(f"{len(column)} rows of {name}, {rows} of {names[0]}")
     return table
 
 
-def _column(name: str, coded: Any, rows: int) -> tuple[Any, ...]:
+def _column(cls: type, name: str, coded: Any, rows: int) -> tuple[Any, ...]:
     """The inverse of what `_columns` makes of one column."""
     values = coded if isinstance(coded, list) else [coded] * rows
+    optional = set(get_args(get_args(_hints(cls)[name])[0])) & {NoneType}
+    if foreign := set(map(type, values)) - {bool if name == "finished" else int} - optional:
+        raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
     if isinstance(coded, list) and name != "finished":
         values = _sums(coded)
     return tuple(values) if _stored_name(name) == name else _from_millionths(values)

@@ -31,32 +31,33 @@ DISK = settings(deadline=None)  # a busy disk takes its time over fsync
 BOTH = pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz"])
 
 
+# Two requests over three steps; the second is cut off before its first token.
+RUN = Run(
+    Samples(
+        (0, 1),
+        (0.000012, 0.5),
+        (0.0001, 0.500001),
+        (0.01, None),
+        (0.9, None),
+        (512, 512),
+        (3, 0),
+        (True, False),
+    ),
+    Steps((0.01, 0.011, 0.9), (1, 1, 0), (0, 0, None), (1, 1, 1), (512, 0, 0), (0.0044, 0.004537, None), (0, 0, 0)),
+    (0.1, 0.8),
+    1,
+    "RuntimeError: no answer",
+)
+
+
 def example(concurrency: int = 1, launch: str = "4f1d") -> Measurement:
-    """Two requests over three steps; the second is cut off before its first token."""
     return Measurement(
         spec=EngineSpec("opt-125m", env=(("A", "1"),), extra=(("block_size", 16),)),
         resolved=Resolved(kv_blocks=7281, block_size=16, capture_sizes=(1, 2, 4), ready_s=33.25),
         environment=Environment(backend="cuda", gpu_name="NVIDIA H200", vllm="0.26.0", cores=16),
         workload=WorkloadReference("c0ffee", WorkloadSpec(), 1024, 512.0, 256.0, 768, "lengths"),
         load=ClosedLoop(concurrency),
-        run=Run(
-            Samples(
-                (0, 1),
-                (0.000012, 0.5),
-                (0.0001, 0.500001),
-                (0.01, None),
-                (0.9, None),
-                (512, 512),
-                (3, 0),
-                (True, False),
-            ),
-            Steps(
-                (0.01, 0.011, 0.9), (1, 1, 0), (0, 0, None), (1, 1, 1), (512, 0, 0), (0.0044, 0.004537, None), (0, 0, 0)
-            ),
-            (0.1, 0.8),
-            1,
-            "RuntimeError: no answer",
-        ),
+        run=RUN,
         launch=launch,
         measured_at="2025-11-21T12:00:00.000+00:00",
     )
@@ -107,16 +108,29 @@ def test_round_trip(name, kept):
 def test_finer_stamps_are_kept_to_a_microsecond(stamps):
     columns = Steps(stamps, *[[0] * len(stamps)] * 6)
     with tempfile.TemporaryDirectory() as folder:
-        path = write(Path(folder, "a.jsonl"), replace(example(), run=replace(example().run, steps=columns)))
+        path = write(Path(folder, "a.jsonl"), replace(example(), run=replace(RUN, steps=columns)))
         found = read(path).measurements[0].run.steps.time_s
     assert found == pytest.approx(stamps, rel=0, abs=0.500001e-6)
 
 
 def test_format_1_is_read_for_ever():
+    """Never adapt the file or these facts to the code: archives like this one are kept for years."""
     contents = read(DATA / "archive-format-1.jsonl")
-    assert contents.measurements == (example(1), example(2))
-    assert contents.claims == CLAIMS
+    assert contents.claims == {"plateau": {"tolerance": 0.1}}
     assert contents.sessions[0].plan == {"batches": [1, 2]}
+    assert [m.load.concurrency for m in contents.measurements] == [1, 2]
+    measurement = contents.measurements[1]
+    assert (measurement.spec.model, measurement.spec.env, measurement.spec.extra) == (
+        "opt-125m",
+        (("A", "1"),),
+        (("block_size", 16),),
+    )
+    assert (measurement.resolved.kv_blocks, measurement.resolved.capture_sizes) == (7281, (1, 2, 4))
+    assert (measurement.environment.gpu_name, measurement.environment.cores) == ("NVIDIA H200", 16)
+    assert (measurement.workload.hash, measurement.workload.spec.prompt_tokens) == ("c0ffee", 512)
+    assert (measurement.launch, measurement.measured_at) == ("4f1d", "2025-11-21T12:00:00.000+00:00")
+    assert measurement.load == ClosedLoop(2, window_s=5.0, settle_lifetimes=1.0, starts="spread")
+    assert measurement.run == RUN
 
 
 def test_the_last_session_tells_the_claims(three):
@@ -297,6 +311,51 @@ def test_a_damaged_line_is_named_and_can_be_skipped(three, number, new, what):
     assert f"skipped: line {number}" in contents.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("number", "entries", "value", "what"),
+    [
+        (2, ("spec", "max_num_seqs"), "1024", "max_num_seqs: '1024' is no int"),
+        (2, ("spec", "max_num_seqs"), True, "max_num_seqs: True is no int"),
+        (2, ("spec", "backend"), "tpu", "backend: 'tpu' is no Literal"),
+        (2, ("spec", "env"), [["A", 1]], "env: 1 is no str"),
+        (2, ("spec", "env"), [["A"]], "shorter"),
+        (2, ("resolved", "kv_blocks"), 1 << 70, "kv_blocks: 11.* is no int"),
+        (2, ("resolved", "capture_sizes"), [1, None], "capture_sizes: None is no int"),
+        (2, ("resolved", "ready_s"), "33", "ready_s: '33' is no float"),
+        (2, ("environment", "cores"), 1.5, r"cores: 1\.5 is no int"),
+        (4, ("workload", "longest"), 0, "a workload without requests or tokens"),
+        (4, ("workload", "mean_output_tokens"), -1.0, "a workload without requests or tokens"),
+        (4, ("workload", "spec"), {"seed": "0"}, "spec: seed: '0' is no int"),
+        (4, ("load", "concurrency"), "2", "concurrency: '2' is no int"),
+        (4, ("load", "kind"), "storm", "kind: 'storm' is no Literal"),
+        (4, ("load", "settle_lifetimes"), None, "settle_lifetimes: None is no float"),
+        (4, ("measured_at",), 5, "5 is no str"),
+        (4, ("run", "failures"), None, "None is no int"),
+        (4, ("run", "window_us"), ["0", 1], "'0' is no int"),
+        (4, ("run", "samples", "sent_us"), [12, None], "sent_s: NoneType among its values"),
+        (4, ("run", "samples", "prompt_tokens"), "512", "prompt_tokens: str among its values"),
+        (4, ("run", "samples", "finished"), [1, 0], "finished: int among its values"),
+        (4, ("run", "steps", "new_tokens"), 1.5, "new_tokens: float among its values"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_a_damaged_line(three, number, entries, value, what):
+    line = inner = json.loads(three.read_text("utf-8").splitlines()[number - 1])
+    for entry in entries[:-1]:
+        inner = inner[entry]
+    inner[entries[-1]] = value
+    change(three, number, json.dumps(line))
+    with pytest.raises(BadArchive, match=f"line {number} cannot be used .*{what}"):
+        read(three)
+    assert len(read(three, skip_damaged=True).measurements) == (0 if number == 2 else 2)
+
+
+def test_a_whole_number_may_stand_for_a_fraction_and_stays_whole(three):
+    """A load asked for with a window of 5 s, not 5.0 s, has a key of its own."""
+    mine = replace(example(8), load=ClosedLoop(8, window_s=5))
+    write(three, mine)
+    assert read(three).measurements[-1].key == mine.key
+
+
 def test_columns_of_unequal_length_are_damage(three):
     line = json.loads(three.read_text("utf-8").splitlines()[3])
     line["run"]["steps"]["time_us"].append(7)
@@ -430,7 +489,7 @@ def test_one_writer_at_a_time(three):
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_no_number_that_json_does_not_know_is_written(three, number):
     before = three.read_bytes()
-    bad_run = replace(example().run, steps=replace(example().run.steps, time_s=(0.1, number, 0.3)))
+    bad_run = replace(RUN, steps=replace(RUN.steps, time_s=(0.1, number, 0.3)))
     bad = [replace(example(), run=bad_run), replace(example(), resolved=Resolved(ready_s=number))]
     with Archive.open(three) as archive:
         archive.begin({}, {})

@@ -18,12 +18,14 @@ from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.roofline import peaks_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.kinds import Backend, Starts
+from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Environment, known_fields
-from pytest_slmserve.spec import Backend
 
 Expected = Literal["holds", "fails"]
+AnyStarts = Literal["*", "spread", "together"]
 Parameters = Mapping[str, Any]
-ANY = "*"
+ANY: Literal["*"] = "*"
 ANY_RELEASE = ("", "")
 
 
@@ -39,15 +41,17 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is expected of a claim for a model on a device under a vLLM.
+    """What is expected of a claim for a model on a device, in a closed loop of one way of starting, under a vLLM.
 
     model: a short name or "*". device: a backend ("cuda", "cpu", "fake"), a GPU family of `roofline.GPUS` ("H200") or
-    "*". vllm: first release, and the one it ends before; "" for no end. parameters: numbers of the judgement, plain.
+    "*". starts: those of the closed loop, or "*". vllm: first release, and the one it ends before; "" for no end.
+    parameters: numbers of the judgement, plain.
     """
 
     claim: str
     model: str = ANY
     device: str = ANY
+    starts: AnyStarts = ANY
     vllm: tuple[str, str] = ANY_RELEASE
     parameters: Parameters = field(default_factory=dict)
     expected: Expected = "holds"
@@ -168,24 +172,31 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found[1].split(".")) if found else ()
 
 
-def row_for(claim: str, model: str, environment: Environment | None = None, rows: tuple[Row, ...] = ROWS) -> Row:
-    """What is expected of a claim for this model in this environment: the most specific row that fits.
+def row_for(
+    claim: str,
+    model: str,
+    environment: Environment | None = None,
+    starts: Starts | None = None,
+    rows: tuple[Row, ...] = ROWS,
+) -> Row:
+    """What is expected of a claim for this model, here and under this load: the most specific row that fits.
 
-    A row that names the model goes before one that names the device, a GPU family before a backend, and either before
-    one that names a range of vLLM. Raises BadUsage for an unknown claim.
+    What a row names counts in this order: the model, a GPU family, a backend, the starts, a range of vLLM. An unknown
+    environment, release or way of starting fits only rows that leave it open. Raises BadUsage for an unknown claim.
     """
     claim_of(claim)
     where = environment or Environment()
-    fitting = [row for row in rows if row.claim == claim and _fits(row, model, where)]
+    fitting = [row for row in rows if row.claim == claim and _fits(row, model, where, starts)]
     if not fitting:
         raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
     return max(fitting, key=_specific)
 
 
-def _fits(row: Row, model: str, where: Environment) -> bool:
+def _fits(row: Row, model: str, where: Environment, starts: Starts | None) -> bool:
     peaks = peaks_of(where.gpu_name)
     devices = {ANY, where.backend, peaks.family if peaks else None}
-    return row.model in (ANY, curves.short_name(model)) and row.device in devices and _in_range(row.vllm, where.vllm)
+    named = row.model in (ANY, short_name(model)) and row.device in devices and row.starts in (ANY, starts)
+    return named and _in_range(row.vllm, where.vllm)
 
 
 def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
@@ -196,9 +207,9 @@ def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
     return release(first) <= release(version) and (not last or release(version) < release(last))
 
 
-def _specific(row: Row) -> tuple[int, int, int]:
+def _specific(row: Row) -> tuple[int, int, int, int]:
     device = 0 if row.device == ANY else 1 if row.device in get_args(Backend) else 2
-    return int(row.model != ANY), device, int(row.vllm != ANY_RELEASE)
+    return int(row.model != ANY), device, int(row.starts != ANY), int(row.vllm != ANY_RELEASE)
 
 
 def judge(claim: str, curve: Curve, row: Row) -> Verdict:

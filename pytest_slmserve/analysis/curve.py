@@ -6,18 +6,18 @@ Every judgement is total: what is missing, invalid or drowned in noise makes it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass, field
 
 from pytest_slmserve.analysis import gains as over
 from pytest_slmserve.analysis.gains import Gain, Plateau
 from pytest_slmserve.analysis.kv_cache import kv_capacity
-from pytest_slmserve.analysis.points import Point, concurrency_of, points_of
+from pytest_slmserve.analysis.points import Point, by_series, points_of
 from pytest_slmserve.analysis.stats import Interval, percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Environment, Measurement, Resolved, WorkloadReference
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.spec import ClosedLoop, EngineSpec
 
 FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
 TOLERANCE = 0.10
@@ -27,22 +27,54 @@ PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Points in ascending order of `knob`, and what they were measured with.
+    """Points in ascending order of the concurrency, and the measurements they were made of, invalid ones too.
 
-    kv_capacity: longest requests that fit into the KV cache at once. cut: planned, but not measured for a known
-    reason (concurrency, reason). missing: planned, not cut, and not there. resolved: one per engine launch.
+    cut: planned, but not measured for a known reason (concurrency, reason). missing: planned, not cut, and not there.
     """
 
     subject: str
     points: tuple[Point, ...] = ()
-    knob: str = "concurrency"
-    kv_capacity: int | None = None
     cut: tuple[tuple[int, str], ...] = ()
     missing: tuple[int, ...] = ()
-    spec: EngineSpec | None = None
-    environment: Environment | None = None
-    workload: WorkloadReference | None = None
-    resolved: tuple[Resolved, ...] = ()
+    measurements: tuple[Measurement, ...] = field(default=(), repr=False)
+
+    @property
+    def first(self) -> Measurement | None:
+        """Any one of the measurements: engine, workload, environment and load (but for its concurrency) are those of
+        all."""
+        return self.measurements[0] if self.measurements else None
+
+    @property
+    def spec(self) -> EngineSpec | None:
+        return self.first.spec if self.first else None
+
+    @property
+    def environment(self) -> Environment | None:
+        return self.first.environment if self.first else None
+
+    @property
+    def workload(self) -> WorkloadReference | None:
+        return self.first.workload if self.first else None
+
+    @property
+    def load(self) -> ClosedLoop | None:
+        return self.first.load if self.first and isinstance(self.first.load, ClosedLoop) else None
+
+    @property
+    def resolved(self) -> tuple[Resolved, ...]:
+        """What the engine made of its specification, one per launch."""
+        return tuple({m.launch: m.resolved for m in self.measurements}.values())
+
+    @property
+    def trusted(self) -> list[Measurement]:
+        """The valid measurements, on which the points rest."""
+        records = {record for point in self.points for record in point.records}
+        return [m for m in self.measurements if m.id in records]
+
+    @property
+    def kv_capacity(self) -> int | None:
+        """Longest requests that fit into the KV cache at once."""
+        return kv_capacity(self.first.spec, self.first.workload.longest, self.first.resolved) if self.first else None
 
     @property
     def valid(self) -> list[Point]:
@@ -74,17 +106,6 @@ class Curve:
         return pareto_up_to_plateau(self, tolerance, margin)
 
 
-def short_name(model: str) -> str:
-    """A model's name in verdicts and tables: "opt-1.3b" for "facebook/opt-1.3b", the folder's name for a path."""
-    return model.rstrip("/").rsplit("/", 1)[-1].lower()
-
-
-def _series(measurement: Measurement) -> tuple[str, str, str, str]:
-    """What must agree for measurements to lie on one curve."""
-    m = measurement
-    return short_name(m.spec.model), m.spec.key, m.workload.hash, m.environment.key
-
-
 def curve_of(
     subject: str,
     measurements: Iterable[Measurement],
@@ -97,32 +118,23 @@ def curve_of(
     planned: every concurrency that was to be measured, so that one that is not there makes a claim undecided.
     Raises BadUsage where engines, workloads or environments differ (`curves_of` sorts them).
     """
-    loaded = [m for m in measurements if concurrency_of(m) is not None]
-    if len(series := {_series(m)[1:] for m in loaded}) > 1:
+    series = by_series(measurements)
+    if len(series) > 1:
         raise BadUsage(
-            f"{subject}: measurements of {len(series)} different engines, workloads or environments are not one curve",
-            "one model, one workload and one machine at a time",
+            f"{subject}: measurements of {len(series)} different engines, workloads, environments or ways of loading "
+            "are not one curve",
+            "one model, one workload, one way of loading and one machine at a time",
         )
+    loaded = tuple(m for group in series.values() for m in group)
     points = points_of(loaded)
     known = {p.concurrency for p in points} | {concurrency for concurrency, _ in cut}
-    curve = Curve(subject=subject, points=points, cut=tuple(cut), missing=tuple(sorted(set(planned) - known)))
-    if not loaded:
-        return curve
-    first = loaded[0]
-    return replace(
-        curve,
-        kv_capacity=kv_capacity(first.spec, first.workload.longest, first.resolved),
-        spec=first.spec,
-        environment=first.environment,
-        workload=first.workload,
-        resolved=tuple({m.launch: m.resolved for m in loaded}.values()),
-    )
+    missing = tuple(sorted(set(planned) - known))
+    return Curve(subject=subject, points=points, cut=tuple(cut), missing=missing, measurements=loaded)
 
 
 def curves_of(measurements: Iterable[Measurement]) -> tuple[Curve, ...]:
-    """A curve for each engine, workload and environment among the measurements, by subject."""
-    ordered = sorted((m for m in measurements if concurrency_of(m) is not None), key=_series)
-    return tuple(curve_of(key[0], group) for key, group in groupby(ordered, key=_series))
+    """A curve for each engine, workload, environment and way of loading, in the order first measured."""
+    return tuple(curve_of(short_name(group[0].spec.model), group) for group in by_series(measurements).values())
 
 
 def obstacle(curve: Curve) -> str | None:
@@ -264,11 +276,16 @@ def _text(seen: Interval) -> str:
 
 
 def _plateau_text(curve: Curve, tolerance: float) -> str:
+    """Where it begins, and by how much throughput still rises or falls past it."""
     flat = curve.plateau(tolerance)
-    most = max(g.value for g in curve.gains() if g.start >= (flat.value or 0))
-    gain = f"gain at most {percent(most)}" if most > 0 else f"lose at least {percent(-most)}"
+    later = [g for g in curve.gains() if g.start >= (flat.value or 0)]
+    most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
+    gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
     range_text = f"(95 %: {flat.low} to {flat.high})"
-    return f"plateau from {flat.value} in flight {range_text}: later doublings {gain} (bound {percent(tolerance)})"
+    text = f"plateau from {flat.value} in flight {range_text}: later doublings {gain} (bound {percent(tolerance)})"
+    if least.value >= -MARGIN or least is most:
+        return text
+    return f"{text}; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
 
 
 def _limits(curve: Curve) -> str:

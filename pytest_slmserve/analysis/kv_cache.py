@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.errors import BadUsage, SlmError
-from pytest_slmserve.models import Shape, shape_of
+from pytest_slmserve.models import Shape, shape_of, short_name
 from pytest_slmserve.records import Measurement, Resolved
 from pytest_slmserve.spec import GIB, EngineSpec
 
@@ -84,12 +84,12 @@ def kv_blocks_as_predicted(
     spec: EngineSpec, resolved: Resolved, tolerance: int = BLOCK_TOLERANCE, records: tuple[str, ...] = ()
 ) -> Verdict:
     """Does the engine have the KV blocks that shapes predict, within `tolerance` blocks?"""
-    subject, predicted, seen = spec.model, predicted_blocks(spec, resolved), resolved.kv_blocks
+    subject, predicted, seen = short_name(spec.model), predicted_blocks(spec, resolved), resolved.kv_blocks
     if predicted is None or seen is None:
         unknown = "the engine did not report its KV blocks" if seen is None else "its shape or data type is unknown"
         return Verdict(CLAIM, subject, State.UNDECIDED, unknown, records=records)
     size = block_size_of(spec, resolved)
-    why = f"{seen} blocks of {size} tokens, {predicted} predicted from shapes (bound {tolerance} apart)"
+    why = f"{seen:,} blocks of {size} tokens, {predicted:,} predicted from shapes (bound {tolerance} apart)"
     state = State.HOLDS if abs(seen - predicted) <= tolerance else State.FAILS
     return Verdict(
         CLAIM, subject, state, why, value=seen - predicted, bound=tolerance, n=max(1, len(records)), records=records

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
 
 from pytest_slmserve.analysis.stats import mean_of_known
 from pytest_slmserve.analysis.summary import Summary, summarize
 from pytest_slmserve.analysis.validity import problems
-from pytest_slmserve.records import Measurement
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.records import Environment, Measurement, measurement_key
+from pytest_slmserve.spec import ClosedLoop, EngineSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Summary):
-    """The figures are means over the valid repeats (of percentiles too), None where no repeat is valid.
+    """The figures are means over the valid repeats (of percentiles too; `little` is the one farthest from 0), None
+    where no repeat is valid.
 
     repeats, e2e_repeats: output tokens/s and mean E2E of each valid measurement, in the order measured; records are
-    their ids. batch_repeats likewise. problems: what was wrong with the measurements that are left out.
+    their ids. batch_repeats likewise. left_out: number of invalid measurements; problems: what was wrong with them.
     """
 
     concurrency: int
@@ -26,6 +27,7 @@ class Point(Summary):
     e2e_repeats: tuple[float, ...] = ()
     batch_repeats: tuple[float, ...] = ()
     records: tuple[str, ...] = ()
+    left_out: int = 0
     problems: tuple[str, ...] = ()
 
     @property
@@ -39,6 +41,20 @@ def concurrency_of(measurement: Measurement) -> int | None:
     """The knob of a sweep, None for a load that has no steady window (a burst, a fixed number of requests)."""
     load = measurement.load
     return load.concurrency if isinstance(load, ClosedLoop) and load.requests is None else None
+
+
+def series_key(spec: EngineSpec, workload_hash: str, load: ClosedLoop, environment: Environment) -> str:
+    """Equal keys, points of one curve: all that makes the key of a measurement, but for the concurrency."""
+    return measurement_key(spec, workload_hash, replace(load, concurrency=1), environment)
+
+
+def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
+    """Measurements by the curve they lie on, in the order first met. Loads without a steady window are left out."""
+    found: dict[str, list[Measurement]] = {}
+    for m in measurements:
+        if isinstance(m.load, ClosedLoop) and m.load.requests is None:
+            found.setdefault(series_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
+    return found
 
 
 def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
@@ -55,12 +71,15 @@ def _point(concurrency: int, measurements: Sequence[Measurement]) -> Point:
     valid = [m for m, wrong in judged if not wrong]
     summaries = [summarize(m) for m in valid]
     figures = {f.name: mean_of_known(getattr(s, f.name) for s in summaries) for f in fields(Summary)}
+    deviations = [s.little for s in summaries if s.little is not None]
+    figures["little"] = max(deviations, key=abs, default=None)
     return Point(
         concurrency=concurrency,
         repeats=tuple(s.output_tokens_per_s for s in summaries if s.output_tokens_per_s is not None),
         e2e_repeats=tuple(s.e2e_s for s in summaries if s.e2e_s is not None),
         batch_repeats=tuple(s.batch for s in summaries if s.batch is not None),
         records=tuple(m.id for m in valid),
+        left_out=len(measurements) - len(valid),
         problems=tuple(dict.fromkeys(text for _, wrong in judged for text in wrong)),
         **figures,
     )

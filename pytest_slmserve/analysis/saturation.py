@@ -19,6 +19,7 @@ from pytest_slmserve.analysis.roofline import Peaks, Work
 from pytest_slmserve.analysis.stats import Interval, student_interval
 from pytest_slmserve.errors import TooFewPoints
 
+DESCRIBES = 0.15  # a law that is off by more at any point says nothing about that curve's steps
 FEWEST_BATCHES = 3  # two parameters, and one batch to tell whether they fit
 
 
@@ -36,6 +37,11 @@ class Fit:
     error_mean: float
     error_max: float
     n: int
+
+    @property
+    def describes(self) -> bool:
+        """Is the law near enough to every point to speak of its parts?"""
+        return self.error_max <= DESCRIBES
 
     def tokens_per_s(self, batch: float) -> float:
         """What the law says of a batch."""

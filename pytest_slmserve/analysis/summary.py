@@ -14,7 +14,7 @@ class Summary:
     """Figures over the steady window; None is "not measured". Definitions in `window`.
 
     batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
-    output tokens/s over what the GPU's data sheet allows at this batch.
+    output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
     """
 
     batch: float | None = None
@@ -31,13 +31,14 @@ class Summary:
     tpot_s: float | None = None
     kv_usage: float | None = None
     roofline_fraction: float | None = None
+    little: float | None = None
 
 
 def summarize(measurement: Measurement) -> Summary:
     """All figures of one measurement. requests/s is tokens/s over the workload's mean output."""
     run = measurement.run
     tokens_per_s, batch, latency = window.output_tokens_per_s(run), window.mean_batch(run), window.latency(run)
-    per_request = measurement.workload.mean_output_tokens
+    per_request, law = measurement.workload.mean_output_tokens, window.littles_law(run)
     return Summary(
         batch=batch,
         requests_per_s=None if tokens_per_s is None else tokens_per_s / per_request,
@@ -53,4 +54,5 @@ def summarize(measurement: Measurement) -> Summary:
         tpot_s=latency.tpot_s,
         kv_usage=window.kv_usage(run),
         roofline_fraction=roofline_fraction(measurement, tokens_per_s, batch),
+        little=None if law is None else law.deviation,
     )

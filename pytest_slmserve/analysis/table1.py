@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pytest_slmserve.analysis.kv_cache import kv_blocks, requests_that_fit
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.models import CATALOGUE
+from pytest_slmserve.models import CATALOGUE, short_name
 from pytest_slmserve.spec import GIB
 
 BUDGET_BYTES = 9 * 40 * GIB // 10
@@ -53,7 +53,7 @@ class Batches:
 
 def row_of(model: str) -> Row | None:
     """The table's row of a model ("opt-1.3b" or "facebook/opt-1.3b"), None where the table has none."""
-    return next((row for row in ROWS if row.model == model.removeprefix("facebook/").lower()), None)
+    return next((row for row in ROWS if row.model == short_name(model)), None)
 
 
 def kv_budget_bytes(model: str, budget_bytes: int = BUDGET_BYTES) -> int:
@@ -80,9 +80,9 @@ def batches(model: str, budget_bytes: int = BUDGET_BYTES) -> Batches:
 
 def published_batch_fits(model: str) -> Verdict:
     """Does the paper's batch fit at full length? Where not, it ran only as not all requests are long at once."""
-    row = row_of(model)
+    row, subject = row_of(model), short_name(model)
     if row is None:
-        return Verdict(CLAIM, model, State.UNDECIDED, "the paper's Table 1 does not have this model")
+        return Verdict(CLAIM, subject, State.UNDECIDED, "the paper's Table 1 does not have this model")
     fit = batches(row.model)
     each = request_bytes(row.model) / 1e6
     why = (
@@ -92,7 +92,7 @@ def published_batch_fits(model: str) -> Verdict:
     if row.published > fit.known:
         why += f"; {fit.paged_mean} fit at their mean length of {MEAN}"
     state = State.HOLDS if row.published <= fit.known else State.FAILS
-    return Verdict(CLAIM, model, state, why, value=fit.known, bound=row.published)
+    return Verdict(CLAIM, subject, state, why, value=fit.known, bound=row.published)
 
 
 def published_request_size() -> Verdict:

@@ -34,21 +34,27 @@ def problems(measurement: Measurement) -> tuple[str, ...]:
 
 
 def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int = 1) -> Verdict:
-    """Are there at least `wanted` measurements that stand up to every check? The reasons against the others are told."""
-    valid = [m for m in measurements if not problems(m)]
-    found = "; ".join(dict.fromkeys(text for m in measurements for text in problems(m)))
-    state = State.HOLDS if len(valid) >= wanted else State.FAILS
-    why = f"{len(valid)} of {len(measurements)} measurements are valid, {wanted} are wanted"
+    """Are there at least `wanted` measurements that stand up to every check? Tells the reasons against the others."""
+    wrong = [problems(m) for m in measurements]
+    valid = wrong.count(())
+    found = "; ".join(dict.fromkeys(text for each in wrong for text in each))
+    state = State.HOLDS if valid >= wanted else State.FAILS
+    why = f"{tally(valid, len(measurements))}, {wanted} are wanted"
     return Verdict(
         "valid-point",
         subject,
         state,
         f"{why}: {found}" if found else why,
-        value=len(valid),
+        value=valid,
         bound=wanted,
         n=len(measurements),
         records=tuple(m.id for m in measurements),
     )
+
+
+def tally(valid: int, measured: int) -> str:
+    """How a point stands, in the words of its item and of the report."""
+    return f"{valid} of {measured} measurements are valid"
 
 
 def _broken(run: Run) -> Iterator[str]:

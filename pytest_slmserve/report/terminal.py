@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_slmserve.report.tables import sweep_report, verdict_report
+from pytest_slmserve.report.tables import run_lines
 
 
 def write_summary(terminal: Any, session: Any) -> None:
     """Tables, verdicts and notes of a session, through pytest's terminal reporter."""
-    for curve in session.curves():
-        terminal.write_line(sweep_report(curve))
-    if session.judged:
-        terminal.write_line(verdict_report([(j.verdict, j.row) for j in session.judged]))
+    judged = [(j.verdict, j.row) for j in session.judged]
+    for text, colour in run_lines(session.curves(), judged, strict=session.options.strict):
+        terminal.write_line(text, **({colour: True} if colour else {}))
     for note in session.notes:
         terminal.write_line(f"note: {note}", yellow=True)
     if session.reused_count:

@@ -93,7 +93,7 @@ def test_natural_lengths_are_not_used_twice():
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=SEEDS, length=st.integers(1, 400), rule=RULES)
+@given(seed=SEEDS, length=st.integers(1, 250), rule=RULES)
 def test_prompts_of_a_file_are_cut_or_joined_to_the_length(invented, by_bytes, seed, length, rule):
     pytest.importorskip("ijson", reason="needs ijson")
     spec = WorkloadSpec("sharegpt", str(invented), rule, length, 9, requests=3, seed=seed)

@@ -1,0 +1,118 @@
+"""`python -m pytest_slmserve report PATH`: tables and verdicts of an archive again, with no GPU, no vLLM, no pytest."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from pytest_slmserve.errors import BadUsage, SlmError
+
+if TYPE_CHECKING:
+    from pytest_slmserve.analysis.curve import Curve
+    from pytest_slmserve.report.rejudge import Judged
+    from pytest_slmserve.store import Contents
+
+HOLDS, FAILS, USAGE, UNDECIDED = 0, 1, 4, 10
+EPILOG = (
+    f"Exit status: {HOLDS} all verdicts are as expected, {FAILS} one is not, {UNDECIDED} none is wrong but one is "
+    f"undecided or nothing was measured, {USAGE} wrong usage or an archive that cannot be read."
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong usage is an error like every other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(message, f"{self.prog} --help")
+
+
+def parser() -> Parser:
+    top = Parser("python -m pytest_slmserve", description="What pytest-slmserve measured, without measuring.")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    words = "print the tables and verdicts of archives"
+    report = commands.add_parser("report", help=words, description=f"{words[0].upper()}{words[1:]}.", epilog=EPILOG)
+    report.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="an archive that --slm-records wrote")
+    report.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
+    report.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
+    report.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status; every problem is one sentence on stderr."""
+    top = parser()
+    try:
+        given = top.parse_args(arguments)
+        if given.command is None:
+            top.print_help()
+            return USAGE
+        return report(given.paths, given.skip_damaged, given.figure, given.strict)
+    except SlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+
+
+def report(paths: Sequence[Path], skip_damaged: bool, figure: Path | None, strict: bool) -> int:
+    """Archives are read as if they were one: their sweeps of one engine and workload are repeats of each other."""
+    from pytest_slmserve.store import read
+
+    contents = merged([read(path, skip_damaged=skip_damaged) for path in paths])
+    curves, judged, text = judged_again(contents, strict)
+    print(text)
+    for note in contents.notes if curves else (*contents.notes, "no sweep was measured"):
+        print(f"note: {note}")
+    if figure is not None:
+        from pytest_slmserve.report.figures import draw_sweeps
+
+        draw_sweeps(curves, figure)
+        print(f"drawn: {figure}")
+    return exit_status(judged, strict) if curves else UNDECIDED
+
+
+def judged_again(contents: Contents, strict: bool) -> tuple[Sequence[Curve], Sequence[Judged], str]:
+    """Curves, verdicts and the text about them. Raises BadArchive where the stored claims or plans are none."""
+    from pytest_slmserve.report.rejudge import judge_all, rows_from, stored_curves
+    from pytest_slmserve.report.tables import run_lines
+
+    curves = stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
+    judged = judge_all(curves, rows_from(contents.claims))
+    return curves, judged, "\n".join(text for text, _ in run_lines(curves, judged, strict=strict))
+
+
+def merged(archives: Sequence[Contents]) -> Contents:
+    """Records of all, each once; sessions by the time they started, so that the last one's claims rule."""
+    from pytest_slmserve.report.rejudge import unique
+    from pytest_slmserve.store import Contents
+
+    return Contents(
+        tuple(unique(m for contents in archives for m in contents.measurements)),
+        tuple(sorted((s for contents in archives for s in contents.sessions), key=lambda session: session.started)),
+        tuple(note for contents in archives for note in contents.notes),
+    )
+
+
+def exit_status(judged: Sequence[Judged], strict: bool) -> int:
+    from pytest_slmserve.report.tables import outcome
+
+    seen = {outcome(verdict, row, strict=strict) for verdict, row in judged}
+    return FAILS if "unexpected" in seen else UNDECIDED if "undecided" in seen else HOLDS
+
+
+def run() -> int:
+    """`main` where the reader of a pipe may leave early, and names may hold what the terminal cannot show."""
+    try:
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILS
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,86 @@
+"""Judging stored measurements again, by the claims and plans that were stored with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pytest_slmserve.analysis import claims, table1
+from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.errors import BadArchive, SlmError
+from pytest_slmserve.models import short_name
+from pytest_slmserve.records import Measurement
+from pytest_slmserve.report.findings import labels
+
+Plan = Mapping[str, Any]  # {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "cut": [[4, "why"]]}}}
+Judged = tuple[Verdict, claims.Row]
+UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
+
+
+def unique(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Each record once: a copy is no repeat."""
+    return list({m.id: m for m in measurements}.values())
+
+
+def rows_from(stored: Mapping[str, Any]) -> tuple[claims.Row, ...]:
+    """The claims' rows that a session stored, and ours for claims it does not have. Raises BadArchive."""
+    try:
+        rows = tuple(claims.row_from_record(facts) for facts in stored.get("rows", ()))
+        known = {row.claim for row in rows}
+    except UNUSABLE as error:
+        raise unusable("the claims", error) from None
+    return (*rows, *(row for row in claims.ROWS if row.claim not in known))
+
+
+def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> tuple[Curve, ...]:
+    """A curve for each engine, workload, environment and way of loading, in the order first measured.
+
+    plans: of each session, with the time it started (ISO 8601, UTC), ascending. A curve's plan is the last one that
+    names it, of the sessions up to the one that measured it last. Raises BadArchive.
+    """
+    try:
+        return tuple(_curve(series, group, plans) for series, group in by_series(measurements).items())
+    except UNUSABLE as error:
+        raise unusable("the plan", error) from None
+
+
+def _curve(series: str, measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Curve:
+    last = max(m.measured_at for m in measurements)
+    sweeps = [plan.get("sweeps", {}) for started, plan in reversed(plans) if started <= last]
+    sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
+    return curve_of(
+        short_name(measurements[0].spec.model),
+        measurements,
+        planned=[int(c) for c in sweep.get("concurrencies", ())],
+        cut=[(int(c), str(why)) for c, why in sweep.get("cut", ())],
+    )
+
+
+def judge_all(curves: Sequence[Curve], rows: tuple[claims.Row, ...]) -> list[Judged]:
+    """Every claim that a curve can be judged by, and the arithmetic of Table 1. Raises BadArchive for rows that do not
+    fit their claims. Verdicts on several curves of one model are told apart by their subjects."""
+    table = [(Curve(subject=row.model), row.model) for row in table1.ROWS]
+    labelled = list(zip(curves, labels(curves), strict=True))
+    return [
+        _judge(claim.name, curve, label, rows, curve if curve.measurements else next(iter(curves), curve))
+        for claim in claims.CLAIMS
+        for curve, label in (table if claim.name == table1.CLAIM else labelled)
+    ]
+
+
+def _judge(name: str, curve: Curve, label: str, rows: tuple[claims.Row, ...], here: Curve) -> Judged:
+    """here: a curve that tells where this was measured, and how."""
+    try:
+        row = claims.row_for(name, curve.subject, here.environment, here.load.starts if here.load else None, rows)
+        return replace(claims.judge(name, curve, row), subject=label), row
+    except (SlmError, *UNUSABLE) as error:
+        raise unusable(f"the parameters of {name}", error) from None
+
+
+def unusable(what: str, error: Exception) -> BadArchive:
+    """The error for stored values that no judgement can be made of."""
+    reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+    return BadArchive(f"{what} in the archive cannot be used ({reason})", "an archive as --slm-records wrote it")

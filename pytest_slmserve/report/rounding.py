@@ -1,0 +1,52 @@
+"""Numbers as people read them; "-" is "not measured"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from pytest_slmserve.analysis.stats import Interval
+
+ABSENT = "-"
+SMALLEST_DECIMAL = 6
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """So many significant digits, thousands apart: 16,772 and 4.03 and 0.0512. Whole digits are never dropped."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    rounded = float(f"{value:.{digits}g}")
+    if rounded == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{value:,.{min(max(decimals, 0), SMALLEST_DECIMAL)}f}"
+
+
+def milliseconds(seconds: float | None, digits: int = 3) -> str:
+    return figure(None if seconds is None else 1e3 * seconds, digits)
+
+
+def hundredths(share: float | None, *, signed: bool = False) -> str:
+    """A share in per cent with one decimal, the unit standing elsewhere."""
+    if share is None or not math.isfinite(share):
+        return ABSENT
+    text = f"{100 * share:{'+' if signed else ''}.1f}"
+    return text.replace("-", "") if float(text) == 0 else text
+
+
+def between(seen: Interval, scale: float = 1.0, unit: str = "") -> str:
+    """The 95 % interval in brackets, nothing where the noise is unknown."""
+    if seen.low is None or seen.high is None:
+        return ""
+    return f" (95 %: {figure(scale * seen.low)} to {figure(scale * seen.high)}{unit})"
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """ "1, 2, 4" """
+    return ", ".join(str(number) for number in numbers)
+
+
+def counted(number: int, what: str) -> str:
+    """ "1 launch", "2 launches" """
+    plural = "es" if what.endswith(("ch", "s")) else "s"
+    return f"{number} {what}{'' if number == 1 else plural}"

@@ -1,0 +1,277 @@
+"""The text at the end of a run, and of `python -m pytest_slmserve report`: the same for both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from textwrap import fill
+from typing import Literal
+
+from tabulate import tabulate
+
+from pytest_slmserve.analysis.claims import CLAIMS, Row
+from pytest_slmserve.analysis.curve import PLATEAU, TOLERANCE, Curve
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.validity import tally
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.records import Environment, Resolved, WorkloadReference
+from pytest_slmserve.report.findings import findings, hosts, labels, spread
+from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.spec import ClosedLoop, EngineSpec
+
+Judged = tuple[Verdict, Row | None]
+Colour = Literal["green", "red", "yellow"]
+Outcome = Literal["as expected", "unexpected", "undecided"]
+
+WIDTH = 150  # of a line, in columns
+STATES = len("fails, as expected")
+COLUMNS = (
+    "in\nflight",
+    "\nbatch",
+    "requests\n/s",
+    "tokens\n/s",
+    "spread\n%",
+    "E2E s\nmean",
+    "\np50",
+    "\np99",
+    "ms/\ntoken",
+    "TTFT\nms",
+    "TPOT\nms",
+    "step\nms",
+    "gain\n%",
+    "roof-\nline %",
+    "\nPareto",
+    "\nvalid",
+)
+LEGEND = (
+    "batch: sequences that a step really held. tokens: of output. spread: largest less smallest repeat, over the mean. "
+    "ms/token: E2E over output tokens.\ngain: of tokens/s since the row above, per doubling of the load. roofline: "
+    "share of what the data sheet allows at this batch. -: not measured."
+)
+
+
+def sweep_report(curve: Curve, *, tolerance: float = TOLERANCE) -> str:
+    """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat."""
+    found = list(findings(curve, tolerance))
+    width = max(len(name) for name, _ in found) + 2
+    lines = [*heading(curve), "", point_table(curve), *remarks(curve), ""]
+    return "\n".join([*lines, *(hanging(f"{name:<{width}}{text}", width) for name, text in found)])
+
+
+def run_lines(
+    curves: Sequence[Curve], judged: Sequence[Judged], *, strict: bool = False
+) -> Iterator[tuple[str, Colour | None]]:
+    """All there is to say at the end of a run: sweeps, how to read them, verdicts. Pieces of text with a colour."""
+    tolerances = {v.subject: row.parameters["tolerance"] for v, row in judged if row and v.claim == PLATEAU}
+    for curve, label in zip(curves, labels(curves), strict=True):
+        tolerance = tolerances.get(label) or tolerances.get(curve.subject, TOLERANCE)
+        yield f"{sweep_report(curve, tolerance=tolerance)}\n", None
+    if curves:
+        yield f"{LEGEND}\n", None
+    if judged:
+        yield from verdict_lines(judged, strict=strict)
+
+
+# Heading
+
+
+def heading(curve: Curve) -> Iterator[str]:
+    """What was measured, on what, how often."""
+    spec, where = curve.spec, curve.environment
+    if spec is None or where is None:
+        yield f"{curve.subject}: nothing was measured"
+        return
+    yield f"{curve.subject} on {device(where)}"
+    vllm = "no vLLM" if spec.backend == "fake" else f"vLLM {where.vllm or ABSENT}"
+    dtype = next((r.dtype for r in curve.resolved if r.dtype), spec.dtype)
+    yield f"  {vllm}, {spec.door} door, {dtype}, {spec.weights} weights"
+    if curve.workload:
+        yield hanging(f"  workload: {workload_text(curve.workload)}", 4)
+    if curve.load:
+        yield f"  load: {load_text(curve.load)}"
+    yield hanging(f"  engine: {_limits(spec, curve.resolved)}{_capacity(curve)}", 4)
+    yield f"  measured: {_amount(curve)}"
+
+
+def device(where: Environment) -> str:
+    match where.backend:
+        case "fake":
+            return "a SIMULATED ENGINE: these numbers come from a formula, NOT FROM A DEVICE"
+        case "cpu":
+            return f"{where.cpu or 'an unknown CPU'}, {where.cores or ABSENT} cores"
+        case _:
+            return where.gpu_name or "an unknown GPU"
+
+
+def workload_text(workload: WorkloadReference) -> str:
+    """ "512/256 tokens, 1,024 requests, synthetic token ids, hash 0123456789ab" """
+    spec = workload.spec
+    fixed = spec.prompt_tokens is not None
+    natural = f"natural lengths, {workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f} tokens in the mean"
+    lengths = f"{spec.prompt_tokens}/{spec.output_tokens} tokens" if fixed else natural
+    return f"{lengths}, {workload.requests:,} requests, {workload.source}, hash {workload.hash}"
+
+
+def load_text(load: ClosedLoop) -> str:
+    """ "closed loop, starts spread, window 5 s after settling for 1 lifetime of a request" """
+    settled = f"{load.settle_lifetimes:g} lifetime{'' if load.settle_lifetimes == 1 else 's'}"
+    return f"closed loop, starts {load.starts}, window {load.window_s:g} s after settling for {settled} of a request"
+
+
+def _limits(spec: EngineSpec, resolved: Sequence[Resolved]) -> str:
+    """As the engines report them; several values where launches differ."""
+
+    def each(name: str) -> str:
+        values = {getattr(r, name) for r in resolved}
+        return " or ".join(sorted(ABSENT if v is None else f"{v:,}" if isinstance(v, int) else str(v) for v in values))
+
+    if not resolved:
+        return f"max_num_seqs {spec.max_num_seqs:,} asked for"
+    return (
+        f"max_num_seqs {each('max_num_seqs')}, max_num_batched_tokens {each('max_num_batched_tokens')}, "
+        f"KV {each('kv_blocks')} blocks x {each('block_size')} tokens, attention {each('attention_backend')}, "
+        f"event loop {each('event_loop')}"
+    )
+
+
+def _capacity(curve: Curve) -> str:
+    if curve.kv_capacity is None or curve.workload is None:
+        return ""
+    return f"; room for {curve.kv_capacity:,} requests of {curve.workload.longest:,} tokens"
+
+
+def _amount(curve: Curve) -> str:
+    """Points, repeats, launches, and hosts where known."""
+    repeats = sorted({len(p.repeats) for p in curve.valid})
+    each = "no valid repeat" if not repeats else f"{repeats[0]} to {counted(repeats[-1], 'repeat')} each"
+    if len(repeats) == 1:
+        each = f"{counted(repeats[0], 'repeat')} each"
+    launches = counted(len({m.launch for m in curve.trusted}), "launch")
+    on_hosts = f", {counted(known, 'host')}" if (known := hosts(curve)) else ""
+    return f"{counted(len(curve.points), 'point')}, {each}, {launches}{on_hosts}"
+
+
+# Table
+
+
+def point_table(curve: Curve) -> str:
+    """One row per point, valid or not."""
+    gains = {gain.end: gain.value for gain in curve.gains()}
+    front = {point.concurrency for point in curve.pareto_front()}
+    rows = [_row(p, gains.get(p.concurrency), p.concurrency in front) for p in curve.points]
+    sides = ("right",) * (len(COLUMNS) - 2) + ("center", "left")
+    text = str(tabulate(rows, COLUMNS, "simple", disable_numparse=True, colalign=sides if rows else None))
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _row(point: Point, gain: float | None, optimal: bool) -> tuple[str, ...]:
+    return (
+        str(point.concurrency),
+        figure(point.batch, 4),
+        figure(point.requests_per_s, 4),
+        figure(point.output_tokens_per_s, 4),
+        hundredths(spread(point)),
+        figure(point.e2e_s),
+        figure(point.e2e_p50_s),
+        figure(point.e2e_p99_s),
+        milliseconds(point.normalized_latency_s),
+        milliseconds(point.ttft_s),
+        milliseconds(point.tpot_s),
+        milliseconds(point.step_s),
+        hundredths(gain, signed=True),
+        hundredths(point.roofline_fraction),
+        "*" if optimal else "",
+        validity(point),
+    )
+
+
+def validity(point: Point) -> str:
+    """partly: some repeats were left out."""
+    if not point.valid:
+        return "NO"
+    return "partly" if point.left_out else "yes"
+
+
+def remarks(curve: Curve) -> Iterator[str]:
+    """What the table does not show, and why."""
+    for reason in dict.fromkeys(why for _, why in curve.cut):
+        loads = listed(concurrency for concurrency, why in curve.cut if why == reason)
+        yield hanging(f"cut: {loads} in flight: {reason}", 2)
+    if curve.missing:
+        yield hanging(f"not measured, though planned: {listed(curve.missing)} in flight", 2)
+    for point in curve.points:
+        if point.valid and not point.left_out:
+            continue
+        kind = "left out" if point.valid else "INVALID"
+        seen = tally(len(point.repeats), len(point.repeats) + point.left_out)
+        yield hanging(f"{kind}: {point.concurrency} in flight: {': '.join([seen, *_reasons(point)])}", 2)
+
+
+def _reasons(point: Point) -> list[str]:
+    return ["; ".join(point.problems)] if point.problems else []
+
+
+# Verdicts
+
+
+def outcome(verdict: Verdict, row: Row | None, *, strict: bool = False) -> Outcome:
+    """Against what was expected: that a claim holds, unless its row knows better. strict: always that it holds."""
+    expected = State.FAILS if row is not None and row.expected == "fails" and not strict else State.HOLDS
+    if verdict.state is State.UNDECIDED:
+        return "undecided"
+    return "as expected" if verdict.state is expected else "unexpected"
+
+
+def verdict_report(judged: Iterable[Judged], *, strict: bool = False) -> str:
+    """A line per judged claim, grouped by claim, and how many of each kind there are."""
+    return "\n".join(text for text, _ in verdict_lines(judged, strict=strict))
+
+
+def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator[tuple[str, Colour | None]]:
+    """The lines of `verdict_report`, each with the colour it has on a terminal."""
+    order = {claim.name: number for number, claim in enumerate(CLAIMS)}
+    pairs = sorted(judged, key=lambda pair: order.get(pair[0].claim, len(order)))
+    width = max((len(v.subject) for v, _ in pairs), default=0)
+    for claim, group in groupby(pairs, key=lambda pair: pair[0].claim):
+        statement = next((c.statement for c in CLAIMS if c.name == claim), "")
+        yield f"{claim}: {statement}".rstrip(": "), None
+        for verdict, row in group:
+            line = hanging(_verdict_line(verdict, row, width, strict), 6 + STATES + width)
+            yield line, _colour(outcome(verdict, row, strict=strict))
+    yield _tally([outcome(verdict, row, strict=strict) for verdict, row in pairs]), None
+
+
+def _verdict_line(verdict: Verdict, row: Row | None, width: int, strict: bool) -> str:
+    match outcome(verdict, row, strict=strict):
+        case "undecided":
+            state = "undecided"
+        case "as expected":
+            state = "holds" if verdict.state is State.HOLDS else "fails, as expected"
+        case "unexpected":
+            state = "FAILS" if verdict.state is State.FAILS else "HOLDS, UNEXPECTED"
+    line = f"  {state:<{STATES}}  {verdict.subject:<{width}}  {verdict.why}"
+    if not state.isupper() or row is None or not row.evidence:
+        return line
+    return f"{line}; the claims table expects that it {row.expected}: {row.evidence}"
+
+
+def hanging(text: str, indent: int) -> str:
+    """A line broken at WIDTH, its later parts indented."""
+    spaces = " " * indent
+    return fill(text, WIDTH, subsequent_indent=spaces, break_long_words=False, break_on_hyphens=False)
+
+
+def _colour(seen: Outcome) -> Colour:
+    match seen:
+        case "as expected":
+            return "green"
+        case "unexpected":
+            return "red"
+        case "undecided":
+            return "yellow"
+
+
+def _tally(seen: Sequence[Outcome]) -> str:
+    kinds: tuple[Outcome, ...] = ("as expected", "unexpected", "undecided")
+    counts = [f"{seen.count(kind)} {kind}" for kind in kinds if kind in seen]
+    return f"{counted(len(seen), 'verdict')}: {', '.join(counts)}" if seen else "no claim was judged"

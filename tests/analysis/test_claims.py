@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from strategies import H200, curves, law, measurement, noisy_curve
+
+from pytest_slmserve.analysis import claims
+from pytest_slmserve.analysis.claims import CLAIMS, ROWS, Row, judge, release, row_for
+from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.roofline import GPUS
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Environment
+
+NAMES = [claim.name for claim in CLAIMS]
+PLATEAU = "throughput-plateau"
+TABLE = (
+    Row(PLATEAU),
+    Row(PLATEAU, device="cuda", evidence="backend"),
+    Row(PLATEAU, device="H200", evidence="family"),
+    Row(PLATEAU, device="H200", starts="together", evidence="starts"),
+    Row(PLATEAU, device="H200", vllm=("0.26", "0.27"), evidence="release"),
+    Row(PLATEAU, model="opt-13b", expected="fails", evidence="model"),
+)
+
+
+def test_the_claims():
+    assert NAMES == [
+        "throughput-plateau",
+        "latency-rises-past-plateau",
+        "pareto-up-to-plateau",
+        "kv-blocks-as-predicted",
+        "table-1-batch-fits",
+    ]
+    assert all(claim.statement.endswith(".") and "arXiv" in claim.source for claim in CLAIMS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.claim}-{row.model}")
+def test_rows_make_sense(row):
+    assert row.claim in NAMES and row.evidence
+    assert row.device in {"*", "cuda", "cpu", "fake", *(gpu.family for gpu in GPUS)}
+
+
+def test_no_two_rows_say_the_same_place():
+    places = [(row.claim, row.model, row.device, row.starts, row.vllm) for row in ROWS]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("environment", [None, Environment(), H200, Environment(backend="cpu", vllm="0.32.0")])
+def test_every_claim_has_a_row_everywhere(name, environment):
+    assert row_for(name, "some-model", environment).expected == "holds"
+
+
+@pytest.mark.parametrize(
+    ("model", "environment", "evidence"),
+    [
+        ("opt-1.3b", None, ""),
+        ("opt-1.3b", Environment(backend="cpu"), ""),
+        ("opt-1.3b", Environment(backend="cuda", gpu_name="NVIDIA L4"), "backend"),
+        ("opt-1.3b", replace(H200, vllm="0.25.1"), "family"),
+        ("opt-1.3b", replace(H200, vllm=None), "family"),
+        ("opt-1.3b", replace(H200, vllm="0.27.0"), "family"),
+        ("opt-1.3b", replace(H200, vllm="0.26.0rc1+cu130"), "release"),
+        ("facebook/opt-13b", H200, "model"),
+    ],
+)
+def test_the_most_specific_row_rules(model, environment, evidence):
+    assert row_for(PLATEAU, model, environment, rows=TABLE).evidence == evidence
+    assert row_for(PLATEAU, model, environment, rows=TABLE[::-1]).evidence == evidence
+
+
+def test_a_range_without_an_end():
+    rows = (Row(PLATEAU), Row(PLATEAU, vllm=("0.26", ""), evidence="new"))
+    assert row_for(PLATEAU, "x", Environment(vllm="1.0"), rows=rows).evidence == "new"
+    assert row_for(PLATEAU, "x", Environment(vllm="0.9.2"), rows=rows).evidence == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("0.26.0", (0, 26, 0)), ("v0.20.2.dev1+gabc", (0, 20, 2)), ("1", (1,)), ("nightly", ())]
+)
+def test_release(version, expected):
+    assert release(version) == expected
+
+
+def test_unknown_claims_and_empty_tables():
+    with pytest.raises(BadUsage, match="unknown claim 'flying'.*\n.*throughput-plateau"):
+        row_for("flying", "opt-1.3b")
+    with pytest.raises(BadUsage, match="no row"):
+        row_for(PLATEAU, "opt-1.3b", rows=())
+
+
+def test_the_expected_failures_fail_and_the_others_hold():
+    for model in ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b"):
+        row = row_for("table-1-batch-fits", model)
+        verdict = judge("table-1-batch-fits", Curve(subject=model), row)
+        assert verdict.state is State(row.expected)
+        assert row.expected == "holds" or verdict.why.split()[0] == row.evidence.split()[0], "the arithmetic agrees"
+
+
+@pytest.mark.parametrize(
+    ("starts", "environment", "evidence"),
+    [
+        ("together", H200, "starts"),
+        ("spread", H200, "release"),
+        (None, H200, "release"),
+        ("together", Environment(backend="cuda"), "backend"),
+    ],
+)
+def test_a_row_for_one_way_of_starting(starts, environment, evidence):
+    """It goes before a row for some releases, after one that names the device better; unknown starts fit none."""
+    assert row_for(PLATEAU, "opt-1.3b", environment, starts, TABLE).evidence == evidence
+    assert row_for(PLATEAU, "opt-1.3b", environment, starts, TABLE[::-1]).evidence == evidence
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_verdicts_name_their_subject_alike(name):
+    curve = curve_of("opt-1.3b", [measurement(c, law(c), model="facebook/opt-1.3b") for c in (1, 2, 4)])
+    assert judge(name, curve, row_for(name, "facebook/opt-1.3b")).subject == "opt-1.3b"
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_claims_of_a_curve(name):
+    curve = noisy_curve({2**i: law(2**i) for i in range(10)}, noise=0.003)
+    verdict = judge(name, curve, row_for(name, "opt-1.3b"))
+    assert verdict.claim == name and verdict.state is State.HOLDS
+
+
+def test_parameters_of_the_row_rule():
+    curve = noisy_curve({2**i: law(2**i) for i in range(10)}, noise=0.003)
+    strict = replace(row_for(PLATEAU, "opt-1.3b"), parameters={"tolerance": 0.01})
+    assert judge(PLATEAU, curve, strict).state is State.FAILS
+
+
+def test_kv_blocks_of_the_worst_launch_count():
+    made = [measurement(c, law(c), launch=f"launch-{c}") for c in (1, 2, 4)]
+    row = row_for("kv-blocks-as-predicted", "opt-1.3b")
+    assert judge(row.claim, curve_of("opt-1.3b", made), row).n == 3
+    off = replace(made[1], resolved=replace(made[1].resolved, kv_blocks=1000))
+    assert judge(row.claim, curve_of("opt-1.3b", [made[0], off, made[2]]), row).state is State.FAILS
+    dumb = replace(off, resolved=replace(off.resolved, kv_blocks=None))
+    assert judge(row.claim, curve_of("opt-1.3b", [made[0], dumb, made[2]]), row).state is State.UNDECIDED
+
+
+@pytest.mark.parametrize("name", NAMES[:4])
+def test_nothing_measured_is_never_green(name):
+    assert judge(name, Curve(subject="opt-1.3b"), row_for(name, "opt-1.3b")).state is State.UNDECIDED
+
+
+@given(curves())
+def test_judging_is_total(curve):
+    for name in NAMES:
+        assert judge(name, curve, row_for(name, curve.subject)).claim == name
+
+
+@pytest.mark.parametrize("row", [*ROWS, *TABLE], ids=repr)
+def test_a_row_survives_a_record(row):
+    stored = json.loads(json.dumps(claims.row_to_record(row)))
+    assert claims.row_from_record({**stored, "added_later": 1}) == row

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import measurement
+
+from pytest_slmserve.analysis import kv_cache
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Resolved
+from pytest_slmserve.spec import GIB, EngineSpec
+
+
+def test_blocks_that_a_published_engine_logged():
+    """arXiv:2503.08311's OPT-1.3B: 54.41 GiB of KV cache, 18,573 blocks of 16 tokens (the log rounds the GiB)."""
+    assert abs(kv_cache.kv_blocks(int(54.41 * GIB), 16, 196_608) - 18_573) <= 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "blocks"),
+    [
+        (
+            EngineSpec("opt-tiny", backend="cpu", dtype="bfloat16", kv_cache_bytes=GIB),
+            8192,
+        ),  # seen on vLLM's CPU backend
+        (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB), 1365),
+        (EngineSpec("facebook/opt-1.3b", backend="fake", kv_cache_bytes=4 * GIB), 1365),
+        (EngineSpec("opt-1.3b", dtype="float32", kv_cache_bytes=4 * GIB), 682),
+        (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("kv_cache_dtype", "fp8"),)), 2730),
+        (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("block_size", 32),)), 682),
+        (EngineSpec("opt-1.3b", dtype="auto"), None),
+        (EngineSpec("/somewhere/else"), None),
+    ],
+)
+def test_blocks_predicted_from_shapes(spec, blocks):
+    assert kv_cache.predicted_blocks(spec) == blocks
+
+
+def test_what_the_engine_reports_goes_before_defaults():
+    spec = EngineSpec("opt-1.3b", dtype="auto", kv_cache_bytes=4 * GIB)
+    assert kv_cache.predicted_blocks(spec, Resolved(dtype="float16", block_size=32)) == 682
+
+
+@given(st.integers(1, 10_000), st.sampled_from([16, 32, 128]), st.integers(1, 4096))
+def test_requests_that_fit_do_fit_and_one_more_does_not(blocks, size, longest):
+    each = -(-longest // size)
+    fit = kv_cache.requests_that_fit(blocks, size, longest)
+    assert fit * each <= max(blocks - 1, 0) < (fit + 1) * each
+
+
+def test_one_block_is_never_given_away():
+    assert [kv_cache.requests_that_fit(n, 16, 32) for n in (0, 2, 3, 5)] == [0, 0, 1, 2]
+
+
+def test_capacity_takes_the_engines_own_count():
+    spec = EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB)
+    assert kv_cache.kv_capacity(spec, 768) == (1365 - 1) // 48
+    assert kv_cache.kv_capacity(spec, 768, Resolved(kv_blocks=481, block_size=16)) == 10
+    assert kv_cache.kv_capacity(EngineSpec("/somewhere/else"), 768) is None
+
+
+def test_budget():
+    assert kv_cache.kv_budget_bytes(40 * GIB, 0.5, 5 * GIB, 3 * GIB) == 12 * GIB
+    with pytest.raises(BadUsage, match=r"25\.0 GiB of the 20\.0 GiB .*\n.*--slm-memory-share"):
+        kv_cache.kv_budget_bytes(40 * GIB, 0.5, 21 * GIB, 4 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("seen", "state"),
+    [(1365, "holds"), (1363, "holds"), (1367, "holds"), (1362, "fails"), (1368, "fails"), (0, "fails")],
+)
+def test_blocks_as_predicted(seen, state):
+    verdict = kv_cache.kv_blocks_as_predicted(EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB), Resolved(kv_blocks=seen))
+    assert verdict.state is State(state) and f"{seen:,} blocks of 16 tokens, 1,365 predicted" in verdict.why
+    assert verdict.value == seen - 1365 and verdict.bound == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "resolved", "why"),
+    [("opt-1.3b", Resolved(), "did not report"), ("/somewhere/else", Resolved(kv_blocks=5), "unknown")],
+)
+def test_blocks_of_the_unknown_are_undecided(model, resolved, why):
+    verdict = kv_cache.kv_blocks_as_predicted(EngineSpec(model), resolved)
+    assert verdict.state is State.UNDECIDED and why in verdict.why
+
+
+def test_blocks_of_a_measurement():
+    m = measurement()
+    verdict = kv_cache.measured_kv_blocks(m)
+    assert verdict.state is State.HOLDS and verdict.records == (m.id,) and verdict.n == 1
+    assert not kv_cache.measured_kv_blocks(replace(m, resolved=replace(m.resolved, kv_blocks=9)))

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import pytest
+from strategies import measurement, point
+
+from pytest_slmserve.analysis.points import points_of
+from pytest_slmserve.analysis.summary import Summary, summarize
+from pytest_slmserve.spec import Burst, ClosedLoop
+
+
+def test_summary_of_a_planted_measurement():
+    seen = summarize(measurement(8, 1000.0))
+    assert (seen.batch, seen.output_tokens_per_s) == pytest.approx((8, 1000))
+    assert seen.requests_per_s == pytest.approx(1000 / 32) and seen.step_s == pytest.approx(0.008)
+    assert seen.e2e_s == pytest.approx(0.256) and seen.normalized_latency_s == pytest.approx(0.008)
+    assert seen.kv_usage == 0.5 and 0 < seen.roofline_fraction < 1
+
+
+def test_no_figure_of_a_full_measurement_is_missing():
+    seen = summarize(measurement())
+    assert [f.name for f in fields(Summary) if getattr(seen, f.name) is None] == []
+
+
+def test_a_point_is_the_mean_of_its_valid_repeats():
+    good = [measurement(8, rate, repeat=i) for i, rate in enumerate((1000.0, 1100.0))]
+    [seen] = points_of([*good, measurement(8, 500.0, repeat=2, preempted=1)])
+    assert seen.repeats == pytest.approx((1000, 1100)) and seen.output_tokens_per_s == pytest.approx(1050)
+    assert seen.records == tuple(m.id for m in good)
+    assert seen.e2e_repeats == pytest.approx((0.256, 0.256 / 1.1)) and seen.batch_repeats == pytest.approx((8, 8))
+    assert seen.valid and len(seen.problems) == 1 and "preemption" in seen.problems[0]
+
+
+def test_a_point_without_a_valid_repeat_shows_no_figure():
+    [seen] = points_of([measurement(8, failures=1, repeat=i) for i in range(2)])
+    assert not seen.valid and seen.repeats == () and seen.output_tokens_per_s is None and seen.records == ()
+    assert seen.problems == ("1 requests failed, the first with Planted: as it was told to",)
+
+
+def test_points_ascend_and_repeats_keep_the_order_measured():
+    made = [measurement(c, 100.0 * c + i, repeat=i) for c in (1, 2, 16) for i in range(3)]
+    shuffled = random.Random(5).sample(made, len(made))
+    assert points_of(shuffled) == points_of(made)
+    assert [p.concurrency for p in points_of(shuffled)] == [1, 2, 16]
+    assert points_of(shuffled)[2].repeats == pytest.approx((1600, 1601, 1602))
+
+
+def test_other_loads_are_no_points():
+    assert points_of([measurement(load=Burst(8)), measurement(load=ClosedLoop(8, requests=64))]) == ()
+
+
+@pytest.mark.parametrize("repeats", [(), (0.0,), (float("inf"),), (float("nan"),), (-1.0, 5.0)])
+def test_a_point_needs_positive_throughput(repeats):
+    assert not point(8, repeats, [1.0] * len(repeats)).valid
+
+
+def test_a_point_needs_a_latency_for_each_throughput():
+    assert not point(8, [5.0, 5.0], [1.0]).valid

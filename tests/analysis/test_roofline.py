@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import measurement
+
+from pytest_slmserve.analysis import roofline
+from pytest_slmserve.analysis.roofline import ceiling_tokens_per_s, peaks_of, regime, work_of_shape
+from pytest_slmserve.models import CATALOGUE, shape_from_config, shape_of
+
+A100, H200 = "NVIDIA A100-SXM4-40GB", "NVIDIA H200"
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100 80GB PCIe", "A100-80-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", None),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA A10", "A10"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("Tesla V100-PCIE-32GB", "V100-PCIe"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_gpu_by_its_name(name, family):
+    found = peaks_of(name)
+    assert (found and found.family) == family
+
+
+@pytest.mark.parametrize(
+    ("family", "ridge"), [("A100-40", 201), ("H100", 295), ("H100-64", 606), ("H200", 206), ("L4", 403), ("V100", 139)]
+)
+def test_ridges(family, ridge):
+    assert next(g for g in roofline.GPUS if g.family == family).ridge == pytest.approx(ridge, abs=0.6)
+
+
+# Output tokens/s by hand from the formula with a decode step for each of the 256 tokens; ours has one step less.
+@pytest.mark.parametrize(
+    ("gpu", "model", "batch", "expected"),
+    [
+        (A100, "opt-125m", 1, 5621),
+        (A100, "opt-125m", 512, 58299),
+        (A100, "opt-1.3b", 32, 6623),
+        (A100, "opt-1.3b", 128, 8982),
+        (A100, "opt-2.7b", 64, 4491),
+        (H200, "opt-1.3b", 512, 30573),
+        (H200, "opt-6.7b", 256, 9264),
+    ],
+)
+def test_ceiling_of_the_papers_lengths(gpu, model, batch, expected):
+    bound = ceiling_tokens_per_s(work_of_shape(shape_of(model), 512, 256), peaks_of(gpu), batch)
+    assert expected < bound < 1.005 * expected
+
+
+works = st.builds(
+    work_of_shape,
+    st.sampled_from([*CATALOGUE.values()]),
+    st.integers(1, 2048).map(float),
+    st.integers(1, 2048).map(float),
+)
+
+
+@given(works, st.sampled_from(roofline.GPUS), st.floats(1, 2048))
+def test_ceiling_rises_with_the_batch_and_falls_without_overlap(work, peaks, batch):
+    bound = ceiling_tokens_per_s(work, peaks, batch)
+    assert bound <= ceiling_tokens_per_s(work, peaks, 2 * batch) * (1 + 1e-9)
+    assert bound <= ceiling_tokens_per_s(work, peaks, batch, overlap=True) * (1 + 1e-9)
+    assert ceiling_tokens_per_s(work, peaks, 0.1) == ceiling_tokens_per_s(work, peaks, 1.0)
+
+
+def test_long_decoding_at_batch_one_reads_the_weights_for_each_token():
+    work, peaks = work_of_shape(shape_of("opt-6.7b"), 1, 200), peaks_of(H200)
+    assert ceiling_tokens_per_s(work, peaks, 1) == pytest.approx(4800e9 / work.weight_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "b_half"),
+    [("opt-125m", 10.6), ("opt-1.3b", 20.9), ("opt-2.7b", 25.3), ("opt-6.7b", 39.7), ("opt-13b", 49.0)],
+)
+def test_opt_is_bound_by_memory_at_every_batch(model, b_half):
+    work = work_of_shape(shape_of(model), 512, 256)
+    seen = regime(work, peaks_of(A100))
+    assert work.b_half == pytest.approx(b_half, abs=0.05)
+    assert seen.bound == "memory" and seen.intensity == pytest.approx(work.b_half + 1)
+
+
+def test_grouped_queries_at_short_context_are_bound_by_arithmetic():
+    work = work_of_shape(shape_from_config("llama-2-70b", LLAMA_70B), 512, 256)
+    seen = regime(work, peaks_of(H200))
+    assert seen.bound == "compute" and seen.intensity == pytest.approx(work.b_half + 8)
+
+
+def test_weights_that_nobody_can_tell():
+    stranger = replace(shape_from_config("llama-2-70b", LLAMA_70B), parameters=None)
+    assert work_of_shape(stranger, 512, 256) is None
+    measured = work_of_shape(stranger, 512, 256, weight_bytes=138e9)
+    assert measured.parameters == 69e9 and measured.weight_bytes == 138e9
+
+
+def test_fraction_of_a_measurement():
+    m = measurement(8, 5000.0)
+    fraction = roofline.roofline_fraction(m, 5000.0, 8.0)
+    work = work_of_shape(shape_of("opt-1.3b"), 64, 32, weight_bytes=m.resolved.weight_bytes)
+    assert fraction == pytest.approx(5000 / ceiling_tokens_per_s(work, peaks_of(H200), 8))
+    assert roofline.roofline_fraction(m, 5000.0, 8.0, overlap=True) < fraction
+
+
+def test_fraction_of_the_unknown():
+    m = measurement()
+    assert roofline.roofline_fraction(m, None, 8.0) is None
+    assert roofline.roofline_fraction(replace(m, spec=replace(m.spec, model="/somewhere/else")), 1.0, 8.0) is None
+    assert roofline.roofline_fraction(replace(m, environment=replace(m.environment, gpu_name=None)), 1.0, 8.0) is None

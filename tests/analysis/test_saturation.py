@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import law, noisy_curve, point
+
+from pytest_slmserve.analysis.roofline import peaks_of, work_of_shape
+from pytest_slmserve.analysis.saturation import fit, fit_step, fixed_s_from_shapes, plateau_batch
+from pytest_slmserve.errors import TooFewPoints
+from pytest_slmserve.models import shape_of
+
+# Decode milliseconds per step of OPT-1.3B on an H100 with 64 GB, 161 prompt and 338 output tokens: the raw results
+# published with arXiv:2503.08311 (series decode_kernels/batch_size_evolution).
+PUBLISHED_STEP_MS = {
+    1: 4.0272,
+    2: 4.3287,
+    4: 4.3995,
+    8: 4.5941,
+    16: 5.2680,
+    32: 6.5227,
+    64: 9.2927,
+    96: 11.9048,
+    128: 14.5958,
+    192: 20.7020,
+    256: 26.3635,
+    384: 38.3864,
+    512: 51.0159,
+}
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+def test_the_law_on_published_results():
+    found = fit([point(b, [b / ms * 1e3]) for b, ms in PUBLISHED_STEP_MS.items()])
+    assert found.b_half.value == pytest.approx(45.4, abs=0.5)
+    assert found.error_max < 0.06 and found.error_mean < 0.03
+    shapes = work_of_shape(shape_of("opt-1.3b"), 161, 338)
+    assert shapes.b_half == pytest.approx(40.6, abs=0.1)
+    assert found.b_half.value == pytest.approx(shapes.b_half, rel=0.15), "half of it needs no GPU"
+
+
+def test_the_fixed_part_shows_the_host():
+    """A step's fixed part was 3.95 ms where reading the weights takes 1.61 ms at the bandwidth of that GPU."""
+    found = fit([point(b, [b / ms * 1e3]) for b, ms in PUBLISHED_STEP_MS.items()])
+    shapes = fixed_s_from_shapes(work_of_shape(shape_of("opt-1.3b"), 161, 338), peaks_of("NVIDIA H100 64GB HBM2"))
+    assert shapes == pytest.approx(1.61e-3, rel=0.01)
+    assert found.fixed_s.value == pytest.approx(3.95e-3, rel=0.01)
+
+
+@given(st.floats(10, 1e6), st.floats(0.1, 500), st.sets(st.integers(1, 1024), min_size=3, max_size=9))
+def test_a_planted_law_is_found(t_inf, b_half, batches):
+    found = fit_step([(b, law(b, t_inf, b_half)) for b in batches])
+    assert found == pytest.approx((t_inf, b_half), rel=1e-3)
+
+
+def test_fit_of_noiseless_points():
+    found = fit([point(b, [law(b)]) for b in BATCHES])
+    assert (found.t_inf.value, found.b_half.value) == pytest.approx((10_000, 45))
+    assert found.fixed_s.value == pytest.approx(0.0045) and found.error_max < 1e-9
+    assert found.n == 1 and found.b_half.low is None, "one repeat has no interval"
+    assert found.tokens_per_s(45) == pytest.approx(5000)
+
+
+def test_interval_from_repeats_covers_the_truth():
+    hits = 0
+    for seed in range(300):
+        found = fit(noisy_curve({b: law(b) for b in BATCHES}, repeats=3, seed=seed).points)
+        hits += found.b_half.low <= 45 <= found.b_half.high
+    assert 0.91 < hits / 300 < 0.985
+
+
+def test_a_repeat_that_some_points_lack_is_not_fitted():
+    points = [point(b, [law(b), law(b) * 1.01]) for b in BATCHES[:-1]]
+    assert fit([*points, point(512, [law(512)])]).n == 1
+    assert fit([*points, point(512, ())]).n == 2, "an invalid point takes no part"
+
+
+@pytest.mark.parametrize(
+    "points", [[], [point(1, [1.0]), point(2, [1.5])], [point(1, [1.0]), point(2, ()), point(4, ())]]
+)
+def test_too_few_points(points):
+    with pytest.raises(TooFewPoints, match="3 batches"):
+        fit(points)
+
+
+def test_no_saturation():
+    with pytest.raises(TooFewPoints, match="no saturation"):
+        fit([point(b, [b**1.5]) for b in BATCHES])
+
+
+@given(st.floats(1, 100), st.floats(0.01, 0.5))
+def test_where_the_law_has_its_plateau(b_half, tolerance):
+    batch = plateau_batch(b_half, tolerance)
+    assert law(2 * batch, b_half=b_half) / law(batch, b_half=b_half) - 1 == pytest.approx(tolerance)
+
+
+def test_order_does_not_matter():
+    points = list(noisy_curve({b: law(b) for b in BATCHES}).points)
+    shuffled = random.Random(1).sample(points, len(points))
+    assert fit(shuffled) == fit(points)

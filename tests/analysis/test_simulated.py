@@ -1,0 +1,55 @@
+"""From a simulated engine with a planted law to verdicts: what is planted is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.saturation import fit
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.measure import measure
+from pytest_slmserve.records import Environment, Measurement, Request, Workload
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, WorkloadSpec
+
+WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def serve(concurrency: int, engine: FakeEngine) -> Measurement:
+    load = ClosedLoop(concurrency, window_s=2.0)
+    return measure(engine, WORKLOAD, load, Environment(backend="fake"))
+
+
+def sweep(**planted: float) -> Curve:
+    """Two repeats of each point on one simulated engine; T_inf is 5,000 output tokens/s."""
+    engine = FakeEngine(EngineSpec("opt-tiny", backend="fake", extra=(("t_inf", 5000.0), *planted.items())))
+    return curve_of("opt-tiny", [serve(c, engine) for c in BATCHES for _ in range(2)], planned=BATCHES)
+
+
+def test_a_simulated_run_is_valid_and_obeys_littles_law():
+    made = serve(16, FakeEngine(EngineSpec("opt-tiny", backend="fake", extra=(("t_inf", 5000.0), ("b_half", 10.0)))))
+    assert problems(made) == ()
+    assert window.littles_law(made.run).deviation == pytest.approx(0, abs=1e-6)
+
+
+def test_planted_law_and_plateau_are_found():
+    curve = sweep(b_half=10.0)
+    found = fit(curve.points)
+    assert (found.t_inf.value, found.b_half.value) == pytest.approx((5000, 10), rel=0.03)
+    assert curve.pareto_plateau() and curve.plateau().value == 64, "a doubling of 45 gains 10 %"
+    assert curve.latency_keeps_rising() and curve.pareto_up_to_plateau()
+
+
+def test_no_plateau_is_found_where_none_is():
+    assert sweep(b_half=200.0).pareto_plateau().state is State.FAILS
+
+
+def test_planted_preemption_and_failures_are_never_green():
+    preempted, failed = (
+        sweep(b_half=10.0, **fault).pareto_plateau() for fault in ({"preempt_from": 128}, {"fail_at": 128})
+    )
+    assert preempted.state is State.UNDECIDED and "preemptions in the window" in preempted.why
+    assert failed.state is State.UNDECIDED and "requests failed" in failed.why

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import math
+import random
+from statistics import quantiles
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.analysis.stats import (
+    Interval,
+    Noise,
+    growth,
+    log_ratio,
+    mean,
+    mean_of_known,
+    percent,
+    percentile,
+    pooled_relative_sd,
+    student_interval,
+    t_975,
+)
+
+numbers = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30)
+
+
+def test_quantiles_of_student_agree_with_scipy():
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for df in range(1, 400):
+        assert t_975(df) == pytest.approx(scipy_stats.t.ppf(0.975, df), abs=1e-4)
+
+
+@pytest.mark.parametrize(("df", "expected"), [(1, 12.7062), (10, 2.2281), (30, 2.0423), (40, 2.0211), (120, 1.9799)])
+def test_quantiles_of_student_agree_with_printed_tables(df, expected):
+    assert t_975(df) == pytest.approx(expected, abs=1e-4)
+
+
+def test_quantiles_fall_towards_the_normal_one():
+    values = [t_975(df) for df in range(1, 1000)]
+    assert values == sorted(values, reverse=True) and values[-1] > 1.95996
+
+
+def test_no_degree_of_freedom_has_no_quantile():
+    with pytest.raises(ValueError, match="0 degrees"):
+        t_975(0)
+
+
+@given(numbers)
+def test_percentile_is_that_of_the_standard_library(values):
+    cuts = quantiles(values, n=100, method="inclusive")
+    assert percentile(values, 0.5) == pytest.approx(cuts[49], abs=1e-6)
+    assert percentile(values, 0.99) == pytest.approx(cuts[98], abs=1e-6)
+
+
+@given(numbers, st.floats(0, 1))
+def test_percentile_lies_among_the_values(values, share):
+    assert min(values) - 1e-6 <= percentile(values, share) <= max(values) + 1e-6
+
+
+def test_nothing_has_neither_mean_nor_percentile():
+    assert mean([]) is None and percentile([], 0.5) is None and mean_of_known([None, None]) is None
+    assert mean_of_known([None, 1.0, 3.0]) == 2.0
+
+
+def test_pooled_deviation_of_planted_noise():
+    chance = random.Random(7)
+    groups = [[scale * math.exp(chance.gauss(0, 0.02)) for _ in range(4)] for scale in (1, 50, 3000) * 60]
+    noise = pooled_relative_sd(groups)
+    assert noise.df == 3 * 180 and noise.sd == pytest.approx(0.02, rel=0.08)
+
+
+def test_single_values_tell_nothing_of_noise():
+    assert pooled_relative_sd([[5.0], [7.0], []]) == Noise(None, 0)
+
+
+def test_a_group_of_one_takes_no_part():
+    assert pooled_relative_sd([[1.0, 1.1], [5.0]]) == pooled_relative_sd([[1.0, 1.1]])
+
+
+def test_ratio_without_noise_has_no_interval():
+    assert log_ratio([2.0], [4.0], Noise(None, 0)) == Interval(math.log(2))
+
+
+def test_growth_is_never_too_large_to_say():
+    assert growth(0.0) == 0 and growth(math.log(2)) == pytest.approx(1) and growth(1e6) == math.inf
+
+
+def test_interval_of_a_ratio_covers_the_truth_19_times_in_20():
+    chance = random.Random(3)
+    hits = 0
+    for _ in range(2000):
+        groups = [[scale * math.exp(chance.gauss(0, 0.01)) for _ in range(2)] for scale in (100, 200, 300)]
+        seen = log_ratio(groups[0], groups[1], pooled_relative_sd(groups))
+        hits += seen.low <= math.log(2) <= seen.high
+    assert 0.935 < hits / 2000 < 0.965
+
+
+def test_student_interval_by_hand():
+    seen = student_interval([9.0, 11.0])
+    assert seen.value == 10 and seen.high - 10 == pytest.approx(12.7062)
+    assert student_interval([9.0, 11.0], 10.5).low == pytest.approx(10.5 - 12.7062)
+    assert student_interval([5.0]) == Interval(5.0)
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.0789, "7.9 %"), (0.1, "10 %"), (-0.00001, "0 %"), (-0.14, "-14 %")])
+def test_percent(share, text):
+    assert percent(share) == text

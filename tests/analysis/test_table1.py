@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.analysis import table1
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.spec import GIB
+
+MODELS = [row.model for row in table1.ROWS]
+
+
+@pytest.mark.parametrize(
+    ("model", "published", "longest", "known"),
+    [
+        ("opt-125m", 512, 508, 1356),
+        ("opt-1.3b", 256, 89, 238),
+        ("opt-2.7b", 128, 49, 132),
+        ("opt-6.7b", 64, 23, 62),
+        ("opt-13b", 16, 7, 20),
+    ],
+)
+def test_the_table(model, published, longest, known):
+    fit = table1.batches(model)
+    assert table1.row_of(model).published == published
+    assert (fit.longest, fit.known, fit.paged) == (longest, known, known), "768 tokens are 48 whole blocks"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_paper_overcommits_two_models_which_fit_only_on_the_average(model):
+    verdict, fit = table1.published_batch_fits(f"facebook/{model}"), table1.batches(model)
+    overcommitted = model in ("opt-1.3b", "opt-6.7b")
+    assert verdict.state is (State.FAILS if overcommitted else State.HOLDS)
+    assert ("mean length" in verdict.why) is overcommitted
+    assert fit.paged_mean >= table1.row_of(model).published
+
+
+def test_fifty_megabytes_is_off_by_three():
+    assert table1.request_bytes("opt-1.3b") == 150_994_944
+    assert table1.published_request_size().state is State.FAILS
+    assert "151 MB, 3.0 times the paper's 50 MB; 256 tokens take 50.3 MB" in table1.published_request_size().why
+
+
+def test_a_model_that_the_table_has_not_is_undecided():
+    assert table1.published_batch_fits("opt-tiny").state is State.UNDECIDED
+
+
+@given(st.sampled_from(MODELS), st.integers(30, 200))
+def test_known_lengths_and_pages_never_hold_less_than_the_longest(model, gib):
+    fit = table1.batches(model, gib * GIB)
+    assert fit.longest <= fit.paged <= fit.known and fit.paged <= fit.paged_mean

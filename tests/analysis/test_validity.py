@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import measurement
+
+from pytest_slmserve.analysis.validity import problems, trustworthy
+from pytest_slmserve.spec import Burst, ClosedLoop
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 100), st.integers(2, 64), st.integers(41, 120))
+def test_an_honest_measurement_has_no_problem(concurrency, output_tokens, steps):
+    # the window has to be long enough for a request to end in it
+    steps = max(steps, output_tokens)
+    assert problems(measurement(concurrency, 50.0, output_tokens=output_tokens, steps=steps)) == ()
+
+
+def only(m) -> str:
+    found = problems(m)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_preemption():
+    assert only(measurement(preempted=2)).startswith("2 preemptions in the window")
+
+
+def test_failures():
+    assert "3 requests failed, the first with Planted" in only(measurement(failures=3))
+
+
+def test_too_few_steps():
+    assert "11 engine steps in the window, 20 are needed" in only(measurement(8, steps=10))
+
+
+def test_no_window_at_all():
+    m = measurement()
+    steps, finished = problems(replace(m, run=replace(m.run, window_s=(1e6, 1e6 + 1))))
+    assert "0 engine steps" in steps and "no request finished in the window" in finished
+
+
+def test_nothing_finished():
+    m = measurement()
+    unfinished = replace(m.run, samples=replace(m.run.samples, finished=(False,) * len(m.run.samples)))
+    assert "no request finished in the window" in only(replace(m, run=unfinished))
+
+
+def test_no_first_tokens():
+    m = measurement()
+    blind = replace(m.run, samples=replace(m.run.samples, first_token_s=(None,) * len(m.run.samples)))
+    assert "when its first token came" in only(replace(m, run=blind))
+
+
+@pytest.mark.parametrize(("early", "caught"), [(0.02, False), (0.12, True), (-0.12, True)])
+def test_littles_law(early, caught):
+    found = [text for text in problems(measurement(admitted_early=early)) if "Little's law" in text]
+    assert bool(found) is caught
+
+
+def test_littles_law_says_both_counts():
+    text = only(measurement(admitted_early=0.25, steps=3200))
+    assert "10.0 requests by their own intervals, 8.0 by the step trace (25 % apart" in text
+
+
+def test_no_admission_times_is_a_problem_not_a_pass():
+    m = measurement()
+    blind = replace(m.run, samples=replace(m.run.samples, admitted_s=(None,) * len(m.run.samples)))
+    assert "cannot be checked" in only(replace(m, run=blind))
+
+
+def test_faster_than_the_gpu():
+    assert "times what NVIDIA H200 can do at most" in only(measurement(8, 1e6))
+    unknown = measurement(8, 1e6)
+    assert problems(replace(unknown, environment=replace(unknown.environment, gpu_name="Some GPU"))) == ()
+
+
+@pytest.mark.parametrize(("idle", "caught"), [(0, False), (1, False), (8, True)])
+def test_load_not_reached(idle, caught):
+    found = problems(measurement(16, idle_steps=idle, steps=400))
+    assert any("not the 16 asked for" in text for text in found) is caught
+
+
+def test_an_engine_limit_is_no_fault_of_the_load():
+    held = measurement(8)
+    assert "held 8.0 requests" in only(replace(held, load=ClosedLoop(64)))
+    assert problems(replace(held, load=ClosedLoop(64), resolved=replace(held.resolved, max_num_seqs=8))) == ()
+
+
+@pytest.mark.parametrize("load", [Burst(8), ClosedLoop(8, requests=100)])
+def test_a_load_without_a_steady_window_need_be_neither_full_nor_steady(load):
+    assert problems(measurement(8, load=load, idle_steps=16, slow_from=50, slow_factor=2.0)) == ()
+
+
+@pytest.mark.parametrize(("factor", "caught"), [(1.0, False), (1.05, False), (1.2, True), (0.8, True)])
+def test_not_steady(factor, caught):
+    found = problems(measurement(8, steps=200, slow_from=100, slow_factor=factor))
+    assert any("not steady" in text for text in found) is caught
+
+
+def test_halves_of_few_steps_are_not_compared():
+    assert problems(measurement(8, steps=38, output_tokens=16, slow_from=19, slow_factor=1.5)) == ()
+
+
+def test_trustworthy_counts_the_valid_and_tells_the_reasons():
+    made = [measurement(), measurement(repeat=1, preempted=1)]
+    assert trustworthy("opt-1.3b[8]", made)
+    verdict = trustworthy("opt-1.3b[8]", made, wanted=2)
+    assert not verdict and "1 of 2 measurements are valid, 2 are wanted: 1 preemptions" in verdict.why
+    assert not trustworthy("opt-1.3b[8]", []), "nothing measured is not a pass"

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies import H200, law, measurement, noisy_curve, point
+
+from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.records import Environment
+from pytest_slmserve.report.findings import findings, hosts, labels, spread
+from pytest_slmserve.spec import ClosedLoop
+
+BATCHES = (1, 4, 16, 64, 256)
+CPU = Environment(backend="cpu", cpu="Imagined CPU")
+
+
+def sweep(
+    environment: Environment = H200, repeats: int = 2, noise: float = 0.002, model: str = "opt-1.3b", **numbers: float
+) -> Curve:
+    made = [
+        measurement(c, law(c, **numbers) * (1 + noise * i), environment=environment, model=model, repeat=i)
+        for c in BATCHES
+        for i in range(repeats)
+    ]
+    return curve_of("opt-1.3b", made)
+
+
+def found(curve: Curve, tolerance: float = 0.10) -> dict[str, str]:
+    return dict(findings(curve, tolerance))
+
+
+def test_hosts_are_those_of_valid_measurements():
+    def at(host: str | None, **facts: object):
+        return measurement(64, law(64), environment=replace(H200, host=host), **facts)
+
+    assert hosts(curve_of("x", [at("a"), at("b", repeat=1), at("c", repeat=2, failures=1)])) == 2
+    assert hosts(curve_of("x", [at(None)])) == hosts(Curve(subject="x")) == 0
+
+
+def test_the_worst_of_littles_law_and_where():
+    late = [measurement(4, law(4), repeat=i, admitted_early=0.02 * i) for i in range(2)]
+    others = [measurement(c, law(c)) for c in BATCHES if c != 4]
+    text = found(curve_of("opt-1.3b", [*others, *late]))["Little's law"]
+    assert text.endswith("apart, at 4 in flight") and 1.5 < float(text.split("at most ")[1].split(" %")[0]) < 2.5
+    assert found(noisy_curve({1: 1.0, 2: 2.0}))["Little's law"] == "-"
+
+
+def test_labels_tell_curves_of_one_subject_apart():
+    together = curve_of("opt-1.3b", [measurement(1, 50.0, load=ClosedLoop(1, starts="together"))])
+    longer = curve_of("opt-1.3b", [measurement(1, 50.0, load=ClosedLoop(1, window_s=9.0))])
+    other = curve_of("opt-2.7b", [measurement(model="opt-2.7b")])
+    assert labels([sweep(), other]) == ["opt-1.3b", "opt-2.7b"]
+    assert labels([sweep(), together]) == ["opt-1.3b, starts spread", "opt-1.3b, starts together"]
+    assert labels([sweep(), longer, other]) == ["opt-1.3b, window 5 s", "opt-1.3b, window 9 s", "opt-2.7b"]
+    assert labels([sweep(), sweep(CPU)])[1].startswith("opt-1.3b, Imagined CPU")
+    assert labels([Curve(subject="x"), Curve(subject="x")]) == ["x", "x"]
+
+
+def test_spread_is_over_the_mean():
+    assert spread(point(1, [90.0, 100.0, 110.0])) == pytest.approx(0.2)
+    assert spread(point(1, [90.0])) is None and spread(point(1, [])) is None
+
+
+def test_repeats_agree_by_so_much():
+    points = tuple(point(c, [100.0, 100.0 + c]) for c in (1, 2, 4))
+    assert found(Curve(subject="x", points=points))["repeats"] == (
+        "differ by 2 % in the median, 3.9 % at most (at 4 in flight)"
+    )
+    assert found(noisy_curve({1: 1.0, 2: 2.0}, repeats=1))["repeats"].startswith("- (no point")
+
+
+def test_the_plateau_with_its_confidence():
+    text = found(noisy_curve({b: law(b) for b in (64, 128, 256, 512)}, noise=0.001))["plateau"]
+    assert text == "from 256 in flight (95 %: 256 to 256): past it a doubling gains less than 10 %"
+    once = found(noisy_curve({b: law(b) for b in (64, 128, 256, 512)}, repeats=1, noise=0))["plateau"]
+    assert once.startswith("from 256 in flight: past it") and "not certain: noise unknown" in once
+    steep = found(noisy_curve({1: 1.0, 2: 2.0, 4: 4.0}))["plateau"]
+    assert (
+        steep.startswith("not reached: the last doubling (2 to 4) still gains 99.2 %") and "so it may be" not in steep
+    )
+    assert found(Curve(subject="x"))["plateau"].startswith("-")
+
+
+def test_a_flat_stretch_that_does_not_last_is_no_plateau():
+    """As OPT-125M on an H200, which gains 6 % from 128 to 256 and 53 % from 256 to 512."""
+    bent = {64: 22.7, 128: 32.7, 256: 34.6, 512: 53.1}
+    text = found(noisy_curve({**bent, 1024: 61.8}, noise=0.03, repeats=2))["plateau"]
+    assert text.startswith("not reached: the last doubling (512 to 1024) still gains 1")
+    assert ", so it may be from 512 in flight on; it is flat from 128 to 256 (" in text
+    assert "again from 256 to 512" in text
+    later = found(noisy_curve({**bent, 1024: 53.5}, noise=0.001))["plateau"]
+    assert later.startswith("from 512 in flight") and "it is flat from 128 to 256" in later
+
+
+def test_the_best_load_and_what_lies_past_it():
+    falling = {64: 12_141.0, 128: 12_511.0, 256: 10_893.0, 512: 11_005.0}
+    assert (
+        found(noisy_curve(falling, noise=0))["most tokens/s"] == "12,511 at 128 in flight; 512 in flight has 12 % less"
+    )
+    level = {64: 100.0, 128: 101.0, 256: 100.0}
+    assert (
+        found(noisy_curve(level, noise=0))["most tokens/s"]
+        == "101.0 at 128 in flight; 256 in flight has about the same"
+    )
+    rising = noisy_curve({1: 1.0, 2: 2.0}, noise=0)
+    assert found(rising)["most tokens/s"] == "2.000 at 2 in flight, the largest load measured: more is not excluded"
+    cut = replace(rising, cut=((4, "too large"),))
+    assert found(cut)["most tokens/s"] == "2.000 at 2 in flight, the largest load that fits"
+    assert "most tokens/s" not in found(Curve(subject="x"))
+
+
+def test_pareto_optimal_points_are_named():
+    beaten = tuple(point(c, [rate] * 2) for c, rate in ((1, 100.0), (2, 190.0), (4, 180.0)))
+    assert found(Curve(subject="x", points=beaten))["Pareto-optimal"].startswith("1, 2 in flight")
+    assert found(sweep())["Pareto-optimal"].startswith("all points (by mean")
+    assert found(Curve(subject="x"))["Pareto-optimal"] == "-"
+
+
+def test_the_law_and_its_fixed_part_against_shapes():
+    """b_half 45 at 10,000 tokens/s: 4.5 ms; the weights of OPT-1.3B take 2.6315 GB / 4.8 TB/s = 0.548 ms."""
+    seen = found(sweep())
+    assert "T_inf 10,010 tokens/s, b_half 45.0 sequences (95 %: " in seen["saturation law"]
+    assert "off by 0 % in the mean, 0 % at most" in seen["saturation law"]
+    assert seen["fixed part"].startswith("4.50 ms of every step fitted (95 %: ")
+    assert "0.548 ms to read the weights at 4,800 GB/s (b_half from shapes is 167 sequences)" in seen["fixed part"]
+    assert seen["fixed part"].endswith(
+        "the other 3.95 ms is the host, the launching of kernels, and memory below its data sheet"
+    )
+    assert "(95 %" not in found(sweep(repeats=1))["saturation law"]
+
+
+def test_a_law_that_is_far_off_is_not_taken_apart():
+    """As OPT-1.3B on an H200 with spread starts, whose throughput falls past 128."""
+    rates = {1: 597.0, 4: 2132.0, 16: 5981.0, 64: 12_141.0, 128: 12_511.0, 256: 10_893.0, 512: 11_005.0}
+    seen = found(noisy_curve(rates, noise=0.001))
+    assert "does not describe this curve: at its best off by" in seen["saturation law"] and "fixed part" not in seen
+
+
+@pytest.mark.parametrize(("t_inf", "b_half"), [(10_000.0, 1.0), (10_000.0, 5.5)])
+def test_no_host_is_made_up_where_weights_explain_the_fixed_part(t_inf, b_half):
+    seen = found(sweep(noise=0.01, t_inf=t_inf, b_half=b_half))["fixed part"]
+    assert "no time is left for the host" in seen and "the other" not in seen
+
+
+def test_without_a_data_sheet_nothing_is_split():
+    seen = found(sweep(CPU))
+    assert "b_half from shapes is 167 sequences; no data sheet for this device" in seen["fixed part"]
+    assert seen["roofline"] == "- (no data sheet for this device)" and "regime" not in seen
+
+
+def test_without_a_shape_nothing_is_split():
+    assert "the model's shape is unknown" in found(sweep(model="/nowhere/unknown"))["fixed part"]
+
+
+def test_too_few_points_for_a_law():
+    seen = found(noisy_curve({1: 1.0, 2: 2.0}))
+    assert (
+        seen["saturation law"].startswith("not fitted: the saturation law needs 3 batches") and "fixed part" not in seen
+    )
+
+
+def test_the_largest_share_of_the_roofline_and_the_regime():
+    curve = sweep()
+    best = max(curve.points, key=lambda p: p.roofline_fraction)
+    share, seen = round(100 * best.roofline_fraction, 1), found(curve)
+    assert seen["roofline"].startswith(f"at most {share:g} %") and seen["roofline"].endswith(
+        f"{best.concurrency} in flight"
+    )
+    assert seen["regime"].startswith("memory-bound by shapes") and "the ridge of H200 is 206" in seen["regime"]
+    assert found(replace(curve, points=()))["roofline"] == "-"
+
+
+def test_latencies_of_a_load_that_was_still_rising_are_told():
+    """At constant load requests/s x E2E is the batch; looked back upon, a rising load was a smaller one."""
+    young = replace(noisy_curve({8: 800.0}).points[0], requests_per_s=2.0, e2e_s=3.0, batch=8.0)
+    settled = replace(young, e2e_s=3.9)
+    seen = found(Curve(subject="x", points=(young,)))["latency"]
+    assert seen.startswith("requests/s x mean E2E is up to 25 % less than the batch (at 8 in flight)")
+    told = found(Curve(subject="x", points=(young,), measurements=(measurement(),)))["latency"]
+    assert told.endswith("too low (the load had settled for 1 lifetimes)")
+    assert "latency" not in found(Curve(subject="x", points=(settled,)))
+    assert "latency" not in found(sweep()), "the planted loads are steady"
+
+
+def test_several_hosts_are_named_where_repeats_differ():
+    made = [
+        measurement(c, law(c), repeat=i, environment=replace(H200, host=host))
+        for c in BATCHES
+        for i, host in enumerate("ab")
+    ]
+    assert found(curve_of("x", made))["repeats"].endswith("; 2 hosts took part, whose difference is in it")
+    assert "hosts" not in found(sweep())["repeats"]

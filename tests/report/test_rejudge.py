@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies import law, measurement
+
+from pytest_slmserve.analysis import claims, table1
+from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.errors import BadArchive
+from pytest_slmserve.report.rejudge import judge_all, rows_from, stored_curves, unique
+from pytest_slmserve.spec import Burst, ClosedLoop
+
+BATCHES = (64, 128, 256, 512)
+STORED = {"rows": [claims.row_to_record(row) for row in claims.ROWS]}
+EARLIER, LATER = "2025-12-31T00:00:00+00:00", "2026-06-01T00:00:00+00:00"  # than what `measurement` makes
+
+
+def sweep(batches=BATCHES, repeats: int = 2, **facts: object):
+    return [measurement(c, law(c) * (1 + 0.001 * i), repeat=i, **facts) for c in batches for i in range(repeats)]
+
+
+(SERIES,) = by_series([measurement()])
+
+
+def plan_of(concurrencies, cut=(), series: str = SERIES):
+    return {"sweeps": {series: {"model": "opt-1.3b", "concurrencies": list(concurrencies), "cut": cut}}}
+
+
+PLAN = plan_of(BATCHES, [[1024, "too large"]])
+
+
+def test_a_copy_is_no_repeat():
+    made = sweep()
+    assert unique([*made, *made]) == made
+
+
+def test_stored_rows_rule_and_ours_fill_what_they_lack():
+    mine = replace(claims.ROWS[0], parameters={"tolerance": 0.5})
+    rows = rows_from({"rows": [claims.row_to_record(mine)]})
+    assert claims.row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
+    assert {row.claim for row in rows} == {claim.name for claim in claims.CLAIMS}
+    assert rows_from(STORED) == claims.ROWS == rows_from({})
+
+
+@pytest.mark.parametrize("rows", [5, [5], [{"model": "opt-1.3b"}], [{"claim": ["x"]}], [{"claim": "x", "vllm": 5}]])
+def test_rows_that_are_none_are_the_archives_fault(rows):
+    with pytest.raises(BadArchive, match="the claims in the archive cannot be used"):
+        rows_from({"rows": rows})
+
+
+def test_planned_and_cut_loads_come_from_the_session():
+    (curve,) = stored_curves(sweep((64, 128)), [(EARLIER, PLAN)])
+    assert curve.subject == "opt-1.3b" and [p.concurrency for p in curve.points] == [64, 128]
+    assert curve.missing == (256, 512) and curve.cut == ((1024, "too large"),)
+
+
+def test_the_session_that_measured_last_has_the_word():
+    smaller = plan_of((64, 128))
+    between = "2026-01-01T00:00:00+00:00"
+    assert stored_curves(sweep((64, 128)), [(EARLIER, PLAN), (between, smaller), (LATER, PLAN)])[0].missing == ()
+    assert stored_curves(sweep((64, 128)), [(LATER, PLAN)])[0].missing == (), "no session had begun"
+    assert stored_curves(sweep((64, 128)), [(EARLIER, {})])[0].missing == ()
+    assert stored_curves(sweep((64, 128)), [(EARLIER, PLAN), (between, {})])[0].missing == (256, 512)
+
+
+def test_a_plan_is_of_one_engine_and_workload_not_of_a_model():
+    mine = [replace(m, spec=replace(m.spec, max_num_seqs=64)) for m in sweep((1, 2))]
+    planned, other = stored_curves([*sweep((64, 128)), *mine], [(EARLIER, PLAN)])
+    assert planned.missing == (256, 512) and planned.cut == ((1024, "too large"),)
+    assert other.missing == other.cut == ()
+
+
+def test_what_differs_in_more_than_its_concurrency_is_another_curve():
+    together = [measurement(c, 50.0, load=ClosedLoop(c, starts="together")) for c in (1, 2)]
+    other = sweep((64, 128), model="opt-2.7b")
+    curves = stored_curves([*other, *sweep(), *together, measurement(load=Burst(4))], [])
+    assert [(c.subject, len(c.points)) for c in curves] == [("opt-2.7b", 2), ("opt-1.3b", 4), ("opt-1.3b", 2)]
+
+
+@pytest.mark.parametrize(
+    "plan", [{"sweeps": 5}, {"sweeps": {SERIES: 5}}, plan_of(["x"]), plan_of((), cut=5), plan_of((), cut=[[1]])]
+)
+def test_a_plan_that_is_none_is_the_archives_fault(plan):
+    with pytest.raises(BadArchive, match="the plan in the archive cannot be used"):
+        stored_curves(sweep(), [(EARLIER, plan)])
+
+
+def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
+    curves = stored_curves([*sweep(), *sweep(model="opt-2.7b")], [])
+    judged = judge_all(curves, claims.ROWS)
+    subjects = [(v.claim, v.subject) for v, _ in judged]
+    assert len(subjects) == 4 * 2 + len(table1.ROWS) == len(set(subjects))
+    assert all(row.claim == v.claim for v, row in judged)
+    states = {v.subject: v.state for v, _ in judged if v.claim == "throughput-plateau"}
+    assert states == {"opt-1.3b": State.HOLDS, "opt-2.7b": State.HOLDS}
+    assert {v.subject for v, row in judged if v.state is State.FAILS and row.expected == "fails"} == {
+        "opt-1.3b",
+        "opt-6.7b",
+    }
+
+
+def test_verdicts_on_two_curves_of_one_model_are_told_apart():
+    together = [
+        measurement(c, law(c), load=ClosedLoop(c, starts="together"), repeat=i) for c in BATCHES for i in (0, 1)
+    ]
+    judged = judge_all(stored_curves([*sweep(), *together], []), claims.ROWS)
+    subjects = [v.subject for v, _ in judged if v.claim == "throughput-plateau"]
+    assert subjects == ["opt-1.3b, starts spread", "opt-1.3b, starts together"]
+
+
+def test_a_row_of_one_way_of_starting_rules_its_curves_only():
+    row = claims.Row("throughput-plateau", starts="together", parameters={"tolerance": 0.01}, expected="fails")
+    together = [
+        measurement(c, law(c), load=ClosedLoop(c, starts="together"), repeat=i) for c in BATCHES for i in (0, 1)
+    ]
+    judged = judge_all(stored_curves([*sweep(), *together], []), (*claims.ROWS, row))
+    assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["holds", "fails"]
+
+
+def test_judging_again_by_another_bound():
+    curves = stored_curves(sweep(), [])
+    strict = rows_from(
+        {"rows": [claims.row_to_record(claims.Row("throughput-plateau", parameters={"tolerance": 0.01}))]}
+    )
+    assert next(v for v, _ in judge_all(curves, strict)).state is State.FAILS
+
+
+def test_parameters_that_are_missing_are_the_archives_fault():
+    with pytest.raises(BadArchive, match="parameters of throughput-plateau in the archive cannot be used .*tolerance"):
+        judge_all(stored_curves(sweep(), []), (claims.Row("throughput-plateau"),))

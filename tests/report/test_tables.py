@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from strategies import H200, RESOLVED, curves, law, measurement, noisy_curve, point, without
+
+from pytest_slmserve.analysis.claims import Row
+from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.validity import trustworthy
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.records import Environment
+from pytest_slmserve.report.tables import (
+    outcome,
+    point_table,
+    run_lines,
+    sweep_report,
+    verdict_lines,
+    verdict_report,
+    workload_text,
+)
+
+BATCHES = (1, 2, 4, 8, 16, 32)
+CPU = Environment(backend="cpu", cpu="Imagined CPU", cores=2, vllm="0.32.0")
+FAKE = Environment(backend="fake", gpu_name="simulated")
+EXPECTED_TO_FAIL = Row("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")
+EXPECTED_TO_HOLD = Row("throughput-plateau", evidence="raw results")
+
+
+def sweep(environment: Environment = H200, repeats: int = 2, **run: object) -> Curve:
+    """A curve with a planted law."""
+    made = [
+        measurement(c, law(c) * (1 + 0.002 * i), environment=environment, repeat=i, **run)
+        for c in BATCHES
+        for i in range(repeats)
+    ]
+    return curve_of("opt-1.3b", made, planned=BATCHES)
+
+
+def words(text: str) -> str:
+    """Where lines are broken does not matter."""
+    return " ".join(text.split())
+
+
+def row(table: str, concurrency: int) -> list[str]:
+    return next(line.split() for line in table.splitlines() if line.split()[:1] == [str(concurrency)])
+
+
+def verdict(state: State, claim: str = "throughput-plateau", subject: str = "opt-1.3b") -> Verdict:
+    return Verdict(claim, subject, state, "because")
+
+
+def test_a_row_shows_the_figures_of_its_point():
+    curve = sweep()
+    seen, p = row(point_table(curve), 8), curve.points[3]
+    rate = p.output_tokens_per_s
+    assert seen[:4] == ["8", "8.000", f"{rate / 32:.2f}", f"{rate:,.0f}"]
+    assert seen[4] == "0.2", "per cent between two repeats"
+    assert [float(s) for s in seen[5:8]] == pytest.approx([p.e2e_s, p.e2e_p50_s, p.e2e_p99_s], rel=0.005)
+    in_ms = [p.normalized_latency_s, p.ttft_s, p.tpot_s, p.step_s]
+    assert [float(s) for s in seen[8:12]] == pytest.approx([1e3 * v for v in in_ms], rel=0.005)
+    assert seen[12] == f"{100 * curve.gains()[2].value:+.1f}"
+    assert seen[13:] == [f"{100 * p.roofline_fraction:.1f}", "*", "yes"]
+
+
+def test_lines_fit_a_wide_terminal():
+    curve = sweep()
+    many = replace(curve, missing=tuple(range(1000, 1100)), cut=((2048, "a reason of many words " * 10),))
+    lines = [line for text, _ in run_lines([many], []) for line in text.splitlines()]
+    assert 100 < max(map(len, lines)) <= 150
+
+
+def test_what_was_not_measured_is_a_dash():
+    seen = row(point_table(Curve(subject="x", points=(point(4, [100.0]),))), 4)
+    assert seen == ["4", "4.000", "0.3906", "100.0", "-", "10.2", *["-"] * 8, "*", "yes"]
+
+
+def test_the_heading_says_what_was_measured_where():
+    curve = sweep()
+    text = words(sweep_report(curve))
+    assert text.startswith("opt-1.3b on NVIDIA H200 vLLM 0.26.0, offline door, float16, dummy weights workload: 64/32")
+    assert (
+        "planted, hash 0123456789ab load: closed loop, starts spread, window 5 s after settling for 1 lifetime of"
+        in text
+    )
+    assert (
+        "max_num_seqs 1,024, max_num_batched_tokens -, KV 1,365 blocks x 16 tokens, attention -, event loop -" in text
+    )
+    assert "room for 227 requests of 96 tokens" in text
+    assert "measured: 6 points, 2 repeats each, 1 launch" in text and "host" not in text.split("measured:")[1][:60]
+
+
+def test_the_heading_counts_launches_and_hosts():
+    pairs = [("one", "a"), ("two", "b"), ("three", "b")]
+    made = [
+        measurement(c, law(c), repeat=i, launch=launch, environment=replace(H200, host=host))
+        for c in BATCHES
+        for i, (launch, host) in enumerate(pairs)
+    ]
+    curve = curve_of("opt-1.3b", made)
+    assert "6 points, 3 repeats each, 3 launches, 2 hosts" in sweep_report(curve)
+
+
+def test_other_devices():
+    assert "Imagined CPU, 2 cores" in sweep_report(sweep(CPU))
+    unknown = sweep_report(sweep(replace(H200, gpu_name=None)))
+    assert "on an unknown GPU" in unknown and "vLLM 0.26.0" in unknown
+
+
+def test_simulated_numbers_shout():
+    assert "SIMULATED ENGINE" in sweep_report(sweep(FAKE)).splitlines()[0]
+
+
+def test_natural_lengths_are_told_by_their_means():
+    plain = measurement().workload
+    natural = replace(plain, spec=replace(plain.spec, prompt_tokens=None, output_tokens=None))
+    assert workload_text(natural).startswith("natural lengths, 64/32 tokens in the mean")
+
+
+def test_launches_that_differ_show_both_limits():
+    other = replace(RESOLVED, kv_blocks=1366, attention_backend="FLASH_ATTN")
+    made = [measurement(8, 100.0, repeat=1), measurement(8, 100.0, resolved=other, launch="launch-2")]
+    text = sweep_report(curve_of("opt-1.3b", made))
+    assert "KV 1,365 or 1,366 blocks" in text and "attention - or FLASH_ATTN" in text
+
+
+def test_cut_missing_invalid_and_partly_valid_points_are_named():
+    made = [measurement(c, law(c), repeat=i, preempted=c == 16) for c in BATCHES for i in range(2)]
+    made.append(measurement(8, law(8), repeat=2, failures=3))
+    curve = curve_of("opt-1.3b", made, planned=(*BATCHES, 64, 128, 256), cut=((256, "full"), (512, "full")))
+    text = sweep_report(curve)
+    assert "cut: 256, 512 in flight: full" in text
+    assert "not measured, though planned: 64, 128 in flight" in text
+    assert "INVALID: 16 in flight: 0 of 2 measurements are valid: 1 preemptions in the window" in text
+    assert "left out: 8 in flight: 2 of 3 measurements are valid: 3 requests failed" in text
+    assert row(point_table(curve), 16) == ["16", *["-"] * 13, "NO"] and row(point_table(curve), 8)[-1] == "partly"
+    assert "INVALID: 4 in flight: 0 of 1 measurements are valid: planted: invalid" in sweep_report(
+        without(noisy_curve({4: 1.0, 8: 2.0}), 4)
+    )
+
+
+def test_the_report_and_the_item_say_alike_what_was_left_out():
+    made = [measurement(8, 100.0, repeat=i, failures=3 * (i == 2)) for i in range(3)]
+    text = sweep_report(curve_of("opt-1.3b", made))
+    item = trustworthy("opt-1.3b-8", made, 2)
+    assert (
+        item
+        and item.why == "2 of 3 measurements are valid, 2 are wanted: " + text.split("are valid: ")[1].split("\n")[0]
+    )
+
+
+def test_a_sweep_without_measurements_says_so():
+    text = sweep_report(Curve(subject="opt-1.3b", missing=(1, 2)))
+    assert text.startswith("opt-1.3b: nothing was measured")
+    assert "not measured, though planned: 1, 2 in flight" in text and "Pareto-optimal  -" in text
+
+
+@given(curves(repeats=1) | curves(repeats=2))
+def test_every_curve_can_be_shown(curve):
+    text = sweep_report(curve)
+    assert all(row(text, p.concurrency)[-1] == "yes" for p in curve.points) and "plateau" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "row", "strict", "seen"),
+    [
+        (State.HOLDS, None, False, "as expected"),
+        (State.FAILS, None, False, "unexpected"),
+        (State.UNDECIDED, None, False, "undecided"),
+        (State.HOLDS, EXPECTED_TO_HOLD, False, "as expected"),
+        (State.FAILS, EXPECTED_TO_FAIL, False, "as expected"),
+        (State.HOLDS, EXPECTED_TO_FAIL, False, "unexpected"),
+        (State.UNDECIDED, EXPECTED_TO_FAIL, False, "undecided"),
+        (State.FAILS, EXPECTED_TO_FAIL, True, "unexpected"),
+        (State.HOLDS, EXPECTED_TO_FAIL, True, "as expected"),
+    ],
+)
+def test_outcome_is_against_what_was_expected(state, row, strict, seen):
+    assert outcome(verdict(state), row, strict=strict) == seen
+
+
+def test_verdicts_are_grouped_by_claim_and_counted():
+    judged = [
+        (verdict(State.FAILS, "table-1-batch-fits"), EXPECTED_TO_FAIL),
+        (verdict(State.HOLDS), EXPECTED_TO_HOLD),
+        (verdict(State.HOLDS, "a-claim-of-mine", "opt-2.7b"), None),
+        (verdict(State.UNDECIDED, subject="opt-2.7b"), EXPECTED_TO_HOLD),
+    ]
+    lines = [" ".join(line.split()) for line in verdict_report(judged).splitlines()]
+    assert lines[0].startswith("throughput-plateau: Throughput reaches a plateau")
+    assert lines[1:3] == ["holds opt-1.3b because", "undecided opt-2.7b because"]
+    assert lines[3].startswith("table-1-batch-fits: ") and lines[4] == "fails, as expected opt-1.3b because"
+    assert lines[5:] == ["a-claim-of-mine", "holds opt-2.7b because", "4 verdicts: 3 as expected, 1 undecided"]
+
+
+def test_a_surprise_shouts_with_what_was_expected_and_why():
+    held = words(verdict_report([(verdict(State.HOLDS, "table-1-batch-fits"), EXPECTED_TO_FAIL)]))
+    assert "HOLDS, UNEXPECTED opt-1.3b because; the claims table expects that it fails: 238 fit" in held
+    failed = words(verdict_report([(verdict(State.FAILS), EXPECTED_TO_HOLD)]))
+    assert "FAILS opt-1.3b because; the claims table expects that it holds: raw results" in failed
+    assert words(verdict_report([(verdict(State.FAILS), None)])).endswith("because 1 verdict: 1 unexpected")
+
+
+def test_verdicts_have_colours():
+    judged = [(verdict(state), None) for state in (State.HOLDS, State.FAILS, State.UNDECIDED)]
+    assert [colour for _, colour in verdict_lines(judged)] == [None, "green", "red", "yellow", None]
+
+
+def test_no_verdict_at_all():
+    assert verdict_report([]) == "no claim was judged"
+    assert list(run_lines([], [])) == []
+
+
+def test_the_plateau_in_the_findings_is_by_the_tolerance_of_its_claim():
+    curve = sweep()
+    judged = [(verdict(State.HOLDS), Row("throughput-plateau", parameters={"tolerance": 0.75}))]
+    text = "\n".join(text for text, _ in run_lines([curve], judged))
+    assert "a doubling gains less than 75 %" in text and "batch: sequences that a step really held" in text

@@ -1,0 +1,232 @@
+"""Shared builders and hypothesis strategies: measurements and points whose numbers are planted, not measured."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from hypothesis import strategies as st
+
+from pytest_slmserve.analysis.curve import Curve
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.records import Environment, Measurement, Resolved, Run, Samples, Steps, WorkloadReference
+from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Load, WorkloadSpec
+
+H200 = Environment(backend="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
+
+RESOLVED = Resolved(kv_blocks=1365, block_size=16, weight_bytes=2_631_516_160, max_num_seqs=1024, dtype="float16")
+
+
+def workload(prompt_tokens: int = 64, output_tokens: int = 32) -> WorkloadReference:
+    spec = WorkloadSpec(prompt_tokens=prompt_tokens, output_tokens=output_tokens, requests=64)
+    return WorkloadReference(
+        "0123456789ab", spec, 64, prompt_tokens, output_tokens, prompt_tokens + output_tokens, "planted"
+    )
+
+
+def planted_run(
+    concurrency: int,
+    tokens_per_s: float,
+    *,
+    output_tokens: int = 32,
+    steps: int = 100,
+    idle_steps: int = 0,
+    slow_from: int | None = None,
+    slow_factor: float = 1.0,
+    preempted: int = 0,
+    failures: int = 0,
+    admitted_early: float = 0.0,
+) -> Run:
+    """A closed loop on an engine with steps of equal length, whose users start staggered over one request.
+
+    The window holds `steps` whole steps after the ramp, all with the full batch. idle_steps: a user pauses so many
+    steps between two requests. slow_from: window step from which steps take `slow_factor` as long. preempted: in the
+    middle of the window. admitted_early: every request claims to have been admitted by so many of its lifetimes
+    before it was.
+    """
+    ramp, period = output_tokens, output_tokens + idle_steps
+    step_s = concurrency / tokens_per_s
+    slow = ramp + slow_from if slow_from is not None else ramp + steps
+    times = [0.0]
+    for number in range(ramp + steps):
+        times.append(times[-1] + step_s * (slow_factor if number >= slow else 1.0))
+    last = len(times) - 1
+    rows, tokens, ended = [], [0] * last, [0] * last
+    for user in range(concurrency):
+        for start in range(user * ramp // concurrency, last, period):
+            end = min(start + output_tokens, last)
+            done = end - start == output_tokens
+            early = admitted_early * output_tokens * step_s
+            rows.append((times[start], times[start] - early, times[start + 1], times[end], end - start, done))
+            for step in range(start, end):
+                tokens[step] += 1
+            ended[end - 1] += done
+    rows.sort()
+    sent, admitted, first, until, out, done_column = (tuple(c) for c in zip(*rows, strict=True))
+    return Run(
+        samples=Samples(tuple(range(len(rows))), sent, admitted, first, until, (64,) * len(rows), out, done_column),
+        steps=Steps(
+            tuple(times[1:]),
+            tuple(t - e for t, e in zip(tokens, ended, strict=True)),
+            (0,) * last,
+            tuple(tokens),
+            (0,) * last,
+            tuple(t / (2 * concurrency) for t in tokens),
+            tuple(preempted if i == ramp + steps // 2 else 0 for i in range(last)),
+        ),
+        window_s=(times[ramp], times[-1]),
+        failures=failures,
+        first_failure="Planted: as it was told to" if failures else None,
+    )
+
+
+def measurement(
+    concurrency: int = 8,
+    tokens_per_s: float = 1000.0,
+    *,
+    model: str = "opt-1.3b",
+    environment: Environment = H200,
+    load: Load | None = None,
+    repeat: int = 0,
+    launch: str = "launch-1",
+    output_tokens: int = 32,
+    resolved: Resolved = RESOLVED,
+    **run: object,
+) -> Measurement:
+    """A consistent measurement of a planted throughput; keyword arguments of `planted_run` make it less so."""
+    spec = EngineSpec(model, backend="fake" if environment.backend == "fake" else "cuda")
+    return Measurement(
+        spec=spec,
+        resolved=resolved,
+        environment=environment,
+        workload=workload(output_tokens=output_tokens),
+        load=load or ClosedLoop(concurrency),
+        run=planted_run(concurrency, tokens_per_s, output_tokens=output_tokens, **run),  # type: ignore[arg-type]
+        launch=launch,
+        measured_at=f"2026-01-01T00:00:{repeat:02d}.000+00:00",
+    )
+
+
+def law(batch: float, t_inf: float = 10_000.0, b_half: float = 45.0) -> float:
+    """Output tokens/s of the saturation law."""
+    return t_inf * batch / (batch + b_half)
+
+
+def point(concurrency: int, repeats: Sequence[float], e2e_repeats: Sequence[float] | None = None) -> Point:
+    """A point of planted throughputs; its latency is Little's, for requests of 256 tokens, unless given."""
+    waits = tuple(e2e_repeats) if e2e_repeats is not None else tuple(256 * concurrency / rate for rate in repeats)
+    return Point(
+        concurrency=concurrency,
+        batch=float(concurrency),
+        output_tokens_per_s=fmean(repeats) if repeats else None,
+        requests_per_s=fmean(repeats) / 256 if repeats else None,
+        e2e_s=fmean(waits) if waits else None,
+        repeats=tuple(repeats),
+        e2e_repeats=waits,
+        batch_repeats=(float(concurrency),) * len(repeats),
+        records=tuple(f"{concurrency}-{i}" for i in range(len(repeats))),
+        left_out=0 if repeats else 1,
+        problems=() if repeats else ("planted: invalid",),
+    )
+
+
+def noisy_curve(
+    rates: Mapping[int, float], *, noise: float = 0.01, repeats: int = 3, seed: int = 0, subject: str = "opt-1.3b"
+) -> Curve:
+    """A curve whose true throughputs are `rates`, each repeat off by a relative Gaussian `noise`."""
+    chance = random.Random(seed)
+    points = [
+        point(c, [rate * (1 + chance.gauss(0, noise)) for _ in range(repeats)]) for c, rate in sorted(rates.items())
+    ]
+    return Curve(subject=subject, points=tuple(points))
+
+
+def without(curve: Curve, concurrency: int) -> Curve:
+    """The curve with that point made invalid."""
+    return replace(
+        curve, points=tuple(point(concurrency, ()) if p.concurrency == concurrency else p for p in curve.points)
+    )
+
+
+def rates(low: float = 1.0, high: float = 1e6) -> st.SearchStrategy[float]:
+    """Throughputs in output tokens/s."""
+    return st.floats(low, high, allow_nan=False, allow_infinity=False)
+
+
+@st.composite
+def curves(draw: st.DrawFn, fewest: int = 1, repeats: int = 2) -> Curve:
+    """Any curve of valid points: throughputs and latencies need make no sense together."""
+    knobs = draw(st.lists(st.integers(1, 4096), min_size=fewest, max_size=8, unique=True).map(sorted))
+    values = st.lists(rates(), min_size=repeats, max_size=repeats)
+    return Curve(subject="opt-1.3b", points=tuple(point(k, draw(values), draw(values)) for k in knobs))
+
+
+COUNTS = st.integers(0, 2**20)
+STAMPS = st.integers(0, 10**10).map(lambda us: us / 1e6)  # to the microsecond, as engines report them
+SHARES = st.integers(0, 10**6).map(lambda ppm: ppm / 1e6)
+NAMES = st.text(max_size=8)
+
+
+def engine_specs() -> st.SearchStrategy[EngineSpec]:
+    return st.builds(
+        EngineSpec,
+        model=NAMES,
+        max_num_seqs=COUNTS,
+        memory_share=st.floats(0.1, 1),
+        enforce_eager=st.booleans(),
+        env=st.lists(st.tuples(NAMES, NAMES), max_size=2).map(tuple),
+        extra=st.lists(st.tuples(NAMES, COUNTS | NAMES | st.booleans()), max_size=2).map(tuple),
+    )
+
+
+def environments() -> st.SearchStrategy[Environment]:
+    return st.builds(Environment, gpu_name=st.none() | NAMES, cores=st.none() | COUNTS, vllm=st.none() | NAMES)
+
+
+def resolved_limits() -> st.SearchStrategy[Resolved]:
+    sizes = st.lists(COUNTS, max_size=3).map(tuple)
+    return st.builds(
+        Resolved, kv_blocks=st.none() | COUNTS, capture_sizes=st.none() | sizes, ready_s=st.none() | STAMPS
+    )
+
+
+def workload_references() -> st.SearchStrategy[WorkloadReference]:
+    lengths, counts = st.floats(1, 2000), st.integers(1, 2**20)
+    return st.builds(
+        WorkloadReference, NAMES, st.builds(WorkloadSpec, seed=COUNTS), counts, lengths, lengths, counts, NAMES
+    )
+
+
+def loads() -> st.SearchStrategy[Load]:
+    closed = st.builds(ClosedLoop, st.integers(1, 1024), window_s=st.floats(0.1, 60), requests=st.none() | COUNTS)
+    return closed | st.builds(Burst, COUNTS)
+
+
+def samples_in_any_order() -> st.SearchStrategy[Samples]:
+    late = st.none() | STAMPS
+    row = st.tuples(COUNTS, STAMPS, late, late, late, COUNTS, COUNTS, st.booleans())
+    return st.lists(row, max_size=6).map(lambda rows: Samples(*(zip(*rows) if rows else [()] * 8)))
+
+
+def steps_in_any_order() -> st.SearchStrategy[Steps]:
+    maybe = st.none() | COUNTS
+    row = st.tuples(STAMPS, maybe, maybe, COUNTS, COUNTS, st.none() | SHARES, st.integers(0, 2))
+    return st.lists(row, max_size=6).map(lambda rows: Steps(*(zip(*rows) if rows else [()] * 7)))
+
+
+def measurements() -> st.SearchStrategy[Measurement]:
+    """Any values, to the microsecond: for what must hold of every record, sensible or not."""
+    window = st.tuples(STAMPS, STAMPS)
+    return st.builds(
+        Measurement,
+        spec=engine_specs(),
+        resolved=resolved_limits(),
+        environment=environments(),
+        workload=workload_references(),
+        load=loads(),
+        run=st.builds(Run, samples_in_any_order(), steps_in_any_order(), window, COUNTS, st.none() | NAMES),
+        launch=st.sampled_from(["first", "second"]),
+        measured_at=st.datetimes().map(lambda moment: moment.isoformat(timespec="milliseconds")),
+    )

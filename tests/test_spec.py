@@ -1,0 +1,77 @@
+"""What is asked for: what changes a key, and what cannot be asked for."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import NAMES
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, WorkloadSpec, short_hash
+
+PLAIN = EngineSpec("opt-1.3b")
+PLACES = {"python", "gpu"}  # where it runs, which the environment tells better
+OTHER = {
+    "model": NAMES,
+    "backend": st.just("fake"),
+    "weights": st.just("real"),
+    "dtype": NAMES,
+    "door": NAMES,  # there is one door as yet
+    "memory_share": st.floats(0.01, 1),
+    "env": st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=2).map(tuple),
+    "extra": st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=2).map(tuple),
+    "python": NAMES,
+}
+
+
+def other(name: str) -> st.SearchStrategy[object]:
+    """Values of a field that are not its default."""
+    default = getattr(PLAIN, name)
+    usual = st.just(not default) if isinstance(default, bool) else st.integers(0, 2**40)
+    return OTHER.get(name, usual).filter(lambda value: value != default)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(EngineSpec)])
+@given(data=st.data())
+def test_the_key_changes_with_every_field_but_places(name, data):
+    changed = replace(PLAIN, **{name: data.draw(other(name))})
+    assert (changed.key == PLAIN.key) is (name in PLACES)
+
+
+@given(NAMES, NAMES)
+def test_a_path_to_packages_changes_no_key(first, second):
+    env = (("PYTHONPATH", first), ("A", "1"), ("PYTHONPATH", second))
+    assert replace(PLAIN, env=env).key == replace(PLAIN, env=(("A", "1"),)).key
+
+
+def test_the_key_is_the_same_on_every_machine():
+    assert short_hash({"b": [1, 2.5, None], "a": "é"}) == short_hash({"a": "é", "b": [1, 2.5, None]}) == "84afbf1d4853"
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: EngineSpec("x", backend="tpu"), "unknown backend 'tpu'"),
+        (lambda: EngineSpec("x", memory_share=0.0), "memory share 0.0 is not between 0 and 1"),
+        (lambda: EngineSpec("x", memory_share=1.1), "memory share 1.1"),
+        (lambda: EngineSpec("x", backend="cpu", kv_cache_bytes=GIB + 1), "takes whole GiB"),
+        (lambda: WorkloadSpec(source="web"), "unknown source or rule 'web'"),
+        (lambda: WorkloadSpec(rule="any"), "unknown source or rule 'any'"),
+        (lambda: WorkloadSpec(prompt_tokens=None), "only one of prompt and output length is fixed"),
+        (lambda: WorkloadSpec(requests=0), "at least one request"),
+        (lambda: WorkloadSpec(output_tokens=0), "at least one request"),
+        (lambda: ClosedLoop(0), "concurrency 0 is not positive"),
+        (lambda: ClosedLoop(1, window_s=0.0), "a window of 0.0 s measures nothing"),
+    ],
+)
+def test_what_cannot_be_asked_for(make, problem):
+    with pytest.raises(BadUsage, match=problem) as raised:
+        make()
+    assert raised.value.hint
+
+
+def test_a_fixed_number_of_requests_needs_no_window():
+    assert ClosedLoop(1, window_s=0.0, requests=8).requests == 8
