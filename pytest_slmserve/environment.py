@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -145,8 +146,8 @@ def check_vllm(backend: str, vllm: str | None, python: str) -> tuple[str, ...]:
 
 def release_of(version_text: str) -> tuple[int, int]:
     """Major and minor of a version, suffixes ignored."""
-    numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in version_text.split("+")[0].split(".")[:2]]
-    return (numbers[0], numbers[1] if len(numbers) > 1 else 0)
+    numbers = re.match(r"(\d+)(?:\.(\d+))?", version_text)
+    return (int(numbers[1]), int(numbers[2] or 0)) if numbers else (0, 0)
 
 
 def cpu_model() -> str | None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Progress, Resolved, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
 
 Tell = Callable[[Progress], None]
+
+
+def check_fits(spec: EngineSpec, workload: Workload) -> None:
+    """Raises BadUsage where a request is longer than the engine takes."""
+    if workload.longest > spec.max_model_len:
+        raise BadUsage(
+            f"requests of {workload.longest} tokens do not fit max_model_len {spec.max_model_len}",
+            f"max_model_len={workload.longest}, or shorter requests",
+        )
 
 
 def silent(progress: Progress) -> None:

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_slmserve.engines.base import Tell, silent
+from pytest_slmserve.engines.base import Tell, check_fits, silent
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Workload
@@ -100,6 +100,7 @@ class FakeEngine:
         return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent) -> Run:
+        check_fits(self.spec, workload)
         loop = self._loop(workload, load)
         if loop.concurrency >= self.faults.die_at:
             self.ready = False

@@ -108,8 +108,8 @@ class Pool:
 
     def _started(self, spec: EngineSpec) -> Engine:
         if self._failed and self._failed[0] == spec:
-            first_line = self._failed[1].problem.partition("\n")[0]
-            raise EngineFailed(f"not tried again: {first_line}", self._failed[1].hint)
+            cause = self._failed[1].problem.partition(" ends with\n")[0]  # the log's end was shown once
+            raise EngineFailed(f"not tried again: {cause}", self._failed[1].hint)
         self.starts.append(spec)
         try:
             return self._start(spec)

@@ -3,7 +3,7 @@
     python worker.py FD PARENT_PID
 
 Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts
-and `run` a load; `close` ends it. Lines out: `ready` or `failed`, `progress`, `done`, `closed`.
+and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`.
 All times are `time.monotonic()`, the clock that vLLM's engine core stamps requests with.
 """
 
@@ -89,7 +89,6 @@ class Server:
                 break
             await self.say(**await self.answer(message))
         self.engine.shutdown()
-        await self.say(event="closed")
 
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["op"] == "load":
