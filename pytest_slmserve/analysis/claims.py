@@ -138,6 +138,12 @@ ROWS: tuple[Row, ...] = (
         evidence="a step of more sequences is never shorter, so latency rises with throughput",
     ),
     Row(
+        curves.PARETO,
+        device="cpu",
+        parameters={**_LAW, "margin": 0.10},
+        evidence="repeats on two shared cores differ by 4 to 6 %: two of them cannot tell less than about 10 % apart",
+    ),
+    Row(
         kv_cache.CLAIM,
         parameters={"blocks": kv_cache.BLOCK_TOLERANCE},
         evidence=f"logs that belong to {MIND_THE_GAP}: 18,573 blocks, 18,572 predicted (OPT-1.3B)",

@@ -33,6 +33,7 @@ class DeviceLock:
 
     def __init__(self, device: str, folder: Path | None = None) -> None:
         self.path = (folder or Path(tempfile.gettempdir())) / f"pytest-slmserve-{device}.lock"
+        self.is_gpu = device.startswith(("GPU-", "MIG-"))
         self.file: IO[str] | None = None
 
     def acquire(self) -> None:
@@ -45,7 +46,7 @@ class DeviceLock:
             file.close()
             raise DeviceBusy(
                 f"this device is being measured by another run ({holder}): two at once would measure each other",
-                "wait until it ends, or choose another GPU with CUDA_VISIBLE_DEVICES",
+                "wait until it ends" + (", or choose another GPU with CUDA_VISIBLE_DEVICES" if self.is_gpu else ""),
             ) from None
         if file.writable():
             file.truncate(0)

@@ -1,0 +1,192 @@
+"""A stand-in for vLLM with the names that our worker uses: each sequence gets one token per step.
+
+So the worker, its process, the door and what ends them are tested without vLLM. `EngineSpec.extra` plants faults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+BLOCK_SIZE = 128
+
+
+class EngineDeadError(Exception):
+    """Named as vLLM's own."""
+
+
+@dataclass
+class AsyncEngineArgs:
+    """What our door hands over, then what a test plants.
+
+    step_s: seconds per step. fault: "" or what happens - "raise", "exit" or "sleep" at the start; with
+    `fault_at` requests having come "exit", "dead" (every request from then on raises), "refuse" (so many raise, the
+    rest is served), "hang" (no further step), "unanswered".
+    """
+
+    model: str
+    load_format: str
+    skip_tokenizer_init: bool
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enforce_eager: bool
+    enable_prefix_caching: bool
+    seed: int
+    worker_extension_cls: str
+    disable_log_stats: bool
+    step_s: float = 0.002
+    fault: str = ""
+    fault_at: int = 0
+
+
+@dataclass
+class SamplingParams:
+    max_tokens: int
+    temperature: float
+    ignore_eos: bool
+    detokenize: bool
+    output_kind: str
+
+
+@dataclass
+class Sequence:
+    prompt: list[int]
+    wanted: int
+    tokens: list[int] = field(default_factory=list)
+    stamps: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(
+            scheduled_ts=0.0, first_token_ts=0.0, last_token_ts=0.0, num_generation_tokens=0
+        )
+    )
+    reason: str | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def step(self, began: float, now: float) -> None:
+        stamps = self.stamps
+        stamps.scheduled_ts, stamps.first_token_ts = stamps.scheduled_ts or began, stamps.first_token_ts or now
+        stamps.last_token_ts = now
+        stamps.num_generation_tokens += 1
+        self.tokens.append(7)
+        if len(self.tokens) == self.wanted:
+            self.end("length")
+
+    def end(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self.ended.set()
+
+    def output(self) -> SimpleNamespace:
+        completion = SimpleNamespace(finish_reason=self.reason, token_ids=self.tokens)
+        return SimpleNamespace(outputs=[completion], metrics=self.stamps, prompt_token_ids=self.prompt)
+
+
+class AsyncLLMEngine:
+    """Has a process of its own, as vLLM's engine core is one: it must not be left behind."""
+
+    @classmethod
+    def from_engine_args(cls, arguments: AsyncEngineArgs, stat_loggers: list[Any]) -> AsyncLLMEngine:
+        print("INFO the stand-in starts", flush=True)
+        match arguments.fault:
+            case "raise":
+                raise ValueError("max_model_len is larger than\nthe model allows")
+            case "exit":
+                if not arguments.fault_at:
+                    print("FATAL out of memory", flush=True)
+                    os._exit(3)
+            case "sleep":
+                time.sleep(600)
+        return cls(arguments, stat_loggers[0](None, 0))
+
+    def __init__(self, arguments: AsyncEngineArgs, trace: Any) -> None:
+        self.arguments, self.trace = arguments, trace
+        self.core = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        self.sequences: dict[str, Sequence] = {}
+        self.came = 0
+        self.stepping: asyncio.Task[None] | None = None
+        self.vllm_config = SimpleNamespace(
+            cache_config=SimpleNamespace(
+                num_gpu_blocks=blocks(arguments.model),
+                block_size=BLOCK_SIZE,
+                enable_prefix_caching=arguments.enable_prefix_caching,
+            ),
+            scheduler_config=SimpleNamespace(
+                max_num_seqs=arguments.max_num_seqs, max_num_batched_tokens=arguments.max_num_batched_tokens
+            ),
+            model_config=SimpleNamespace(max_model_len=arguments.max_model_len, dtype=f"torch.{arguments.dtype}"),
+            compilation_config=SimpleNamespace(),
+        )
+
+    async def collective_rpc(self, method: str) -> list[dict[str, Any]]:
+        assert method == "slm_facts"
+        return [{"weight_bytes": None, "attention_backend": "stand-in"}]
+
+    async def generate(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Any:
+        self.came += 1
+        self.maybe_fail()
+        sequence = self.sequences[name] = Sequence(prompt["prompt_token_ids"], parameters.max_tokens)
+        self.stepping = self.stepping or asyncio.create_task(self.step_for_ever())
+        await sequence.ended.wait()
+        del self.sequences[name]
+        if not (self.hit and self.arguments.fault == "unanswered"):
+            yield sequence.output()
+
+    @property
+    def hit(self) -> bool:
+        return bool(self.arguments.fault_at) and self.came >= self.arguments.fault_at
+
+    def maybe_fail(self) -> None:
+        fault = self.arguments.fault
+        if fault == "refuse" and self.came <= self.arguments.fault_at:
+            raise ValueError("refused, as planted")
+        if fault == "exit" and self.hit:
+            os._exit(5)
+        if fault == "dead" and self.hit:
+            raise EngineDeadError("EngineCore encountered an issue")
+
+    async def step_for_ever(self) -> None:
+        while True:
+            began = time.monotonic()
+            wanted = [s for s in self.sequences.values() if not s.ended.is_set()]
+            await asyncio.sleep(self.arguments.step_s)
+            batch = [s for s in wanted[: self.arguments.max_num_seqs] if not s.ended.is_set()]
+            if batch and not (self.hit and self.arguments.fault == "hang"):
+                self.step(batch, len(wanted), began)
+
+    def step(self, batch: list[Sequence], waiting: int, began: float) -> None:
+        fresh = [s for s in batch if not s.tokens]
+        for sequence in batch:
+            sequence.step(began, time.monotonic())
+        running = sum(not s.ended.is_set() for s in batch)
+        self.trace.record(
+            SimpleNamespace(num_running_reqs=running, num_waiting_reqs=waiting - len(batch), kv_cache_usage=0.1),
+            SimpleNamespace(
+                num_generation_tokens=len(batch),
+                num_prompt_tokens=sum(len(s.prompt) for s in fresh),
+                num_preempted_reqs=0,
+            ),
+        )
+
+    async def abort(self, names: list[str]) -> None:
+        for name in names:
+            if name in self.sequences:
+                self.sequences[name].end("abort")
+
+    def shutdown(self) -> None:
+        self.core.kill()
+        self.core.wait()
+
+
+def blocks(model: str) -> int:
+    """KV blocks of a two-byte type, as vLLM's CPU backend counts them."""
+    config = json.loads((Path(model) / "config.json").read_text("utf-8"))
+    per_token = 2 * 2 * config["num_hidden_layers"] * config["hidden_size"]
+    return (int(os.environ["VLLM_CPU_KVCACHE_SPACE"]) << 30) // (BLOCK_SIZE * per_token)

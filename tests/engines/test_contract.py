@@ -1,0 +1,200 @@
+"""One contract for every engine: the simulated one, our worker with a stand-in for vLLM, and real vLLM on the CPU."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from doors import FAKE, small_workload, stand_in
+from real_engine import SPEC
+
+from pytest_slmserve.analysis.kv_cache import BLOCK_TOLERANCE, predicted_blocks
+from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.spec import Burst, ClosedLoop
+
+WORKLOAD = small_workload()
+USERS = 5
+WINDOW = ClosedLoop(USERS, window_s=0.6)
+TOGETHER = ClosedLoop(USERS, window_s=0.6, starts="together")
+COUNTED = ClosedLoop(USERS, requests=45)
+BURST = Burst(20)
+LOADS = [WINDOW, TOGETHER, COUNTED, BURST]
+NAMES = ["window", "together", "counted", "burst"]
+SPECS = {"fake": FAKE, "stand-in": stand_in(), "cpu": SPEC}
+LATE_TOKENS = 2  # of each request cut off: its engine may have made them before it heard of that
+STAMP_S = 1e-3  # vLLM's front end and its core read one clock, but not at one moment
+
+
+@pytest.fixture(scope="module")
+def pools():
+    with Pool() as fake, Pool() as with_stand_in:
+        yield {"fake": fake, "stand-in": with_stand_in}
+
+
+@pytest.fixture(params=["fake", "stand-in", pytest.param("cpu", marks=pytest.mark.slow)])
+def engine(request, pools):
+    pool = request.getfixturevalue("real_pool") if request.param == "cpu" else pools[request.param]
+    return pool.engine(SPECS[request.param])
+
+
+@pytest.fixture
+def served(engine, pools):
+    """What a load did to the engine; run once for all the tests that look at it."""
+    kept = pools.setdefault("served", {})
+
+    def serve(load):
+        key = (engine.launch, load)
+        if key not in kept:
+            kept[key] = engine.run(WORKLOAD, load)
+        return kept[key]
+
+    return serve
+
+
+@pytest.fixture(params=LOADS, ids=NAMES)
+def load(request):
+    return request.param
+
+
+@pytest.fixture
+def run(served, load):
+    return served(load)
+
+
+def test_every_request_sent_is_there_exactly_once(run):
+    sent = range(len(run.samples))
+    assert len(sent) > 0
+    assert Counter(run.samples.request) == Counter(number % len(WORKLOAD.requests) for number in sent)
+
+
+def test_requests_are_sent_in_the_order_of_the_workload_and_listed_so(run):
+    assert list(run.samples.sent_s) == sorted(run.samples.sent_s)
+    assert set(run.samples.request[:USERS]) == set(range(USERS))
+
+
+def test_those_finished_have_all_their_tokens_and_those_cut_off_have_fewer(run):
+    for tokens, finished in zip(run.samples.output_tokens, run.samples.finished):
+        assert tokens == 8 if finished else 0 <= tokens < 8
+
+
+def test_prompts_are_counted(run):
+    assert set(run.samples.prompt_tokens) == {16}
+
+
+def test_stamps_are_in_order(run):
+    rows = zip(run.samples.sent_s, run.samples.admitted_s, run.samples.first_token_s, run.samples.last_token_s)
+    finished = [row for row, done in zip(rows, run.samples.finished) if done]
+    assert finished
+    for sent, admitted, first, last in finished:
+        assert 0 <= sent <= admitted + STAMP_S <= first + 2 * STAMP_S
+        assert first < last
+
+
+def test_no_failures(run):
+    assert (run.failures, run.first_failure) == (0, None)
+
+
+def test_only_those_still_in_flight_are_cut_off(run, load):
+    cut = [sent for sent, done in zip(run.samples.sent_s, run.samples.finished) if not done]
+    whole = load in (COUNTED, BURST)
+    assert len(cut) == 0 if whole else len(cut) <= USERS
+
+
+def test_steps_ascend_and_carry_the_tokens_of_the_requests(run):
+    times = run.steps.time_s
+    assert len(times) > 8
+    assert all(a < b for a, b in pairwise(times))
+    made, received = sum(run.steps.new_tokens), sum(run.samples.output_tokens)
+    cut = run.samples.finished.count(False)
+    assert received <= made <= received + LATE_TOKENS * cut
+
+
+def test_no_batch_is_larger_than_the_load_or_the_engines_limit(run, load):
+    wanted = load.requests if isinstance(load, Burst) else load.concurrency
+    assert max(run.steps.new_tokens) == min(wanted, SPEC.max_num_seqs)
+    assert max(run.steps.running) <= min(wanted, SPEC.max_num_seqs)
+
+
+def test_nothing_is_preempted(run):
+    assert sum(run.steps.preempted) == 0
+
+
+def test_the_window_lies_in_the_run_and_is_long_enough(run, load):
+    opened, closed = run.window_s
+    assert 0 <= opened < closed
+    if load in (WINDOW, TOGETHER):
+        assert closed - opened >= load.window_s
+        assert opened >= run.steps.time_s[0]
+        assert closed <= run.steps.time_s[-1] + STAMP_S
+    else:
+        assert opened == 0
+        assert closed >= run.steps.time_s[-1] - STAMP_S
+
+
+def test_in_the_window_the_load_is_held(served):
+    run = served(WINDOW)
+    opened, closed = run.window_s
+    batches = [n for time, n in zip(run.steps.time_s, run.steps.new_tokens) if opened < time <= closed]
+    assert sum(batches) / len(batches) > 0.6 * USERS  # a user pauses for up to two steps in eight
+
+
+@pytest.mark.parametrize("wanted", [1, 7, 45])
+def test_a_counted_loop_serves_exactly_so_many(engine, wanted):
+    run = engine.run(WORKLOAD, ClosedLoop(USERS, requests=wanted))
+    assert list(run.samples.finished) == [True] * wanted
+
+
+def test_a_burst_serves_all_at_once(served):
+    run = served(BURST)
+    assert list(run.samples.finished) == [True] * BURST.requests
+    assert max(run.samples.sent_s) < min(run.samples.last_token_s)
+    assert max(run.steps.waiting) > 0  # the engine takes eight of the twenty
+
+
+def test_a_second_run_and_another_workload_start_afresh(engine):
+    first = engine.run(WORKLOAD, COUNTED)
+    other = small_workload(requests=6, output_tokens=3)
+    second = engine.run(other, ClosedLoop(2, requests=6))
+    assert list(second.samples.output_tokens) == [3] * 6
+    assert sum(second.steps.new_tokens) == 18
+    assert second.steps.time_s[0] < first.steps.time_s[-1] + 1
+    assert engine.run(WORKLOAD, COUNTED).samples.request == first.samples.request
+
+
+def test_it_says_what_it_is(engine):
+    resolved = engine.resolved
+    assert abs(resolved.kv_blocks - predicted_blocks(engine.spec, resolved)) <= BLOCK_TOLERANCE
+    assert (resolved.max_num_seqs, resolved.max_num_batched_tokens) == (8, 1024)
+    assert (resolved.max_model_len, resolved.dtype) == (256, "bfloat16")
+    assert resolved.prefix_caching is False
+    assert resolved.attention_backend
+    assert resolved.ready_s is not None
+    assert engine.ready
+
+
+def test_it_tells_how_far_it_is(engine):
+    heard = []
+    engine.run(WORKLOAD, ClosedLoop(USERS, window_s=1.5), heard.append)
+    assert heard
+    phases = [progress.phase for progress in heard]
+    assert phases == sorted(phases, key=["ramp", "settle", "window", "over"].index)
+    assert heard[-1].elapsed_s > 0
+    assert heard[-1].done > 0
+    assert heard[-1].tokens_per_s > 0
+    assert all(progress.in_flight <= USERS for progress in heard)
+
+
+@pytest.mark.parametrize("spec", [FAKE, stand_in()], ids=["fake", "stand-in"])
+def test_it_may_be_closed_twice(spec):
+    with Pool() as pool:
+        engine = pool.engine(spec)
+        engine.run(WORKLOAD, Burst(2))
+        engine.close()
+        engine.close()
+        assert pool.engine(spec).ready
+
+
+def test_requests_that_do_not_fit_are_refused_and_the_engine_lives(engine):
+    with pytest.raises(BadUsage, match="requests of 260 tokens do not fit max_model_len 256"):
+        engine.run(small_workload(requests=1, output_tokens=244), Burst(1))
+    assert engine.ready

@@ -1,0 +1,98 @@
+"""The simulated engine keeps its law on its own clock, and fails as it is told to."""
+
+import time
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from doors import FAKE, small_workload
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.spec import Burst, ClosedLoop
+
+WORKLOAD = small_workload(requests=64, output_tokens=32)
+
+
+def engine(**extra):
+    return FakeEngine(replace(FAKE, max_num_seqs=1024, extra=tuple(extra.items())))
+
+
+def rate(run):
+    """Output tokens/s in the window."""
+    opened, closed = run.window_s
+    return sum(n for t, n in zip(run.steps.time_s, run.steps.new_tokens) if opened < t <= closed) / (closed - opened)
+
+
+@given(st.integers(1, 300), st.floats(100, 1e5), st.floats(1, 500))
+def test_throughput_is_the_planted_law(concurrency, t_inf, b_half):
+    run = engine(t_inf=t_inf, b_half=b_half, noise=0.0).run(WORKLOAD, ClosedLoop(concurrency, window_s=200 / t_inf))
+    assert rate(run) == pytest.approx(t_inf * concurrency / (concurrency + b_half), rel=0.02)
+
+
+def test_by_default_the_law_is_that_of_the_models_shape():
+    shape = shape_of(FAKE.model)
+    context = 16 + 32 / 2
+    t_inf, b_half = engine().law(WORKLOAD)
+    assert b_half == pytest.approx(shape.weight_bytes() / (context * shape.kv_bytes_per_token()))
+    run = engine(noise=0.0).run(WORKLOAD, ClosedLoop(64, window_s=0.01))
+    assert rate(run) == pytest.approx(t_inf * 64 / (64 + b_half), rel=0.02)
+
+
+def test_its_clock_is_virtual():
+    began = time.monotonic()
+    run = engine(t_inf=1.0, b_half=1.0).run(WORKLOAD, ClosedLoop(2, window_s=3600.0))
+    assert run.window_s[1] > 3600
+    assert time.monotonic() - began < 10
+
+
+def test_noise_is_between_runs_seeded_and_of_the_size_planted():
+    load = ClosedLoop(8, window_s=1.0)
+    noisy = engine(t_inf=1000.0, b_half=8.0, noise=0.05)
+    rates = [rate(noisy.run(WORKLOAD, load)) for _ in range(60)]
+    again = engine(t_inf=1000.0, b_half=8.0, noise=0.05)
+    assert [rate(again.run(WORKLOAD, load)) for _ in range(3)] == rates[:3]
+    spread = (sum((r - fmean(rates)) ** 2 for r in rates) / len(rates)) ** 0.5 / fmean(rates)
+    assert 0.03 < spread < 0.07
+
+
+def test_it_dies_at_the_planted_load_and_not_below():
+    mortal = engine(die_at=16)
+    assert mortal.run(WORKLOAD, Burst(15)).failures == 0
+    assert mortal.ready
+    with pytest.raises(EngineFailed, match="died at 16 in flight, as it was told to"):
+        mortal.run(WORKLOAD, ClosedLoop(16))
+    assert not mortal.ready
+
+
+def test_requests_fail_from_the_planted_load_on():
+    failing = engine(fail_at=4)
+    assert failing.run(WORKLOAD, Burst(3)).first_failure is None
+    run = failing.run(WORKLOAD, Burst(4))
+    assert (run.failures, run.first_failure) == (4, "PlantedFailure: as it was told to")
+
+
+def test_steps_preempt_from_the_planted_batch_on():
+    full = engine(preempt_from=8)
+    assert sum(full.run(WORKLOAD, Burst(7)).steps.preempted) == 0
+    assert set(full.run(WORKLOAD, Burst(8)).steps.preempted) == {1}
+
+
+def test_its_limit_makes_the_rest_wait():
+    small = FakeEngine(replace(FAKE, max_num_seqs=3))
+    run = small.run(WORKLOAD, Burst(8))
+    assert set(run.steps.new_tokens) == {3, 2}
+    assert max(run.steps.waiting) == 5
+    assert all(run.samples.finished)
+
+
+def test_an_argument_it_does_not_know_is_refused():
+    with pytest.raises(BadUsage, match="the simulated engine has no such argument"):
+        engine(speed=3)
+
+
+def test_launches_have_names_of_their_own():
+    assert engine().launch != engine().launch

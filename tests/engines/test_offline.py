@@ -1,0 +1,323 @@
+"""Our door to vLLM: what it hands over, what it makes of the answer, and how its engine ends."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from doors import small_workload, stand_in
+from processes import gone, group
+
+from pytest_slmserve.engines import offline
+from pytest_slmserve.engines.offline import OfflineEngine, engine_arguments, engine_environment, model_for, run_from
+from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.models import CATALOGUE
+from pytest_slmserve.spec import GIB, Burst, ClosedLoop, EngineSpec
+
+CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, memory_share=0.5)
+CPU = EngineSpec("opt-tiny", backend="cpu", kv_cache_bytes=2 * GIB, dtype="bfloat16")
+LONG = ClosedLoop(4, window_s=30.0)
+
+
+def test_every_limit_is_handed_over():
+    arguments = engine_arguments(CUDA, "/model")
+    assert arguments["model"] == "/model"
+    assert arguments["load_format"] == "dummy"
+    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "seed", "dtype")
+    assert {name: arguments[name] for name in names} == {name: getattr(CUDA, name) for name in names}
+    assert arguments["enable_prefix_caching"] is False
+    assert arguments["disable_log_stats"] is False  # without it there is no step trace
+
+
+def test_memory_is_set_by_argument_on_cuda_and_by_environment_on_the_cpu():
+    cuda, cpu = engine_arguments(CUDA, "m"), engine_arguments(CPU, "m")
+    assert (cuda["gpu_memory_utilization"], cuda["kv_cache_memory_bytes"]) == (0.5, 3 * GIB)
+    assert not {"gpu_memory_utilization", "kv_cache_memory_bytes"} & set(cpu)
+    assert engine_environment(CPU, {})["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in engine_environment(CUDA, {})
+
+
+def test_what_the_specification_adds_comes_last():
+    spec = replace(CUDA, weights="real", extra=(("max_num_seqs", 7), ("block_size", 32)), env=(("HF_HOME", "/here"),))
+    arguments = engine_arguments(spec, "m")
+    assert (arguments["load_format"], arguments["max_num_seqs"], arguments["block_size"]) == ("auto", 7, 32)
+    assert engine_environment(spec, {"HF_HOME": "/there"})["HF_HOME"] == "/here"
+
+
+def test_dummy_weights_need_no_network_and_real_ones_may():
+    assert engine_environment(CUDA, {})["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in engine_environment(replace(CUDA, weights="real"), {})
+
+
+def test_the_workers_folder_comes_first_on_the_path_and_the_rest_is_kept():
+    spec = replace(CUDA, env=(("PYTHONPATH", "/theirs"),))
+    path = engine_environment(spec, {"PYTHONPATH": "/inherited", "HOME": "/me"})["PYTHONPATH"]
+    assert path.split(os.pathsep) == [str(offline.WORKER.parent), "/theirs"]
+    assert engine_environment(CUDA, {"PYTHONPATH": "/inherited"})["PYTHONPATH"].endswith(":/inherited")
+    assert engine_environment(CUDA, {})["PYTHONPATH"] == str(offline.WORKER.parent)
+
+
+def test_what_is_inherited_is_not_changed():
+    inherited = {"HOME": "/me", "PYTHONPATH": "/p"}
+    assert engine_environment(CUDA, inherited)["HOME"] == "/me"
+    assert inherited == {"HOME": "/me", "PYTHONPATH": "/p"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "visible", "wanted"),
+    [
+        (0, None, None),
+        (1, None, "1"),
+        (0, "3", "3"),
+        (0, "2,3", "2"),
+        (1, "2,3", "3"),
+        (0, "GPU-aa,GPU-bb", "GPU-aa"),
+        (1, "GPU-aa,GPU-bb", "GPU-bb"),
+    ],
+)
+def test_an_engine_sees_one_gpu_of_those_visible(gpu, visible, wanted):
+    inherited = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert engine_environment(replace(CUDA, gpu=gpu), inherited).get("CUDA_VISIBLE_DEVICES") == wanted
+
+
+def test_visible_gpus_do_not_matter_to_the_cpu():
+    assert engine_environment(CPU, {"CUDA_VISIBLE_DEVICES": "2,3"})["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_dummy_weights_come_from_a_folder_with_a_config_only(tmp_path):
+    shape = CATALOGUE["opt-125m"]
+    assert model_for(replace(CPU, model="opt-125m"), shape, tmp_path) == str(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert json.loads((tmp_path / "config.json").read_text("utf-8")) == dict(shape.config)
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"), [("opt-1.3b", "facebook/opt-1.3b"), ("facebook/opt-1.3b", "facebook/opt-1.3b"), ("/m", "/m")]
+)
+def test_real_weights_come_by_name_or_path(model, wanted, tmp_path):
+    spec = EngineSpec(model, weights="real")
+    assert model_for(spec, CATALOGUE["opt-1.3b"], tmp_path) == wanted
+
+
+MESSAGE = {
+    "event": "done",
+    "began": 100.0,
+    "window": [101.0, 103.5],
+    "samples": [
+        [1, 0, 2],  # in the order they ended
+        [100.2, 100.1, 103.0],
+        [100.3, 100.15, None],
+        [100.4, 100.2, None],
+        [102.0, 102.5, None],
+        [16, 16, 16],
+        [8, 8, 0],
+        [True, True, False],
+    ],
+    "steps": [[100.4, 102.0], [2, 1], [0, 0], [2, 2], [32, 0], [0.1, None], [0, 0]],
+    "failures": 1,
+    "first_failure": "ValueError: no",
+}
+
+
+def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
+    run = run_from(MESSAGE)
+    assert run.samples.request == (0, 1, 2)
+    assert run.samples.sent_s == (0.1, 0.2, 3.0)
+    assert run.samples.admitted_s == (0.15, 0.3, None)
+    assert run.samples.last_token_s == (2.5, 2.0, None)
+    assert run.samples.finished == (True, True, False)
+    assert run.window_s == (1.0, 3.5)
+    assert (run.steps.time_s, run.steps.new_tokens, run.steps.kv_usage) == ((0.4, 2.0), (2, 2), (0.1, None))
+    assert (run.failures, run.first_failure) == (1, "ValueError: no")
+
+
+def test_an_answer_with_nothing_in_it_is_a_run_too():
+    run = run_from({**MESSAGE, "samples": [], "steps": []})
+    assert (len(run.samples), len(run.steps)) == (0, 0)
+
+
+def started(**extra):
+    return OfflineEngine(stand_in(**extra))
+
+
+@pytest.fixture
+def start():
+    """Starts the stand-in with faults; its group is gone at the end, and its log too."""
+    engines = []
+
+    def begin(**extra):
+        engines.append(started(**extra))
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.child.keep_log = False
+        engine.child.kill()
+        assert gone(engine.child.process.pid)
+
+
+@pytest.fixture
+def failure(monkeypatch, tmp_path):
+    """The error of an engine that does not start, and no group left of it."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def provoke(**extra):
+        made = []
+        popen = offline.Child.__init__
+
+        def watched(self, *args, **kwargs):
+            popen(self, *args, **kwargs)
+            made.append(self.process.pid)
+
+        monkeypatch.setattr(offline.Child, "__init__", watched)
+        with pytest.raises(EngineFailed) as caught:
+            started(**extra)
+        assert gone(*made)
+        return caught.value
+
+    return provoke
+
+
+def test_a_start_that_raises_tells_the_cause_and_the_end_of_the_log(failure):
+    error = failure(fault="raise")
+    assert "did not start: ValueError: max_model_len is larger than\nthe model allows" in error.problem
+    assert "  | INFO the stand-in starts" in error.problem
+
+
+def test_a_start_that_ends_the_process_tells_its_status_and_last_words(failure):
+    error = failure(fault="exit")
+    assert "ended (exit status 3)" in error.problem
+    assert error.problem.endswith("  | FATAL out of memory")
+
+
+def test_an_argument_unknown_to_the_engine_is_named(failure):
+    assert "unexpected keyword argument 'block_sise'" in failure(block_sise=3).problem
+
+
+def test_a_start_that_takes_too_long_is_a_failure(failure, monkeypatch):
+    monkeypatch.setattr(offline, "START_S", 1.5)
+    assert "was silent for 2 s while starting" in failure(fault="sleep").problem
+
+
+def test_an_interpreter_without_vllm_is_a_failure_with_its_cause(failure, monkeypatch):
+    monkeypatch.setattr("doors.STAND_IN", Path("/nowhere"))
+    monkeypatch.setattr(sys, "executable", bare_python())
+    assert "did not start: ModuleNotFoundError: No module named 'vllm'" in failure().problem
+
+
+def bare_python():
+    """The interpreter below this environment; it has no vLLM unless this one is no environment."""
+    found = Path(sys.executable).resolve()
+    if sys.prefix == sys.base_prefix:
+        pytest.skip("needs a virtual environment around this interpreter")
+    return str(found)
+
+
+def test_an_engine_that_ends_in_the_middle_is_a_failure_with_status_and_log(start):
+    engine = start(fault="exit", fault_at=6)
+    with pytest.raises(EngineFailed, match=r"ended .exit status 5.(.|\n)*the stand-in starts"):
+        engine.run(small_workload(), LONG)
+    assert not engine.ready
+
+
+def test_an_engine_core_that_died_is_a_failure_not_a_measurement(start):
+    engine = start(fault="dead", fault_at=9)
+    with pytest.raises(EngineFailed, match="died while it served .EngineDeadError: EngineCore encountered an issue"):
+        engine.run(small_workload(), LONG)
+    assert not engine.ready
+
+
+def test_requests_that_fail_are_counted_and_the_engine_goes_on(start):
+    engine = start(fault="refuse", fault_at=3)
+    run = engine.run(small_workload(), ClosedLoop(2, requests=10))
+    assert (run.failures, run.first_failure) == (3, "ValueError: refused, as planted")
+    assert list(run.samples.finished) == [True] * 7
+    assert engine.run(small_workload(), ClosedLoop(2, requests=10)).failures == 0
+
+
+def test_a_load_that_only_fails_is_given_up(start):
+    run = start(fault="refuse", fault_at=10**9).run(small_workload(), LONG)
+    assert 5 <= run.failures <= 5 + LONG.concurrency
+    assert len(run.samples) == 0
+
+
+def test_a_hidden_end_of_a_request_is_a_failure_too(start):
+    run = start(fault="unanswered", fault_at=1).run(small_workload(), ClosedLoop(1, requests=3))
+    assert (run.failures, run.first_failure) == (3, "RuntimeError: the engine ended a request without an answer")
+
+
+def test_silence_in_the_middle_is_a_failure(start, monkeypatch):
+    engine = start()
+    monkeypatch.setattr(offline, "SILENCE_S", 1.0)
+    os.kill(engine.child.process.pid, signal.SIGSTOP)
+    with pytest.raises(EngineFailed, match="was silent for 1 s while measuring"):
+        engine.run(small_workload(), LONG)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 3  # it is not asked politely
+
+
+def test_a_killed_worker_is_a_failure_and_leaves_nothing(start):
+    engine = start()
+    worker = engine.child.process.pid
+    assert len(group(worker)) == 3  # the worker, its guardian, and the core
+
+    def kill(progress):
+        os.kill(worker, signal.SIGKILL)
+
+    with pytest.raises(EngineFailed, match="ended .signal SIGKILL."):
+        engine.run(small_workload(), LONG, kill)
+    assert gone(worker)
+
+
+def test_after_a_death_the_pool_starts_another():
+    with Pool() as pool:
+        first = pool.engine(stand_in(fault="dead", fault_at=40))
+        with pytest.raises(EngineFailed):
+            first.run(small_workload(), LONG)
+        second = pool.engine(first.spec)
+        assert second.launch != first.launch
+        assert second.run(small_workload(), Burst(4)).failures == 0
+        assert gone(first.child.process.pid)
+        shutil.rmtree(first.child.folder)
+
+
+def test_an_interrupt_in_the_middle_does_not_wait_for_the_window(start):
+    engine = start()
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(small_workload(), LONG, interrupt)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 3
+    assert gone(engine.child.process.pid)
+
+
+def test_closing_is_polite_leaves_nothing_and_may_be_repeated(start):
+    engine = start()
+    engine.run(small_workload(), Burst(3))
+    folder = engine.child.folder
+    engine.close()
+    engine.close()
+    assert engine.child.process.returncode == 0
+    assert gone(engine.child.process.pid)
+    assert not folder.exists()
+
+
+def test_prompts_are_handed_over_once_for_each_workload(start, monkeypatch):
+    engine, sent = start(), []
+    send = engine.child.send
+    monkeypatch.setattr(engine.child, "send", lambda **message: (sent.append(message["op"]), send(**message)))
+    one, other = small_workload(4), small_workload(5)
+    for workload in (one, one, other, one):
+        engine.run(workload, Burst(2))
+    assert sent == ["load", "run", "run", "load", "run", "load", "run"]

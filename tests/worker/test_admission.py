@@ -1,0 +1,126 @@
+"""The closed loop alone: steps of any length go in, and what it decides must hold for all of them."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pytest_slmserve.worker.admission import ClosedLoop
+
+PHASES = ["ramp", "settle", "window", "over"]
+
+concurrencies = st.integers(1, 60)
+lifetimes = st.integers(1, 24)
+settles = st.sampled_from([0.0, 0.5, 1.0, 2.0])
+windows = st.floats(0.01, 1.0)
+step_lengths = st.lists(st.floats(0.01, 0.2), min_size=1, max_size=6)
+
+
+@dataclass
+class Played:
+    """What a loop decided, step by step. in_flight and started: after the step, when freed users have sent again."""
+
+    loop: ClosedLoop
+    now: list[float] = field(default_factory=lambda: [0.0])
+    phases: list[str] = field(default_factory=list)
+    in_flight: list[int] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
+
+
+def play(loop, lifetime, seconds, limit=2_000):
+    """An engine that gives each request in flight a token per step; step lengths are repeated for ever."""
+    played, left, free = Played(loop), [], loop.users_due()
+    for number in range(limit):
+        for _ in range(free):
+            if loop.next_request() is not None:
+                left.append(lifetime)
+        played.phases.append(loop.phase)
+        played.in_flight.append(len(left))
+        played.started.append(loop.started)
+        if not left or (loop.phase == "over" and loop.requests is None):
+            return played
+        left = [tokens - 1 for tokens in left]
+        free, left = left.count(0), [tokens for tokens in left if tokens]
+        played.now.append(played.now[-1] + seconds[number % len(seconds)])
+        loop.stepped(played.now[-1])
+        free += loop.users_due()
+    raise AssertionError("the loop does not end")
+
+
+@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["spread", "together"]))
+def test_never_more_in_flight_than_asked_for_and_all_of_them_after_one_lifetime(
+    concurrency, lifetime, settle, window_s, seconds, starts
+):
+    played = play(ClosedLoop(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds)
+    assert max(played.in_flight) == concurrency
+    assert played.in_flight[lifetime:-1] == [concurrency] * len(played.in_flight[lifetime:-1])
+
+
+@given(concurrencies, lifetimes)
+def test_spread_users_start_evenly_over_one_lifetime(concurrency, lifetime):
+    started = play(ClosedLoop(concurrency, lifetime, window_s=0.1), lifetime, [0.1]).started
+    assert started[0] == 1
+    even = [concurrency * step / lifetime for step in range(lifetime + 1)]
+    assert all(abs(count - share) <= 1 for count, share in zip(started, even))
+    assert set(started[lifetime:]) == {concurrency}
+
+
+@given(concurrencies, lifetimes, st.integers(1, 400), st.booleans())
+def test_together_and_fixed_numbers_of_requests_start_at_once(concurrency, lifetime, requests, counted):
+    loop = ClosedLoop(concurrency, lifetime, window_s=1.0, requests=requests if counted else None, starts="together")
+    assert (loop.users_due(), loop.users_due()) == (concurrency, 0)
+
+
+@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["spread", "together"]))
+def test_phases_only_go_forward_and_end(concurrency, lifetime, settle, window_s, seconds, starts):
+    phases = play(ClosedLoop(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds).phases
+    ranks = [PHASES.index(phase) for phase in phases]
+    assert ranks == sorted(ranks)
+    assert (phases[0], phases[-1]) == ("ramp", "over")
+    assert phases.count("ramp") == lifetime
+
+
+@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["spread", "together"]))
+def test_the_window_is_long_enough_and_opens_after_settling(concurrency, lifetime, settle, window_s, seconds, starts):
+    played = play(ClosedLoop(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds)
+    opened, closed = played.loop.window
+    assert played.now.index(opened) == -int(-lifetime * (1 + settle) // 1)  # the first whole step after it
+    assert closed - opened >= window_s - 1e-9
+    assert closed == played.now[-1]
+
+
+@given(concurrencies, lifetimes, windows, step_lengths)
+def test_a_spread_window_closes_as_soon_as_it_is_long_enough(concurrency, lifetime, window_s, seconds):
+    played = play(ClosedLoop(concurrency, lifetime, 1.0, window_s), lifetime, seconds)
+    assert played.now[-2] < played.loop.window[0] + window_s
+
+
+@given(concurrencies, lifetimes, settles, windows, step_lengths)
+@example(3, 1, 0.0, 0.05, [0.1])
+def test_a_convoys_window_is_a_whole_number_of_its_periods(concurrency, lifetime, settle, window_s, seconds):
+    played = play(ClosedLoop(concurrency, lifetime, settle, window_s, starts="together"), lifetime, seconds)
+    steps = played.now.index(played.loop.window[1]) - played.now.index(played.loop.window[0])
+    assert steps > 0
+    assert steps % (lifetime + 1) == 0
+
+
+@given(concurrencies, lifetimes, st.integers(1, 80))
+def test_a_fixed_number_of_requests_is_sent_exactly_and_has_no_window(concurrency, lifetime, requests):
+    played = play(ClosedLoop(concurrency, lifetime, requests=requests), lifetime, [0.01])
+    assert played.loop.sent == requests
+    assert max(played.in_flight) == min(concurrency, requests)
+    assert played.loop.window is None
+    assert played.loop.next_request() is None
+
+
+def test_numbers_of_requests_count_up_from_zero():
+    loop = ClosedLoop(2, 4, requests=3)
+    assert [loop.next_request() for _ in range(4)] == [0, 1, 2, None]
+
+
+@given(st.floats(0, 1.5))
+def test_requests_shorter_than_a_step_live_one(lifetime):
+    loop = ClosedLoop(4, lifetime, window_s=1.0)
+    assert loop.users_due() == 1
+    loop.stepped(0.1)
+    assert loop.users_due() >= (3 if lifetime <= 1 else 1)

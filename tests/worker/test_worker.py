@@ -1,0 +1,263 @@
+"""The worker's own logic, in this process, with a duck-typed engine in place of vLLM."""
+
+import asyncio
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_slmserve.worker import __file__ as package
+
+FOLDER = Path(package).parent
+LENGTH, USERS = 6, 3
+WINDOW = {"kind": "closed_loop", "concurrency": USERS, "window_s": 0.1, "settle_lifetimes": 1.0, "requests": None}
+COUNTED = WINDOW | {"requests": 7}
+BURST = {"kind": "burst", "requests": 9}
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """The module, found as in its own process: only its folder is on the path, not its package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(FOLDER), *sys.path])
+        yield importlib.import_module("worker")
+    sys.modules.pop("worker"), sys.modules.pop("admission")
+
+
+class Engine:
+    """Serves a token per step to all; `refuse(number)` may raise for the request of that number."""
+
+    def __init__(self, trace, refuse=lambda number: None, stamped=True, step_s=0.002):
+        self.trace, self.refuse, self.stamped, self.step_s = trace, refuse, stamped, step_s
+        self.left, self.tokens, self.aborted, self.came, self.stopped = {}, {}, set(), 0, False
+
+    async def generate(self, prompt, parameters, name):
+        number, self.came = self.came, self.came + 1
+        self.refuse(number)
+        self.tokens[name] = 0
+        while self.tokens[name] < parameters and name not in self.aborted:
+            await asyncio.sleep(self.step_s)
+            if name not in self.aborted:
+                self.step(name)
+        yield self.answer(prompt, name, "abort" if name in self.aborted else "length")
+
+    def step(self, name):
+        self.tokens[name] += 1
+        self.trace.record(SimpleNamespace(num_running_reqs=1), SimpleNamespace(num_generation_tokens=1))
+
+    def answer(self, prompt, name, reason):
+        made = self.tokens.pop(name)
+        stamps = SimpleNamespace(scheduled_ts=1.0, first_token_ts=2.0 * bool(made), last_token_ts=3.0 * bool(made))
+        stamps.num_generation_tokens = made
+        completion = SimpleNamespace(finish_reason=reason, token_ids=[7] * made)
+        return SimpleNamespace(
+            outputs=[completion], metrics=stamps if self.stamped else None, prompt_token_ids=prompt["prompt_token_ids"]
+        )
+
+    async def abort(self, names):
+        self.aborted |= set(names)
+
+    def shutdown(self):
+        self.stopped = True
+
+
+@pytest.fixture
+def serve(worker):
+    """Runs a load on an engine and returns the worker's answer, and what it said in between."""
+
+    def run(load, engine=None):
+        server = worker.Server(None, None)
+        server.engine = engine or Engine(worker.Trace())
+        server.prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [4, 5]}]
+        server.output_tokens = [LENGTH, LENGTH]
+        server.parameters = {LENGTH: LENGTH}
+        server.heard = []
+
+        async def say(**message):
+            server.heard.append(message)
+
+        server.say = say
+        answer = asyncio.run(asyncio.wait_for(server.run(load), 20))
+        return answer, server
+
+    return run
+
+
+def rows(answer):
+    names = ("request", "sent", "admitted", "first", "last", "prompt", "output", "finished")
+    return [SimpleNamespace(**dict(zip(names, row))) for row in zip(*answer["samples"])]
+
+
+def test_a_counted_loop_serves_exactly_so_many(serve):
+    answer, _ = serve(COUNTED)
+    assert [row.output for row in rows(answer)] == [LENGTH] * 7
+    assert sorted(row.request for row in rows(answer)) == [0, 0, 0, 0, 1, 1, 1]  # the set of two is cycled through
+    assert {row.prompt for row in rows(answer)} == {3, 2}
+    assert sum(answer["steps"][3]) == 7 * LENGTH
+    assert (answer["failures"], answer["first_failure"]) == (0, None)
+    json.dumps(answer)
+
+
+def test_a_burst_sends_all_at_once(serve):
+    answer, _ = serve(BURST)
+    assert len(rows(answer)) == 9
+    assert max(row.sent for row in rows(answer)) - answer["began"] < 0.1
+    opened, closed = answer["window"]
+    assert opened == answer["began"] < closed
+
+
+def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(worker, serve):
+    answer, server = serve(WINDOW, Engine(worker.Trace(), step_s=0.02))
+    cut = [row for row in rows(answer) if not row.finished]
+    assert 1 <= len(cut) <= USERS
+    assert all(row.output < LENGTH and row.admitted == 1.0 for row in cut)
+    assert len(server.engine.aborted) == len(cut)
+    opened, closed = answer["window"]
+    assert closed - opened >= 0.1
+    assert answer["began"] < opened
+    assert max(row.sent for row in rows(answer)) <= closed + 0.05
+
+
+def test_one_cut_off_before_its_first_token_has_no_stamps_of_it(worker, serve):
+    server = SimpleNamespace(output_tokens=[1])
+    run = worker.Run(server, COUNTED)
+    stamps = SimpleNamespace(scheduled_ts=0.0, first_token_ts=0.0, last_token_ts=0.0, num_generation_tokens=0)
+    completion = SimpleNamespace(finish_reason="abort", token_ids=[])
+    run.note(3, 1.5, SimpleNamespace(outputs=[completion], metrics=stamps, prompt_token_ids=None))
+    assert run.rows == [(3, 1.5, None, None, None, 0, 0, False)]
+    assert run.done == 0
+
+
+def test_without_stamps_tokens_are_still_counted(worker, serve):
+    answer, _ = serve(COUNTED, Engine(worker.Trace(), stamped=False))
+    assert {(row.admitted, row.first, row.last, row.output) for row in rows(answer)} == {(None, None, None, LENGTH)}
+
+
+def refusing(*numbers):
+    def refuse(number):
+        if number in numbers:
+            raise ValueError(f"number {number} refused")
+
+    return refuse
+
+
+def test_failures_are_counted_and_the_rest_is_served(worker, serve):
+    answer, _ = serve(COUNTED, Engine(worker.Trace(), refusing(1, 4)))
+    assert (answer["failures"], answer["first_failure"]) == (2, "ValueError: number 1 refused")
+    assert len(rows(answer)) == 5
+
+
+@pytest.mark.parametrize("load", [WINDOW, COUNTED | {"requests": 1000}])
+def test_a_load_that_only_fails_is_given_up_after_five(worker, serve, load):
+    answer, server = serve(load, Engine(worker.Trace(), refusing(*range(10_000))))
+    assert worker.FAILURES_UNTIL_GIVEN_UP <= answer["failures"] < worker.FAILURES_UNTIL_GIVEN_UP + USERS
+    assert server.engine.came == answer["failures"]
+    assert rows(answer) == []
+
+
+def test_one_bad_user_does_not_end_those_in_flight_when_it_is_given_up(worker, serve):
+    answer, _ = serve(COUNTED | {"requests": 1000}, Engine(worker.Trace(), refusing(*range(3, 10_000))))
+    assert answer["failures"] >= worker.FAILURES_UNTIL_GIVEN_UP
+    assert 1 <= len(rows(answer)) <= USERS
+
+
+@pytest.mark.parametrize("load", [WINDOW, COUNTED, BURST])
+def test_an_engine_without_steps_is_not_waited_for(worker, serve, monkeypatch, load):
+    monkeypatch.setattr(worker, "STALL_S", 0.2)
+    with pytest.raises(TimeoutError, match="no engine step for 0 s"):
+        serve(load, Engine(worker.Trace(), step_s=60))
+    assert worker.Trace.on_step is None
+
+
+def test_it_tells_how_far_it_is_while_it_serves(worker, serve, monkeypatch):
+    monkeypatch.setattr(worker, "PROGRESS_S", 0.03)
+    _, server = serve(WINDOW)
+    assert len(server.heard) >= 3
+    assert {message["event"] for message in server.heard} == {"progress"}
+    assert server.heard[-1]["phase"] in ("window", "over")
+    assert server.heard[-1]["tokens_per_s"] > 0
+    assert [m["done"] for m in server.heard] == sorted(m["done"] for m in server.heard)
+
+
+def test_runs_do_not_share_what_they_noted(worker, serve):
+    first, server = serve(COUNTED)
+    again = asyncio.run(server.run(COUNTED))
+    assert len(again["steps"][0]) == len(first["steps"][0]) == 7 * LENGTH
+    assert again["steps"][0][0] >= again["began"]
+    assert len(rows(again)) == 7
+
+
+@pytest.fixture
+def trace(worker, monkeypatch):
+    monkeypatch.setattr(worker.Trace, "rows", [])
+    return worker.Trace("config", 0, unheard_of=1)
+
+
+def test_the_stat_logger_needs_no_field_and_minds_no_argument(worker, trace):
+    trace.record(SimpleNamespace(), SimpleNamespace(num_generation_tokens=4), "more", engine_idx=0)
+    trace.record(None, SimpleNamespace(num_generation_tokens=2))
+    assert [row[1:] for row in worker.Trace.rows] == [(None, None, 4, 0, None, 0), (None, None, 2, 0, None, 0)]
+
+
+def test_the_stat_logger_takes_the_fields_that_are_there(worker, trace):
+    scheduler = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5, new_in_this_release=9)
+    trace.record(scheduler, SimpleNamespace(num_generation_tokens=4, num_prompt_tokens=32, num_preempted_reqs=2))
+    assert worker.Trace.rows[0][1:] == (3, 1, 4, 32, 0.5, 2)
+
+
+@pytest.mark.parametrize("idle", [None, SimpleNamespace(), SimpleNamespace(num_generation_tokens=0)])
+def test_reports_without_tokens_are_no_steps(worker, trace, idle):
+    trace.record(SimpleNamespace(num_running_reqs=0), idle)
+    assert worker.Trace.rows == []
+
+
+def test_the_stat_logger_has_all_that_vllm_calls(trace):
+    assert [trace.log(), trace.log_engine_initialized(1), trace.record_sleep_state(sleep=1)] == [None] * 3
+
+
+def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker):
+    assert worker.recent_tokens_per_s([]) is None
+    assert worker.recent_tokens_per_s([(0.0, 0, 0, 5)]) is None
+    assert worker.recent_tokens_per_s([(float(i), 0, 0, 10) for i in range(100)]) == 10.0
+
+
+def test_limits_that_a_release_does_not_report_are_none(worker):
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16, enable_prefix_caching=False),
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64),
+        model_config=SimpleNamespace(max_model_len=128, dtype="torch.float16"),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=(1, 2)),
+    )
+
+    async def ask():
+        return worker.resolved(config)
+
+    facts = asyncio.run(ask())
+    assert (facts["kv_blocks"], facts["dtype"], facts["capture_sizes"]) == (10, "float16", [1, 2])
+    assert (facts["chunked_prefill"], facts["async_scheduling"]) == (None, None)
+
+
+def test_importing_it_brings_in_the_standard_library_only():
+    code = "import sys, worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
+    ours = {"worker", "admission", "__main__"}
+    assert set(done.stdout.split()) - sys.stdlib_module_names == ours
+
+
+def test_it_ends_when_its_parent_closes_the_line():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-S", str(FOLDER / "worker.py"), str(theirs.fileno()), str(os.getpid())]
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], start_new_session=True, stderr=subprocess.DEVNULL
+        )
+        theirs.close()
+        ours.close()
+        assert process.wait(20) != 0
