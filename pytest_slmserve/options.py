@@ -118,11 +118,17 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def argument(text: str) -> tuple[str, Any]:
+    """A value as JSON gives it, or the text itself; an object stays text, for a specification must be hashable."""
     name, value = pair(text)
     try:
-        return name, json.loads(value)
+        read = json.loads(value)
     except json.JSONDecodeError:
         return name, value
+    return name, value if isinstance(read, dict) else frozen(read)
+
+
+def frozen(value: Any) -> Any:
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
 
 
 def one_of(*choices: str) -> Callable[[str], str]:

@@ -43,7 +43,12 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     }
     if spec.backend == "cuda":
         arguments |= {"gpu_memory_utilization": spec.memory_share, "kv_cache_memory_bytes": spec.kv_cache_bytes}
-    return arguments | dict(spec.extra)
+    return arguments | {name: _argument(value) for name, value in spec.extra}
+
+
+def _argument(value: Any) -> Any:
+    """Objects come as their JSON text (see `options.argument`)."""
+    return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
 
 
 def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from conftest import usage_error
 from pytest_slmserve.engines.offline import engine_arguments
+from pytest_slmserve.options import argument
 from pytest_slmserve.spec import EngineSpec
 
 
@@ -15,6 +16,16 @@ def test_values_are_json_or_else_text():
     spec = EngineSpec("opt-125m", extra=(("block_size", 32), ("kv_cache_dtype", "fp8")))
     arguments = engine_arguments(spec, "/model")
     assert (arguments["block_size"], arguments["kv_cache_dtype"]) == (32, "fp8")
+
+
+def test_lists_and_objects_are_carried_by_a_hashable_specification():
+    extra = tuple(argument(text) for text in ("sizes=[1,[2,3]]", 'config={"level": 3}', "name=plain"))
+    spec = EngineSpec("opt-125m", extra=extra)
+    assert hash(spec) == hash(EngineSpec("opt-125m", extra=extra))
+    arguments = engine_arguments(spec, "/model")
+    assert arguments["sizes"] == (1, (2, 3))
+    assert arguments["config"] == {"level": 3}
+    assert arguments["name"] == "plain"
 
 
 def test_an_argument_the_simulated_engine_does_not_know_fails_the_points(sweep):

@@ -40,7 +40,8 @@ class PytestRun:
 
     def __post_init__(self) -> None:
         self.log = self.folder / "pytest.log"
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("SLM_", "PYTEST_"))}
+        others = ("SLM_", "PYTEST_", "CI", "BUILD_NUMBER")  # where it sees CI, pytest's summary repeats whole messages
+        env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pytest", *self.arguments],
