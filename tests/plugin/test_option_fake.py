@@ -9,6 +9,13 @@ def test_points_and_claims_pass_and_the_summary_shouts_that_it_is_simulated(swee
     result.stdout.fnmatch_lines(["*SIMULATED*"])
 
 
+def test_it_takes_no_lock_so_that_simulations_may_run_beside_each_other(sweep, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "locks"))
+    (tmp_path / "locks").mkdir()
+    sweep().assert_outcomes(passed=6)
+    assert not list((tmp_path / "locks").glob("*.lock"))
+
+
 def test_modes_exclude_each_other(sweep):
     assert "exclude each other" in usage_error(sweep("--slm-cpu"))
 
