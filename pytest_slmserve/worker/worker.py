@@ -153,7 +153,7 @@ class Run:
         self.users: list[asyncio.Task[None]] = []
 
     async def result(self) -> dict[str, Any]:
-        self.began = self.last_step = time.monotonic()
+        self.began = self.last_step = self.last_answer = time.monotonic()
         Trace.on_step = self.step
         self.start_users()
         telling = asyncio.create_task(self.tell())
@@ -161,7 +161,7 @@ class Run:
             await self.until_over()
         finally:
             telling.cancel()
-        window = self.loop.window or (self.began, time.monotonic())
+        window = self.loop.window or (self.began, self.last_answer)
         return {
             "event": "done",
             "began": self.began,
@@ -241,6 +241,7 @@ class Run:
             )
         )
         self.done += finished
+        self.last_answer = time.monotonic()
 
     async def tell(self) -> None:
         while True:
