@@ -12,3 +12,9 @@ MODELS = ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b")
 def test_published_batch_fits_at_full_length(slm_claim):
     """Every request of the published batch has room for its 768 tokens at the same time."""
     assert slm_claim()
+
+
+@pytest.mark.slm(claim="table-1-request-size", models=("opt-1.3b",))
+def test_published_size_of_a_request(slm_claim):
+    """The 50 MB of the paper's text are those of 256 tokens, not of the 768 of a request: off by 3."""
+    assert slm_claim()

@@ -79,7 +79,7 @@ def test_the_archive_gives_the_text_of_the_run(tmp_path, capsys):
     status, out, err = run(capsys, "report", archive(tmp_path / "a.jsonl", made))
     assert (status, err) == (0, "") and out == f"{live_text(made)}\n"
     assert "plateau from 256 in flight" in out and "cut: 1024 in flight: the KV cache holds 884" in out
-    assert "9 verdicts: 9 as expected" in out and "1 host" in out
+    assert "10 verdicts: 10 as expected" in out and "1 host" in out
 
 
 def test_several_archives_are_one_and_a_copy_adds_nothing(tmp_path, capsys):
@@ -111,7 +111,7 @@ def test_one_repeat_is_undecided(tmp_path, capsys):
 
 def test_strict_expects_the_papers_as_written(tmp_path, capsys):
     status, out, _ = run(capsys, "report", "--strict", archive(tmp_path / "a.jsonl", measured()))
-    assert status == 1 and "9 verdicts: 7 as expected, 2 unexpected" in out
+    assert status == 1 and "10 verdicts: 7 as expected, 3 unexpected" in out
 
 
 def test_nothing_measured_is_not_a_pass(tmp_path, capsys):

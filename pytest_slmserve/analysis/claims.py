@@ -84,6 +84,10 @@ def _table_1(curve: Curve, parameters: Parameters) -> Verdict:
     return table1.published_batch_fits(curve.subject)
 
 
+def _request_size(curve: Curve, parameters: Parameters) -> Verdict:
+    return table1.published_request_size(curve.subject)
+
+
 MIND_THE_GAP = "arXiv:2503.08311"
 TOWARDS_PARETO = "arXiv:2404.03353"
 
@@ -118,6 +122,12 @@ CLAIMS: tuple[Claim, ...] = (
         f"{TOWARDS_PARETO}, table 1",
         _table_1,
     ),
+    Claim(
+        table1.REQUEST_CLAIM,
+        "A request of OPT-1.3B with 512 prompt and 256 output tokens takes 50 MB of KV cache.",
+        f"{TOWARDS_PARETO}, text",
+        _request_size,
+    ),
 )
 
 _LAW = {"tolerance": curves.TOLERANCE}
@@ -147,6 +157,13 @@ ROWS: tuple[Row, ...] = (
         kv_cache.CLAIM,
         parameters={"blocks": kv_cache.BLOCK_TOLERANCE},
         evidence=f"logs that belong to {MIND_THE_GAP}: 18,573 blocks, 18,572 predicted (OPT-1.3B)",
+    ),
+    Row(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
+    Row(
+        table1.REQUEST_CLAIM,
+        model=table1.REQUEST_MODEL,
+        expected="fails",
+        evidence="2 x 2 bytes x 2048 wide x 24 layers are 196,608 a token: 151 MB for 768 tokens, 50.3 MB for 256",
     ),
     Row(table1.CLAIM, evidence="parameters and KV bytes per token from the published shapes"),
     Row(

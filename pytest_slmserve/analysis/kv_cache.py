@@ -5,7 +5,7 @@ from __future__ import annotations
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.errors import BadUsage, SlmError
 from pytest_slmserve.models import Shape, shape_of, short_name
-from pytest_slmserve.records import Measurement, Resolved
+from pytest_slmserve.records import Resolved
 from pytest_slmserve.spec import GIB, EngineSpec
 
 BLOCK_SIZE = {"cuda": 16, "cpu": 128, "fake": 16}  # tokens; the defaults of vLLM's two backends, and ours
@@ -94,8 +94,3 @@ def kv_blocks_as_predicted(
     return Verdict(
         CLAIM, subject, state, why, value=seen - predicted, bound=tolerance, n=max(1, len(records)), records=records
     )
-
-
-def measured_kv_blocks(measurement: Measurement) -> Verdict:
-    """`kv_blocks_as_predicted` for the engine of one measurement."""
-    return kv_blocks_as_predicted(measurement.spec, measurement.resolved, records=(measurement.id,))

@@ -19,8 +19,10 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
 KNOWN = PROMPT_TOKENS + OUTPUT_TOKENS
 MEAN = PROMPT_TOKENS + OUTPUT_TOKENS // 2  # of requests whose phases are spread evenly
 BLOCK_SIZE = 16
+REQUEST_MODEL = "opt-1.3b"
 PUBLISHED_REQUEST_BYTES = 50_000_000  # "OPT-1.3B ... requires 50 MB"
 CLAIM = "table-1-batch-fits"
+REQUEST_CLAIM = "table-1-request-size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class Batches:
     known: int
     paged: int
     paged_mean: int
+
+
+# Claims that are arithmetic, and for which models: no curve is needed to judge them.
+ARITHMETIC: dict[str, tuple[str, ...]] = {CLAIM: tuple(row.model for row in ROWS), REQUEST_CLAIM: (REQUEST_MODEL,)}
 
 
 def row_of(model: str) -> Row | None:
@@ -95,12 +101,15 @@ def published_batch_fits(model: str) -> Verdict:
     return Verdict(CLAIM, subject, state, why, value=fit.known, bound=row.published)
 
 
-def published_request_size() -> Verdict:
+def published_request_size(model: str) -> Verdict:
     """Does a request of OPT-1.3B take the 50 MB that the paper's text gives? It is that of its 256 output tokens."""
-    seen = request_bytes("opt-1.3b")
+    subject = short_name(model)
+    if subject != REQUEST_MODEL:
+        return Verdict(REQUEST_CLAIM, subject, State.UNDECIDED, f"the paper gives the size for {REQUEST_MODEL} only")
+    seen = request_bytes(REQUEST_MODEL)
     why = (
         f"a request of {KNOWN} tokens takes {seen / 1e6:.0f} MB, {seen / PUBLISHED_REQUEST_BYTES:.1f} times "
-        f"the paper's 50 MB; {OUTPUT_TOKENS} tokens take {request_bytes('opt-1.3b', OUTPUT_TOKENS) / 1e6:.1f} MB"
+        f"the paper's 50 MB; {OUTPUT_TOKENS} tokens take {request_bytes(REQUEST_MODEL, OUTPUT_TOKENS) / 1e6:.1f} MB"
     )
     state = State.HOLDS if abs(seen / PUBLISHED_REQUEST_BYTES - 1) < 0.05 else State.FAILS
-    return Verdict("table-1-request-size", "opt-1.3b", state, why, value=seen, bound=PUBLISHED_REQUEST_BYTES)
+    return Verdict(REQUEST_CLAIM, subject, state, why, value=seen, bound=PUBLISHED_REQUEST_BYTES)

@@ -60,15 +60,19 @@ def _curve(series: str, measurements: Sequence[Measurement], plans: Sequence[tup
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[claims.Row, ...]) -> list[Judged]:
-    """Every claim that a curve can be judged by, and the arithmetic of Table 1. Raises BadArchive for rows that do not
+    """Every claim that a curve can be judged by, and those that are arithmetic. Raises BadArchive for rows that do not
     fit their claims. Verdicts on several curves of one model are told apart by their subjects."""
-    table = [(Curve(subject=row.model), row.model) for row in table1.ROWS]
     labelled = list(zip(curves, labels(curves), strict=True))
     return [
         _judge(claim.name, curve, label, rows, curve if curve.measurements else next(iter(curves), curve))
         for claim in claims.CLAIMS
-        for curve, label in (table if claim.name == table1.CLAIM else labelled)
+        for curve, label in _of_arithmetic(claim.name) or labelled
     ]
+
+
+def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
+    """For a claim that is arithmetic, its models with no curve."""
+    return [(Curve(subject=model), model) for model in table1.ARITHMETIC.get(claim, ())]
 
 
 def _judge(name: str, curve: Curve, label: str, rows: tuple[claims.Row, ...], here: Curve) -> Judged:

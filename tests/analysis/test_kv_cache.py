@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import measurement
 
 from pytest_slmserve.analysis import kv_cache
 from pytest_slmserve.analysis.verdict import State
@@ -85,10 +82,3 @@ def test_blocks_as_predicted(seen, state):
 def test_blocks_of_the_unknown_are_undecided(model, resolved, why):
     verdict = kv_cache.kv_blocks_as_predicted(EngineSpec(model), resolved)
     assert verdict.state is State.UNDECIDED and why in verdict.why
-
-
-def test_blocks_of_a_measurement():
-    m = measurement()
-    verdict = kv_cache.measured_kv_blocks(m)
-    assert verdict.state is State.HOLDS and verdict.records == (m.id,) and verdict.n == 1
-    assert not kv_cache.measured_kv_blocks(replace(m, resolved=replace(m.resolved, kv_blocks=9)))
