@@ -5,18 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-
-SWEEP = """
-    import pytest
-
-    def test_point(slm_point):
-        assert slm_point.measure()
-
-    @pytest.mark.slm(claim="throughput-plateau")
-    def test_plateau(slm_claim):
-        assert slm_claim()
-"""
-SMALL = ("--slm-fake", "--slm-models=opt-125m", "--slm-batches=1,16,64,128,256", "--slm-window=2")
+from inside import SMALL, SWEEP
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +31,3 @@ def archive(pytester):
     from pytest_slmserve.store import read
 
     return lambda path=".slm/records.jsonl": read(pytester.path / path)
-
-
-def usage_error(result):
-    """The one sentence of a usage error; fails if the run ended in another way."""
-    assert result.ret == pytest.ExitCode.USAGE_ERROR, result.stdout.str() + result.stderr.str()
-    text = result.stderr.str()
-    assert "Traceback" not in text
-    return text

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from inside import usage_error
 
-from conftest import usage_error
 from pytest_slmserve.plugin import SESSION
 
 MIXED = """

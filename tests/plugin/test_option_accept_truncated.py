@@ -3,9 +3,8 @@
 import json
 
 import pytest
+from inside import usage_error
 from test_option_dataset import conversations
-
-from conftest import usage_error
 
 pytest.importorskip("ijson")
 pytest.importorskip("tokenizers")

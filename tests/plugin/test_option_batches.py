@@ -1,8 +1,7 @@
 """--slm-batches says how many requests are in flight at each point."""
 
 import pytest
-
-from conftest import SWEEP, usage_error
+from inside import SWEEP, usage_error
 
 
 def test_each_batch_is_a_point(sweep, archive):

@@ -1,8 +1,8 @@
 """--slm-cpu runs the same benchmarks on vLLM's CPU backend (tests/real does so for real)."""
 
 import pytest
+from inside import SWEEP, usage_error
 
-from conftest import SWEEP, usage_error
 from pytest_slmserve import environment
 
 

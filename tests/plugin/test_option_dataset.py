@@ -3,8 +3,7 @@
 import json
 
 import pytest
-
-from conftest import usage_error
+from inside import usage_error
 
 pytest.importorskip("ijson")
 pytest.importorskip("tokenizers")

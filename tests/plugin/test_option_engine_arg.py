@@ -1,6 +1,7 @@
 """--slm-engine-arg hands a further argument to vLLM's engine (or plants behaviour in the simulated one)."""
 
-from conftest import usage_error
+from inside import usage_error
+
 from pytest_slmserve.engines.offline import engine_arguments
 from pytest_slmserve.options import argument
 from pytest_slmserve.spec import EngineSpec

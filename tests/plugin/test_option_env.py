@@ -1,6 +1,7 @@
 """--slm-env adds variables to the engine's environment, and to what identifies a measurement."""
 
-from conftest import usage_error
+from inside import usage_error
+
 from pytest_slmserve.engines.offline import engine_environment
 from pytest_slmserve.spec import EngineSpec
 

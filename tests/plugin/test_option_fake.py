@@ -1,6 +1,6 @@
 """--slm-fake runs the same benchmarks on a simulated engine, and says so."""
 
-from conftest import usage_error
+from inside import usage_error
 
 
 def test_points_and_claims_pass_and_the_summary_shouts_that_it_is_simulated(sweep):

@@ -4,8 +4,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from inside import SWEEP, usage_error
 
-from conftest import SWEEP, usage_error
 from pytest_slmserve import environment
 
 

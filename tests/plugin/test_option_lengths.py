@@ -1,8 +1,7 @@
 """--slm-lengths sets prompt and output tokens of every request, or takes those of the conversations."""
 
 import pytest
-
-from conftest import usage_error
+from inside import usage_error
 
 
 def test_fixed_lengths(sweep, archive):

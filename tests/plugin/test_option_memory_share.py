@@ -1,8 +1,7 @@
 """--slm-memory-share: a smaller share leaves less room for the KV cache, and so cuts the sweep."""
 
 import pytest
-
-from conftest import SWEEP, usage_error
+from inside import SWEEP, usage_error
 
 
 def largest(pytester, share):

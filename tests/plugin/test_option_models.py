@@ -2,7 +2,8 @@
 
 import json
 
-from conftest import SWEEP, usage_error
+from inside import SWEEP, usage_error
+
 from pytest_slmserve.models import CATALOGUE
 
 

@@ -1,6 +1,6 @@
 """--slm-plan prints items, engines, order and expected seconds, and runs nothing."""
 
-from conftest import SWEEP
+from inside import SWEEP
 
 
 def test_nothing_runs(sweep, pytester):

@@ -3,8 +3,8 @@
 import sys
 
 import pytest
+from inside import SWEEP, usage_error
 
-from conftest import SWEEP, usage_error
 from pytest_slmserve import environment
 
 

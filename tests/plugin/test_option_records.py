@@ -3,7 +3,8 @@
 import gzip
 import json
 
-from conftest import usage_error
+from inside import usage_error
+
 from pytest_slmserve.analysis.claims import ROWS
 
 

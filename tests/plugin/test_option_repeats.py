@@ -1,6 +1,6 @@
 """--slm-repeats is how often each point is measured."""
 
-from conftest import usage_error
+from inside import usage_error
 
 
 def test_each_point_is_measured_so_often(sweep, archive):

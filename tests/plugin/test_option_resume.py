@@ -1,6 +1,6 @@
 """--slm-resume reuses the archive's valid measurements of the same key."""
 
-from conftest import usage_error
+from inside import usage_error
 
 
 def test_a_second_run_measures_nothing_again(sweep, archive):

@@ -1,6 +1,6 @@
 """--slm-seed: the same seed gives the same requests, another gives others."""
 
-from conftest import usage_error
+from inside import usage_error
 
 
 def test_the_seed_decides_the_workload(sweep, archive):

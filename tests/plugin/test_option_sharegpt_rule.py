@@ -1,6 +1,6 @@
 """--slm-sharegpt-rule names which conversations count."""
 
-from conftest import usage_error
+from inside import usage_error
 
 
 def test_the_rule_changes_the_workload_and_is_recorded(sweep, archive):

@@ -1,8 +1,7 @@
 """--slm-skip-damaged leaves out damaged lines of the archive that is resumed."""
 
 import pytest
-
-from conftest import usage_error
+from inside import usage_error
 
 
 @pytest.fixture

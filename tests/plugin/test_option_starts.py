@@ -1,6 +1,7 @@
 """--slm-starts: spread over one request's lifetime, or together as a batch job's."""
 
-from conftest import usage_error
+from inside import usage_error
+
 from pytest_slmserve.analysis.window import window_steps
 
 

@@ -2,7 +2,8 @@
 
 import json
 
-from conftest import usage_error
+from inside import usage_error
+
 from pytest_slmserve.engines.offline import engine_arguments, engine_environment, model_for
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.spec import EngineSpec

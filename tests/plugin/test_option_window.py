@@ -1,8 +1,7 @@
 """--slm-window is how long a point is measured, after its warm-up."""
 
 import pytest
-
-from conftest import usage_error
+from inside import usage_error
 
 
 def test_the_window_is_as_long_as_asked(sweep, archive):

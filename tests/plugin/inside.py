@@ -1,0 +1,28 @@
+"""What the tests of the plugin share: a file for the inner run, its arguments, and how to read a usage error.
+
+Not in conftest.py, because several folders have one and `import conftest` finds the first.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+SWEEP = """
+    import pytest
+
+    def test_point(slm_point):
+        assert slm_point.measure()
+
+    @pytest.mark.slm(claim="throughput-plateau")
+    def test_plateau(slm_claim):
+        assert slm_claim()
+"""
+SMALL = ("--slm-fake", "--slm-models=opt-125m", "--slm-batches=1,16,64,128,256", "--slm-window=2")
+
+
+def usage_error(result):
+    """The one sentence of a usage error; fails if the run ended in another way."""
+    assert result.ret == pytest.ExitCode.USAGE_ERROR, result.stdout.str() + result.stderr.str()
+    text = result.stderr.str()
+    assert "Traceback" not in text
+    return text
