@@ -251,10 +251,14 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, Engin
             yield item.name, None, 0.0
 
 
-def seconds_left(session: Session, items: Sequence[pytest.Item], progress: Progress) -> float:
-    """From now to the end of `items`, the first of which is being measured."""
+def seconds_left(session: Session, items: Sequence[pytest.Item]) -> Callable[[Progress], float]:
+    """From the progress of a measurement to the end of `items`, the first of which it belongs to.
+
+    The items are priced once: that hashes each of their keys, too much to do twice a second beside what is measured.
+    """
     from pytest_slmserve.plan import start_price_s
 
     rows = plan_rows(session, items)
-    later = {spec for _, spec, _ in rows if spec} - {session.pool.current}
-    return max(0.0, sum(seconds for _, _, seconds in rows) - progress.elapsed_s) + sum(map(start_price_s, later))
+    starts = sum(map(start_price_s, {spec for _, spec, _ in rows if spec} - {session.pool.current}))
+    points = sum(seconds for _, _, seconds in rows)
+    return lambda progress: max(0.0, points - progress.elapsed_s) + starts

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.fixtures import SESSION, is_measured
+from pytest_slmserve.fixtures import SESSION, is_measured, seconds_left
 
 if TYPE_CHECKING:
     from pytest_slmserve.options import Options
@@ -193,12 +193,11 @@ class ProgressLine:
     """One line below pytest's own, written over while a point is measured; on a terminal only."""
 
     def __init__(self, session: pytest.Session, slm: Session) -> None:
-        from pytest_slmserve.fixtures import seconds_left
-
-        self.items, self.slm, self.seconds_left = session.items, slm, seconds_left
+        self.items, self.slm = session.items, slm
         self.writer = session.config.get_terminal_writer()
         self.capture = session.config.pluginmanager.getplugin("capturemanager")
         self.number = 0
+        self.name = ""
         self.shown = False
 
     @pytest.hookimpl(tryfirst=True)
@@ -210,8 +209,9 @@ class ProgressLine:
             return
         from pytest_slmserve.report.progress import progress_line
 
-        left = self.seconds_left(self.slm, self.items[self.number - 1 :], progress)
-        self.write(progress_line(self.number, len(self.items), name, progress, left))
+        if name != self.name:
+            self.name, self.left = name, seconds_left(self.slm, self.items[self.number - 1 :])
+        self.write(progress_line(self.number, len(self.items), name, progress, self.left(progress)))
         self.shown = True
 
     def write(self, text: str) -> None:
