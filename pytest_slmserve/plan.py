@@ -143,7 +143,7 @@ def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: f
             read = (shape.weight_bytes() or 0) + load.concurrency * context * shape.kv_bytes_per_token()
             step_s = 1.5e-3 + 2 * read / 4.8e12
     lifetime_s = output_tokens * step_s
-    window_s = max(load.window_s, lifetime_s) if load.starts == "together" else load.window_s
+    window_s = max(load.window_s, 2 * lifetime_s) if load.starts == "together" else load.window_s
     return (0.5 + load.settle_lifetimes) * lifetime_s + window_s
 
 

@@ -17,7 +17,7 @@ LITTLE_TOLERANCE = 0.05  # both counts are of the same run: an honest one agrees
 LITTLE_STEPS = 2  # an engine stamps a request as scheduled up to a step ahead, and may chunk its prefill over one more
 LOAD_TOLERANCE = 0.05
 LOAD_STEPS = 3  # between two requests a user waits for the step under way, the one scheduled ahead, and its own turn
-STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat, about 1 %
+STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
 
 
 def problems(measurement: Measurement) -> tuple[str, ...]:
@@ -115,10 +115,8 @@ def _not_steady(measurement: Measurement) -> Iterator[str]:
     load, run = measurement.load, measurement.run
     if not isinstance(load, ClosedLoop) or load.requests is not None:
         return  # a burst is not meant to be steady
-    steps = window.window_steps(run)
-    began, ended = run.steps.time_s[steps[0]], run.steps.time_s[steps[-1]]
-    middle = next(i for i in steps if run.steps.time_s[i] >= (began + ended) / 2)
-    halves = range(steps[0], middle + 1), range(middle, steps[-1] + 1)
+    period = round(measurement.workload.mean_output_tokens + 1)
+    halves = _halves(run) if load.starts == "spread" else _convoys(run, period)
     if min(len(half) for half in halves) <= MIN_STEPS_PER_HALF:
         return
     first, second = (window.tokens_per_s(run, half) for half in halves)
@@ -127,3 +125,22 @@ def _not_steady(measurement: Measurement) -> Iterator[str]:
             f"not steady: {first:.0f} output tokens/s in the first half of the window, {second:.0f} in the second "
             f"({percent(second / first - 1)} apart, bound {percent(STEADY_TOLERANCE)})"
         )
+
+
+def _halves(run: Run) -> tuple[range, range]:
+    """The steps of the window, cut at the middle of its time."""
+    steps, times = window.window_steps(run), run.steps.time_s
+    middle = next(i for i in steps if times[i] >= (times[steps[0]] + times[steps[-1]]) / 2)
+    return range(steps[0], middle + 1), range(middle, steps[-1] + 1)
+
+
+def _convoys(run: Run, period: int) -> tuple[range, range]:
+    """As many whole periods of a convoy at the window's beginning as at its end; none where it is one period long.
+
+    A convoy prefills, then decodes: parts of a period are not alike, however steady the engine is.
+    """
+    steps = window.window_steps(run)
+    each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0])
+    if not each:
+        return range(0), range(0)
+    return range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)

@@ -9,7 +9,7 @@ class ClosedLoop:
     A request of n output tokens lives n engine steps. Users who start "spread" do so at concurrency/n per step: that
     spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every other.
     Users who start "together" go on ending together (a convoy, as when a batch job sends all it has), so their window
-    is a whole number of the convoy's periods of n + 1 steps.
+    is a whole number of the convoy's periods of n + 1 steps, and two at least: one can be compared with another.
 
     Phases: "ramp" for one lifetime of a request, "settle" for `settle_lifetimes` more (so that a request that ends in
     the window was sent under the full load), "window" for `window_s` or a little more, then "over"; all change at the
@@ -53,7 +53,8 @@ class ClosedLoop:
             self.closed_at = now
 
     def _period_ends(self) -> bool:
-        return self.spread or (self.steps - self.opened_step) % round(self.lifetime_steps + 1) == 0
+        periods, rest = divmod(self.steps - self.opened_step, round(self.lifetime_steps + 1))
+        return self.spread or (periods >= 2 and rest == 0)
 
     def next_request(self) -> int | None:
         """Number of the request a free user sends now, or None when the loop is over."""

@@ -101,6 +101,44 @@ def test_not_steady(factor, caught):
     assert any("not steady" in text for text in found) is caught
 
 
+PERIOD = 129  # a convoy of 128 tokens a request
+
+
+def convoys(periods, slow_period=None):
+    """Whole convoys, the steps of whose first third take ten times as long; one of the periods can be slower."""
+    m = measurement(8, output_tokens=PERIOD - 1, steps=periods * PERIOD, load=ClosedLoop(8, starts="together"))
+    opens = m.run.steps.time_s.index(m.run.window_s[0])
+    clock, moved = 0.0, {0.0: 0.0}
+    for i, at in enumerate(m.run.steps.time_s):
+        period, step = divmod(i - opens - 1, PERIOD)
+        clock += 0.01 * (10 if step < PERIOD // 3 else 1) * (1.5 if period == slow_period else 1)
+        moved[at] = clock
+    stamps = {
+        name: tuple(moved[at] for at in getattr(m.run.samples, name))
+        for name in ("sent_s", "admitted_s", "first_token_s", "last_token_s")
+    }
+    steps = replace(m.run.steps, time_s=tuple(moved[at] for at in m.run.steps.time_s))
+    opened, closed = m.run.window_s
+    run = replace(m.run, steps=steps, samples=replace(m.run.samples, **stamps), window_s=(moved[opened], moved[closed]))
+    return replace(m, run=run)
+
+
+def unsteady(m):
+    return any("not steady" in text for text in problems(m))
+
+
+@pytest.mark.parametrize("periods", [1, 2, 3, 4])
+def test_a_convoy_is_compared_with_another_not_with_its_own_parts(periods):
+    made = convoys(periods)
+    assert not unsteady(made)
+    assert unsteady(replace(made, load=ClosedLoop(8))) is (periods % 2 == 1), "where the cut is in mid-convoy"
+
+
+@pytest.mark.parametrize("periods", [2, 3, 4])
+def test_a_convoy_slower_than_the_others_is_not_steady(periods):
+    assert unsteady(convoys(periods, slow_period=periods - 1))
+
+
 def test_halves_of_few_steps_are_not_compared():
     assert problems(measurement(8, steps=38, output_tokens=16, slow_from=19, slow_factor=1.5)) == ()
 

@@ -97,11 +97,13 @@ def test_a_spread_window_closes_as_soon_as_it_is_long_enough(concurrency, lifeti
 
 @given(concurrencies, lifetimes, settles, windows, step_lengths)
 @example(3, 1, 0.0, 0.05, [0.1])
-def test_a_convoys_window_is_a_whole_number_of_its_periods(concurrency, lifetime, settle, window_s, seconds):
+def test_a_convoys_window_is_a_whole_number_of_its_periods_and_two_at_least(
+    concurrency, lifetime, settle, window_s, seconds
+):
     played = play(ClosedLoop(concurrency, lifetime, settle, window_s, starts="together"), lifetime, seconds)
     steps = played.now.index(played.loop.window[1]) - played.now.index(played.loop.window[0])
-    assert steps > 0
-    assert steps % (lifetime + 1) == 0
+    periods, rest = divmod(steps, lifetime + 1)
+    assert (periods >= 2, rest) == (True, 0)
 
 
 @given(concurrencies, lifetimes, st.integers(1, 80))
