@@ -114,6 +114,11 @@ def law(batch: float, t_inf: float = 10_000.0, b_half: float = 45.0) -> float:
     return t_inf * batch / (batch + b_half)
 
 
+def plateau_batch(b_half: float, tolerance: float = 0.10) -> float:
+    """Batch from which the law's doublings gain less than `tolerance`: a doubling of B gains b_half/(2B + b_half)."""
+    return b_half * (1 - tolerance) / (2 * tolerance)
+
+
 def point(concurrency: int, repeats: Sequence[float], e2e_repeats: Sequence[float] | None = None) -> Point:
     """A point of planted throughputs; its latency is Little's, for requests of 256 tokens, unless given."""
     waits = tuple(e2e_repeats) if e2e_repeats is not None else tuple(256 * concurrency / rate for rate in repeats)

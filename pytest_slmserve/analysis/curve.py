@@ -15,7 +15,6 @@ from pytest_slmserve.analysis.points import Point, by_series, points_of
 from pytest_slmserve.analysis.stats import Interval, percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Environment, Measurement, Resolved, WorkloadReference
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 
@@ -116,7 +115,7 @@ def curve_of(
     """The curve of measurements that differ in their concurrency only; those of other loads are left out.
 
     planned: every concurrency that was to be measured, so that one that is not there makes a claim undecided.
-    Raises BadUsage where engines, workloads or environments differ (`curves_of` sorts them).
+    Raises BadUsage where engines, workloads or environments differ (`points.by_series` sorts them).
     """
     series = by_series(measurements)
     if len(series) > 1:
@@ -130,11 +129,6 @@ def curve_of(
     known = {p.concurrency for p in points} | {concurrency for concurrency, _ in cut}
     missing = tuple(sorted(set(planned) - known))
     return Curve(subject=subject, points=points, cut=tuple(cut), missing=missing, measurements=loaded)
-
-
-def curves_of(measurements: Iterable[Measurement]) -> tuple[Curve, ...]:
-    """A curve for each engine, workload, environment and way of loading, in the order first measured."""
-    return tuple(curve_of(short_name(group[0].spec.model), group) for group in by_series(measurements).values())
 
 
 def obstacle(curve: Curve) -> str | None:

@@ -94,8 +94,3 @@ def fit(points: Iterable[Point]) -> Fit:
 def fixed_s_from_shapes(work: Work, peaks: Peaks) -> float:
     """Seconds to read the weights once at the data sheet's bandwidth."""
     return work.weight_bytes / peaks.bytes_per_s
-
-
-def plateau_batch(b_half: float, tolerance: float = 0.10) -> float:
-    """Batch from which the law's doublings gain less than `tolerance`: a doubling of B gains b_half/(2B + b_half)."""
-    return b_half * (1 - tolerance) / (2 * tolerance)

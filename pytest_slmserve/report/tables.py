@@ -222,13 +222,8 @@ def outcome(verdict: Verdict, row: Row | None, *, strict: bool = False) -> Outco
     return "as expected" if verdict.state is expected else "unexpected"
 
 
-def verdict_report(judged: Iterable[Judged], *, strict: bool = False) -> str:
-    """A line per judged claim, grouped by claim, and how many of each kind there are."""
-    return "\n".join(text for text, _ in verdict_lines(judged, strict=strict))
-
-
 def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator[tuple[str, Colour | None]]:
-    """The lines of `verdict_report`, each with the colour it has on a terminal."""
+    """A line per judged claim, grouped by claim, and how many of each kind there are; each with its colour."""
     order = {claim.name: number for number, claim in enumerate(CLAIMS)}
     pairs = sorted(judged, key=lambda pair: order.get(pair[0].claim, len(order)))
     width = max((len(v.subject) for v, _ in pairs), default=0)

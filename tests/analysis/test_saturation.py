@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies import law, noisy_curve, point
 
 from pytest_slmserve.analysis.roofline import peaks_of, work_of_shape
-from pytest_slmserve.analysis.saturation import fit, fit_step, fixed_s_from_shapes, plateau_batch
+from pytest_slmserve.analysis.saturation import fit, fit_step, fixed_s_from_shapes
 from pytest_slmserve.errors import TooFewPoints
 from pytest_slmserve.models import shape_of
 
@@ -88,12 +88,6 @@ def test_too_few_points(points):
 def test_no_saturation():
     with pytest.raises(TooFewPoints, match="no saturation"):
         fit([point(b, [b**1.5]) for b in BATCHES])
-
-
-@given(st.floats(1, 100), st.floats(0.01, 0.5))
-def test_where_the_law_has_its_plateau(b_half, tolerance):
-    batch = plateau_batch(b_half, tolerance)
-    assert law(2 * batch, b_half=b_half) / law(batch, b_half=b_half) - 1 == pytest.approx(tolerance)
 
 
 def test_order_does_not_matter():

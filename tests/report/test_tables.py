@@ -17,7 +17,6 @@ from pytest_slmserve.report.tables import (
     run_lines,
     sweep_report,
     verdict_lines,
-    verdict_report,
     workload_text,
 )
 
@@ -180,6 +179,10 @@ def test_outcome_is_against_what_was_expected(state, row, strict, seen):
     assert outcome(verdict(state), row, strict=strict) == seen
 
 
+def verdict_text(judged):
+    return "\n".join(text for text, _ in verdict_lines(judged))
+
+
 def test_verdicts_are_grouped_by_claim_and_counted():
     judged = [
         (verdict(State.FAILS, "table-1-batch-fits"), EXPECTED_TO_FAIL),
@@ -187,7 +190,7 @@ def test_verdicts_are_grouped_by_claim_and_counted():
         (verdict(State.HOLDS, "a-claim-of-mine", "opt-2.7b"), None),
         (verdict(State.UNDECIDED, subject="opt-2.7b"), EXPECTED_TO_HOLD),
     ]
-    lines = [" ".join(line.split()) for line in verdict_report(judged).splitlines()]
+    lines = [" ".join(line.split()) for line in verdict_text(judged).splitlines()]
     assert lines[0].startswith("throughput-plateau: Throughput reaches a plateau")
     assert lines[1:3] == ["holds opt-1.3b because", "undecided opt-2.7b because"]
     assert lines[3].startswith("table-1-batch-fits: ") and lines[4] == "fails, as expected opt-1.3b because"
@@ -195,11 +198,11 @@ def test_verdicts_are_grouped_by_claim_and_counted():
 
 
 def test_a_surprise_shouts_with_what_was_expected_and_why():
-    held = words(verdict_report([(verdict(State.HOLDS, "table-1-batch-fits"), EXPECTED_TO_FAIL)]))
+    held = words(verdict_text([(verdict(State.HOLDS, "table-1-batch-fits"), EXPECTED_TO_FAIL)]))
     assert "HOLDS, UNEXPECTED opt-1.3b because; the claims table expects that it fails: 238 fit" in held
-    failed = words(verdict_report([(verdict(State.FAILS), EXPECTED_TO_HOLD)]))
+    failed = words(verdict_text([(verdict(State.FAILS), EXPECTED_TO_HOLD)]))
     assert "FAILS opt-1.3b because; the claims table expects that it holds: raw results" in failed
-    assert words(verdict_report([(verdict(State.FAILS), None)])).endswith("because 1 verdict: 1 unexpected")
+    assert words(verdict_text([(verdict(State.FAILS), None)])).endswith("because 1 verdict: 1 unexpected")
 
 
 def test_verdicts_have_colours():
@@ -208,7 +211,7 @@ def test_verdicts_have_colours():
 
 
 def test_no_verdict_at_all():
-    assert verdict_report([]) == "no claim was judged"
+    assert verdict_text([]) == "no claim was judged"
     assert list(run_lines([], [])) == []
 
 
