@@ -138,6 +138,15 @@ ROWS: tuple[Row, ...] = (
         evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B gains 13.7 % from 128 to 256, 3.6 % from 256 to 512",
     ),
     Row(
+        curves.PLATEAU,
+        model="opt-125m",
+        device="H200",
+        starts="spread",
+        parameters=_LAW,
+        expected="fails",
+        evidence="vLLM 0.26.0: it gains 52 % from 256 to 512 in flight and 26 % more to 1024, the largest load",
+    ),
+    Row(
         curves.LATENCY,
         parameters=_LAW,
         evidence="Little's law: at constant throughput the time in the engine doubles with the load",
