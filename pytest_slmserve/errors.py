@@ -32,5 +32,9 @@ class EngineFailed(SlmError):
     """An engine that did not start, or ended before its work was done."""
 
 
+class SensorFailed(SlmError):
+    """A source of telemetry that is not there, or cannot answer any more."""
+
+
 class TooFewPoints(SlmError):
     """A law cannot be fitted, or a claim not judged, from so few points."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -167,14 +167,38 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What sensors said during a run, one row per reading, in the order taken. None is "not known".
+
+    sources: who answered. time_s: when a reading was taken, in seconds since the run began. span_s: length of the time
+    before it that its ratios are means over. columns: by number (`pytest_slmserve.sensors`), SI units and ratios of 1.
+    missing: why values are None, and how many. notes: what failed, one sentence each.
+    """
+
+    sources: tuple[str, ...]
+    interval_s: float
+    time_s: Sequence[float]
+    span_s: Sequence[float | None]
+    columns: Mapping[int, Sequence[float | None]]
+    missing: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """What one load did to one engine. `window_s`: from and to, in seconds since the run began."""
+    """What one load did to one engine. `window_s`: from and to, in seconds since the run began, which was at `began_s`
+    of the host's monotonic clock (None for an engine with a clock of its own)."""
 
     samples: Samples
     steps: Steps
     window_s: tuple[float, float]
     failures: int = 0
     first_failure: str | None = None
+    began_s: float | None = None
+    telemetry: Telemetry | None = None
 
 
 @dataclass(frozen=True, slots=True)

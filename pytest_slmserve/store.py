@@ -4,42 +4,33 @@ A line is an object with a `kind`. `session` opens a run and holds the format, t
 plan; `engine` describes one launch, before its first measurement; `measurement` holds the columns of one run. Other
 kinds, and fields that are not known here, are passed over.
 
-Columns hold whole numbers, times in microseconds and KV usage in millionths, each as the difference to the one before
-it: requests of one engine step share their stamps, so most differences are 0 and gzip makes nothing of them. A column
-that never changes is that one value. With gzip each write is a member of its own, so whatever was written before a
-kill can be read.
+`codec` turns a measurement into such objects and back. With gzip each write is a member of its own, so whatever was
+written before a kill can be read.
 """
 
 from __future__ import annotations
 
 import fcntl
-import functools
 import gzip
 import io
 import json
-import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn
 
+from pytest_slmserve.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
 from pytest_slmserve.errors import BadArchive, BadUsage
 from pytest_slmserve.records import (
     Environment,
     Measurement,
     Resolved,
-    Run,
-    Samples,
-    Steps,
-    WorkloadReference,
-    known_fields,
 )
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec
+from pytest_slmserve.spec import EngineSpec
 
 FORMAT = 1  # 1: first. Add a number only where an older release would misread what is written.
 
@@ -130,9 +121,9 @@ class Archive:
         if not self._begun:
             self.begin({}, {})
         engine = (measurement.spec, measurement.resolved, measurement.environment)
-        lines = [_measurement_line(measurement)]
+        lines = [measurement_line(measurement)]
         if self._engines.get(measurement.launch) != engine:
-            lines.insert(0, _engine_line(measurement))
+            lines.insert(0, engine_line(measurement))
         self._write(*lines)
         self._engines[measurement.launch] = engine
 
@@ -225,69 +216,6 @@ def _version() -> str | None:
         return version("pytest-slmserve")
     except PackageNotFoundError:
         return None
-
-
-def _engine_line(measurement: Measurement) -> dict[str, Any]:
-    return {
-        "kind": "engine",
-        "id": measurement.launch,
-        "spec": asdict(measurement.spec),
-        "resolved": asdict(measurement.resolved),
-        "environment": asdict(measurement.environment),
-    }
-
-
-def _measurement_line(measurement: Measurement) -> dict[str, Any]:
-    run = measurement.run
-    return {
-        "kind": "measurement",
-        "engine": measurement.launch,
-        "workload": asdict(measurement.workload),
-        "load": asdict(measurement.load),
-        "measured_at": measurement.measured_at,
-        "run": {
-            "window_us": [_millionths(stamp) for stamp in run.window_s],
-            "failures": run.failures,
-            "first_failure": run.first_failure,
-            "samples": dict(_columns(run.samples)),
-            "steps": dict(_columns(run.steps)),
-        },
-    }
-
-
-def _columns(table: Samples | Steps) -> Iterator[tuple[str, Any]]:
-    """The first column is always written out: it tells the number of rows."""
-    for index, column in enumerate(fields(table)):
-        values = _in_units(column.name, getattr(table, column.name))
-        constant = index > 0 and len(set(values)) == 1
-        coded = values if column.name == "finished" else _differences(values)
-        yield _stored_name(column.name), values[0] if constant else coded
-
-
-def _stored_name(name: str) -> str:
-    return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-2]}_us" if name.endswith("_s") else name
-
-
-def _in_units(name: str, values: Sequence[Any]) -> list[Any]:
-    if _stored_name(name) == name:
-        return list(values)
-    return [None if value is None else _millionths(value) for value in values]
-
-
-def _millionths(value: float) -> int:
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number")
-    return round(value * 1e6)
-
-
-def _differences(values: Iterable[int | None]) -> list[int | None]:
-    """Each less the last one that is not None; the first less 0."""
-    coded: list[int | None] = []
-    last = 0
-    for value in values:
-        coded.append(None if value is None else value - last)
-        last = last if value is None else value
-    return coded
 
 
 # Reading
@@ -404,11 +332,11 @@ def _take(found: _Found, line: bytes | None) -> None:
         case "session":
             found.sessions.append(_session(facts))
         case "engine":
-            found.engines[facts["id"]] = _engine(facts)
+            found.engines[facts["id"]] = engine_of(facts)
         case "measurement":
             if facts["engine"] not in found.engines:
                 raise ValueError(f"no line before it describes its engine {facts['engine']!r}")
-            found.measurements.append(_measurement(facts, *found.engines[facts["engine"]]))
+            found.measurements.append(measurement_of(facts, *found.engines[facts["engine"]]))
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -417,122 +345,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def _session(facts: dict[str, Any]) -> Session:
     """A newer format may have other fields: then only its number is wanted."""
-    if _typed(int, facts["format"]) > FORMAT:
+    if typed(int, facts["format"]) > FORMAT:
         return Session(facts["format"], "", None, {}, {})
-    made: Session = _made(Session, facts)
+    made: Session = built(Session, facts)
     return made
-
-
-def _engine(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
-    return (
-        _made(EngineSpec, facts["spec"]),
-        _made(Resolved, facts["resolved"]),
-        _made(Environment, facts["environment"]),
-    )
-
-
-def _measurement(facts: dict[str, Any], spec: EngineSpec, resolved: Resolved, environment: Environment) -> Measurement:
-    return Measurement(
-        spec=spec,
-        resolved=resolved,
-        environment=environment,
-        workload=_workload(facts["workload"]),
-        load=_made(Burst if facts["load"]["kind"] == "burst" else ClosedLoop, facts["load"]),
-        run=_run(facts["run"]),
-        launch=facts["engine"],
-        measured_at=_typed(str, facts["measured_at"]),
-    )
-
-
-def _workload(facts: dict[str, Any]) -> WorkloadReference:
-    made: WorkloadReference = _made(WorkloadReference, facts)
-    if min(made.requests, made.longest, made.mean_prompt_tokens, made.mean_output_tokens) <= 0:
-        raise ValueError("a workload without requests or tokens")
-    return made
-
-
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
-
-
-def _made(cls: type, facts: dict[str, Any]) -> Any:
-    """`cls` from the entries that it has, each of the type that it says. Raises TypeError."""
-    made = {}
-    for name, value in known_fields(cls, facts).items():
-        try:
-            made[name] = _typed(_hints(cls)[name], value)
-        except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
-    return cls(**made)
-
-
-def _typed(kind: Any, value: Any) -> Any:
-    """What JSON holds as the annotation `kind` has it: lists become tuples, objects dataclasses. Raises TypeError."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
-        return _made(kind, value)
-    if origin in (Union, UnionType):
-        return None if value is None else _typed(next(k for k in inner if k is not NoneType), value)
-    if origin is tuple and isinstance(value, list):
-        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-        return tuple(_typed(k, v) for k, v in zip(kinds, value, strict=True))
-    if not _fits(origin or kind, inner, value):
-        raise TypeError(f"{value!r:.40} is no {getattr(kind, '__name__', kind)}")
-    return value
-
-
-def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
-    """Whole numbers stay whole where fractions are allowed, or keys made of them would change."""
-    if kind is Any:
-        return True
-    if kind is Literal:
-        return value in inner
-    if kind is float:
-        return type(value) in (int, float) and abs(value) < LARGEST
-    return type(value) is int and abs(value) < LARGEST if kind is int else isinstance(value, kind)
-
-
-def _run(facts: dict[str, Any]) -> Run:
-    start, stop = _from_millionths(_typed(tuple[int, int], facts["window_us"]))
-    return Run(
-        samples=Samples(**_table(Samples, facts["samples"])),
-        steps=Steps(**_table(Steps, facts["steps"])),
-        window_s=(start, stop),
-        failures=_typed(int, facts["failures"]),
-        first_failure=_typed(str | None, facts["first_failure"]),
-    )
-
-
-def _table(cls: type, facts: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    names = [column.name for column in fields(cls)]
-    rows = len(facts[_stored_name(names[0])])
-    table = {name: _column(cls, name, facts[_stored_name(name)], rows) for name in names}
-    for name, column in table.items():
-        if len(column) != rows:
-            raise ValueError(f"{len(column)} rows of {name}, {rows} of {names[0]}")
-    return table
-
-
-def _column(cls: type, name: str, coded: Any, rows: int) -> tuple[Any, ...]:
-    """The inverse of what `_columns` makes of one column."""
-    values = coded if isinstance(coded, list) else [coded] * rows
-    optional = set(get_args(get_args(_hints(cls)[name])[0])) & {NoneType}
-    if foreign := set(map(type, values)) - {bool if name == "finished" else int} - optional:
-        raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
-    if isinstance(coded, list) and name != "finished":
-        values = _sums(coded)
-    return tuple(values) if _stored_name(name) == name else _from_millionths(values)
-
-
-def _from_millionths(values: Iterable[int | None]) -> tuple[Any, ...]:
-    return tuple(None if value is None else value / 1e6 for value in values)
-
-
-def _sums(differences: Iterable[int | None]) -> list[int | None]:
-    values: list[int | None] = []
-    last = 0
-    for difference in differences:
-        last += difference or 0
-        values.append(None if difference is None else last)
-    return values

@@ -21,7 +21,17 @@ from hypothesis import strategies as st
 from strategies import measurements
 
 from pytest_slmserve.errors import BadArchive, BadUsage
-from pytest_slmserve.records import Environment, Measurement, Resolved, Run, Samples, Steps, WorkloadReference
+from pytest_slmserve.records import (
+    Environment,
+    Measurement,
+    Resolved,
+    Run,
+    Samples,
+    Steps,
+    Telemetry,
+    WorkloadReference,
+)
+from pytest_slmserve.sensors import SENSORS
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, WorkloadSpec
 from pytest_slmserve.store import FORMAT, Archive, read
 
@@ -101,6 +111,49 @@ def test_round_trip(name, kept):
     assert contents.measurements == tuple(kept)
     assert [m.id for m in contents.measurements] == [m.id for m in kept]
     assert contents.notes == ()
+
+
+def telemetries() -> st.SearchStrategy[Telemetry]:
+    """Any readings that are whole multiples of their sensor's resolution."""
+
+    def with_rows(rows: int) -> st.SearchStrategy[Telemetry]:
+        def column(number: int) -> st.SearchStrategy[tuple[float | None, ...]]:
+            step = SENSORS[number].resolution if number in SENSORS else 1e-6
+            per_unit = 1 / step if step >= 1 else round(1 / step)
+            value = st.none() | st.integers(-(10**9), 10**9).map(lambda whole: whole / per_unit)
+            return st.lists(value, min_size=rows, max_size=rows).map(tuple)
+
+        stamps = st.integers(0, 10**10).map(lambda us: us / 1e6)
+        return st.builds(
+            Telemetry,
+            st.lists(st.text(max_size=5), max_size=2).map(tuple),
+            stamps,
+            st.lists(stamps, min_size=rows, max_size=rows).map(tuple),
+            st.lists(st.none() | stamps, min_size=rows, max_size=rows).map(tuple),
+            st.fixed_dictionaries({}, optional={n: column(n) for n in (*SENSORS, 77)}),
+            st.dictionaries(st.text(max_size=5), st.integers(0, 99), max_size=2),
+            st.lists(st.text(max_size=5), max_size=2).map(tuple),
+        )
+
+    return st.integers(0, 6).flatmap(with_rows)
+
+
+@BOTH
+@DISK
+@given(telemetries(), st.none() | st.integers(0, 10**12).map(lambda us: us / 1e6))
+def test_telemetry_round_trip(name, telemetry, began_s):
+    kept = replace(example(), run=replace(RUN, telemetry=telemetry, began_s=began_s))
+    with tempfile.TemporaryDirectory() as folder:
+        [found] = read(write(Path(folder, name), kept)).measurements
+    assert found == kept
+
+
+def test_a_damaged_telemetry_is_a_damaged_line(tmp_path):
+    telemetry = Telemetry(("nvml",), 0.25, (1.0, 2.0), (None, 0.25), {155: (300.0, 301.0)})
+    path = write(tmp_path / "a.jsonl", replace(example(), run=replace(RUN, telemetry=telemetry)))
+    change(path, 3, path.read_text("utf-8").splitlines()[2].replace('"155":[300000,1000]', '"155":[300000]'))
+    with pytest.raises(BadArchive, match="line 3.*have not 2 rows"):
+        read(path)
 
 
 @DISK

@@ -1,0 +1,278 @@
+"""Measurements as plain JSON values, and back.
+
+Columns hold whole numbers, times in microseconds and KV usage in millionths, each as the difference to the one before
+it: requests of one engine step share their stamps, so most differences are 0 and gzip makes nothing of them. A column
+that never changes is that one value.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, fields, is_dataclass
+from itertools import accumulate
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pytest_slmserve.records import (
+    Environment,
+    Measurement,
+    Resolved,
+    Run,
+    Samples,
+    Steps,
+    Telemetry,
+    WorkloadReference,
+    known_fields,
+)
+from pytest_slmserve.sensors import SENSORS
+from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec
+
+LARGEST = 1 << 63  # of a number that can be meant
+NoneType = type(None)
+
+# Writing
+
+
+def engine_line(measurement: Measurement) -> dict[str, Any]:
+    return {
+        "kind": "engine",
+        "id": measurement.launch,
+        "spec": asdict(measurement.spec),
+        "resolved": asdict(measurement.resolved),
+        "environment": asdict(measurement.environment),
+    }
+
+
+def measurement_line(measurement: Measurement) -> dict[str, Any]:
+    run = measurement.run
+    return {
+        "kind": "measurement",
+        "engine": measurement.launch,
+        "workload": asdict(measurement.workload),
+        "load": asdict(measurement.load),
+        "measured_at": measurement.measured_at,
+        "run": {
+            "window_us": [_millionths(stamp) for stamp in run.window_s],
+            "failures": run.failures,
+            "first_failure": run.first_failure,
+            "samples": dict(_columns(run.samples)),
+            "steps": dict(_columns(run.steps)),
+            **({} if run.began_s is None else {"began_us": _millionths(run.began_s)}),
+            **({} if run.telemetry is None else {"telemetry": _telemetry(run.telemetry)}),
+        },
+    }
+
+
+def _telemetry(found: Telemetry) -> dict[str, Any]:
+    return {
+        "sources": list(found.sources),
+        "interval_us": _millionths(found.interval_s),
+        "time_us": _differences(map(_millionths, found.time_s)),
+        "span_us": [None if span is None else _millionths(span) for span in found.span_s],
+        "columns": {str(number): _sensed(number, values) for number, values in found.columns.items()},
+        "missing": dict(found.missing),
+        "notes": list(found.notes),
+    }
+
+
+def _sensed(number: int, values: Sequence[float | None]) -> list[int | None] | int | None:
+    """In whole multiples of the sensor's resolution; one value for a column that never changes."""
+    whole = [None if value is None else _whole(value * _per_unit(number)) for value in values]
+    return whole[0] if len(set(whole)) == 1 else _differences(whole)
+
+
+def _per_unit(number: int) -> float:
+    """Steps of a sensor's resolution in its unit; of a sensor that only another release knows, a million."""
+    resolution = SENSORS[number].resolution if number in SENSORS else 1e-6
+    return 1 / resolution if resolution >= 1 else round(1 / resolution)  # a whole number keeps 0.15 what it is
+
+
+def _columns(table: Samples | Steps) -> Iterator[tuple[str, Any]]:
+    """The first column is always written out: it tells the number of rows."""
+    for index, column in enumerate(fields(table)):
+        values = _in_units(column.name, getattr(table, column.name))
+        constant = index > 0 and len(set(values)) == 1
+        coded = values if column.name == "finished" else _differences(values)
+        yield _stored_name(column.name), values[0] if constant else coded
+
+
+def _stored_name(name: str) -> str:
+    return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-2]}_us" if name.endswith("_s") else name
+
+
+def _in_units(name: str, values: Sequence[Any]) -> list[Any]:
+    if _stored_name(name) == name:
+        return list(values)
+    return [None if value is None else _millionths(value) for value in values]
+
+
+def _millionths(value: float) -> int:
+    return _whole(value * 1e6)
+
+
+def _whole(value: float) -> int:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    return round(value)
+
+
+def _differences(values: Iterable[int | None]) -> list[int | None]:
+    """Each less the last one that is not None; the first less 0."""
+    coded: list[int | None] = []
+    last = 0
+    for value in values:
+        coded.append(None if value is None else value - last)
+        last = last if value is None else value
+    return coded
+
+
+# Reading
+
+
+def engine_of(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
+    return (
+        built(EngineSpec, facts["spec"]),
+        built(Resolved, facts["resolved"]),
+        built(Environment, facts["environment"]),
+    )
+
+
+def measurement_of(
+    facts: dict[str, Any], spec: EngineSpec, resolved: Resolved, environment: Environment
+) -> Measurement:
+    return Measurement(
+        spec=spec,
+        resolved=resolved,
+        environment=environment,
+        workload=_workload(facts["workload"]),
+        load=built(Burst if facts["load"]["kind"] == "burst" else ClosedLoop, facts["load"]),
+        run=_run(facts["run"]),
+        launch=facts["engine"],
+        measured_at=typed(str, facts["measured_at"]),
+    )
+
+
+def _workload(facts: dict[str, Any]) -> WorkloadReference:
+    made: WorkloadReference = built(WorkloadReference, facts)
+    if min(made.requests, made.longest, made.mean_prompt_tokens, made.mean_output_tokens) <= 0:
+        raise ValueError("a workload without requests or tokens")
+    return made
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def built(cls: type, facts: dict[str, Any]) -> Any:
+    """`cls` from the entries that it has, each of the type that it says. Raises TypeError."""
+    made = {}
+    for name, value in known_fields(cls, facts).items():
+        try:
+            made[name] = typed(_hints(cls)[name], value)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
+    return cls(**made)
+
+
+def typed(kind: Any, value: Any) -> Any:
+    """What JSON holds as the annotation `kind` has it: lists become tuples, objects dataclasses. Raises TypeError."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return built(kind, value)
+    if origin in (Union, UnionType):
+        return None if value is None else typed(next(k for k in inner if k is not NoneType), value)
+    if origin is tuple and isinstance(value, list):
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        return tuple(typed(k, v) for k, v in zip(kinds, value, strict=True))
+    if not _fits(origin or kind, inner, value):
+        raise TypeError(f"{value!r:.40} is no {getattr(kind, '__name__', kind)}")
+    return value
+
+
+def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
+    """Whole numbers stay whole where fractions are allowed, or keys made of them would change."""
+    if kind is Any:
+        return True
+    if kind is Literal:
+        return value in inner
+    if kind is float:
+        return type(value) in (int, float) and abs(value) < LARGEST
+    return type(value) is int and abs(value) < LARGEST if kind is int else isinstance(value, kind)
+
+
+def _run(facts: dict[str, Any]) -> Run:
+    start, stop = _from_millionths(typed(tuple[int, int], facts["window_us"]))
+    return Run(
+        samples=Samples(**_table(Samples, facts["samples"])),
+        steps=Steps(**_table(Steps, facts["steps"])),
+        window_s=(start, stop),
+        failures=typed(int, facts["failures"]),
+        first_failure=typed(str | None, facts["first_failure"]),
+        began_s=None if "began_us" not in facts else typed(int, facts["began_us"]) / 1e6,
+        telemetry=None if "telemetry" not in facts else _telemetry_of(facts["telemetry"]),
+    )
+
+
+def _telemetry_of(facts: dict[str, Any]) -> Telemetry:
+    times = _whole_numbers(facts["time_us"])
+    found = Telemetry(
+        sources=tuple(typed(str, source) for source in facts["sources"]),
+        interval_s=typed(int, facts["interval_us"]) / 1e6,
+        time_s=_from_millionths(_sums(times)),
+        span_s=_from_millionths(_whole_numbers(facts["span_us"])),
+        columns={int(number): _values(int(number), coded, len(times)) for number, coded in facts["columns"].items()},
+        missing={str(reason): typed(int, count) for reason, count in facts["missing"].items()},
+        notes=tuple(typed(str, note) for note in facts["notes"]),
+    )
+    if {len(column) for column in (found.span_s, *found.columns.values())} != {len(times)}:
+        raise ValueError(f"columns of the telemetry that have not {len(times)} rows")
+    return found
+
+
+def _values(number: int, coded: Any, rows: int) -> tuple[float | None, ...]:
+    """The inverse of `_sensed`."""
+    whole = _sums(_whole_numbers(coded)) if isinstance(coded, list) else _whole_numbers([coded] * rows)
+    return tuple(None if value is None else value / _per_unit(number) for value in whole)
+
+
+def _whole_numbers(values: Any) -> list[int | None]:
+    return [typed(int | None, value) for value in values]
+
+
+def _table(cls: type, facts: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    names = [column.name for column in fields(cls)]
+    rows = len(facts[_stored_name(names[0])])
+    table = {name: _column(cls, name, facts[_stored_name(name)], rows) for name in names}
+    for name, column in table.items():
+        if len(column) != rows:
+            raise ValueError(f"{len(column)} rows of {name}, {rows} of {names[0]}")
+    return table
+
+
+def _column(cls: type, name: str, coded: Any, rows: int) -> tuple[Any, ...]:
+    """The inverse of what `_columns` makes of one column."""
+    values = coded if isinstance(coded, list) else [coded] * rows
+    optional = set(get_args(get_args(_hints(cls)[name])[0])) & {NoneType}
+    if foreign := set(map(type, values)) - {bool if name == "finished" else int} - optional:
+        raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
+    if isinstance(coded, list) and name != "finished":
+        values = _sums(coded)
+    return tuple(values) if _stored_name(name) == name else _from_millionths(values)
+
+
+def _from_millionths(values: Iterable[int | None]) -> tuple[Any, ...]:
+    return tuple(None if value is None else value / 1e6 for value in values)
+
+
+def _sums(differences: Sequence[int | None]) -> list[int | None]:
+    if None not in differences:  # most columns, and a report reads millions of values
+        return list(accumulate(differences))
+    values: list[int | None] = []
+    last = 0
+    for difference in differences:
+        last += difference or 0
+        values.append(None if difference is None else last)
+    return values

@@ -1,0 +1,81 @@
+"""What sensors can tell, by number. NVIDIA's DCGM has given its fields numbers; what it has none for has one of ours.
+
+Names of DCGM's fields change between releases (4.6 renamed most), numbers do not: everything here is keyed by them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OURS = 9000  # DCGM's numbers end far below
+
+
+@dataclass(frozen=True, slots=True)
+class Sensor:
+    """One quantity, in SI units and ratios of 1. names: DCGM's, the old one and that of 4.6 where it differs; or ours.
+
+    resolution: what a stored value is a whole multiple of. counter: it only grows, so two readings make a figure.
+    """
+
+    number: int
+    names: tuple[str, ...]
+    unit: str
+    resolution: float
+    counter: bool = False
+
+
+GPU_UTIL, ENGINE_ACTIVE, SM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE, DRAM_ACTIVE = 203, 1001, 1002, 1003, 1004, 1005
+POWER, POWER_INSTANT, ENERGY, POWER_LIMIT = 155, 157, 156, 164
+SM_CLOCK, MEMORY_CLOCK, TEMPERATURE, MEMORY_USED = 100, 101, 150, 252
+CLOCK_REASONS, XID, ECC_DOUBLE_BIT, REMAPPED_ROWS = 112, 230, 311, 393
+CAPPED_POWER, CAPPED_SW_THERMAL, CAPPED_HW_THERMAL, CAPPED_BRAKE = 1420, 1422, 1423, 1424
+GPU_PROCESSES, FOREIGN_PROCESSES = 9001, 9002
+OWN_CORES, OWN_MEMORY, HOST_CORES, STOLEN_CORES = 9011, 9012, 9013, 9014
+CPU_PRESSURE, MEMORY_PRESSURE, CPU_THROTTLED = 9015, 9016, 9017
+
+PROFILED = (ENGINE_ACTIVE, SM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE, DRAM_ACTIVE)  # what DCGM calls PROF
+
+SENSORS: dict[int, Sensor] = {
+    s.number: s
+    for s in (
+        Sensor(GPU_UTIL, ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO"), "ratio", 0.01),
+        Sensor(ENGINE_ACTIVE, ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"), "ratio", 1e-4),
+        Sensor(SM_ACTIVE, ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"), "ratio", 1e-4),
+        Sensor(SM_OCCUPANCY, ("DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_PROF_SM_OCCUPANCY_RATIO"), "ratio", 1e-4),
+        Sensor(TENSOR_ACTIVE, ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"), "ratio", 1e-4),
+        Sensor(DRAM_ACTIVE, ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO"), "ratio", 1e-4),
+        Sensor(POWER, ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS"), "W", 1e-3),
+        Sensor(POWER_INSTANT, ("DCGM_FI_DEV_POWER_USAGE_INSTANT", "DCGM_FI_DEV_BOARD_POWER_RAW_WATTS"), "W", 1e-3),
+        Sensor(ENERGY, ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",), "J", 1e-3, counter=True),
+        Sensor(
+            POWER_LIMIT, ("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"), "W", 1e-3
+        ),
+        Sensor(SM_CLOCK, ("DCGM_FI_DEV_SM_CLOCK",), "Hz", 1e6),
+        Sensor(MEMORY_CLOCK, ("DCGM_FI_DEV_MEM_CLOCK",), "Hz", 1e6),
+        Sensor(TEMPERATURE, ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"), "°C", 1.0),
+        Sensor(MEMORY_USED, ("DCGM_FI_DEV_FB_USED",), "bytes", float(1 << 20)),
+        Sensor(CLOCK_REASONS, ("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"), "bits", 1.0),
+        Sensor(XID, ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"), "number of the last error, 0: none", 1.0),
+        Sensor(ECC_DOUBLE_BIT, ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",), "errors", 1.0, counter=True),
+        Sensor(
+            REMAPPED_ROWS,
+            ("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL"),
+            "rows",
+            1.0,
+            counter=True,
+        ),
+        Sensor(CAPPED_POWER, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP_NS",), "s", 1e-6, counter=True),
+        Sensor(CAPPED_SW_THERMAL, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN_NS",), "s", 1e-6, counter=True),
+        Sensor(CAPPED_HW_THERMAL, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS",), "s", 1e-6, counter=True),
+        Sensor(CAPPED_BRAKE, ("DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS",), "s", 1e-6, counter=True),
+        Sensor(GPU_PROCESSES, ("processes that compute on the GPU",), "processes", 1.0),
+        Sensor(FOREIGN_PROCESSES, ("of them not started by this run",), "processes", 1.0),
+        Sensor(OWN_CORES, ("CPU time of this run's processes",), "cores", 1e-3),
+        Sensor(OWN_MEMORY, ("resident memory of this run's processes",), "bytes", float(1 << 20)),
+        Sensor(HOST_CORES, ("CPU time of all processes",), "cores", 1e-3),
+        Sensor(STOLEN_CORES, ("CPU time that the hypervisor gave to others",), "cores", 1e-3),
+        Sensor(CPU_PRESSURE, ("share of time in which a task waited for a CPU",), "ratio", 1e-4),
+        Sensor(MEMORY_PRESSURE, ("share of time in which a task waited for memory",), "ratio", 1e-4),
+        Sensor(CPU_THROTTLED, ("share of time in which the CPU quota was used up",), "ratio", 1e-4),
+    )
+}
