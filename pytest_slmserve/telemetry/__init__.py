@@ -1,0 +1,1 @@
+"""Sensors beside a measurement: sources that answer, and the sampler that asks them."""

@@ -1,0 +1,98 @@
+"""Which sources answer on this host; each is imported where it is asked for, for each needs something of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytest_slmserve.errors import BadUsage, SensorFailed
+from pytest_slmserve.telemetry.base import Source
+from pytest_slmserve.telemetry.sampler import Sampler
+
+DCGM_ADDRESS = "localhost:5555"  # where a hostengine listens by default
+NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
+
+
+def open_sampler(choice: str, device: str, interval_s: float) -> tuple[Sampler | None, list[str]]:
+    """A sampler of the sources that `choice` (the text of --slm-telemetry) names, and notes for the user.
+
+    device: what is measured, a GPU's UUID or "cpu". "auto" takes what is there and says what is not; anything else
+    raises SensorFailed where it is not there, BadUsage where it cannot be.
+    """
+    if choice == "off":
+        return None, []
+    sampler = Sampler((), interval_s)  # refuses the interval before anything is opened
+    sources, notes = _sources(choice, device, sampler.interval_s)
+    return (Sampler(sources, interval_s) if sources else None), notes
+
+
+def _sources(choice: str, device: str, interval_s: float) -> tuple[list[Source], list[str]]:
+    notes: list[str] = []
+    host = _tried(_host, notes)
+    if choice == "host" or (choice == "auto" and device in NO_GPU):
+        return host, notes
+    if device in NO_GPU:
+        raise BadUsage(f"--slm-telemetry {choice} asks a GPU, and none is measured here", "--slm-telemetry auto")
+    return [*_of_gpu(choice, device, interval_s, notes), *host], notes
+
+
+def _of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> list[Source]:
+    match choice.partition("=")[::2]:
+        case "auto", _:
+            return _best(device, interval_s, notes)
+        case "gpm", _:
+            return [_gpm(device)]
+        case "nvml", _:
+            return [_nvml(device, profile=False)]
+        case "dcgm", address:
+            return [_dcgm(device, interval_s, address)]
+        case _:
+            from pytest_slmserve.telemetry.exporter import open_exporter
+
+            return [open_exporter(choice, device)]
+
+
+def _best(device: str, interval_s: float, notes: list[str]) -> list[Source]:
+    """NVML with the profiling counters of the GPU (Hopper and newer); else with those of DCGM, where it runs."""
+    nvml = _tried(lambda: _nvml(device, profile=True), notes)
+    if nvml and nvml[0].name == "nvml-gpm":
+        return nvml
+    why: list[str] = []
+    dcgm = _tried(lambda: _dcgm(device, interval_s), why)
+    if not dcgm:
+        notes += [f"no profiling counters (SM, DRAM and tensor activity): NVML has none for this GPU; {w}" for w in why]
+    return [*dcgm, *nvml]  # what both have, DCGM says
+
+
+def _tried(opened: Callable[[], Source], notes: list[str]) -> list[Source]:
+    try:
+        return [opened()]
+    except SensorFailed as error:
+        notes.append(f"telemetry: {error.problem}")
+        return []
+
+
+def _host() -> Source:
+    from pytest_slmserve.telemetry.host import open_host
+
+    return open_host()
+
+
+def _nvml(device: str, *, profile: bool) -> Source:
+    from pytest_slmserve.telemetry.host import own_pids
+    from pytest_slmserve.telemetry.nvml import open_nvml
+
+    return open_nvml(device, own_pids=own_pids, profile=profile)
+
+
+def _gpm(device: str) -> Source:
+    source = _nvml(device, profile=True)
+    if source.name != "nvml-gpm":
+        source.close()
+        raise SensorFailed("this GPU has no GPM counters (Hopper and newer have)", "--slm-telemetry dcgm, or auto")
+    return source
+
+
+def _dcgm(device: str, interval_s: float, address: str = "") -> Source:
+    from pytest_slmserve.telemetry.dcgm import open_dcgm
+
+    return open_dcgm(device, interval_s=interval_s, address=address or DCGM_ADDRESS)

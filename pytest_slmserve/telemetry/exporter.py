@@ -1,0 +1,163 @@
+"""What a dcgm-exporter shows on its page (NVIDIA/dcgm-exporter, etc/default-counters.csv and METRICS.md).
+
+Its values have no times and are those of its last collection, every 30 s unless it was told otherwise: fine for a
+fleet, poor for a short window. The page is text of Prometheus' exposition format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
+
+from pytest_slmserve.errors import BadUsage, SensorFailed
+from pytest_slmserve.sensors import OURS, PROFILED, SENSORS
+from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.dcgm import in_our_unit
+
+EXAMPLE = "http://localhost:9400/metrics"
+NUMBERS = {name: sensor.number for sensor in SENSORS.values() if sensor.number < OURS for name in sensor.names}
+
+_TIMEOUT_S = 2.0
+_MOST_BYTES = 16 << 20  # eight GPUs with every field make a thousandth of it
+
+_NAME, _TEXT = "[a-zA-Z_][a-zA-Z0-9_]*", r'(?:[^"\\]|\\[\\"n])*'
+_LABEL = rf'[ \t]*{_NAME}[ \t]*=[ \t]*"{_TEXT}"[ \t]*'
+_LABELS = rf"\{{((?:{_LABEL},)*(?:{_LABEL}|[ \t]*))\}}"
+_SAMPLE = re.compile(rf"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:[ \t]*{_LABELS}[ \t]*|[ \t]+)(\S+)(?:[ \t]+-?[0-9]+)?")
+_NAME_AND_TEXT = re.compile(rf'({_NAME})[ \t]*=[ \t]*"({_TEXT})"')
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line. An integer stays one: a float cannot tell DCGM's blanks apart."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def samples(text: str) -> list[Sample]:
+    """The samples of a page; comments and times are passed over. Raises SensorFailed for what is not of the format."""
+    lines = ((number, line.strip(" \t\r")) for number, line in enumerate(text.split("\n"), 1))
+    return [_sample(number, line) for number, line in lines if line and not line.startswith("#")]
+
+
+def _sample(number: int, line: str) -> Sample:
+    found = _SAMPLE.fullmatch(line)
+    try:
+        if found:
+            name, labels, value = found.groups(default="")
+            return Sample(name, _labels(labels), int(value) if _INTEGER.fullmatch(value) else float(value))
+    except ValueError:
+        pass
+    raise SensorFailed(f"line {number} of the page is not in Prometheus' format: {line[:60]!r}", EXAMPLE)
+
+
+def _labels(text: str) -> dict[str, str]:
+    return {name: re.sub(r"\\(.)", _unescaped, value) for name, value in _NAME_AND_TEXT.findall(text)}
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return "\n" if escape[1] == "n" else escape[1]
+
+
+def of_device(page: Sequence[Sample], device_uuid: str) -> dict[int, float]:
+    """What the page says of one GPU, by number, in DCGM's units; metrics without a number are passed over.
+
+    The GPU is the one of that UUID or, where neither we nor the page know one, the only one.
+    """
+    ours = [(NUMBERS[sample.name], sample) for sample in page if sample.name in NUMBERS]
+    device = _device(sorted({_device_of(sample) for _, sample in ours}), device_uuid)
+    ours = [(number, sample) for number, sample in ours if _device_of(sample) == device]
+    if any(sample.labels.get("GPU_I_ID") for _, sample in ours):
+        raise SensorFailed(f"{device} is cut into MIG instances: whose values are whose cannot be told", "a whole GPU")
+    return {number: sample.value for number, sample in ours}
+
+
+def _device_of(sample: Sample) -> str:
+    labels = sample.labels
+    return labels.get("UUID") or labels.get("uuid") or f"gpu {labels.get('gpu', '?')}"
+
+
+def _device(there: Sequence[str], device_uuid: str) -> str:
+    if device_uuid in there:
+        return device_uuid
+    if len(there) == 1 and (not device_uuid or there[0].startswith("gpu ")):
+        return there[0]
+    raise SensorFailed(
+        f"the page has no values of {device_uuid or 'just one GPU'}, but of {', '.join(there) or 'no GPU at all'}",
+        "the page of the dcgm-exporter on the host that measures",
+    )
+
+
+class ExporterSource:
+    """Scrapes the page at each reading. A page that says what the last one said counts as not updated.
+
+    The first page is read when the source is opened, for nobody knows how old it is: values are given once they change.
+    """
+
+    name = "dcgm-exporter"
+
+    def __init__(self, url: str, device_uuid: str) -> None:
+        self._url, self._device_uuid = url, device_uuid
+        self._page = self._scraped()
+        self._numbers = set(self._page)
+        self._updated_s: float | None = None
+
+    def read(self, now_s: float) -> Reading:
+        page, last = self._scraped(), self._page
+        self._numbers |= page.keys()
+        if _same(page, last):
+            why = tuple(f"{number}: not updated" for number in sorted(self._numbers))
+            return Reading(dict.fromkeys(self._numbers), None, why)
+        self._page = page
+        missing = [f"{number}: not on the page" for number in sorted(self._numbers - page.keys())]
+        values = {**dict.fromkeys(self._numbers), **{n: in_our_unit(n, raw, missing) for n, raw in page.items()}}
+        return Reading(values, self._span_s(now_s, values), tuple(missing))
+
+    def close(self) -> None:
+        """Nothing is held between two readings."""
+
+    def _span_s(self, now_s: float, values: Mapping[int, float | None]) -> float | None:
+        """Since the last update; None without profiling counters, and at first: the exporter's interval is unknown."""
+        last, self._updated_s = self._updated_s, now_s
+        return now_s - last if last is not None and any(values.get(n) is not None for n in PROFILED) else None
+
+    def _scraped(self) -> dict[int, float]:
+        return of_device(samples(_fetched(self._url)), self._device_uuid)
+
+
+def _same(page: Mapping[int, float], last: Mapping[int, float]) -> bool:
+    """By their text, in which NaN equals NaN."""
+    return page.keys() == last.keys() and all(repr(page[number]) == repr(last[number]) for number in page)
+
+
+def _fetched(url: str) -> str:
+    try:
+        with build_opener(ProxyHandler({})).open(url, timeout=_TIMEOUT_S) as answer:
+            return bytes(answer.read(_MOST_BYTES)).decode("utf-8", errors="replace")
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, HTTPError):
+            error.close()
+        raise SensorFailed(f"no page of dcgm-exporter at {url}: {error}", EXAMPLE) from error
+
+
+def open_exporter(url: str, device_uuid: str) -> ExporterSource:
+    """The GPU of that UUID ("" for the only one) as the page at `url` shows it.
+
+    Raises BadUsage for an address that is not of http or https, SensorFailed where there is no such page or GPU.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # brackets of an address that is none
+        fits = False
+    if not fits:
+        raise BadUsage(f"{url!r} is not the address of a dcgm-exporter's page", f"--slm-telemetry {EXAMPLE}")
+    return ExporterSource(url, device_uuid)

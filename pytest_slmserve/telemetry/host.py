@@ -1,0 +1,229 @@
+"""The host beside a measurement: CPU time, memory, and what kept tasks waiting. All a host without a GPU can tell.
+
+Sources of facts: proc_stat(5), proc_pid_stat(5) and cgroups(7); accounting/psi.rst and admin-guide/cgroup-v2.rst of the
+kernel's documentation.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from pytest_slmserve.sensors import (
+    CPU_PRESSURE,
+    CPU_THROTTLED,
+    HOST_CORES,
+    MEMORY_PRESSURE,
+    OWN_CORES,
+    OWN_MEMORY,
+    STOLEN_CORES,
+)
+from pytest_slmserve.telemetry.base import Reading
+
+LIST_S = 2.0  # between two looks at who our descendants are
+LIST_SHARE = 0.005  # of a core, at most, for these looks: on a host with thousands of processes they are rarer
+BUSY = (0, 1, 2, 5, 6)  # of the line "cpu": user, nice, system, irq, softirq; guests' time is in user already
+STEAL = 7
+
+K = TypeVar("K")
+Counter = Callable[[], dict[int, float]]  # seconds since some moment, by number; OSError or ValueError: not there
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """CPU time of a process, and of its descendants that ended and were waited for, in seconds."""
+
+    own_s: float
+    reaped_s: float
+
+
+def newly_used(before: Mapping[K, Used], now: Mapping[K, Used]) -> float:
+    """CPU time that a family of processes used between two looks at it, in seconds, never negative.
+
+    A process that ended is found again in `reaped_s` of its parent, with all it ever used, so what was known of it is
+    taken off: nothing is lost and nothing counts twice. Where no member waited for it (its parent ignores SIGCHLD,
+    or ended first) only what it used since the last look is lost. One seen for the first time counts whole.
+    """
+    nothing = Used(0.0, 0.0)
+    own = sum(used.own_s - before.get(key, nothing).own_s for key, used in now.items())
+    reaped = sum(used.reaped_s - before.get(key, nothing).reaped_s for key, used in now.items())
+    counted = sum(used.own_s + used.reaped_s for key, used in before.items() if key not in now)
+    return max(own, 0.0) + max(reaped - counted, 0.0)
+
+
+class Family:
+    """A process and its descendants; who they are is looked up every LIST_S.
+
+    A process that is found late brings what it used before in one reading. So that one may be above the number of
+    cores, while the mean over a window is right to what was used within LIST_S of its ends.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._head = psutil.Process(pid)
+        self._members: list[Any] = [self._head]
+        self._due_s = float("-inf")
+        self._before: dict[Any, Used] = {}
+        self._used_s = 0.0
+
+    def members(self, now_s: float) -> list[Any]:
+        if now_s >= self._due_s:
+            self._list(now_s)
+        return self._members
+
+    def _list(self, now_s: float) -> None:
+        began = time.perf_counter()
+        kept = {process: process for process in self._members}
+        with suppress(psutil.Error):
+            self._members = [kept.get(p, p) for p in (self._head, *self._head.children(recursive=True))]
+        self._due_s = now_s + max(LIST_S, (time.perf_counter() - began) / LIST_SHARE)
+
+    def look(self, now_s: float) -> tuple[float, int]:
+        """CPU time used since the first look, in seconds, and resident memory now, in bytes (shared pages in each)."""
+        found: dict[Any, Used] = {}
+        resident = 0
+        for process in self.members(now_s):
+            with suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                resident += process.memory_info().rss
+                found[process] = Used(times.user + times.system, times.children_user + times.children_system)
+        if self._before:
+            self._used_s += newly_used(self._before, found)
+        self._before = found
+        return self._used_s, resident
+
+
+@functools.cache
+def _family(pid: int) -> Family:
+    return Family(pid)
+
+
+def own_pids() -> set[int]:
+    """This process and its descendants, looked up every LIST_S: one that is younger may be missing."""
+    return {process.pid for process in _family(os.getpid()).members(time.monotonic())}
+
+
+class HostSource:
+    """Rates since the last reading, so the first has none; `unsupported` says why a number is never given."""
+
+    name = "host"
+
+    def __init__(self, counters: Mapping[tuple[int, ...], Counter]) -> None:
+        self.unsupported: dict[int, str] = {}
+        self._counters = {numbers: counter for numbers, counter in counters.items() if self._works(numbers, counter)}
+        self._family = Family(os.getpid())
+        self._last: dict[int, float | None] = {}
+        self._last_s: float | None = None
+
+    def _works(self, numbers: tuple[int, ...], counter: Counter) -> bool:
+        try:
+            counter()
+        except (OSError, ValueError) as error:
+            self.unsupported |= dict.fromkeys(numbers, str(error))
+            return False
+        return True
+
+    def read(self, now_s: float) -> Reading:
+        """One reading. Memory is that of now; all else are means over the time since the last reading."""
+        missing: list[str] = []
+        used_s, resident = self._family.look(now_s)
+        counted: dict[int, float | None] = {OWN_CORES: used_s}
+        for numbers, counter in self._counters.items():
+            counted |= _asked(numbers, counter, missing)
+        span = None if self._last_s is None else now_s - self._last_s
+        rates = {number: self._rate(number, count, span, missing) for number, count in counted.items()}
+        self._last, self._last_s = counted, now_s
+        return Reading({**rates, OWN_MEMORY: float(resident)}, span, tuple(missing))
+
+    def _rate(self, number: int, count: float | None, span: float | None, missing: list[str]) -> float | None:
+        last = self._last.get(number)
+        if count is None:
+            return None
+        if span is None or last is None:
+            missing.append(f"{number}: a rate needs two readings")
+        elif span <= 0:
+            missing.append(f"{number}: no time has passed since the last reading")
+        elif count < last:
+            missing.append(f"{number}: its counter went back")
+        else:
+            rate = (count - last) / span
+            return min(rate, 1.0) if number == CPU_THROTTLED else rate
+        return None
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _asked(numbers: tuple[int, ...], counter: Counter, missing: list[str]) -> dict[int, float | None]:
+    try:
+        return {**counter()}
+    except (OSError, ValueError) as error:
+        missing += [f"{number}: {error}" for number in numbers]
+        return dict.fromkeys(numbers)
+
+
+def open_host(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> HostSource:
+    """The host as this process sees it. proc, cgroup: where these file systems are mounted."""
+    return HostSource(
+        {
+            (HOST_CORES, STOLEN_CORES): lambda: cpu_seconds(proc),
+            (CPU_PRESSURE,): lambda: {CPU_PRESSURE: waited_seconds(proc / "pressure" / "cpu")},
+            (MEMORY_PRESSURE,): lambda: {MEMORY_PRESSURE: waited_seconds(proc / "pressure" / "memory")},
+            (CPU_THROTTLED,): functools.partial(_throttled, proc, cgroup),
+        }
+    )
+
+
+def cpu_seconds(proc: Path) -> dict[int, float]:
+    """CPU time of all processes, and time stolen, in seconds since boot. Raises ValueError where nothing is counted."""
+    with (proc / "stat").open(encoding="utf-8") as file:
+        words = file.readline().split()
+    ticks = [int(word) for word in words[1:]]
+    if words[:1] != ["cpu"] or len(ticks) <= STEAL or not any(ticks):  # some sandboxes give zeros
+        raise ValueError(f"{proc / 'stat'} counts no CPU time")
+    per_s = os.sysconf("SC_CLK_TCK")
+    return {HOST_CORES: sum(ticks[i] for i in BUSY) / per_s, STOLEN_CORES: ticks[STEAL] / per_s}
+
+
+def waited_seconds(pressure: Path) -> float:
+    """Time in which at least one task waited, in seconds. Raises OSError where the kernel does not say."""
+    found = re.search(r"^some .*\btotal=(\d+)$", pressure.read_text("utf-8"), re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{pressure} has no total of 'some'")
+    return int(found[1]) / 1e6
+
+
+def limiting_cgroup(proc: Path, cgroup: Path) -> tuple[Path, float] | None:
+    """Our own cgroup of version 2, or the nearest above it, that has a CPU quota, and the quota in cores."""
+    lines = (proc / "self" / "cgroup").read_text("utf-8").splitlines()
+    own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), None)
+    if own is None:
+        return None
+    folder = cgroup / own
+    for place in (folder, *folder.parents):
+        with suppress(OSError, ValueError):  # the root has no cpu.max, nor has "max" a number
+            quota, period = (place / "cpu.max").read_text("utf-8").split()
+            return place, int(quota) / int(period)
+        if place == cgroup:
+            break
+    return None
+
+
+def _throttled(proc: Path, cgroup: Path) -> dict[int, float]:
+    """The kernel adds up the time over CPUs, so a share made of it is a bound from above, and cut at 1."""
+    found = limiting_cgroup(proc, cgroup)
+    if found is None:
+        raise ValueError("our cgroup has no CPU quota")
+    for line in (found[0] / "cpu.stat").read_text("utf-8").splitlines():
+        name, _, value = line.partition(" ")
+        if name == "throttled_usec":
+            return {CPU_THROTTLED: int(value) / 1e6}
+    raise ValueError(f"{found[0] / 'cpu.stat'} has no throttled_usec")

@@ -1,0 +1,433 @@
+"""NVML, NVIDIA's management library, as a source; with GPM, its profiling counters of Hopper and newer GPUs.
+
+GPM's ratios are what DCGM calls PROF fields there: DCGM itself takes them from GPM and divides them by 100
+(NVIDIA/DCGM, dcgmlib/src/DcgmGpmManager.cpp). Units of the rest are those of NVIDIA's nvml.h.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from pytest_slmserve import sensors as of
+from pytest_slmserve.errors import SensorFailed
+from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, known
+
+GPM = {1: of.ENGINE_ACTIVE, 2: of.SM_ACTIVE, 3: of.SM_OCCUPANCY, 5: of.TENSOR_ACTIVE, 10: of.DRAM_ACTIVE}
+PERCENT, MILLI, NANO, MEGA = 1e-2, 1e-3, 1e-9, 1e6
+
+# Numbers are written out where releases of nvidia-ml-py from 12 to 13 do not all have the name.
+NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, UNKNOWN = 3, 4, 10, 13, 999
+UNABLE = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
+REFUSED = UNABLE | {2, 25, 26}  # argument, version, deprecated: another call or field may do
+LOST = {1, 9, 15, 16, 28}  # uninitialized, no driver, GPU lost, reset required, GPU not found: nothing will answer now
+SM, MEMORY = 1, 2  # kinds of clocks
+MEMORY_V2 = 0x02000028  # the version whose "used" leaves out what the driver reserves, as DCGM's number does
+XID_EVENT = 0x8
+CRITICAL_EVENTS = XID_EVENT | 0x2 | 0x800 | 0x1000 | 0x2000 | 0x4000  # double-bit ECC, failed retirement, poison, lost
+MOST_EVENTS = 100  # taken per reading
+LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
+VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+WIDE_TYPES = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A number that nvmlDeviceGetFieldValues has under an id. wide: only a 64-bit value is what is meant."""
+
+    number: int
+    id: int
+    unit: float = 1.0
+    wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A number that a function of NVML has. arguments: what follows the device."""
+
+    number: int
+    function: str
+    arguments: tuple[int, ...] = ()
+    convert: Callable[[Any], float] = float
+
+
+Row = TypeVar("Row", Field, Ask)
+
+# Rows of one number are alternatives, the best first. NVIDIA has moved the slowdowns: nvidia-ml-py 12.575 and 13.580.65
+# have them at 251 to 253, 13.580.82 and later at 269 to 271, and each gives the other's ids to power smoothing, which
+# has small values. A driver of release 580 may go by either, so it is asked for both.
+FIELDS = (
+    Field(of.POWER, 185, MILLI),
+    Field(of.POWER_INSTANT, 186, MILLI),
+    Field(of.ENERGY, 83, MILLI),
+    Field(of.ECC_DOUBLE_BIT, 4),
+    Field(of.REMAPPED_ROWS, 143),
+    Field(of.CAPPED_POWER, 74, NANO),
+    Field(of.CAPPED_SW_THERMAL, 269, NANO, wide=True),
+    Field(of.CAPPED_HW_THERMAL, 270, NANO, wide=True),
+    Field(of.CAPPED_BRAKE, 271, NANO, wide=True),
+    Field(of.CAPPED_SW_THERMAL, 251, NANO, wide=True),
+    Field(of.CAPPED_HW_THERMAL, 252, NANO, wide=True),
+    Field(of.CAPPED_BRAKE, 253, NANO, wide=True),
+)
+ASKS = (
+    Ask(of.GPU_UTIL, "nvmlDeviceGetUtilizationRates", (), lambda rates: rates.gpu * PERCENT),
+    Ask(of.POWER, "nvmlDeviceGetPowerUsage", (), lambda milliwatts: milliwatts * MILLI),
+    Ask(of.ENERGY, "nvmlDeviceGetTotalEnergyConsumption", (), lambda millijoules: millijoules * MILLI),
+    Ask(of.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit", (), lambda milliwatts: milliwatts * MILLI),
+    Ask(of.SM_CLOCK, "nvmlDeviceGetClockInfo", (SM,), lambda megahertz: megahertz * MEGA),
+    Ask(of.MEMORY_CLOCK, "nvmlDeviceGetClockInfo", (MEMORY,), lambda megahertz: megahertz * MEGA),
+    Ask(of.TEMPERATURE, "nvmlDeviceGetTemperature", (0,)),
+    Ask(of.TEMPERATURE, "nvmlDeviceGetTemperatureV", (0,)),
+    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", (MEMORY_V2,), lambda memory: float(memory.used)),
+    Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", (), lambda memory: float(memory.used)),
+    Ask(of.CLOCK_REASONS, "nvmlDeviceGetCurrentClocksEventReasons"),
+    Ask(of.CLOCK_REASONS, "nvmlDeviceGetCurrentClocksThrottleReasons"),
+)
+
+
+def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]], profile: bool = True) -> NvmlSource:
+    """The source for the GPU, or the MIG device, of that UUID.
+
+    own_pids: process ids of this run, asked at every reading that finds processes. profile: take GPM's ratios where
+    the GPU has them. Raises SensorFailed where there is no NVML, no such GPU, or one that MIG divides.
+    """
+    nv = _bindings()
+    undo = ExitStack()
+    try:
+        nv.nvmlInit()
+        undo.callback(_quietly, nv, nv.nvmlShutdown)
+        device = nv.nvmlDeviceGetHandleByUUID(device_uuid)
+        _refuse_divided(nv, device, device_uuid)
+        source = NvmlSource(nv, device, own_pids, undo)
+        if profile:
+            source.take_ratios(device_uuid)
+        return source
+    except nv.NVMLError as error:
+        undo.close()
+        hint = "nvidia-smi -L, which lists what the driver has"
+        raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
+    except BaseException:
+        undo.close()
+        raise
+
+
+class NvmlSource:
+    """Readings of one GPU, from one thread at a time. name: nvml-gpm with ratios, else nvml.
+
+    unsupported: why numbers are never in a reading, found out once, when opened. events: how many critical events came
+    since then, by NVML's type; Xids are among them.
+    """
+
+    def __init__(self, nv: Any, device: Any, own_pids: Callable[[], set[int]], undo: ExitStack) -> None:
+        self.name = "nvml"
+        self.unsupported: dict[int, str] = {}
+        self.events: Counter[int] = Counter()
+        self._nv, self._device, self._own_pids, self._undo = nv, device, own_pids, undo
+        self._fields = self._supported_fields()
+        self._asks = self._supported_asks()
+        self._lists = self._supported_lists()
+        self._event_set = self._registered_events()
+        self._xid = 0
+        self._gpm: Gpm | None = None
+
+    def take_ratios(self, device_uuid: str) -> None:
+        """Have GPM's ratios in every reading, where the GPU has any."""
+        nv = self._nv
+        try:
+            gpu, take = _place(nv, self._device, device_uuid)
+            if not _call(nv, "nvmlGpmQueryDeviceSupport", gpu).isSupportedDevice:
+                raise nv.NVMLError(NOT_SUPPORTED)
+            gpm = Gpm(nv, take)
+            self.unsupported |= gpm.leave_out_refused()
+        except nv.NVMLError as error:
+            self.unsupported |= dict.fromkeys(GPM.values(), _said(error))
+            return
+        if gpm.metrics:
+            self.name, self._gpm = "nvml-gpm", gpm
+            self._undo.callback(gpm.close)
+
+    def read(self, now_s: float) -> Reading:
+        """One reading. now_s: `time.monotonic()`. Raises SensorFailed where the GPU or the driver is gone."""
+        missing: list[str] = []
+        values: dict[int, float | None] = {}
+        span_s = None
+        if self._gpm is not None:
+            values, span_s = self._gpm.ratios(now_s, missing)
+        values |= self._read_fields(missing)
+        values |= {ask.number: self._read_ask(ask, missing) for ask in self._asks}
+        values |= self._read_events(missing)
+        values |= self._read_processes(missing)
+        return Reading(values, span_s, tuple(missing))
+
+    def close(self) -> None:
+        """Free samples and events, and let NVML go; may be called twice."""
+        self._undo.close()
+
+    def _supported_fields(self) -> tuple[Field, ...]:
+        try:
+            answers = self._nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in FIELDS])
+        except self._nv.NVMLError as error:
+            self.unsupported |= dict.fromkeys((field.number for field in FIELDS), _said(error))
+            return ()
+        return self._first({field: self._field_refusal(field, answer) for field, answer in zip(FIELDS, answers)})
+
+    def _field_refusal(self, field: Field, answer: Any) -> str | None:
+        """Why the GPU does not have the field; None where it does, or may have it."""
+        if answer.nvmlReturn in REFUSED or (answer.nvmlReturn and field.wide):
+            return _reason(self._nv, answer.nvmlReturn)
+        if field.wide and answer.valueType not in WIDE_TYPES:
+            return f"field {field.id} of this driver is something else"
+        return None
+
+    def _supported_asks(self) -> tuple[Ask, ...]:
+        have = {field.number for field in self._fields}
+        rows = [ask for ask in ASKS if ask.number not in have]
+        return self._first({ask: _refusal(self._nv, ask.function, self._device, *ask.arguments) for ask in rows})
+
+    def _first(self, refusals: Mapping[Row, str | None]) -> tuple[Row, ...]:
+        """Of each number the first row that is not refused; where all are, why."""
+        found: dict[int, Row] = {}
+        for row, why in refusals.items():
+            if why is None:
+                found.setdefault(row.number, row)
+            else:
+                self.unsupported.setdefault(row.number, why)
+        for number in found:
+            self.unsupported.pop(number, None)
+        return tuple(found.values())
+
+    def _supported_lists(self) -> tuple[str, ...]:
+        """Functions that list processes: those that compute and, where there is MPS, its clients."""
+        refusals = {name: _refusal(self._nv, name, self._device) for name in LISTS}
+        if why := refusals[LISTS[0]]:
+            self.unsupported |= {of.GPU_PROCESSES: why, of.FOREIGN_PROCESSES: why}
+            return ()
+        return tuple(name for name, why in refusals.items() if why is None)
+
+    def _registered_events(self) -> Any:
+        """The set that Xids come to, or None. Those before it is registered are never told (nvml.h)."""
+        nv = self._nv
+        try:
+            wanted = _call(nv, "nvmlDeviceGetSupportedEventTypes", self._device) & CRITICAL_EVENTS
+            if not wanted & XID_EVENT:
+                raise nv.NVMLError(NOT_SUPPORTED)
+            event_set = _call(nv, "nvmlEventSetCreate")
+            self._undo.callback(_quietly, nv, nv.nvmlEventSetFree, event_set)
+            nv.nvmlDeviceRegisterEvents(self._device, wanted, event_set)
+            return event_set
+        except nv.NVMLError as error:
+            self.unsupported[of.XID] = _said(error)
+            return None
+
+    def _read_fields(self, missing: list[str]) -> dict[int, float | None]:
+        if not self._fields:
+            return {}
+        try:
+            answers = self._nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in self._fields])
+        except self._nv.NVMLError as error:
+            return _unknown((field.number for field in self._fields), _said(error), missing)
+        return {f.number: self._field_value(f, answer, missing) for f, answer in zip(self._fields, answers)}
+
+    def _field_value(self, field: Field, answer: Any, missing: list[str]) -> float | None:
+        if answer.nvmlReturn:
+            missing.append(f"{field.number}: {_reason(self._nv, answer.nvmlReturn)}")
+            return None
+        return known(field.number, getattr(answer.value, VALUE_TYPES[answer.valueType]) * field.unit, missing)
+
+    def _read_ask(self, ask: Ask, missing: list[str]) -> float | None:
+        try:
+            answer = _call(self._nv, ask.function, self._device, *ask.arguments)
+        except self._nv.NVMLError as error:
+            missing.append(f"{ask.number}: {_said(error)}")
+            return None
+        return known(ask.number, ask.convert(answer), missing)
+
+    def _read_events(self, missing: list[str]) -> dict[int, float | None]:
+        if self._event_set is None:
+            return {}
+        try:
+            for _ in range(MOST_EVENTS):
+                self._count(self._nv.nvmlEventSetWait_v2(self._event_set, 0))
+        except self._nv.NVMLError as error:
+            if error.value != TIMEOUT:
+                return _unknown([of.XID], _said(error), missing)
+        return {of.XID: float(self._xid)}
+
+    def _count(self, event: Any) -> None:
+        self.events[event.eventType] += 1
+        if event.eventType == XID_EVENT:
+            self._xid = event.eventData
+
+    def _read_processes(self, missing: list[str]) -> dict[int, float | None]:
+        if not self._lists:
+            return {}
+        try:
+            pids = {process.pid for name in self._lists for process in _call(self._nv, name, self._device)}
+        except self._nv.NVMLError as error:
+            return _unknown((of.GPU_PROCESSES, of.FOREIGN_PROCESSES), _said(error), missing)
+        return {of.GPU_PROCESSES: float(len(pids)), of.FOREIGN_PROCESSES: self._foreign(pids, missing)}
+
+    def _foreign(self, pids: set[int], missing: list[str]) -> float | None:
+        foreign = pids - self._own_pids() if pids else pids
+        if foreign and foreign == pids:
+            why = "none of the GPU's processes is ours: its driver may count them in another namespace"
+            missing.append(f"{of.FOREIGN_PROCESSES}: {why}")
+            return None
+        return float(len(foreign))
+
+
+class Gpm:
+    """Ratios over the time between two samples of the GPU's counters. metrics: GPM's id of each of our numbers."""
+
+    def __init__(self, nv: Any, take: Callable[[Any], object]) -> None:
+        self.metrics = dict(GPM)
+        self._nv, self._take = nv, take
+        self._samples: deque[tuple[float, Any]] = deque()  # the baseline, and those that are still too young for one
+
+    def leave_out_refused(self) -> dict[int, str]:
+        """Why numbers are left out from now on. Asks over no time at all: values mean nothing then, refusals do."""
+        held: list[Any] = []
+        try:
+            held += [self._sample()]
+            held += [self._sample()]
+            answers = self._ask(*held)
+        except self._nv.NVMLError as error:
+            if error.value in UNABLE | LOST:
+                raise
+            return {}  # what fails over no time may work over some
+        finally:
+            for sample in held:
+                self._free(sample)
+        codes = [(metric, answer.nvmlReturn) for metric, answer in zip(self.metrics, answers)]
+        return {self.metrics.pop(metric): _reason(self._nv, code) for metric, code in codes if code in UNABLE}
+
+    def ratios(self, now_s: float, missing: list[str]) -> tuple[dict[int, float | None], float | None]:
+        """All ratios from one pair of samples, and the length of the time between them in seconds."""
+        try:
+            newest = self._sample()
+            self._samples.append((now_s, newest))
+            span_s, baseline = self._baseline(now_s)
+            if span_s < MIN_SPAN_S:
+                why = f"no sample of the counters is {MIN_SPAN_S:g} s old yet"
+                return _unknown(self.metrics.values(), why, missing), None
+            answers = self._ask(baseline, newest)
+        except self._nv.NVMLError as error:
+            return _unknown(self.metrics.values(), _said(error), missing), None
+        return {n: self._ratio(n, answer, missing) for n, answer in zip(self.metrics.values(), answers)}, span_s
+
+    def close(self) -> None:
+        while self._samples:
+            self._free(self._samples.popleft()[1])
+
+    def _sample(self) -> Any:
+        sample = self._nv.nvmlGpmSampleAlloc()
+        try:
+            self._take(sample)
+        except self._nv.NVMLError:
+            self._free(sample)
+            raise
+        return sample
+
+    def _free(self, sample: Any) -> None:
+        _quietly(self._nv, self._nv.nvmlGpmSampleFree, sample)
+
+    def _baseline(self, now_s: float) -> tuple[float, Any]:
+        """Age and handle of the newest sample that is old enough, or else of the oldest; older ones are freed."""
+        while len(self._samples) > 1 and now_s - self._samples[1][0] >= MIN_SPAN_S:
+            self._free(self._samples.popleft()[1])
+        at_s, sample = self._samples[0]
+        return now_s - at_s, sample
+
+    def _ask(self, first: Any, second: Any) -> list[Any]:
+        """Answers to all metrics, in one call."""
+        request = self._nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(self.metrics), sample1=first, sample2=second)
+        for metric, place in zip(self.metrics, request.metrics):
+            place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
+        self._nv.nvmlGpmMetricsGet(request)
+        return list(request.metrics[: len(self.metrics)])
+
+    def _ratio(self, number: int, answer: Any, missing: list[str]) -> float | None:
+        if answer.nvmlReturn:
+            missing.append(f"{number}: {_reason(self._nv, answer.nvmlReturn)}")
+            return None
+        return known(number, answer.value * PERCENT, missing)
+
+
+def _bindings() -> Any:
+    """The module pynvml of nvidia-ml-py; there is another distribution that has a module of that name."""
+    hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
+    try:
+        import pynvml
+    except ImportError:
+        raise SensorFailed("there is no module pynvml, which nvidia-ml-py has", hint) from None
+    if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
+        raise SensorFailed("the module pynvml that is imported here is not the one of nvidia-ml-py", hint)
+    return pynvml
+
+
+def _refuse_divided(nv: Any, device: Any, device_uuid: str) -> None:
+    """Raises SensorFailed for a whole GPU that MIG divides: what its counters say is the sum over all instances."""
+    with suppress(nv.NVMLError):
+        if not device_uuid.startswith("MIG-") and _call(nv, "nvmlDeviceGetMigMode", device)[0]:
+            raise SensorFailed(
+                f"MIG divides {device_uuid}, whose counters are those of all instances together",
+                "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists",
+            )
+
+
+def _place(nv: Any, device: Any, device_uuid: str) -> tuple[Any, Callable[[Any], object]]:
+    """The GPU that has the counters, and what fills a sample with those of this device only."""
+    if not device_uuid.startswith("MIG-"):
+        return device, partial(_call, nv, "nvmlGpmSampleGet", device)
+    parent = _call(nv, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device)
+    instance = _call(nv, "nvmlDeviceGetGpuInstanceId", device)
+    return parent, partial(_call, nv, "nvmlGpmMigSampleGet", parent, instance)
+
+
+def _call(nv: Any, function: str, *arguments: Any) -> Any:
+    """Call it; bindings too old to have it and drivers too old to have it raise the same NVMLError."""
+    if not hasattr(nv, function):
+        raise nv.NVMLError(FUNCTION_NOT_FOUND)
+    return getattr(nv, function)(*arguments)
+
+
+def _said(error: Any) -> str:
+    """What NVML said to a call. Raises SensorFailed where that means that it will say nothing more."""
+    if error.value in LOST:
+        raise SensorFailed(
+            f"the GPU does not answer any more: {error}", "nvidia-smi, and the kernel's log for an Xid"
+        ) from error
+    return f"NVML says {error}"
+
+
+def _reason(nv: Any, code: int) -> str:
+    """What NVML said of one value among several."""
+    return f"NVML says {nv.NVMLError(code)}"
+
+
+def _refusal(nv: Any, function: str, *arguments: Any) -> str | None:
+    """Why NVML refuses the call for good; None where it answers, or fails in a way that may pass."""
+    try:
+        _call(nv, function, *arguments)
+    except nv.NVMLError as error:
+        said = _said(error)
+        return said if error.value in REFUSED else None
+    return None
+
+
+def _unknown(numbers: Iterable[int], why: str, missing: list[str]) -> dict[int, float | None]:
+    """None for each number, and the reason for each."""
+    found: dict[int, float | None] = dict.fromkeys(numbers)
+    missing.extend(f"{number}: {why}" for number in found)
+    return found
+
+
+def _quietly(nv: Any, function: Callable[..., object], *arguments: Any) -> None:
+    """Call on the way out, when nothing can be done about an error any more."""
+    with suppress(nv.NVMLError):
+        function(*arguments)

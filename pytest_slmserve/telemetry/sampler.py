@@ -1,0 +1,133 @@
+"""Asks the sources at even times while something runs.
+
+In a thread of this process: the engine has one of its own, so neither waits for the other, and while an engine is
+measured this process does nothing else. One thread at a time touches a source, as the handles of NVML want it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pytest_slmserve.errors import BadUsage, SensorFailed
+from pytest_slmserve.records import Telemetry
+from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, Source
+
+INTERVAL_S = 0.25  # the shortest that leaves room for what a reading costs, some milliseconds, and for a late one
+BEFORE = 4  # intervals kept before a window: what was so when it began
+AFTER = 1
+
+
+@dataclass
+class Recording:
+    """Rows as they come: the time of the reading, and what all sources said. Read it when the recording is over."""
+
+    sources: Sequence[Source]
+    interval_s: float
+    clock: Callable[[], float] = time.monotonic
+    rows: list[tuple[float, Reading]] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # by the source's name
+
+    def read(self) -> None:
+        """One row. A source that fails is noted and not asked again: what is measured goes on."""
+        now = self.clock()
+        readings = [reading for source in self.sources if (reading := self._ask(source, now))]
+        if readings:
+            self.rows.append((now, merged(readings)))
+
+    def _ask(self, source: Source, now: float) -> Reading | None:
+        if source.name in self.failed:
+            return None
+        try:
+            return source.read(now)
+        except SensorFailed as error:
+            self._note(source, error.problem)
+        except Exception as error:  # a fault of ours, too, must not cost a measurement
+            self._note(source, f"{type(error).__name__}: {error}")
+        return None
+
+    def _note(self, source: Source, why: str) -> None:
+        self.failed[source.name] = f"{source.name} failed after {len(self.rows)} readings: {why}"
+
+    def telemetry(self, began_s: float, window_s: tuple[float, float] | None = None) -> Telemetry:
+        """The rows of a run that began at `began_s` of the clock; with a window, those that tell about it."""
+        first, last = window_s or (-math.inf, math.inf)
+        low, high = began_s + first - BEFORE * self.interval_s, began_s + last + AFTER * self.interval_s
+        rows = [(at, reading) for at, reading in self.rows if low <= at <= high]
+        numbers = sorted({number for _, reading in rows for number in reading.values})
+        return Telemetry(
+            sources=tuple(source.name for source in self.sources),
+            interval_s=self.interval_s,
+            time_s=tuple(round(at - began_s, 6) for at, _ in rows),
+            span_s=tuple(reading.span_s for _, reading in rows),
+            columns={number: tuple(reading.values.get(number) for _, reading in rows) for number in numbers},
+            missing=Counter(why for _, reading in rows for why in reading.missing),
+            notes=tuple(self.failed.values()),
+        )
+
+
+def merged(readings: Sequence[Reading]) -> Reading:
+    """Several sources' readings as one: the first that has a number or a span counts."""
+    values: dict[int, float | None] = {}
+    for reading in reversed(readings):
+        values |= reading.values
+    span = next((reading.span_s for reading in readings if reading.span_s is not None), None)
+    return Reading(values, span, tuple(why for reading in readings for why in reading.missing))
+
+
+class Sampler:
+    """Sources, and how often they are asked. Raises BadUsage for an interval too short for the GPU's counters."""
+
+    def __init__(self, sources: Sequence[Source], interval_s: float = INTERVAL_S) -> None:
+        if interval_s < MIN_SPAN_S:
+            raise BadUsage(
+                f"a telemetry interval of {interval_s:g} s: below {MIN_SPAN_S:g} s the GPU's counters are not valid",
+                f"--slm-telemetry-interval {INTERVAL_S:g}",
+            )
+        self.sources, self.interval_s = tuple(sources), interval_s
+        self._under_way: Recording | None = None
+
+    @property
+    def name(self) -> str:
+        return " + ".join(source.name for source in self.sources) or "none"
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Records until the block ends, which is no later than one reading after it. Within another's block it is the
+        same recording: what is asked twice as often gives ratios over spans too short."""
+        if self._under_way:
+            yield self._under_way
+            return
+        found, over = Recording(self.sources, self.interval_s), threading.Event()
+        thread = threading.Thread(target=_record, args=(found, over), name="slm-telemetry", daemon=True)
+        thread.start()
+        self._under_way = found
+        try:
+            yield found
+        finally:
+            self._under_way = None
+            over.set()
+            thread.join()
+
+    def close(self) -> None:
+        for source in self.sources:
+            source.close()
+
+
+def _record(found: Recording, over: threading.Event) -> None:
+    """Reads at even times, and once more at the end; one that is late does not hurry the next, for two must not come
+    too close."""
+    due = read_at = found.clock()
+    ended = False
+    while not ended or found.clock() - read_at >= MIN_SPAN_S:
+        read_at = found.clock()
+        found.read()
+        if ended:
+            return
+        due += found.interval_s * max(1, math.ceil((found.clock() - due) / found.interval_s))
+        ended = over.wait(due - found.clock())

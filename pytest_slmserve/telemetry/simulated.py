@@ -1,0 +1,77 @@
+"""What the sensors of an imagined device say: of a run of the simulated engine, or right now. They say so by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pytest_slmserve.records import Telemetry
+from pytest_slmserve.sensors import (
+    CLOCK_REASONS,
+    DRAM_ACTIVE,
+    ENERGY,
+    ENGINE_ACTIVE,
+    FOREIGN_PROCESSES,
+    GPU_PROCESSES,
+    GPU_UTIL,
+    POWER,
+    POWER_INSTANT,
+    POWER_LIMIT,
+    SM_ACTIVE,
+    SM_CLOCK,
+    SM_OCCUPANCY,
+    TEMPERATURE,
+    TENSOR_ACTIVE,
+)
+from pytest_slmserve.telemetry.base import Reading
+
+INTERVAL_S = 0.25
+CLOCK_HZ, SLOW_HZ = 1.98e9, 1.6e9
+HW_THERMAL_SLOWDOWN = 0x40  # of NVML's clock event reasons
+STEADY = {GPU_UTIL: 1.0, ENGINE_ACTIVE: 0.97, SM_ACTIVE: 0.7, POWER_LIMIT: 700.0}
+QUIET = {TEMPERATURE: 50.0, GPU_PROCESSES: 1.0, FOREIGN_PROCESSES: 0.0}
+
+
+def simulated(
+    window_s: tuple[float, float],
+    ratios: Mapping[int, float],
+    *,
+    power_w: float,
+    slow_clock: bool = False,
+    hot: bool = False,
+) -> Telemetry:
+    """Readings through the window and one interval around it, every one alike but for what is planted."""
+    times = _times(*window_s)
+    rows = len(times)
+    clocks = [SLOW_HZ if slow_clock and i % 4 == 0 else CLOCK_HZ for i in range(rows)]
+    alike = {**STEADY, **QUIET, **ratios, POWER: power_w, POWER_INSTANT: power_w}
+    columns: dict[int, Sequence[float]] = {number: (value,) * rows for number, value in alike.items()}
+    columns[ENERGY] = tuple(round(power_w * at, 3) for at in times)
+    columns[SM_CLOCK] = tuple(clocks)
+    columns[CLOCK_REASONS] = (float(HW_THERMAL_SLOWDOWN if hot else 0),) * rows
+    return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns)
+
+
+def _times(opens: float, closes: float) -> tuple[float, ...]:
+    """From one reading before the window to one after it."""
+    count = int((closes - opens) / INTERVAL_S) + 3
+    return tuple(round(opens + (i - 1) * INTERVAL_S, 6) for i in range(count))
+
+
+class SimulatedSource:
+    """Read beside a user's own block where nothing real is measured: a busy GPU in which nothing changes."""
+
+    name = "simulated"
+    ratios: Mapping[int, float] = {SM_OCCUPANCY: 0.15, TENSOR_ACTIVE: 0.05, DRAM_ACTIVE: 0.85}
+    power_w = 350.0
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+
+    def read(self, now_s: float) -> Reading:
+        span_s = None if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
+        now = {POWER: self.power_w, POWER_INSTANT: self.power_w, ENERGY: self.power_w * now_s, SM_CLOCK: CLOCK_HZ}
+        return Reading({**STEADY, **QUIET, **self.ratios, **now, CLOCK_REASONS: 0.0}, span_s)
+
+    def close(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,458 @@
+"""A GPU for tests: an object in the place of the driver's library, behind the real pynvml.
+
+    with installed() as gpu:                     # pynvml.nvmlInit() and all the rest now talk to `gpu`
+        source = open_nvml(gpu.uuid, own_pids=lambda: {1})
+        gpu.change(2.0, reasons=0x4, sm_clock_mhz=1200, power_w=700.0)  # from its second 2 on
+        gpu.xid(3.0, 79)
+        gpu.now_s = 2.5                          # nothing moves unless told to
+        source.read(gpu.now_s)
+
+All it answers is a function of its clock: it goes through states (`State`), each holding from its time on, and what
+counts or averages is summed over them. So a test plants a load and knows each number beforehand. `clock` gives it the
+clock of somebody else. What it knows of real ones: ratios over less than 0.1 s are garbage; energy and the counters of
+capped time move in steps; power is a mean over a second; events from before they are registered are never told;
+an answer's first size is asked with no room at all. It checks its callers: samples and event sets left behind or freed
+twice are seen in `live_samples`, `live_event_sets` and `faults`.
+"""
+
+# ruff: noqa: N802, N815 - NVML's names
+from __future__ import annotations
+
+import ctypes
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pynvml
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+SUCCESS, UNINITIALIZED, BAD_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
+NOT_FOUND, TOO_SMALL, TIMEOUT, GPU_IS_LOST, UNKNOWN = 6, 7, 10, 15, 999
+SW_POWER_CAP, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x4, 0x20, 0x40, 0x80
+XID_EVENT, DOUBLE_BIT_EVENT = 0x8, 0x2
+GARBAGE = 12_345.0  # percent: what a ratio over too short a time comes out as
+SHORTEST_S = 0.1
+SMOOTHING, NEW_SLOWDOWNS, OLD_SLOWDOWNS = 256, (269, 270, 271), (251, 252, 253)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is so from some time on. Ratios of 1, `busy` being the share of time with a kernel on the GPU.
+
+    refused: error codes by name of function; field_errors and gpm_errors: by id of field and of GPM's metric.
+    gpm_nan: metrics that are not a number; gpm_stuck: those that stay 0 whatever the load.
+    """
+
+    busy: float = 0.0
+    sm: float = 0.0
+    occupancy: float = 0.0
+    tensor: float = 0.0
+    dram: float = 0.0
+    power_w: float = 120.0
+    power_limit_w: float = 700.0
+    sm_clock_mhz: int = 1980
+    memory_clock_mhz: int = 3201
+    temperature_c: int = 40
+    memory_used_bytes: int = 0
+    reasons: int = 0
+    ecc_double_bit: int = 0
+    remapped_rows: int = 0
+    processes: tuple[int, ...] = ()
+    mps_processes: tuple[int, ...] = ()
+    refused: Mapping[str, int] = field(default_factory=dict)
+    field_errors: Mapping[int, int] = field(default_factory=dict)
+    gpm_errors: Mapping[int, int] = field(default_factory=dict)
+    gpm_nan: frozenset[int] = frozenset()
+    gpm_stuck: frozenset[int] = frozenset()
+    lost: bool = False
+
+
+BUSY = State(busy=1.0, sm=0.6, occupancy=0.2, tensor=0.15, dram=0.5, power_w=500.0, temperature_c=60)
+GPM_METRICS: dict[int, Callable[[State], float]] = {
+    1: lambda state: state.busy,
+    2: lambda state: state.sm,
+    3: lambda state: state.occupancy,
+    5: lambda state: state.tensor,
+    10: lambda state: state.dram,
+}
+
+
+class FakeNvml:
+    """One GPU under a virtual clock. Methods named like NVML's functions are what pynvml calls.
+
+    missing: functions that this driver does not have. energy_wraps_j: where the energy counter begins again at 0.
+    slowdown_fields: ids under which it has the capped times of heat and power brake, which drivers do not agree on.
+    event_types: that it can register; mig: whether `uuid` is an instance of a divided GPU.
+    """
+
+    uuid = UUID
+
+    def __init__(
+        self,
+        state: State = BUSY,
+        *,
+        clock: Callable[[], float] | None = None,
+        missing: frozenset[str] = frozenset(),
+        gpm: bool = True,
+        mig: bool = False,
+        mig_mode: bool = False,
+        energy_wraps_j: float = math.inf,
+        energy_period_s: float = 0.1,
+        power_period_s: float = 0.1,
+        slowdown_fields: tuple[int, int, int] = NEW_SLOWDOWNS,
+        smoothing: bool = False,
+        event_types: int = XID_EVENT | DOUBLE_BIT_EVENT | 0x4 | 0x10,
+    ) -> None:
+        self._times, self._states = [0.0], [state]
+        self._clock, self._now_s = clock, 0.0
+        self._restarts = [0.0]
+        self._happened: list[tuple[float, int, int]] = []
+        self.missing, self.gpm, self.mig, self.mig_mode = missing, gpm, mig, mig_mode
+        self.energy_wraps_j, self.energy_period_s, self.power_period_s = energy_wraps_j, energy_period_s, power_period_s
+        self.smoothing, self.event_types = smoothing, event_types
+        self.counters = {74: SW_POWER_CAP, **dict(zip(slowdown_fields, (SW_THERMAL, HW_THERMAL, POWER_BRAKE)))}
+        if mig:
+            self.uuid = "MIG-00000000-aaaa-bbbb-cccc-dddddddddddd"
+        self.calls: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.initialised = 0
+        self._samples: dict[int, float] = {}
+        self._event_sets: dict[int, tuple[float, int, set[int]]] = {}
+        self._next = 0x1000
+
+    # The script
+
+    @property
+    def now_s(self) -> float:
+        return self._clock() if self._clock else self._now_s
+
+    @now_s.setter
+    def now_s(self, value: float) -> None:
+        self._now_s = value
+
+    def change(self, at_s: float, **what: Any) -> None:
+        """From `at_s` on these fields of the state are so; a change in the past of the last one is an error."""
+        assert at_s >= self._times[-1], "changes come in order"
+        self._times.append(at_s)
+        self._states.append(replace(self._states[-1], **what))
+
+    def xid(self, at_s: float, number: int) -> None:
+        self.event(at_s, XID_EVENT, number)
+
+    def event(self, at_s: float, kind: int, data: int = 0) -> None:
+        self._happened.append((at_s, kind, data))
+
+    def restart_energy(self, at_s: float) -> None:
+        """The driver is loaded again: its energy counts from 0."""
+        self._restarts.append(at_s)
+
+    # What is planted, for a test to compare with
+
+    def state(self, at_s: float | None = None) -> State:
+        return self._states[bisect_right(self._times, self.now_s if at_s is None else at_s) - 1]
+
+    def integral(self, of: Callable[[State], float], begin_s: float, end_s: float) -> float:
+        """What `of` says of the state, summed over the time."""
+        ends = [*self._times[1:], math.inf]
+        spans = [max(0.0, min(b, end_s) - max(a, begin_s)) for a, b in zip(self._times, ends)]
+        return sum(of(state) * span for state, span in zip(self._states, spans) if span)
+
+    def energy_j(self, at_s: float) -> float:
+        """The counter as it would be without steps."""
+        since = max(restart for restart in self._restarts if restart <= at_s)
+        return self.integral(lambda state: state.power_w, since, at_s) % self.energy_wraps_j
+
+    @property
+    def live_samples(self) -> int:
+        return len(self._samples)
+
+    @property
+    def live_event_sets(self) -> int:
+        return len(self._event_sets)
+
+    # The library
+
+    def __call__(self, name: str, *arguments: Any) -> int:
+        """One call of NVML's function `name`; the code that it returns."""
+        self.calls[name] += 1
+        state = self.state()
+        if name in ("nvmlInitWithFlags", "nvmlShutdown", "nvmlGpmSampleFree", "nvmlEventSetFree"):
+            return int(getattr(self, name)(*arguments) or SUCCESS)
+        if not self.initialised:
+            return UNINITIALIZED
+        if state.lost:
+            return GPU_IS_LOST
+        if name in state.refused:
+            return state.refused[name]
+        return int(getattr(self, name)(*arguments) or SUCCESS)
+
+    def nvmlInitWithFlags(self, flags: int) -> None:
+        self.initialised += 1
+
+    def nvmlShutdown(self) -> int:
+        if not self.initialised:
+            return UNINITIALIZED
+        self.initialised -= 1
+        if not self.initialised and (self._samples or self._event_sets):
+            self.faults.append("shut down before all was freed")
+        return SUCCESS
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: Any, device: Any) -> int:
+        if uuid.value != self.uuid.encode():
+            return NOT_FOUND
+        _point(device._obj, 2 if self.mig else 1)
+        return SUCCESS
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
+        if index.value != 0:
+            return BAD_ARGUMENT
+        _point(device._obj, 1)
+        return SUCCESS
+
+    def nvmlDeviceGetUUID(self, device: Any, text: Any, length: Any) -> None:
+        text.value = self.uuid.encode()
+
+    def nvmlDeviceGetName(self, device: Any, text: Any, length: Any) -> None:
+        text.value = b"NVIDIA Pretence"
+
+    def nvmlSystemGetDriverVersion(self, text: Any, length: Any) -> None:
+        text.value = b"580.00"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, version: Any) -> None:
+        version._obj.value = 13000
+
+    def nvmlDeviceGetMigMode(self, device: Any, current: Any, pending: Any) -> None:
+        current._obj.value = pending._obj.value = int(self.mig_mode)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, device: Any, parent: Any) -> int:
+        if _address(device) != 2:
+            return BAD_ARGUMENT
+        _point(parent._obj, 1)
+        return SUCCESS
+
+    def nvmlDeviceGetGpuInstanceId(self, device: Any, instance: Any) -> None:
+        instance._obj.value = 7
+
+    # Plain numbers
+
+    def nvmlDeviceGetUtilizationRates(self, device: Any, rates: Any) -> int:
+        if self.mig:
+            return NOT_SUPPORTED
+        rates._obj.gpu = round(100 * self._recent(lambda state: state.busy))
+        rates._obj.memory = round(100 * self._recent(lambda state: state.dram))
+        return SUCCESS
+
+    def nvmlDeviceGetPowerUsage(self, device: Any, milliwatts: Any) -> None:
+        milliwatts._obj.value = round(1000 * self._recent(lambda state: state.power_w))
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, millijoules: Any) -> None:
+        millijoules._obj.value = round(1000 * self.energy_j(_step(self.now_s, self.energy_period_s)))
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, device: Any, milliwatts: Any) -> None:
+        milliwatts._obj.value = round(1000 * self.state().power_limit_w)
+
+    def nvmlDeviceGetClockInfo(self, device: Any, kind: Any, megahertz: Any) -> int:
+        clocks = {1: self.state().sm_clock_mhz, 2: self.state().memory_clock_mhz}
+        if kind.value not in clocks:
+            return BAD_ARGUMENT
+        megahertz._obj.value = clocks[kind.value]
+        return SUCCESS
+
+    def nvmlDeviceGetTemperature(self, device: Any, sensor: Any, celsius: Any) -> None:
+        celsius._obj.value = self.state().temperature_c
+
+    def nvmlDeviceGetTemperatureV(self, device: Any, temperature: Any) -> None:
+        temperature._obj.temperature = self.state().temperature_c
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> None:
+        memory._obj.total, memory._obj.used = 150 << 30, self.state().memory_used_bytes + (1 << 29)
+
+    def nvmlDeviceGetMemoryInfo_v2(self, device: Any, memory: Any) -> None:
+        memory._obj.total, memory._obj.used = 150 << 30, self.state().memory_used_bytes
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: Any, bits: Any) -> None:
+        bits._obj.value = self.state().reasons
+
+    nvmlDeviceGetCurrentClocksThrottleReasons = nvmlDeviceGetCurrentClocksEventReasons
+
+    def nvmlDeviceGetFieldValues(self, device: Any, count: Any, values: Any) -> None:
+        for place in values._obj:
+            code, kind, value = self._field(place.fieldId)
+            place.nvmlReturn, place.valueType = code, kind
+            if kind == 1:
+                place.value.uiVal = value
+            else:
+                place.value.ullVal = value
+
+    def _field(self, number: int) -> tuple[int, int, int]:
+        """Code, type (1: 32 bits, 3: 64 bits) and value of a field."""
+        state = self.state()
+        if number in state.field_errors:
+            return state.field_errors[number], 0, 0
+        if number in self.counters:
+            bit, now_s = self.counters[number], _step(self.now_s, self.energy_period_s)
+            return SUCCESS, 3, round(1e9 * self.integral(lambda s: float(bool(s.reasons & bit)), 0.0, now_s))
+        instant = self.state(_step(self.now_s, self.power_period_s)).power_w
+        match number:
+            case 4:
+                return SUCCESS, 3, state.ecc_double_bit
+            case 83:
+                return SUCCESS, 3, round(1000 * self.energy_j(_step(self.now_s, self.energy_period_s)))
+            case 143:
+                return SUCCESS, 1, state.remapped_rows
+            case 185:
+                return SUCCESS, 1, round(1000 * self._recent(lambda s: s.power_w))
+            case 186:
+                return SUCCESS, 1, round(1000 * instant)
+        smoothing = self.smoothing and number in {*OLD_SLOWDOWNS, *NEW_SLOWDOWNS}
+        return (SUCCESS, 1, 1) if smoothing else (NOT_SUPPORTED, 0, 0)
+
+    def _recent(self, of: Callable[[State], float]) -> float:
+        """A mean over the last second."""
+        now_s = _step(self.now_s, self.power_period_s)
+        return self.integral(of, now_s - 1, now_s) if now_s >= 1 else of(self.state())
+
+    # Processes
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, places: Any) -> int:
+        return _list(self.state().processes, count, places)
+
+    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, device: Any, count: Any, places: Any) -> int:
+        return _list(self.state().mps_processes, count, places)
+
+    # Events
+
+    def nvmlDeviceGetSupportedEventTypes(self, device: Any, types: Any) -> None:
+        types._obj.value = self.event_types
+
+    def nvmlEventSetCreate(self, event_set: Any) -> None:
+        self._event_sets[self._new(event_set._obj)] = (math.inf, 0, set())
+
+    def nvmlDeviceRegisterEvents(self, device: Any, types: Any, event_set: Any) -> int:
+        if types.value & ~self.event_types:
+            return NOT_SUPPORTED
+        self._event_sets[_address(event_set)] = (self.now_s, types.value, set())
+        return SUCCESS
+
+    def nvmlEventSetWait_v2(self, event_set: Any, data: Any, timeout_ms: Any) -> int:
+        since_s, types, told = self._event_sets[_address(event_set)]
+        for place, (at_s, kind, number) in enumerate(self._happened):
+            if since_s <= at_s <= self.now_s and kind & types and place not in told:
+                told.add(place)
+                data._obj.eventType, data._obj.eventData = kind, number
+                return SUCCESS
+        if timeout_ms.value:
+            self.faults.append("waited for an event")
+        return TIMEOUT
+
+    def nvmlEventSetFree(self, event_set: Any) -> None:
+        if self._event_sets.pop(_address(event_set), None) is None:
+            self.faults.append("an event set was freed twice")
+
+    # GPM
+
+    def nvmlGpmQueryDeviceSupport(self, device: Any, support: Any) -> int:
+        if _address(device) != 1:
+            return BAD_ARGUMENT
+        support._obj.isSupportedDevice = int(self.gpm)
+        return SUCCESS
+
+    def nvmlGpmSampleAlloc(self, sample: Any) -> None:
+        self._samples[self._new(sample._obj)] = math.nan
+
+    def nvmlGpmSampleGet(self, device: Any, sample: Any) -> int:
+        if not self.gpm or _address(device) != 1:
+            return NOT_SUPPORTED
+        self._samples[_address(sample)] = self.now_s
+        return SUCCESS
+
+    def nvmlGpmMigSampleGet(self, device: Any, instance: int, sample: Any) -> int:
+        if not self.mig or instance != 7:
+            return BAD_ARGUMENT
+        return self.nvmlGpmSampleGet(device, sample)
+
+    def nvmlGpmSampleFree(self, sample: Any) -> None:
+        if self._samples.pop(_address(sample), None) is None:
+            self.faults.append("a sample was freed twice")
+
+    def nvmlGpmMetricsGet(self, request: Any) -> int:
+        wanted = request._obj
+        begin_s, end_s = (self._samples[_address(sample)] for sample in (wanted.sample1, wanted.sample2))
+        if wanted.version != 1 or end_s < begin_s:
+            return BAD_ARGUMENT
+        for place in wanted.metrics[: wanted.numMetrics]:
+            place.nvmlReturn, place.value = self._metric(place.metricId, begin_s, end_s)
+        return SUCCESS
+
+    def _metric(self, metric: int, begin_s: float, end_s: float) -> tuple[int, float]:
+        state = self.state()
+        if metric not in GPM_METRICS:
+            return NOT_SUPPORTED, 0.0
+        if metric in state.gpm_errors:
+            return state.gpm_errors[metric], 0.0
+        if metric in state.gpm_nan or end_s == begin_s:
+            return SUCCESS, math.nan
+        if end_s - begin_s < SHORTEST_S - 1e-9:
+            return SUCCESS, GARBAGE
+        if metric in state.gpm_stuck:
+            return SUCCESS, 0.0
+        return SUCCESS, 100 * self.integral(GPM_METRICS[metric], begin_s, end_s) / (end_s - begin_s)
+
+    def _new(self, handle: Any) -> int:
+        self._next += 0x10
+        _point(handle, self._next)
+        return self._next
+
+
+@contextmanager
+def installed(gpu: FakeNvml | None = None) -> Iterator[FakeNvml]:
+    """pynvml talks to `gpu` inside the block, and to whatever it talked to before after it."""
+    gpu = gpu or FakeNvml()
+    before = pynvml.nvmlLib, dict(pynvml._nvmlGetFunctionPointer_cache)
+    try:
+        pynvml.nvmlLib = _Library(gpu)
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+        yield gpu
+    finally:
+        pynvml.nvmlLib = before[0]
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+        pynvml._nvmlGetFunctionPointer_cache.update(before[1])
+
+
+class _Library:
+    """What pynvml takes for the shared library: attributes are functions, and those that are not there raise."""
+
+    def __init__(self, gpu: FakeNvml) -> None:
+        self._gpu = gpu
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name in self._gpu.missing or not (name.startswith("nvml") and hasattr(self._gpu, name)):
+            raise AttributeError(name)
+        return lambda *arguments: self._gpu(name, *arguments)
+
+
+def _step(at_s: float, period_s: float) -> float:
+    """The time of the last update before or at `at_s`."""
+    return math.floor(at_s / period_s + 1e-6) * period_s
+
+
+def _point(pointer: Any, address: int) -> None:
+    """Let a ctypes pointer hold an address that nobody follows."""
+    ctypes.c_void_p.from_buffer(pointer).value = address
+
+
+def _address(pointer: Any) -> int:
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
+
+
+def _list(pids: tuple[int, ...], count: Any, places: Any) -> int:
+    room, count._obj.value = count._obj.value, len(pids)
+    if places is None or room < len(pids):
+        return TOO_SMALL if pids else SUCCESS
+    for place, pid in zip(places, pids):
+        place.pid = pid
+    return SUCCESS

@@ -1,0 +1,74 @@
+"""A record's telemetry, played back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.errors import SensorFailed
+from pytest_slmserve.records import Telemetry
+from pytest_slmserve.sensors import POWER, SM_ACTIVE
+from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.replay import ReplaySource, open_replay
+from pytest_slmserve.telemetry.sampler import Recording
+
+STORED = Telemetry(
+    sources=("nvml-gpm", "host"),
+    interval_s=0.25,
+    time_s=(1.0, 1.25),
+    span_s=(None, 0.25),
+    columns={POWER: (300.0, 310.0), SM_ACTIVE: (None, 0.5)},
+)
+
+
+def test_each_reading_is_the_next_row():
+    source = open_replay(STORED)
+    assert source.read(0.0) == Reading(
+        {POWER: 300.0, SM_ACTIVE: None}, None, (f"{SM_ACTIVE}: not known in the record",)
+    )
+    assert source.read(99.0) == Reading({POWER: 310.0, SM_ACTIVE: 0.5}, 0.25, ())
+
+
+def test_after_the_last_row_it_fails():
+    source = open_replay(STORED)
+    source.read(0.0), source.read(0.0)
+    for _ in range(2):
+        with pytest.raises(SensorFailed, match="the record has no more rows"):
+            source.read(0.0)
+
+
+def test_two_replays_of_one_record_do_not_share_their_place():
+    first, second = ReplaySource(STORED), ReplaySource(STORED)
+    first.read(0.0)
+    assert second.read(0.0).values[POWER] == 300.0
+
+
+def test_it_names_the_sources_and_closes_twice():
+    source = open_replay(STORED)
+    assert source.name == "replay of nvml-gpm + host"
+    source.close()
+    source.close()
+
+
+@pytest.mark.parametrize("telemetry", [None, Telemetry((), 0.25, (), (), {})])
+def test_a_record_without_telemetry_is_no_source(telemetry):
+    with pytest.raises(SensorFailed, match="no telemetry to replay"):
+        open_replay(telemetry)
+
+
+VALUES = st.none() | st.floats(0, 1e6)
+
+
+@given(st.lists(st.tuples(VALUES, VALUES, VALUES), min_size=1, max_size=8))
+def test_a_replay_that_is_recorded_is_the_record(rows):
+    span_s, power, active = zip(*rows)
+    times = tuple(0.25 * row for row in range(len(rows)))
+    stored = Telemetry(("planted",), 0.25, times, span_s, {POWER: power, SM_ACTIVE: active})
+    clock = iter(times)
+    recording = Recording([open_replay(stored)], 0.25, clock=lambda: next(clock))
+    for _ in times:
+        recording.read()
+    found = recording.telemetry(began_s=0.0)
+    assert (found.time_s, found.span_s, found.columns) == (stored.time_s, stored.span_s, stored.columns)
+    assert found.sources == ("replay of planted",)

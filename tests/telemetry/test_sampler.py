@@ -1,0 +1,173 @@
+"""The sampler on sources that do as they are told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.errors import BadUsage, SensorFailed
+from pytest_slmserve.sensors import HOST_CORES, POWER, SM_ACTIVE
+from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.sampler import Recording, Sampler, merged
+
+
+@dataclass
+class Planted:
+    """Gives its readings one after the other, the last again and again; an exception among them is raised."""
+
+    readings: list = field(default_factory=lambda: [Reading({POWER: 300.0})])
+    name: str = "planted"
+    asked: list[float] = field(default_factory=list)
+    threads: set[int] = field(default_factory=set)
+    closed: int = 0
+
+    def read(self, now_s):
+        self.asked.append(now_s)
+        self.threads.add(threading.get_ident())
+        found = self.readings[min(len(self.asked), len(self.readings)) - 1]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def close(self):
+        self.closed += 1
+
+
+def recorded(sources, times):
+    """A recording that was read at these times."""
+    clock = iter(times)
+    recording = Recording(sources, 0.25, clock=lambda: next(clock))
+    for _ in times:
+        recording.read()
+    return recording
+
+
+def test_rows_have_the_time_since_the_run_began():
+    found = recorded([Planted()], [100.0, 100.25, 100.5]).telemetry(began_s=99.0)
+    assert found.time_s == (1.0, 1.25, 1.5)
+    assert found.columns == {POWER: (300.0, 300.0, 300.0)}
+    assert (found.sources, found.interval_s, found.notes) == (("planted",), 0.25, ())
+
+
+def test_rows_far_from_the_window_are_not_kept():
+    found = recorded([Planted()], [i / 4 for i in range(100)]).telemetry(0.0, window_s=(10.0, 15.0))
+    assert (found.time_s[0], found.time_s[-1]) == (9.0, 15.25)
+
+
+def test_a_number_that_comes_late_or_vanishes_is_none_where_it_is_not():
+    source = Planted([Reading({POWER: 1.0}), Reading({POWER: 2.0, SM_ACTIVE: 0.5}), Reading({SM_ACTIVE: 0.6})])
+    found = recorded([source], [1.0, 2.0, 3.0]).telemetry(0.0)
+    assert found.columns == {POWER: (1.0, 2.0, None), SM_ACTIVE: (None, 0.5, 0.6)}
+
+
+def test_missing_values_are_counted_by_their_reason():
+    source = Planted([Reading({POWER: None}, missing=("155: nan",)), Reading({POWER: None}, missing=("155: nan",))])
+    assert recorded([source], [1.0, 2.0]).telemetry(0.0).missing == {"155: nan": 2}
+
+
+@pytest.mark.parametrize("fault", [SensorFailed("the GPU is lost"), ZeroDivisionError("ours")])
+def test_a_source_that_fails_is_noted_and_the_others_go_on(fault):
+    lost, host = Planted([Reading({POWER: 1.0}), fault], "lost"), Planted([Reading({HOST_CORES: 2.0})], "host")
+    found = recorded([lost, host], [1.0, 2.0, 3.0]).telemetry(0.0)
+    assert found.columns == {POWER: (1.0, None, None), HOST_CORES: (2.0, 2.0, 2.0)}
+    assert len(found.notes) == 1 and "lost failed after 1 readings" in found.notes[0]
+    assert str(getattr(fault, "problem", fault)) in found.notes[0]
+    assert len(lost.asked) == 2, "not asked again"
+
+
+def test_without_any_answer_there_are_no_rows():
+    found = recorded([Planted([SensorFailed("gone")])], [1.0, 2.0]).telemetry(0.0)
+    assert (len(found), found.columns, len(found.notes)) == (0, {}, 1)
+
+
+numbers = st.dictionaries(st.sampled_from([POWER, SM_ACTIVE, HOST_CORES]), st.none() | st.floats(0, 1))
+readings = st.builds(Reading, numbers, st.none() | st.floats(0.1, 1))
+
+
+@given(st.lists(readings, min_size=1, max_size=4))
+def test_of_several_sources_the_first_that_has_a_number_counts(several):
+    both = merged(several)
+    assert both.values.keys() == set().union(*(r.values.keys() for r in several))
+    for number, value in both.values.items():
+        assert value == next(r.values[number] for r in several if number in r.values)
+    assert both.span_s == next((r.span_s for r in several if r.span_s is not None), None)
+
+
+@pytest.mark.parametrize("interval", [0.0, 0.05, 0.0999])
+def test_intervals_too_short_for_the_counters_are_refused(interval):
+    with pytest.raises(BadUsage, match="below 0.1 s"):
+        Sampler([], interval)
+
+
+def test_it_reads_at_even_times_in_one_other_thread():
+    source = Planted()
+    with Sampler([source], 0.1).recording() as recording:
+        time.sleep(0.55)
+    asked = len(source.asked)
+    assert 3 <= asked <= 7
+    assert source.threads.isdisjoint({threading.get_ident()}) and len(source.threads) == 1
+    assert all(b - a >= 0.05 for a, b in zip(source.asked, source.asked[1:]))
+    time.sleep(0.25)
+    assert len(source.asked) == asked, "it went on after its end"
+    assert len(recording.telemetry(source.asked[0])) == asked
+
+
+def test_a_slow_source_is_not_asked_twice_in_a_row():
+    class Slow(Planted):
+        def read(self, now_s):
+            found = super().read(now_s)
+            time.sleep(0.15)
+            return found
+
+    source = Slow()
+    with Sampler([source], 0.1).recording():
+        time.sleep(0.7)
+    gaps = [b - a for a, b in zip(source.asked, source.asked[1:])]
+    assert min(gaps[:-1]) >= 0.19 and gaps[-1] >= 0.1, "the last may come early"
+
+
+def test_the_end_is_read_too():
+    source = Planted()
+    with Sampler([source], 10.0).recording():
+        time.sleep(0.3)
+    assert len(source.asked) == 2 and source.asked[1] - source.asked[0] >= 0.3
+
+
+def test_an_end_just_after_a_reading_is_not_read_again():
+    source = Planted()
+    with Sampler([source], 10.0).recording():
+        time.sleep(0.02)
+    assert len(source.asked) == 1
+
+
+def test_a_recording_ends_with_an_exception_too():
+    source = Planted()
+    with pytest.raises(KeyboardInterrupt), Sampler([source], 0.1).recording():
+        raise KeyboardInterrupt
+    assert "slm-telemetry" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_closing_closes_every_source():
+    sources = [Planted(), Planted()]
+    Sampler(sources).close()
+    assert [source.closed for source in sources] == [1, 1]
+
+
+def test_a_recording_within_another_is_the_same():
+    source = Planted()
+    sampler = Sampler([source], 0.2)
+    with sampler.recording() as outer:
+        with sampler.recording() as inner:
+            time.sleep(0.3)
+        assert inner is outer
+        time.sleep(0.25)
+    assert len(source.threads) == 1 and len(source.asked) == len(outer.rows) <= 5
+    assert all(b - a >= 0.05 for a, b in zip(source.asked, source.asked[1:]))
+    with sampler.recording() as another:
+        pass
+    assert another is not outer
