@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
 from hypothesis import strategies as st
 
+from pytest_slmserve import sensors
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.records import Environment, Measurement, Resolved, Run, Samples, Steps, WorkloadReference
+from pytest_slmserve.records import (
+    Environment,
+    Measurement,
+    Resolved,
+    Run,
+    Samples,
+    Steps,
+    Telemetry,
+    WorkloadReference,
+)
 from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Load, WorkloadSpec
 
 H200 = Environment(backend="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
@@ -234,4 +244,76 @@ def measurements() -> st.SearchStrategy[Measurement]:
         run=st.builds(Run, samples_in_any_order(), steps_in_any_order(), window, COUNTS, st.none() | NAMES),
         launch=st.sampled_from(["first", "second"]),
         measured_at=st.datetimes().map(lambda moment: moment.isoformat(timespec="milliseconds")),
+    )
+
+
+# A GPU that is well, and busy; the host too. A column is a value, or a function of the time of a reading.
+Column = float | None | Callable[[float], float | None]
+WELL: dict[int, Column] = {
+    sensors.GPU_UTIL: 1.0,
+    sensors.ENGINE_ACTIVE: 0.95,
+    sensors.SM_ACTIVE: 0.8,
+    sensors.SM_OCCUPANCY: 0.2,
+    sensors.TENSOR_ACTIVE: 0.1,
+    sensors.DRAM_ACTIVE: 0.6,
+    sensors.POWER: 400.0,
+    sensors.POWER_INSTANT: 400.0,
+    sensors.ENERGY: lambda at: 1e6 + 400.0 * at,
+    sensors.POWER_LIMIT: 700.0,
+    sensors.SM_CLOCK: 1980e6,
+    sensors.TEMPERATURE: 55.0,
+    sensors.MEMORY_USED: 60e9,
+    sensors.CLOCK_REASONS: 0.0,
+    sensors.CAPPED_POWER: 3.0,
+    sensors.XID: 0.0,
+    sensors.ECC_DOUBLE_BIT: 0.0,
+    sensors.REMAPPED_ROWS: 0.0,
+    sensors.GPU_PROCESSES: 1.0,
+    sensors.FOREIGN_PROCESSES: 0.0,
+    sensors.OWN_CORES: 2.0,
+    sensors.HOST_CORES: 2.5,
+    sensors.STOLEN_CORES: 0.0,
+    sensors.CPU_THROTTLED: 0.0,
+}
+
+
+def planted_telemetry(
+    columns: Mapping[int, Column] = WELL,
+    *,
+    until_s: float = 12.0,
+    interval_s: float = 0.25,
+    spans: bool = True,
+    notes: tuple[str, ...] = (),
+) -> Telemetry:
+    """A reading every interval, from the first one on; with spans, each tells of the whole interval before it."""
+    times = tuple(interval_s * (i + 1) for i in range(round(until_s / interval_s)))
+    return Telemetry(
+        sources=("planted",),
+        interval_s=interval_s,
+        time_s=times,
+        span_s=(interval_s if spans else None,) * len(times),
+        columns={n: tuple(c(at) if callable(c) else c for at in times) for n, c in columns.items()},
+        notes=notes,
+    )
+
+
+def watched_run(telemetry: Telemetry | None, window_s: tuple[float, float] = (2.0, 12.0)) -> Run:
+    """A run of which nothing but its telemetry is known."""
+    return Run(Samples(*[()] * 8), Steps(*[()] * 7), window_s, telemetry=telemetry)
+
+
+@st.composite
+def any_telemetry(draw: st.DrawFn) -> Telemetry:
+    """Any values but NaN, at any times: for what must hold of every telemetry, sensible or not."""
+    rows, numbers = draw(st.integers(0, 8)), st.sampled_from([*sensors.SENSORS, 1, 9999])
+    values = st.none() | st.sampled_from([0.0, 1.0, 0.5]) | st.floats(allow_nan=False)
+    times = st.floats(0, 10) | st.floats(allow_nan=False, allow_infinity=False)
+    column = st.lists(values, min_size=rows, max_size=rows)
+    return Telemetry(
+        sources=("planted",),
+        interval_s=draw(st.sampled_from([0.0, 0.1, 0.25, 5.0])),
+        time_s=draw(st.lists(times, min_size=rows, max_size=rows).map(draw(st.sampled_from([sorted, list])))),
+        span_s=draw(st.lists(st.none() | times, min_size=rows, max_size=rows)),
+        columns=draw(st.dictionaries(numbers, column, max_size=12)),
+        notes=draw(st.sampled_from([(), ("planted failed after 3 readings: as it was told to",)])),
     )

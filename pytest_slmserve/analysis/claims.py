@@ -8,13 +8,13 @@ repeat the judgement.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis import curve as curves
-from pytest_slmserve.analysis import kv_cache, table1
-from pytest_slmserve.analysis.curve import Curve
+from pytest_slmserve.analysis import kv_cache, table1, utilization
+from pytest_slmserve.analysis.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.roofline import peaks_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.errors import BadUsage
@@ -25,18 +25,23 @@ from pytest_slmserve.records import Environment, known_fields
 Expected = Literal["holds", "fails"]
 AnyStarts = Literal["*", "spread", "together"]
 Parameters = Mapping[str, Any]
+Others = Sequence[Curve]
 ANY: Literal["*"] = "*"
 ANY_RELEASE = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """name: as items and records have it. judge: from a curve and the row's parameters, total."""
+    """name: as items and records have it. judge: from a curve, the row's parameters and the other curves there are,
+    total. applies: whether there is anything to judge, for a report on whatever was measured. reads: the models whose
+    measurements it takes to judge one; none for arithmetic."""
 
     name: str
     statement: str
     source: str
-    judge: Callable[[Curve, Parameters], Verdict]
+    judge: Callable[[Curve, Parameters, Others], Verdict]
+    applies: Callable[[Curve], bool] = is_main_sweep
+    reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +63,19 @@ class Row:
     evidence: str = ""
 
 
-def _plateau(curve: Curve, parameters: Parameters) -> Verdict:
+def _plateau(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return curves.pareto_plateau(curve, parameters["tolerance"])
 
 
-def _latency(curve: Curve, parameters: Parameters) -> Verdict:
+def _latency(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return curves.latency_keeps_rising(curve, parameters["tolerance"])
 
 
-def _pareto(curve: Curve, parameters: Parameters) -> Verdict:
+def _pareto(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return curves.pareto_up_to_plateau(curve, parameters["tolerance"], parameters["margin"])
 
 
-def _kv_blocks(curve: Curve, parameters: Parameters) -> Verdict:
+def _kv_blocks(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     """Of the launch that is farthest off, so that one bad launch among many shows."""
     records = tuple(i for p in curve.points for i in p.records)
     if curve.spec is None or not curve.resolved:
@@ -80,12 +85,55 @@ def _kv_blocks(curve: Curve, parameters: Parameters) -> Verdict:
     return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
 
 
-def _table_1(curve: Curve, parameters: Parameters) -> Verdict:
+def _table_1(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return table1.published_batch_fits(curve.subject)
 
 
-def _request_size(curve: Curve, parameters: Parameters) -> Verdict:
+def _request_size(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return table1.published_request_size(curve.subject)
+
+
+def _underused(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return utilization.underused(curve, parameters["bound"])
+
+
+def _util(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return utilization.util_saturates_first(curve, parameters["bound"], parameters["full"])
+
+
+def _memory_bound(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return utilization.memory_bound(curve, parameters["margin"])
+
+
+def _cheaper(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return utilization.cheaper_tokens(curve, parameters["bound"])
+
+
+def _dearer(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return utilization.dearer_models(curve, others, parameters["bound"])
+
+
+def _measured(curve: Curve) -> bool:
+    return bool(curve.measurements)
+
+
+def _sensed_sweep(curve: Curve) -> bool:
+    """A sweep of a GPU that was looked at: without sensors there is nothing to say."""
+    return is_sweep(curve) and any(p.gpu_util is not None or p.power_w is not None for p in curve.valid)
+
+
+def _larger_in_table_1(curve: Curve) -> bool:
+    return curve.subject in list(table1.PUBLISHED)[1:] and utilization.at_table_1(curve) is not None
+
+
+def _and_smaller(model: str) -> tuple[str, ...]:
+    """The models that a comparison with the next smaller one reads."""
+    smaller = utilization.next_smaller(short_name(model))
+    return (model, smaller) if smaller else (model,)
+
+
+def _nothing(model: str) -> tuple[str, ...]:
+    return ()
 
 
 MIND_THE_GAP = "arXiv:2503.08311"
@@ -115,18 +163,57 @@ CLAIMS: tuple[Claim, ...] = (
         "The engine has the KV blocks that the model's shape and the KV bytes predict.",
         "vLLM's paged KV cache (arXiv:2309.06180)",
         _kv_blocks,
+        _measured,
+    ),
+    Claim(
+        utilization.UNDERUSED,
+        "Even at the largest load, less than half of the warps that fit on the GPU are resident.",
+        f"{TOWARDS_PARETO}, figure 3; {MIND_THE_GAP}, figures 5 and 6",
+        _underused,
+        _sensed_sweep,
+    ),
+    Claim(
+        utilization.BLIND_UTIL,
+        "GPU utilisation is near its end long before throughput is: it proves nothing.",
+        f"{TOWARDS_PARETO}, figure 8",
+        _util,
+        _sensed_sweep,
+    ),
+    Claim(
+        utilization.MEMORY_BOUND,
+        "At every load the memory is nearer to what it can reach than the tensor cores are.",
+        MIND_THE_GAP,
+        _memory_bound,
+        _sensed_sweep,
+    ),
+    Claim(
+        utilization.CHEAPER_TOKENS,
+        "An output token at the largest load takes at most half of the energy of one at the smallest.",
+        MIND_THE_GAP,
+        _cheaper,
+        _sensed_sweep,
+    ),
+    Claim(
+        utilization.DEARER_MODELS,
+        "A larger model takes more energy per output token, each at its largest batch of table 1.",
+        f"{TOWARDS_PARETO}, figure 4",
+        _dearer,
+        _larger_in_table_1,
+        _and_smaller,
     ),
     Claim(
         table1.CLAIM,
         "The paper's largest batch fits into 0.9 x 40 GiB with every request at its full length.",
         f"{TOWARDS_PARETO}, table 1",
         _table_1,
+        reads=_nothing,
     ),
     Claim(
         table1.REQUEST_CLAIM,
         "A request of OPT-1.3B with 512 prompt and 256 output tokens takes 50 MB of KV cache.",
         f"{TOWARDS_PARETO}, text",
         _request_size,
+        reads=_nothing,
     ),
 )
 
@@ -166,6 +253,31 @@ ROWS: tuple[Row, ...] = (
         kv_cache.CLAIM,
         parameters={"blocks": kv_cache.BLOCK_TOLERANCE},
         evidence=f"logs that belong to {MIND_THE_GAP}: 18,573 blocks, 18,572 predicted (OPT-1.3B)",
+    ),
+    Row(
+        utilization.UNDERUSED,
+        parameters={"bound": 0.5},
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B at 512 keeps 13.5 % of the warps resident on an H100",
+    ),
+    Row(
+        utilization.BLIND_UTIL,
+        parameters={"bound": 1.5, "full": 0.9},
+        evidence="GPU utilisation is the share of time in which any kernel ran (NVIDIA, nvml.h)",
+    ),
+    Row(
+        utilization.MEMORY_BOUND,
+        parameters={"margin": 1.0},
+        evidence="by shapes, decoding an OPT tends to 12 to 50 FLOP/byte, and the ridge of these GPUs is 139 to 606",
+    ),
+    Row(
+        utilization.CHEAPER_TOKENS,
+        parameters={"bound": 0.5},
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B takes 0.67 J a token at batch 1, 0.031 J at 256",
+    ),
+    Row(
+        utilization.DEARER_MODELS,
+        parameters={"bound": 1.0},
+        evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
     ),
     Row(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
     Row(
@@ -244,9 +356,10 @@ def _specific(row: Row) -> tuple[int, int, int, int]:
     return int(row.model != ANY), device, int(row.starts != ANY), int(row.vllm != ANY_RELEASE)
 
 
-def judge(claim: str, curve: Curve, row: Row) -> Verdict:
-    """Judge a claim by the row's parameters. Never raises for want of data: then it is undecided."""
-    return claim_of(claim).judge(curve, row.parameters)
+def judge(claim: str, curve: Curve, row: Row, others: Others = ()) -> Verdict:
+    """Judge a claim by the row's parameters. others: the curves that were measured beside this one. Never raises for
+    want of data: then it is undecided."""
+    return claim_of(claim).judge(curve, row.parameters, others)
 
 
 def row_to_record(row: Row) -> dict[str, Any]:

@@ -29,12 +29,14 @@ class Curve:
     """Points in ascending order of the concurrency, and the measurements they were made of, invalid ones too.
 
     cut: planned, but not measured for a known reason (concurrency, reason). missing: planned, not cut, and not there.
+    beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau.
     """
 
     subject: str
     points: tuple[Point, ...] = ()
     cut: tuple[tuple[int, str], ...] = ()
     missing: tuple[int, ...] = ()
+    beside: bool = False
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
 
     @property
@@ -129,6 +131,16 @@ def curve_of(
     known = {p.concurrency for p in points} | {concurrency for concurrency, _ in cut}
     missing = tuple(sorted(set(planned) - known))
     return Curve(subject=subject, points=points, cut=tuple(cut), missing=missing, measurements=loaded)
+
+
+def is_sweep(curve: Curve) -> bool:
+    """Was it planned or measured over enough loads to have a shape? Some points are measured for a figure alone."""
+    return len(curve.points) + len(curve.cut) + len(curve.missing) >= FEWEST_POINTS
+
+
+def is_main_sweep(curve: Curve) -> bool:
+    """Was it one of the sweeps that its run was for?"""
+    return is_sweep(curve) and not curve.beside
 
 
 def obstacle(curve: Curve) -> str | None:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
+from statistics import mode
+from typing import Any
 
 from pytest_slmserve.analysis.stats import mean_of_known
 from pytest_slmserve.analysis.summary import Summary, summarize
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.validity import degradations, problems
 from pytest_slmserve.records import Environment, Measurement, measurement_key
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Summary):
-    """The figures are means over the valid repeats (of percentiles too; `little` is the one farthest from 0), None
-    where no repeat is valid.
+    """The figures are means over the repeats used (of percentiles too; `little` is the one farthest from 0), None
+    where there is none. Used are the sound ones; where there are none of them, the degraded ones; never an invalid one.
 
-    repeats, e2e_repeats: output tokens/s and mean E2E of each valid measurement, in the order measured; records are
-    their ids. batch_repeats likewise. left_out: number of invalid measurements; problems: what was wrong with them.
+    each: the figures of each repeat used, in the order measured. repeats, e2e_repeats: their output tokens/s and mean
+    E2E; records are their ids. batch_repeats likewise. left_out: number of measurements not used; problems: what was
+    wrong with them. degraded: what the sensors say against those used.
     """
 
     concurrency: int
@@ -27,8 +30,10 @@ class Point(Summary):
     e2e_repeats: tuple[float, ...] = ()
     batch_repeats: tuple[float, ...] = ()
     records: tuple[str, ...] = ()
+    each: tuple[Summary, ...] = field(default=(), repr=False)
     left_out: int = 0
     problems: tuple[str, ...] = ()
+    degraded: tuple[str, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -67,19 +72,35 @@ def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
 
 
 def _point(concurrency: int, measurements: Sequence[Measurement]) -> Point:
-    judged = [(m, problems(m)) for m in measurements]
-    valid = [m for m, wrong in judged if not wrong]
-    summaries = [summarize(m) for m in valid]
-    figures = {f.name: mean_of_known(getattr(s, f.name) for s in summaries) for f in fields(Summary)}
-    deviations = [s.little for s in summaries if s.little is not None]
-    figures["little"] = max(deviations, key=abs, default=None)
+    judged = [(m, problems(m), degradations(m)) for m in measurements]
+    valid = [entry for entry in judged if not entry[1]]
+    used = [entry for entry in valid if not entry[2]] or valid
+    others = [entry for entry in judged if not any(entry is other for other in used)]
+    summaries = tuple(summarize(m) for m, _, _ in used)
     return Point(
         concurrency=concurrency,
         repeats=tuple(s.output_tokens_per_s for s in summaries if s.output_tokens_per_s is not None),
         e2e_repeats=tuple(s.e2e_s for s in summaries if s.e2e_s is not None),
         batch_repeats=tuple(s.batch for s in summaries if s.batch is not None),
-        records=tuple(m.id for m in valid),
-        left_out=len(measurements) - len(valid),
-        problems=tuple(dict.fromkeys(text for _, wrong in judged for text in wrong)),
-        **figures,
+        records=tuple(m.id for m, _, _ in used),
+        each=summaries,
+        left_out=len(others),
+        problems=tuple(dict.fromkeys(text for _, wrong, doubts in others for text in wrong or doubts)),
+        degraded=tuple(dict.fromkeys(text for _, _, doubts in used for text in doubts)),
+        **_figures(summaries),
     )
+
+
+def _figures(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """Means of what is a number; of the law's deviations the worst, of the bounds the one found most often, and the
+    power limit where there was but one."""
+    figures: dict[str, Any] = {
+        f.name: mean_of_known(getattr(s, f.name) for s in summaries) for f in fields(Summary) if f.name != "bound"
+    }
+    figures["little"] = max((s.little for s in summaries if s.little is not None), key=abs, default=None)
+    bounds = [s.bound for s in summaries if s.bound is not None]
+    limits = {s.power_limit_w for s in summaries if s.power_limit_w is not None}
+    return figures | {
+        "bound": mode(bounds) if bounds else None,
+        "power_limit_w": limits.pop() if len(limits) == 1 else None,
+    }

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.device import DeviceFigures, device_figures
 from pytest_slmserve.analysis.roofline import roofline_fraction
+from pytest_slmserve.analysis.step_time import Bound, bound_by_counters, saturation_gap, step_time
 from pytest_slmserve.records import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Figures over the steady window; None is "not measured". Definitions in `window`.
+    """Figures over the steady window; None is "not measured". Definitions in `window`, of the sensors' in `device`.
 
     batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
     output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
+    energy_per_token_j: power over output tokens/s. unexplained, saturation_gap, bound: see `step_time`.
     """
 
     batch: float | None = None
@@ -32,6 +36,23 @@ class Summary:
     kv_usage: float | None = None
     roofline_fraction: float | None = None
     little: float | None = None
+    gpu_util: float | None = None
+    engine_active: float | None = None
+    sm_active: float | None = None
+    sm_active_max: float | None = None
+    sm_occupancy: float | None = None
+    sm_occupancy_max: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_per_token_j: float | None = None
+    sm_clock_hz: float | None = None
+    own_cores: float | None = None
+    stolen_cores: float | None = None
+    unexplained: float | None = None
+    saturation_gap: float | None = None
+    bound: Bound | None = None
 
 
 def summarize(measurement: Measurement) -> Summary:
@@ -55,4 +76,18 @@ def summarize(measurement: Measurement) -> Summary:
         kv_usage=window.kv_usage(run),
         roofline_fraction=roofline_fraction(measurement, tokens_per_s, batch),
         little=None if law is None else law.deviation,
+        **_sensed(measurement, tokens_per_s),
     )
+
+
+def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, Any]:
+    """What sensors add, and what shapes and steps say of the time of a step."""
+    seen, step = device_figures(measurement.run), step_time(measurement)
+    names = {f.name for f in fields(Summary)} & {f.name for f in fields(DeviceFigures)}
+    per_token = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
+    return {name: getattr(seen, name) for name in names} | {
+        "energy_per_token_j": per_token,
+        "unexplained": step and step.unexplained,
+        "saturation_gap": saturation_gap(measurement),
+        "bound": step.bound if step else bound_by_counters(seen),
+    }

@@ -41,6 +41,8 @@ ROWS = (
     Row("opt-13b", 16),
 )
 
+PUBLISHED = {row.model: row.published for row in ROWS}
+
 
 @dataclass(frozen=True, slots=True)
 class Batches:

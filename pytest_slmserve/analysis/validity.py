@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.health import health
 from pytest_slmserve.analysis.roofline import roofline_fraction
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -30,7 +31,19 @@ def problems(measurement: Measurement) -> tuple[str, ...]:
         *_roofline(measurement),
         *_load_not_reached(measurement),
         *_not_steady(measurement),
+        *_sensed(measurement),
     )
+
+
+def degradations(measurement: Measurement) -> tuple[str, ...]:
+    """What its sensors say against it, short of making it invalid: a clock that moved, say. No gate rests on it."""
+    seen = health(measurement.run, measurement.environment)
+    return seen.reasons if seen.state == "degraded" else ()
+
+
+def sound(measurement: Measurement) -> bool:
+    """Neither invalid nor degraded."""
+    return not problems(measurement) and not degradations(measurement)
 
 
 def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int = 1) -> Verdict:
@@ -39,7 +52,7 @@ def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int =
     valid = wrong.count(())
     found = "; ".join(dict.fromkeys(text for each in wrong for text in each))
     state = State.HOLDS if valid >= wanted else State.FAILS
-    why = f"{tally(valid, len(measurements))}, {wanted} are wanted"
+    why = f"{valid} of {len(measurements)} measurements are valid, {wanted} are wanted"
     return Verdict(
         "valid-point",
         subject,
@@ -50,11 +63,6 @@ def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int =
         n=len(measurements),
         records=tuple(m.id for m in measurements),
     )
-
-
-def tally(valid: int, measured: int) -> str:
-    """How a point stands, in the words of its item and of the report."""
-    return f"{valid} of {measured} measurements are valid"
 
 
 def _broken(run: Run) -> Iterator[str]:
@@ -109,6 +117,11 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
     if held < (1 - tolerance) * wanted:
         share = percent(1 - tolerance)
         yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
+
+
+def _sensed(measurement: Measurement) -> tuple[str, ...]:
+    seen = health(measurement.run, measurement.environment)
+    return seen.reasons if seen.state == "invalid" else ()
 
 
 def _not_steady(measurement: Measurement) -> Iterator[str]:

@@ -33,6 +33,11 @@ def test_the_claims():
         "latency-rises-past-plateau",
         "pareto-up-to-plateau",
         "kv-blocks-as-predicted",
+        "gpu-underused-at-largest-load",
+        "gpu-util-saturates-first",
+        "decode-stays-memory-bound",
+        "energy-per-token-falls-with-load",
+        "energy-per-token-grows-with-model",
         "table-1-batch-fits",
         "table-1-request-size",
     ]
@@ -161,3 +166,13 @@ def test_judging_is_total(curve):
 def test_a_row_survives_a_record(row):
     stored = json.loads(json.dumps(claims.row_to_record(row)))
     assert claims.row_from_record({**stored, "added_later": 1}) == row
+
+
+def test_models_that_a_claim_reads():
+    def reads(name, model):
+        return claims.claim_of(name).reads(model)
+
+    assert reads(PLATEAU, "opt-1.3b") == ("opt-1.3b",)
+    assert reads("table-1-batch-fits", "opt-1.3b") == reads("table-1-request-size", "opt-1.3b") == ()
+    assert reads("energy-per-token-grows-with-model", "facebook/opt-1.3b") == ("facebook/opt-1.3b", "opt-125m")
+    assert reads("energy-per-token-grows-with-model", "opt-125m") == ("opt-125m",)

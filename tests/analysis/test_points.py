@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
-from strategies import measurement, point
+from strategies import WELL, measurement, planted_telemetry, point
 
+from pytest_slmserve import sensors
 from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.analysis.summary import Summary, summarize
 from pytest_slmserve.spec import Burst, ClosedLoop
@@ -20,8 +21,51 @@ def test_summary_of_a_planted_measurement():
 
 
 def test_no_figure_of_a_full_measurement_is_missing():
-    seen = summarize(measurement())
+    seen = summarize(sensed(measurement()))
     assert [f.name for f in fields(Summary) if getattr(seen, f.name) is None] == []
+
+
+def sensed(made, **columns):
+    """With the sensors of a healthy GPU beside it; columns by the name of their number."""
+    window = made.run.window_s
+    planted = {**WELL, **{getattr(sensors, name): value for name, value in columns.items()}}
+    telemetry = planted_telemetry(planted, until_s=window[1] + 0.1, interval_s=0.01)
+    return replace(made, run=replace(made.run, telemetry=telemetry))
+
+
+def test_figures_of_the_sensors():
+    seen = summarize(sensed(measurement(8, 1000.0)))
+    assert (seen.dram_active, seen.sm_occupancy, seen.sm_active_max) == pytest.approx((0.6, 0.2, 0.8))
+    assert seen.power_w == pytest.approx(400, rel=0.02) and seen.energy_per_token_j == pytest.approx(0.4, rel=0.02)
+    assert seen.bound == "memory" and 0 < seen.unexplained < 1
+
+
+def test_without_sensors_their_figures_are_absent_not_zero():
+    seen = summarize(measurement())
+    assert (seen.dram_active, seen.power_w, seen.energy_per_token_j, seen.own_cores) == (None,) * 4
+
+
+def clocks_down(at):
+    return 1.5e9 if round(at / 0.01) % 5 == 0 else 1.98e9
+
+
+def test_degraded_repeats_give_way_to_sound_ones():
+    good = sensed(measurement(8, 1000.0))
+    bad = sensed(measurement(8, 500.0, repeat=1), SM_CLOCK=clocks_down)
+    [seen] = points_of([good, bad])
+    assert seen.repeats == pytest.approx((1000,)) and seen.left_out == 1 and seen.degraded == ()
+    assert "SM clock fell" in seen.problems[0]
+
+
+def test_where_all_are_degraded_they_are_used_and_it_is_said():
+    [seen] = points_of([sensed(measurement(8, 1000.0, repeat=i), SM_CLOCK=clocks_down) for i in range(2)])
+    assert seen.valid and len(seen.repeats) == len(seen.each) == 2 and seen.left_out == 0
+    assert "SM clock fell" in seen.degraded[0]
+
+
+def test_what_the_sensors_call_invalid_is_no_repeat():
+    [seen] = points_of([sensed(measurement(8), FOREIGN_PROCESSES=1.0), sensed(measurement(8, repeat=1))])
+    assert len(seen.repeats) == 1 and "processes of others" in seen.problems[0]
 
 
 def test_a_point_is_the_mean_of_its_valid_repeats():

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import measurement
+from strategies import WELL, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.validity import problems, trustworthy
+from pytest_slmserve import sensors
+from pytest_slmserve.analysis.validity import degradations, problems, sound, trustworthy
 from pytest_slmserve.spec import Burst, ClosedLoop
 
 
@@ -149,3 +150,65 @@ def test_trustworthy_counts_the_valid_and_tells_the_reasons():
     verdict = trustworthy("opt-1.3b[8]", made, wanted=2)
     assert not verdict and "1 of 2 measurements are valid, 2 are wanted: 1 preemptions" in verdict.why
     assert not trustworthy("opt-1.3b[8]", []), "nothing measured is not a pass"
+
+
+# What the sensors say against it
+
+
+def sensed(m=None, **columns):
+    """With the sensors of a healthy GPU beside it; columns by the name of their number."""
+    m = m or measurement()
+    planted = {**WELL, **{getattr(sensors, name): value for name, value in columns.items()}}
+    telemetry = planted_telemetry(planted, until_s=m.run.window_s[1] + 0.02, interval_s=0.01)
+    return replace(m, run=replace(m.run, telemetry=telemetry))
+
+
+def now_and_then(low, high):
+    return lambda at: low if round(at / 0.01) % 5 == 0 else high
+
+
+@pytest.mark.parametrize("made", [measurement(), sensed()], ids=["no sensors", "healthy"])
+def test_what_nothing_is_said_against_is_sound(made):
+    assert sound(made) and problems(made) == degradations(made) == ()
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"FOREIGN_PROCESSES": 1.0}, "1 processes of others computed on the GPU"),
+        ({"CLOCK_REASONS": float(0x40)}, "hardware thermal slowdown"),
+        ({"XID": lambda at: 79.0 if at > 0.6 else 0.0}, "the GPU reported Xid 79"),
+        ({"POWER_LIMIT": now_and_then(500.0, 700.0)}, "the power limit moved between 500 W and 700 W"),
+        ({"DRAM_ACTIVE": 0.0}, "DCGM_FI_PROF_DRAM_ACTIVE is 0 in all"),
+    ],
+)
+def test_what_makes_a_window_invalid_is_a_problem(columns, why):
+    made = sensed(**columns)
+    assert why in only(made)
+    assert degradations(made) == () and not sound(made)
+    assert not trustworthy("opt-1.3b[8]", [made])
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"SM_CLOCK": now_and_then(1.5e9, 1.98e9)}, "the SM clock fell to 1500 MHz"),
+        ({"CLOCK_REASONS": float(0x04)}, "power cap"),
+        ({"SM_ACTIVE": now_and_then(0.8, None)}, "DCGM_FI_PROF_SM_ACTIVE is missing"),
+    ],
+)
+def test_what_degrades_a_window_is_no_problem_but_it_is_not_sound(columns, why):
+    made = sensed(**columns)
+    [reason] = degradations(made)
+    assert why in reason and problems(made) == () and not sound(made)
+    assert trustworthy("opt-1.3b[8]", [made]), "it stands, and the table says how"
+
+
+def test_where_both_kinds_are_found_all_of_it_is_the_problem():
+    made = sensed(FOREIGN_PROCESSES=1.0, CLOCK_REASONS=float(0x04))
+    assert [text.split()[0] for text in problems(made)] == ["1", "power"] and degradations(made) == ()
+
+
+def test_a_broken_run_is_not_sound_whatever_the_sensors_say():
+    made = sensed(measurement(preempted=2))
+    assert not sound(made) and only(made).startswith("2 preemptions") and degradations(made) == ()

@@ -1,0 +1,272 @@
+"""May a run's window be believed, as far as sensors can tell? Each reason against it is one sentence with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Literal
+
+from pytest_slmserve.analysis.device import DeviceFigures, Watch, device_figures, watched
+from pytest_slmserve.analysis.stats import percent
+from pytest_slmserve.records import Environment, Run
+from pytest_slmserve.sensors import (
+    CAPPED_BRAKE,
+    CAPPED_HW_THERMAL,
+    CAPPED_POWER,
+    CAPPED_SW_THERMAL,
+    CLOCK_REASONS,
+    CPU_THROTTLED,
+    DRAM_ACTIVE,
+    ECC_DOUBLE_BIT,
+    ENERGY,
+    FOREIGN_PROCESSES,
+    GPU_PROCESSES,
+    OURS,
+    POWER_LIMIT,
+    PROFILED,
+    REMAPPED_ROWS,
+    SENSORS,
+    SM_ACTIVE,
+    SM_CLOCK,
+    XID,
+)
+
+HealthState = Literal["ok", "degraded", "invalid", "unknown"]
+Finding = tuple[Literal["degraded", "invalid"], str]
+
+COVERAGE = 0.95  # a ratio of the unseen twentieth may be anything: the mean of the window is then known to 0.05
+GAP_INTERVALS, GAP_S = 5, 2.0  # a late reading or two is usual; in two seconds a load can change and change back
+MISSING = 0.20  # a fifth unseen moves a mean by a fifth of what seen and unseen differ by
+CAPPED = 0.01  # of the window: a cap lowers the clock by some of itself, so the rate by less than a repeat's noise
+CLOCK_DROP = 0.05  # clocks move in steps of 15 MHz, below 1 %; flashinfer issue 2899: 20 % lower was 15 % slower
+ENERGY_APART = 0.05  # the two methods agree within 1 % under load where both work (ml-energy/zeus issue 12)
+ENERGY_WINDOW_S = 10.0  # power lags by its average over 1 s, so the ends of a shorter window may differ by more
+STILL_S = 1.0  # the energy counter moves about every 0.1 s (ml-energy/zeus), whatever the load
+DEAD_READINGS, BUSY = 5, 0.5  # a pause can make a reading or two 0, not five of a GPU that is busy
+RATIO_END = 1.05  # a span's ends are rounded; what was seen beyond, 1.29, was wrong (NVIDIA/DCGM issue 152)
+OWN_GPU_PROCESSES = 1  # vLLM computes in one process per GPU
+STOLEN = 0.02  # of the CPU time used: were the host the bound, rates would fall by as much, which is a repeat's noise
+THROTTLED = 0.01  # Linux hands out CPU quota every 0.1 s: one that is used up is a pause of several steps
+OTHERS, IDLE = 0.10, 0.10  # of all cores: others disturb where they use many and few are left to go to
+
+# Bits of the clock event reasons (NVIDIA, nvml.h) and the counter of the same cause. The GPU's own limit of power is
+# part of what a card can do, and hot matrix products do meet it: a weaker reason than heat or a failing supply.
+SLOWDOWNS: tuple[tuple[Literal["degraded", "invalid"], int, int | None, str], ...] = (
+    ("invalid", 0x08, None, "hardware slowdown"),
+    ("invalid", 0x20, CAPPED_SW_THERMAL, "software thermal slowdown"),
+    ("invalid", 0x40, CAPPED_HW_THERMAL, "hardware thermal slowdown"),
+    ("invalid", 0x80, CAPPED_BRAKE, "hardware power brake"),
+    ("degraded", 0x04, CAPPED_POWER, "power cap"),
+)
+GPU_IDLE = 0x01  # a clock falls because nothing runs
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """reasons: worst first; none where all is well. unknown: nothing was sampled, and the reason says so."""
+
+    state: HealthState
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    watch: Watch
+    figures: DeviceFigures
+    cores: int | None
+
+
+def health(run: Run, environment: Environment | None = None) -> Health:
+    """The verdict of the sensors over one run's window. environment: tells how many cores the host has."""
+    watch = watched(run)
+    if watch is None:
+        return Health("unknown", ("no telemetry was taken in the window",))
+    if not any(watch.values(number) for number in watch.telemetry.columns):
+        return Health("unknown", ("no sensor said anything in the window",))
+    seen = _Seen(watch, device_figures(run), environment.cores if environment else None)
+    found = sorted((finding for rule in RULES for finding in rule(seen)), key=lambda finding: finding[0] != "invalid")
+    return Health(found[0][0] if found else "ok", tuple(text for _, text in found))
+
+
+def _coverage(seen: _Seen) -> Iterator[Finding]:
+    """One interval may be missing whatever its share: the one under way when the run ends."""
+    share, length, columns = seen.figures.coverage, seen.watch.length_s, seen.watch.telemetry.columns
+    if share is None or not any(number in columns for number in PROFILED):
+        return
+    if (1 - share) * length > max((1 - COVERAGE) * length, seen.watch.telemetry.interval_s):
+        yield "invalid", f"profiled counters cover {percent(share)} of the window (bound {percent(COVERAGE)})"
+
+
+def _gaps(seen: _Seen) -> Iterator[Finding]:
+    """Of a GPU's sensors: some of them tell of a moment only. The host's are counters, which miss nothing."""
+    telemetry, (opens, closes) = seen.watch.telemetry, seen.watch.window_s
+    if not any(number < OURS for number in telemetry.columns):
+        return
+    moments = [opens, *sorted(at for at in telemetry.time_s if opens < at < closes), closes]
+    longest = max(after - before for before, after in pairwise(moments))
+    bound = max(GAP_INTERVALS * telemetry.interval_s, GAP_S)
+    if longest > bound:
+        yield "invalid", f"no reading for {longest:.1f} s of the window (bound {bound:.1f} s)"
+
+
+def _failed_sensors(seen: _Seen) -> Iterator[Finding]:
+    for note in seen.watch.telemetry.notes:
+        yield "degraded", f"a sensor was lost: {note}"
+
+
+def _slowdowns(seen: _Seen) -> Iterator[Finding]:
+    bits = [int(value) for value in seen.watch.values(CLOCK_REASONS)]
+    for state, bit, counter, name in SLOWDOWNS:
+        told = sum(bool(each & bit) for each in bits)
+        share = _growth(seen.watch, counter) / seen.watch.length_s if counter else 0.0
+        if told:
+            yield state, f"{name}: in {told} of {len(bits)} readings of the clock reasons (bound 0)"
+        elif share > CAPPED:
+            yield state, f"{name}: {percent(share)} of the window by its counter (bound {percent(CAPPED)})"
+
+
+def _growth(watch: Watch, counter: int) -> float:
+    values = watch.values(counter)
+    return values[-1] - values[0] if values else 0.0
+
+
+def _clock_moves(seen: _Seen) -> Iterator[Finding]:
+    """Readings at which the GPU says that it idles do not count."""
+    watch = seen.watch
+    pairs = ((watch.value(SM_CLOCK, row), watch.value(CLOCK_REASONS, row)) for row in watch.rows)
+    clocks = [clock for clock, reasons in pairs if clock is not None and not int(reasons or 0) & GPU_IDLE]
+    if clocks and min(clocks) < (1 - CLOCK_DROP) * (middle := median(clocks)):
+        yield (
+            "degraded",
+            f"the SM clock fell to {min(clocks) / 1e6:.0f} MHz from a median of {middle / 1e6:.0f} MHz "
+            f"({percent(1 - min(clocks) / middle)} lower, bound {percent(CLOCK_DROP)})",
+        )
+
+
+def _foreign_processes(seen: _Seen) -> Iterator[Finding]:
+    foreign, all_of_them = seen.watch.values(FOREIGN_PROCESSES), seen.watch.values(GPU_PROCESSES)
+    if foreign and max(foreign) > 0:
+        yield "invalid", f"{max(foreign):.0f} processes of others computed on the GPU (bound 0)"
+    elif not foreign and all_of_them and max(all_of_them) > OWN_GPU_PROCESSES:
+        yield (
+            "degraded",
+            f"{max(all_of_them):.0f} processes computed on the GPU, and whose they are is not known "
+            f"(bound {OWN_GPU_PROCESSES})",
+        )
+
+
+def _errors(seen: _Seen) -> Iterator[Finding]:
+    """The Xid is the number of the last error and stays: only a change tells that there was one."""
+    for before, now in pairwise(seen.watch.with_before(XID)):
+        if now not in (before, 0):
+            yield "invalid", f"the GPU reported Xid {now:.0f} (before: {before:.0f})"
+    for number, what in ((ECC_DOUBLE_BIT, "memory errors beyond repair"), (REMAPPED_ROWS, "remapped memory rows")):
+        values = seen.watch.with_before(number)
+        if values and max(values) > values[0]:
+            yield "invalid", f"{what} grew from {values[0]:.0f} to {max(values):.0f} (bound: no growth)"
+
+
+def _power_limit(seen: _Seen) -> Iterator[Finding]:
+    limits = seen.watch.with_before(POWER_LIMIT)
+    if limits and min(limits) < max(limits):
+        yield "invalid", f"the power limit moved between {min(limits):.0f} W and {max(limits):.0f} W (bound: no change)"
+
+
+def _energy(seen: _Seen) -> Iterator[Finding]:
+    readings, apart = seen.watch.known(ENERGY), seen.figures.energy_deviation
+    for before, now in pairwise(readings):
+        if now.value < before.value:
+            yield "invalid", f"the energy counter fell from {before.value:.0f} J to {now.value:.0f} J (bound: no fall)"
+            return
+    seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
+    if seconds >= STILL_S and readings[-1].value == readings[0].value:
+        yield "invalid", f"the energy counter stood still for {seconds:.1f} s (bound {STILL_S:.1f} s)"
+    if apart is not None and abs(apart) > ENERGY_APART and seen.watch.length_s >= ENERGY_WINDOW_S:
+        yield (
+            "degraded",
+            f"integrated power is {percent(apart)} apart from the energy counter (bound {percent(ENERGY_APART)})",
+        )
+
+
+def _dead_counters(seen: _Seen) -> Iterator[Finding]:
+    busy = max(seen.figures.gpu_util or 0.0, seen.figures.engine_active or 0.0)
+    for number in (SM_ACTIVE, DRAM_ACTIVE):
+        values = seen.watch.values(number)
+        if busy > BUSY and len(values) >= DEAD_READINGS and not any(values):
+            yield (
+                "invalid",
+                f"{_name(number)} is 0 in all {len(values)} readings while the GPU is busy for {percent(busy)} of the "
+                f"time (bound {percent(BUSY)})",
+            )
+
+
+def _impossible_ratios(seen: _Seen) -> Iterator[Finding]:
+    """Of the GPU: Linux adds up pressure every two seconds, so one reading may hold what belongs to the one before."""
+    for number in (n for n in seen.watch.telemetry.columns if n < OURS):
+        sensor, values = SENSORS.get(number), seen.watch.values(number)
+        wrong = [v for v in values if not 0 <= v <= RATIO_END]
+        if sensor and sensor.unit == "ratio" and wrong:
+            worst = max(wrong, key=abs)
+            yield "invalid", f"{_name(number)} was {worst:.3g}, which is no ratio (bounds 0 and {RATIO_END})"
+
+
+def _missing(seen: _Seen) -> Iterator[Finding]:
+    rows = len(seen.watch.rows)
+    for number in (n for n in PROFILED if n in seen.watch.telemetry.columns):
+        lost = rows - len(seen.watch.values(number))
+        if lost > MISSING * rows:
+            yield "degraded", f"{_name(number)} is missing in {lost} of {rows} readings (bound {percent(MISSING)})"
+
+
+def _stolen(seen: _Seen) -> Iterator[Finding]:
+    stolen, used = seen.figures.stolen_cores, seen.figures.own_cores or seen.figures.host_cores
+    if stolen is not None and used and stolen > STOLEN * used:
+        yield (
+            "degraded",
+            f"the hypervisor took {stolen:.2f} cores where {used:.2f} were used "
+            f"({percent(stolen / used)}, bound {percent(STOLEN)})",
+        )
+
+
+def _throttled(seen: _Seen) -> Iterator[Finding]:
+    share = seen.watch.mean(CPU_THROTTLED)
+    if share is not None and share > THROTTLED:
+        yield "degraded", f"the CPU quota was used up for {percent(share)} of the time (bound {percent(THROTTLED)})"
+
+
+def _busy_host(seen: _Seen) -> Iterator[Finding]:
+    own, used, cores = seen.figures.own_cores, seen.figures.host_cores, seen.cores
+    if own is None or used is None or not cores:
+        return
+    others, idle = (used - own) / cores, 1 - used / cores
+    if others > OTHERS and idle < IDLE:
+        yield (
+            "degraded",
+            f"others used {used - own:.1f} of {cores} cores (bound {percent(OTHERS)}) and {percent(max(idle, 0.0))} "
+            f"were idle (bound {percent(IDLE)})",
+        )
+
+
+def _name(number: int) -> str:
+    return SENSORS[number].names[0]
+
+
+RULES: tuple[Callable[[_Seen], Iterator[Finding]], ...] = (
+    _coverage,
+    _gaps,
+    _slowdowns,
+    _foreign_processes,
+    _errors,
+    _power_limit,
+    _energy,
+    _dead_counters,
+    _impossible_ratios,
+    _clock_moves,
+    _missing,
+    _failed_sensors,
+    _stolen,
+    _throttled,
+    _busy_host,
+)

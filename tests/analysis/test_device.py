@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import WELL, any_telemetry, planted_telemetry, watched_run
+
+from pytest_slmserve import sensors
+from pytest_slmserve.analysis.device import DeviceFigures, device_figures, watched
+from pytest_slmserve.records import Telemetry
+
+
+def figures(columns=(), window_s=(2.0, 12.0), **planted):
+    return device_figures(watched_run(planted_telemetry({**WELL, **dict(columns)}, **planted), window_s))
+
+
+def test_no_telemetry_no_figures():
+    assert device_figures(watched_run(None)) == DeviceFigures()
+    assert set(asdict(DeviceFigures()).values()) == {None}
+    assert device_figures(watched_run(planted_telemetry(until_s=1.0))) == DeviceFigures(), "all before the window"
+
+
+def test_what_was_planted_is_found():
+    found = figures()
+    assert found.gpu_util == found.sm_clock_hz / 1980e6 == 1.0
+    assert (found.sm_active, found.sm_active_max) == pytest.approx((0.8, 0.8))
+    assert (found.tensor_active, found.dram_active) == pytest.approx((0.1, 0.6))
+    assert (found.power_w, found.power_integrated_w, found.energy_j) == pytest.approx((400, 400, 4000))
+    assert found.energy_deviation == pytest.approx(0, abs=1e-9)
+    assert (found.temperature_c, found.memory_used_bytes) == (55, 60e9)
+    assert (found.own_cores, found.host_cores, found.stolen_cores) == pytest.approx((2, 2.5, 0))
+    assert found.coverage == pytest.approx(1)
+
+
+def test_a_number_that_no_source_has_is_none_not_zero():
+    found = device_figures(watched_run(planted_telemetry({sensors.GPU_UTIL: 0.5})))
+    assert found.gpu_util == 0.5
+    assert {k for k, v in asdict(found).items() if v is not None} == {"gpu_util", "coverage"}
+
+
+def test_values_outside_of_the_window_do_not_count():
+    found = figures({sensors.DRAM_ACTIVE: lambda at: 0.6 if 2 < at <= 8 else 1.0}, window_s=(2.0, 8.0))
+    assert found.dram_active == pytest.approx(0.6)
+
+
+def test_none_is_left_out_of_a_mean():
+    found = figures({sensors.SM_ACTIVE: lambda at: None if at < 7 else 0.3})
+    assert found.sm_active == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("at_s", "belongs"), [(2.2, False), (2.3, True), (12.2, True), (12.3, False)])
+def test_a_row_belongs_where_most_of_its_span_lies(at_s, belongs):
+    one = Telemetry(("planted",), 0.5, (at_s,), (0.5,), {sensors.SM_ACTIVE: (0.5,)})
+    assert (device_figures(watched_run(one)).sm_active is not None) is belongs
+    moment = replace(one, span_s=(None,))
+    assert (device_figures(watched_run(moment)).sm_active is not None) is (2 <= at_s <= 12)
+
+
+def test_means_are_weighted_by_span():
+    uneven = Telemetry(("planted",), 0.25, (3.0, 4.0), (0.25, 0.75), {sensors.SM_ACTIVE: (1.0, 0.2)})
+    assert device_figures(watched_run(uneven)).sm_active == pytest.approx(0.4)
+
+
+def test_largest_and_median():
+    found = figures({sensors.SM_ACTIVE: lambda at: at / 20, sensors.SM_CLOCK: lambda at: 1e9 if at == 3 else 2e9})
+    assert found.sm_active_max == pytest.approx(12 / 20)
+    assert (found.sm_clock_hz, found.sm_clock_min_hz) == (2e9, 1e9)
+
+
+@given(st.floats(30, 700), st.floats(0, 1e9))
+def test_counter_and_integral_agree_on_a_steady_load(watts, start):
+    found = figures({sensors.ENERGY: lambda at: start + watts * at, sensors.POWER_INSTANT: watts})
+    assert found.power_w == pytest.approx(found.power_integrated_w, rel=1e-6)
+    assert found.energy_j == pytest.approx(10 * found.power_w)
+
+
+def test_energy_is_of_the_whole_window_where_rows_cover_a_part():
+    assert figures(until_s=7.0).energy_j == pytest.approx(4000)
+
+
+def test_power_is_integrated_as_steps_not_as_ramps():
+    rows = Telemetry(("planted",), 1.0, (3.0, 4.0, 8.0), (None,) * 3, {sensors.POWER_INSTANT: (0.0, 100.0, 500.0)})
+    found = device_figures(watched_run(rows))
+    assert found.power_integrated_w == pytest.approx((100 * 1 + 500 * 4) / 5)
+    assert found.power_w == found.power_integrated_w, "there is no counter"
+
+
+def test_averaged_power_stands_in_for_instant_power():
+    assert figures({sensors.POWER_INSTANT: None, sensors.POWER: 300.0}).power_integrated_w == pytest.approx(300)
+    assert figures({sensors.POWER_INSTANT: 350.0, sensors.POWER: 300.0}).power_integrated_w == pytest.approx(350)
+
+
+def test_the_power_limit_is_one_or_none():
+    assert figures().power_limit_w == 700
+    assert figures({sensors.POWER_LIMIT: lambda at: 700.0 if at < 5 else 500.0}).power_limit_w is None
+
+
+def test_an_unknown_power_reading_is_left_out():
+    found = figures({sensors.POWER_INSTANT: lambda at: None if 4 < at < 6 else 400.0, sensors.ENERGY: None})
+    assert found.power_w == pytest.approx(400)
+
+
+def test_the_deviation_is_of_the_time_that_the_counter_tells_of():
+    late = {sensors.ENERGY: lambda at: 400.0 * at if at > 7 else None}
+    found = figures({**late, sensors.POWER_INSTANT: lambda at: 440.0 if at > 7 else 100.0})
+    assert found.energy_deviation == pytest.approx(0.1)
+    assert found.power_integrated_w < 300
+
+
+@pytest.mark.parametrize("counter", [lambda at: 5000.0 - at, lambda at: 400.0 * (at % 7), 1e6])
+def test_a_counter_that_falls_or_stands_still_is_no_figure(counter):
+    found = figures({sensors.ENERGY: counter})
+    assert (found.power_w, found.energy_j, found.energy_deviation) == (None, None, None)
+    assert found.power_integrated_w == pytest.approx(400)
+
+
+def test_coverage_counts_what_is_inside_once():
+    columns = {sensors.SM_ACTIVE: (0.5,) * 3}
+    apart = Telemetry(("planted",), 1.0, (3.0, 5.0, 12.5), (2.0, 1.0, 1.0), columns)
+    assert device_figures(watched_run(apart)).coverage == pytest.approx((1 + 1 + 0.5) / 10)
+    overlapping = Telemetry(("planted",), 1.0, (4.0, 4.5, 5.0), (1.0, 1.0, 1.0), columns)
+    assert device_figures(watched_run(overlapping)).coverage == pytest.approx(2 / 10)
+
+
+def test_coverage_is_of_the_profiled_counters_where_there_are_any():
+    gone = {number: (lambda at: 0.5 if at <= 7 else None) for number in sensors.PROFILED}
+    assert figures(gone).coverage == pytest.approx(0.5)
+    assert figures(dict.fromkeys(sensors.PROFILED)).coverage == 0
+    assert figures({sensors.GPU_UTIL: None}).coverage == pytest.approx(1)
+    assert figures(spans=False).coverage is None
+
+
+def test_a_change_is_told_by_the_value_before_the_window():
+    watch = watched(watched_run(planted_telemetry({sensors.XID: lambda at: at if at in (1, 3) else None})))
+    assert watch.with_before(sensors.XID) == [1, 3]
+    assert watch.with_before(sensors.ENERGY) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(any_telemetry(), st.tuples(st.floats(0, 10), st.floats(0, 10)))
+def test_figures_of_anything(telemetry, window_s):
+    found = device_figures(watched_run(telemetry, window_s))
+    assert found.coverage is None or 0 <= found.coverage <= 1 + 1e-9
+    known = [v for v in telemetry.columns.get(sensors.SM_ACTIVE, ()) if v is not None]
+    assert found.sm_active_max is None or found.sm_active_max in known

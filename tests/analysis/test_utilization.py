@@ -1,0 +1,427 @@
+"""What the sensors' figures are judged to say: planted effects of every size and noise, and what is missing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields, replace
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import H200, measurement, point, without
+
+from pytest_slmserve.analysis.curve import Curve
+from pytest_slmserve.analysis.summary import Summary
+from pytest_slmserve.analysis.utilization import (
+    IDLE_TENSOR,
+    NO_ENERGY,
+    NO_PROFILE,
+    NO_UTIL,
+    at_table_1,
+    cheaper_tokens,
+    dearer_models,
+    memory_bound,
+    next_smaller,
+    underused,
+    util_saturates_first,
+)
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.spec import ClosedLoop
+
+HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
+ORDINARY = {
+    "gpu_util": [1.0, 1.0],
+    "sm_active": [0.7, 0.7],
+    "sm_occupancy": [0.15, 0.15],
+    "dram_active": [0.6, 0.6],
+    "tensor_active": [0.1, 0.1],
+    "saturation_gap": [1.7, 1.7],
+    "energy_per_token_j": [0.1, 0.1],
+    "power_limit_w": [700.0, 700.0],
+}
+BOUNDS = {
+    underused: (0.5,),
+    util_saturates_first: (1.5, 0.9),
+    memory_bound: (1.0,),
+    cheaper_tokens: (0.5,),
+}
+of_one_curve = pytest.mark.parametrize("judge", BOUNDS, ids=lambda judge: judge.__name__)
+
+
+def sensed(concurrency, rates=None, **figures):
+    """A point whose repeats saw these figures; a number is that of both repeats."""
+    rates = rates if rates is not None else [100.0 * concurrency, 101.0 * concurrency]
+    lists = {name: [seen] * len(rates) if isinstance(seen, float) else seen for name, seen in figures.items()}
+    seen = {**{name: values[: len(rates)] for name, values in ORDINARY.items()}, **lists}
+    each = tuple(
+        Summary(**{name: values[i] for name, values in seen.items() if i < len(values)}) for i in range(len(rates))
+    )
+    means = {
+        f.name: fmean(known)
+        for f in fields(Summary)
+        if f.name in seen and (known := [v for v in seen[f.name] if v is not None])
+    }
+    return replace(point(concurrency, rates), each=each, **means)
+
+
+def curve_of(*points, subject="opt-1.3b", **facts):
+    return Curve(subject=subject, points=points, measurements=(measurement(1, 100.0, model=subject, **facts),))
+
+
+def sweep(figure, *by_load, **more):
+    """Three points, of which one figure is planted."""
+    return curve_of(*(sensed(4**i, **{figure: seen}, **more) for i, seen in enumerate(by_load)))
+
+
+def drop(curve, names, at=None):
+    """Without these figures: at all loads, or at one."""
+    nothing = dict.fromkeys(names)
+
+    def blind(p):
+        if at not in (None, p.concurrency):
+            return p
+        return replace(p, each=tuple(replace(s, **nothing) for s in p.each), **nothing)
+
+    return replace(curve, points=tuple(blind(p) for p in curve.points))
+
+
+PROFILE = ("sm_active", "sm_occupancy", "dram_active", "tensor_active", "saturation_gap")
+ENERGY = ("energy_per_token_j", "power_w")
+
+
+# Warps
+
+
+@pytest.mark.parametrize(
+    ("at_largest", "state"),
+    [([0.15, 0.151], HOLDS), ([0.6, 0.601], FAILS), ([0.45, 0.55], UNDECIDED), ([0.2, 0.9], UNDECIDED)],
+)
+def test_warps_at_the_largest_load(at_largest, state):
+    verdict = underused(sweep("sm_occupancy", 0.9, 0.9, at_largest), 0.5)
+    assert (verdict.state, verdict.value, verdict.bound) == (state, pytest.approx(fmean(at_largest)), 0.5)
+    assert verdict.records == ("16-0", "16-1") and "at 16 in flight" in verdict.why
+    assert "70 % of the SMs had work" in verdict.why
+
+
+def test_interval_of_the_warps_by_hand():
+    # spread within the groups 0.02 apart, 0 and 0: sd = sqrt(0.0002 / 3) with 3 degrees of freedom, 3.1824 for 95 %
+    verdict = underused(sweep("sm_occupancy", [0.11, 0.13], [0.2, 0.2], [0.15, 0.15]), 0.5)
+    half = 3.1824 * (0.0002 / 3) ** 0.5 / 2**0.5
+    assert (verdict.value, verdict.low, verdict.high) == pytest.approx((0.15, 0.15 - half, 0.15 + half), abs=1e-6)
+    assert half == pytest.approx(0.01837, abs=1e-5)
+
+
+# GPU utilisation
+
+
+def served(*rates, util):
+    return curve_of(
+        *(sensed(4**i, [r, 1.01 * r], gpu_util=u) for i, (r, u) in enumerate(zip(rates, util, strict=True)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("rates", "util", "state"),
+    [
+        ((100.0, 300.0, 900.0), (0.95, 1.0, 1.0), HOLDS),
+        ((100.0, 300.0, 330.0), (0.5, 0.92, 1.0), FAILS),
+        ((100.0, 300.0, 450.0), (0.5, 0.92, 1.0), UNDECIDED),
+        ((100.0, 300.0, 900.0), (0.5, 0.6, 0.7), FAILS),
+    ],
+)
+def test_throughput_after_utilisation_is_full(rates, util, state):
+    assert util_saturates_first(served(*rates, util=util), 1.5, 0.9).state is state
+
+
+def test_utilisation_at_its_end_is_told_with_the_factor():
+    verdict = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.95, 1.0, 1.0)), 1.5, 0.9)
+    assert verdict.value == pytest.approx(9.0) and verdict.low < 9 < verdict.high
+    assert "utilisation is 95 % at 1 in flight already, where 16 in flight serve 9 times" in verdict.why
+    never = util_saturates_first(served(100.0, 300.0, 900.0, util=(0.5, 0.6, 0.7)), 1.5, 0.9)
+    assert never.why == "GPU utilisation stays below 90 %: 70 % (95 %: 70 % to 70 %) at most"
+
+
+def test_a_load_below_the_full_one_is_no_growth_after_it():
+    falling = served(100.0, 900.0, 300.0, util=(0.5, 0.6, 0.95))
+    assert util_saturates_first(falling, 1.5, 0.9).state is FAILS, "the best load came before"
+
+
+def test_a_utilisation_that_may_be_full_is_undecided():
+    unsure = sweep("gpu_util", 0.5, 0.6, [0.80, 0.99])
+    assert util_saturates_first(unsure, 1.5, 0.9).state is UNDECIDED
+
+
+# Memory against tensor cores
+
+
+@pytest.mark.parametrize(
+    ("gaps", "state"),
+    [
+        (([1.7, 1.7], [1.2, 1.21], [0.9, 0.91]), HOLDS),
+        (([1.7, 1.7], [-0.5, -0.51], [0.9, 0.91]), FAILS),
+        (([1.7, 1.7], [0.01, -0.01], [0.9, 0.91]), UNDECIDED),
+        (([1.7, 0.5], [0.3, 0.3], [0.9, 0.9]), UNDECIDED),
+    ],
+)
+def test_the_load_at_which_memory_is_least_near_decides(gaps, state):
+    verdict = memory_bound(sweep("saturation_gap", *gaps), 1.0)
+    assert verdict.state is state
+    assert f"least at {4 ** gaps.index(min(gaps, key=fmean))} in flight" in verdict.why
+    assert verdict.n == 6, "it rests on all loads"
+
+
+def test_the_factor_of_the_memory_by_hand():
+    # ln 2 and ln 2 less 0.02, plus 0.02: the sd of each group is 0.02 * sqrt 2, pooled the same, 3 degrees of freedom
+    log2 = 0.6931472
+    pair = [log2 - 0.02, log2 + 0.02]
+    verdict = memory_bound(sweep("saturation_gap", pair, [1 - 0.02, 1 + 0.02], [2 - 0.02, 2 + 0.02]), 1.0)
+    half = 3.1824 * 0.02 * 2**0.5 / 2**0.5
+    assert verdict.value == pytest.approx(2.0, rel=1e-5)
+    assert (verdict.low, verdict.high) == pytest.approx((2 * 2.718281828**-half, 2 * 2.718281828**half), rel=1e-5)
+
+
+def test_tensor_cores_that_did_not_run_at_a_load_are_no_doubt():
+    still = drop(sweep("saturation_gap", 1.7, 1.7, 1.7), ["saturation_gap"], at=1)
+    still = replace(still, points=(replace(still.points[0], tensor_active=0.0), *still.points[1:]))
+    assert memory_bound(still, 1.0).state is HOLDS
+    never = drop(still, ["saturation_gap"])
+    assert (memory_bound(never, 1.0).state, memory_bound(never, 1.0).why) == (UNDECIDED, IDLE_TENSOR)
+
+
+# Energy of a token in one sweep
+
+
+@pytest.mark.parametrize(
+    ("joules", "state"),
+    [
+        (([1.0, 1.01], [0.5, 0.5], [0.1, 0.1]), HOLDS),
+        (([1.0, 1.01], [0.1, 0.1], [0.8, 0.8]), FAILS),
+        (([1.0, 1.01], [0.5, 0.5], [0.5, 0.51]), UNDECIDED),
+        (([0.5, 2.0], [0.5, 0.5], [0.1, 0.5]), UNDECIDED),
+    ],
+)
+def test_energy_of_a_token_at_the_largest_load(joules, state):
+    verdict = cheaper_tokens(sweep("energy_per_token_j", *joules), 0.5)
+    assert (verdict.state, verdict.value) == (state, pytest.approx(fmean(joules[2]) / fmean(joules[0])))
+    assert verdict.records == ("1-0", "1-1", "16-0", "16-1")
+
+
+def test_interval_of_an_energy_ratio_by_hand():
+    # logs 2 ln 1.01 apart in one group of three, 0 in the others: sd = ln 1.01 * sqrt(2 / 3), 3 degrees of freedom
+    verdict = cheaper_tokens(sweep("energy_per_token_j", [1 / 1.01, 1.01], [0.5, 0.5], [0.2, 0.2]), 0.5)
+    half = 3.1824 * 0.00995033 * (2 / 3) ** 0.5
+    ratio = 0.2 / fmean([1 / 1.01, 1.01])
+    assert verdict.value == pytest.approx(ratio)
+    assert (verdict.low, verdict.high) == pytest.approx((ratio * 2.718281828**-half, ratio * 2.718281828**half))
+
+
+def test_another_power_limit_is_another_card():
+    moved = curve_of(sensed(1, power_limit_w=500.0), sensed(4), sensed(16, energy_per_token_j=0.01))
+    verdict = cheaper_tokens(moved, 0.5)
+    assert (verdict.state, verdict.why) == (UNDECIDED, "measured under power limits of 500 W and 700 W")
+
+
+# What is missing
+
+
+@pytest.mark.parametrize(
+    ("judge", "names", "why"),
+    [
+        (underused, PROFILE, NO_PROFILE),
+        (util_saturates_first, ["gpu_util"], NO_UTIL),
+        (memory_bound, PROFILE, NO_PROFILE),
+        (cheaper_tokens, ENERGY, NO_ENERGY),
+    ],
+)
+def test_without_the_sensor_nothing_is_known(judge, names, why):
+    curve = drop(sweep("sm_occupancy", 0.1, 0.1, 0.1), [n for n in names if n in ORDINARY])
+    verdict = judge(curve, *BOUNDS[judge])
+    assert (verdict.state, verdict.why, verdict.value) == (UNDECIDED, why, None)
+
+
+@pytest.mark.parametrize(
+    ("judge", "names", "at", "why"),
+    [
+        (underused, ["sm_occupancy"], 16, NO_PROFILE),
+        (util_saturates_first, ["gpu_util"], 1, f"{NO_UTIL} at 1 in flight"),
+        (memory_bound, ["dram_active", "saturation_gap"], 4, f"{NO_PROFILE} at 4 in flight"),
+        (cheaper_tokens, ["energy_per_token_j"], 16, f"{NO_ENERGY} at 16 in flight"),
+    ],
+)
+def test_a_load_that_was_not_seen_is_not_guessed(judge, names, at, why):
+    verdict = judge(drop(sweep("sm_occupancy", 0.1, 0.1, 0.1), names, at), *BOUNDS[judge])
+    assert (verdict.state, verdict.why) == (UNDECIDED, why)
+
+
+@of_one_curve
+def test_obstacles_of_the_sweep_come_first(judge):
+    whole = sweep("sm_occupancy", 0.1, 0.1, 0.1)
+    assert judge(whole, *BOUNDS[judge]).state in (HOLDS, FAILS)
+    single = replace(whole, points=tuple(sensed(4**i, [100.0]) for i in range(3)))
+    for curve, why in (
+        (replace(whole, missing=(64,)), "not measured at 64 in flight"),
+        (without(whole, 4), "invalid at 4 in flight"),
+        (replace(whole, points=whole.points[:2]), "2 points measured, 3 are needed"),
+        (single, "--slm-repeats 2"),
+        (Curve(subject="opt-1.3b"), "0 points measured"),
+    ):
+        verdict = judge(curve, *BOUNDS[judge])
+        assert verdict.state is UNDECIDED and why in verdict.why
+
+
+def test_a_figure_known_of_one_repeat_only_has_no_interval():
+    once = curve_of(*(sensed(4**i, sm_occupancy=[0.1, None]) for i in range(3)))
+    verdict = underused(once, 0.5)
+    assert (verdict.state, verdict.value, verdict.low) == (UNDECIDED, 0.1, None)
+    assert verdict.why.endswith("known for one repeat of each point only: --slm-repeats 2")
+
+
+# Models against each other
+
+
+def table_1(model, joules, concurrency=None, limit=700.0, **facts):
+    """One point at the paper's batch, or elsewhere."""
+    batch = concurrency or {"opt-125m": 512, "opt-1.3b": 256, "opt-2.7b": 128}[model]
+    return curve_of(sensed(batch, energy_per_token_j=joules, power_limit_w=limit), subject=model, **facts)
+
+
+SMALL, LARGE = table_1("opt-125m", [0.0099, 0.0101]), table_1("opt-1.3b", [0.049, 0.051])
+
+
+@pytest.mark.parametrize(
+    ("large", "state"),
+    [([0.049, 0.051], HOLDS), ([0.0049, 0.0051], FAILS), ([0.0099, 0.0102], UNDECIDED), ([0.005, 0.05], UNDECIDED)],
+)
+def test_a_larger_model_against_the_next_smaller(large, state):
+    verdict = dearer_models(table_1("opt-1.3b", large), [SMALL], 1.0)
+    assert (verdict.state, verdict.value) == (state, pytest.approx(fmean(large) / 0.01))
+    assert verdict.subject == "opt-1.3b" and "opt-125m 0.01 J a token at 512 in flight" in verdict.why
+    assert set(verdict.records) == {"256-0", "256-1", "512-0", "512-1"}
+
+
+def test_one_repeat_of_each_model_is_undecided():
+    single = [curve_of(sensed(n, [1e4], energy_per_token_j=[j]), subject=m) for m, n, j in (("opt-125m", 512, 0.01),)]
+    verdict = dearer_models(curve_of(sensed(256, [1e4], energy_per_token_j=[0.05])), single, 1.0)
+    assert (verdict.state, verdict.value) == (UNDECIDED, pytest.approx(5)) and "--slm-repeats 2" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("other", "missing"),
+    [
+        (table_1("opt-2.7b", 0.001), "opt-125m"),
+        (table_1("opt-125m", 0.01, concurrency=256), "opt-125m"),
+        (drop(SMALL, ["energy_per_token_j"]), "opt-125m"),
+        (without(SMALL, 512), "opt-125m"),
+        (table_1("opt-125m", 0.01, environment=replace(H200, gpu_name="NVIDIA H100")), "opt-125m"),
+        (table_1("opt-125m", 0.01, load=ClosedLoop(512, starts="together")), "opt-125m"),
+        (table_1("opt-125m", 0.01, output_tokens=16), "opt-125m"),
+    ],
+    ids=["other model", "other load", "no energy", "invalid", "other GPU", "other starts", "other workload"],
+)
+def test_only_like_is_compared_with_like(other, missing):
+    if other.workload and other.workload.mean_output_tokens == 16:
+        m = other.measurements[0]
+        other = replace(other, measurements=(replace(m, workload=replace(m.workload, hash="another")),))
+    verdict = dearer_models(LARGE, [other], 1.0)
+    assert verdict.state is UNDECIDED and verdict.why.startswith(f"no energy of {missing} at ")
+    assert dearer_models(LARGE, [other, SMALL], 1.0).state is HOLDS, "the right one is found beside it"
+
+
+def test_engines_may_differ_in_what_the_weights_leave_and_in_nothing_else():
+    [m] = SMALL.measurements
+    less = replace(SMALL, measurements=(replace(m, spec=replace(m.spec, kv_cache_bytes=1 << 30)),))
+    eager = replace(SMALL, measurements=(replace(m, spec=replace(m.spec, enforce_eager=True)),))
+    assert dearer_models(LARGE, [less], 1.0).state is HOLDS
+    assert dearer_models(LARGE, [eager], 1.0).state is UNDECIDED
+
+
+def test_models_under_other_power_limits_are_not_compared():
+    verdict = dearer_models(LARGE, [table_1("opt-125m", [0.0099, 0.0101], limit=500.0)], 1.0)
+    assert (verdict.state, verdict.why) == (UNDECIDED, "measured under power limits of 500 W and 700 W")
+
+
+def test_its_own_energy_may_be_missing_too():
+    verdict = dearer_models(drop(LARGE, ["energy_per_token_j"]), [SMALL], 1.0)
+    assert (verdict.state, verdict.why) == (UNDECIDED, "no energy of opt-1.3b at 256 in flight")
+
+
+@pytest.mark.parametrize("model", ["opt-125m", "opt-350m", "qwen2.5-3b", ""])
+def test_models_without_a_smaller_one_in_the_table(model):
+    assert next_smaller(model) is None
+    assert dearer_models(Curve(subject=model), [SMALL, LARGE], 1.0).why == "no smaller model in table 1"
+
+
+def test_the_order_of_the_models_is_that_of_the_table():
+    models = ["opt-13b", "opt-6.7b", "opt-2.7b", "opt-1.3b", "opt-125m"]
+    assert [next_smaller(model) for model in models] == [*models[1:], None]
+
+
+def test_the_point_of_the_table():
+    assert at_table_1(LARGE).concurrency == 256
+    assert at_table_1(curve_of(sensed(256), subject="opt-125m")) is None
+    assert at_table_1(Curve(subject="opt-6.7b")) is at_table_1(curve_of(sensed(1), subject="qwen2.5-3b")) is None
+
+
+# For all curves
+
+
+FIGURES = ("gpu_util", "sm_active", "sm_occupancy", "dram_active", "tensor_active", "saturation_gap")
+VALUES = st.none() | st.sampled_from([0.0, 1.0, float("nan"), float("inf"), -1.0]) | st.floats(-1e9, 1e9)
+
+
+@st.composite
+def any_curves(draw):
+    """Whatever sensors may have said, sensible or not, of any loads."""
+    loads = draw(st.lists(st.sampled_from([1, 2, 16, 128, 256, 512]), max_size=5, unique=True).map(sorted))
+    points = []
+    for load in loads:
+        repeats = draw(st.integers(0, 3))
+        each = tuple(
+            Summary(**{name: draw(VALUES) for name in (*FIGURES, "energy_per_token_j", "power_limit_w")})
+            for _ in range(repeats)
+        )
+        means = {name: draw(VALUES) for name in FIGURES}
+        points.append(replace(point(load, [100.0 * load] * repeats), each=each, **means))
+    return Curve(subject=draw(st.sampled_from(["opt-125m", "opt-1.3b", "opt-2.7b", "x"])), points=tuple(points))
+
+
+@given(any_curves(), st.lists(any_curves(), max_size=2))
+def test_judging_is_total_and_sure_only_with_an_interval(curve, others):
+    verdicts = [judge(curve, *bounds) for judge, bounds in BOUNDS.items()]
+    for verdict in (*verdicts, dearer_models(curve, others, 1.0)):
+        assert verdict.subject == curve.subject and verdict.why
+        if verdict.state is not UNDECIDED and verdict.value is not None:
+            assert verdict.low <= verdict.value * (1 + 1e-9) and verdict.value <= verdict.high * (1 + 1e-9)
+
+
+def noisy(chance, scale):
+    """A sweep whose figures scatter about their means by so much, of the mean."""
+
+    def pair(mean):
+        off = chance.uniform(0, 1) * scale * mean
+        return [mean - off, mean + off]
+
+    return curve_of(
+        *(
+            sensed(
+                load,
+                sm_occupancy=pair(chance.uniform(0.1, 0.9)),
+                saturation_gap=pair(chance.uniform(-2, 2)),
+                energy_per_token_j=pair(chance.uniform(0.1, 1)),
+                gpu_util=1.0,
+            )
+            for load in (1, 16, 256)
+        )
+    )
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.floats(0, 0.4), st.floats(1, 2))
+def test_more_noise_never_decides(seed, scale, more):
+    quiet, loud = noisy(random.Random(seed), scale), noisy(random.Random(seed), scale * more)
+    for judge in (underused, memory_bound, cheaper_tokens):
+        one, other = judge(quiet, *BOUNDS[judge]), judge(loud, *BOUNDS[judge])
+        assert one.value == pytest.approx(other.value)
+        assert other.state in (one.state, UNDECIDED)
+        assert one.state is not UNDECIDED or other.state is UNDECIDED
