@@ -1,4 +1,9 @@
-"""`python -m pytest_slmserve report PATH`: tables and verdicts of an archive again, with no GPU, no vLLM, no pytest."""
+"""`python -m pytest_slmserve report PATH`: tables and verdicts of an archive again, with no GPU, no vLLM, no pytest.
+
+`python -m pytest_slmserve figures RECORDS`: pictures of what was measured, and of what the sensors saw.
+
+`python -m pytest_slmserve doctor`: what this host can measure, and what would spoil it.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,10 @@ EPILOG = (
     f"Exit status: {HOLDS} all verdicts are as expected, {FAILS} one is not, {UNDECIDED} none is wrong but one is "
     f"undecided or nothing was measured, {USAGE} wrong usage or an archive that cannot be read."
 )
+FIGURES_EPILOG = (
+    f"Exit status: {HOLDS} something was drawn, {USAGE} nothing was, wrong usage or an archive that cannot be read."
+)
+DOCTOR_EPILOG = f"Exit status: {HOLDS} nothing is a problem, {FAILS} something is, {USAGE} wrong usage."
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,11 +44,37 @@ def parser() -> Parser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     words = "print the tables and verdicts of archives"
     report = commands.add_parser("report", help=words, description=f"{words[0].upper()}{words[1:]}.", epilog=EPILOG)
-    report.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="an archive that --slm-records wrote")
-    report.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
+    add_archives(report, "PATH")
     report.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
     report.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
+    add_figures(commands)
+    add_doctor(commands)
     return top
+
+
+def add_archives(command: Parser, metavar: str) -> None:
+    command.add_argument("paths", metavar=metavar, nargs="+", type=Path, help="an archive that --slm-records wrote")
+    command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
+
+
+def add_figures(commands: argparse._SubParsersAction[Parser]) -> None:
+    words = "draw what archives hold: throughput, GPU use, energy (needs matplotlib)"
+    figures = commands.add_parser(
+        "figures", help=words, description=f"{words[0].upper()}{words[1:]}.", epilog=FIGURES_EPILOG
+    )
+    add_archives(figures, "RECORDS")
+    where = "where to write the pictures; made if it is not there (default: figures)"
+    figures.add_argument("--out", metavar="FOLDER", type=Path, default=Path("figures"), help=where)
+    figures.add_argument("--format", choices=("png", "svg"), default="png", help="of the pictures (default: png)")
+
+
+def add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
+    words = "say what this host can measure, and what would spoil it"
+    doctor = commands.add_parser(
+        "doctor", help=words, description=f"{words[0].upper()}{words[1:]}.", epilog=DOCTOR_EPILOG
+    )
+    names = "an interpreter that may have vLLM; may be given again (default: the one that runs this)"
+    doctor.add_argument("--python", metavar="PATH", action="append", default=[], help=names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,17 +85,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command is None:
             top.print_help()
             return USAGE
-        return report(given.paths, given.skip_damaged, given.figure, given.strict)
+        return carry_out(given)
     except SlmError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
 
 
-def report(paths: Sequence[Path], skip_damaged: bool, figure: Path | None, strict: bool) -> int:
-    """Archives are read as if they were one: their sweeps of one engine and workload are repeats of each other."""
-    from pytest_slmserve.store import read
+def carry_out(given: argparse.Namespace) -> int:
+    match given.command:
+        case "doctor":
+            from pytest_slmserve.doctor.page import doctor
 
-    contents = merged([read(path, skip_damaged=skip_damaged) for path in paths])
+            return doctor(given.python)
+        case "figures":
+            return figures(given.paths, given.skip_damaged, given.out, given.format)
+        case _:
+            return report(given.paths, given.skip_damaged, given.figure, given.strict)
+
+
+def report(paths: Sequence[Path], skip_damaged: bool, figure: Path | None, strict: bool) -> int:
+    """Tables and verdicts, and the sweeps' picture where one is wanted."""
+    contents = read_all(paths, skip_damaged)
     curves, judged, text = judged_again(contents, strict)
     print(text)
     for note in contents.notes if curves else (*contents.notes, "no sweep was measured"):
@@ -73,12 +118,53 @@ def report(paths: Sequence[Path], skip_damaged: bool, figure: Path | None, stric
     return exit_status(judged, strict) if curves else UNDECIDED
 
 
+def figures(paths: Sequence[Path], skip_damaged: bool, folder: Path, suffix: str) -> int:
+    """Every picture that the archives have the measurements for, and why there is no other."""
+    from pytest_slmserve.report.drawing import save
+    from pytest_slmserve.report.figures import pictures
+
+    contents = read_all(paths, skip_damaged)
+    for note in contents.notes:
+        print(f"note: {note}")
+    drawn = pictures(curves_of(contents))
+    make(folder)
+    for picture in drawn:
+        if picture.figure is None:
+            print(f"not drawn: {picture.name}: {picture.why_not}")
+        else:
+            path = folder / f"{picture.name}.{suffix}"
+            save(picture.figure, path)
+            print(f"drawn: {path}")
+    return HOLDS
+
+
+def make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadUsage(f"cannot make the folder {folder}: {error.strerror}", "--out with another folder") from None
+
+
+def read_all(paths: Sequence[Path], skip_damaged: bool) -> Contents:
+    """Archives are read as if they were one: their sweeps of one engine and workload are repeats of each other."""
+    from pytest_slmserve.store import read
+
+    return merged([read(path, skip_damaged=skip_damaged) for path in paths])
+
+
+def curves_of(contents: Contents) -> Sequence[Curve]:
+    """Raises BadArchive where the stored plans are none."""
+    from pytest_slmserve.report.rejudge import stored_curves
+
+    return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
+
+
 def judged_again(contents: Contents, strict: bool) -> tuple[Sequence[Curve], Sequence[Judged], str]:
     """Curves, verdicts and the text about them. Raises BadArchive where the stored claims or plans are none."""
-    from pytest_slmserve.report.rejudge import judge_all, rows_from, stored_curves
+    from pytest_slmserve.report.rejudge import judge_all, rows_from
     from pytest_slmserve.report.tables import run_lines
 
-    curves = stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
+    curves = curves_of(contents)
     judged = judge_all(curves, rows_from(contents.claims))
     return curves, judged, "\n".join(text for text, _ in run_lines(curves, judged, strict=strict))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import H200, law, measurement
+from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis import claims, table1
@@ -61,7 +61,9 @@ STARTED = "2025-12-31T00:00:00+00:00"  # before what `measurement` makes
 def live_text(measurements) -> str:
     """As a session has it at the end of its run."""
     curve = curve_of("opt-1.3b", measurements, planned=BATCHES, cut=[(c, why) for c, why in CUT])
-    names = [claim.name for claim in claims.CLAIMS if claim.name != table1.CLAIM]
+    names = [
+        c.name for c in claims.CLAIMS if c.name != table1.CLAIM and (c.name == table1.REQUEST_CLAIM or c.applies(curve))
+    ]
     subjects = [*((name, curve) for name in names), *((table1.CLAIM, Curve(subject=r.model)) for r in table1.ROWS)]
     rows = [(claims.row_for(name, c.subject, H200), c) for name, c in subjects]
     judged = [(claims.judge(row.claim, c, row), row) for row, c in rows]
@@ -198,6 +200,8 @@ def test_a_value_of_the_wrong_kind_is_4_without_a_traceback(entries, value, tmp_
         (["report", "--nonsense", "a"], "--nonsense"),
         (["nonsense"], "nonsense"),
         (["report", "a", "--figure"], "--figure"),
+        (["figures"], "RECORDS"),
+        (["figures", "a", "--format", "pdf"], "--format"),
     ],
 )
 def test_wrong_usage_is_4(arguments, message, capsys):
@@ -228,6 +232,73 @@ def test_a_figure_that_cannot_be_drawn_is_4_and_the_text_is_there(tmp_path, caps
     path = archive(tmp_path / "a.jsonl", measured())
     status, out, err = run(capsys, "report", path, "--figure", tmp_path / "out.png")
     assert status == 4 and "verdicts" in out and "pip install 'pytest-slmserve[figures]'" in err
+
+
+def watched(measurements):
+    """The same with the readings of a GPU that is well."""
+    return [replace(m, run=replace(m.run, telemetry=readings(m.run.window_s[1]))) for m in measurements]
+
+
+def readings(closes_s: float):
+    return planted_telemetry(until_s=1.1 * closes_s, interval_s=closes_s / 32)
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_figures_of_several_archives_are_written_and_named(suffix, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    small, large = measured((1, 512), model="opt-125m"), measured((1, 256))
+    paths = [archive(tmp_path / f"{i}.jsonl", watched(m)) for i, m in enumerate((small, large))]
+    out = tmp_path / "new" / "pictures"
+    status, text, err = run(capsys, "figures", *paths, "--out", out, "--format", suffix)
+    names = ("sweeps", "sm-per-batch", "energy-per-token", "utilisation", "memory-bound")
+    assert (status, err) == (0, "") and text.splitlines() == [f"drawn: {out / name}.{suffix}" for name in names]
+    assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in names}
+    if suffix == "svg":
+        drawn = (out / "sm-per-batch.svg").read_text("utf-8")
+        assert "<!-- opt-125m -->" in drawn and "<!-- opt-1.3b -->" in drawn
+
+
+def test_without_sensors_the_sweeps_are_drawn_and_the_rest_is_excused(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path, out = archive(tmp_path / "a.jsonl", measured()), tmp_path / "out"
+    path.write_bytes(path.read_bytes()[:-10])
+    status, text, err = run(capsys, "figures", path, "--out", out)
+    note, drawn, *others = text.splitlines()
+    assert (status, err) == (0, "") and "ends early" in note and drawn == f"drawn: {out / 'sweeps.png'}"
+    assert [line.split(":")[:2] for line in others] == [
+        ["not drawn", f" {name}"] for name in ("sm-per-batch", "energy-per-token", "utilisation", "memory-bound")
+    ]
+    assert [path.name for path in out.iterdir()] == ["sweeps.png"]
+
+
+def test_nothing_to_draw_is_4_and_leaves_no_folder(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "out"
+    status, _, err = run(capsys, "figures", archive(tmp_path / "a.jsonl", []), "--out", out)
+    assert status == 4 and err.startswith("error: there is no valid point to draw") and not out.exists()
+
+
+def test_a_damaged_line_stops_the_figures_unless_it_is_left_out(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = archive(tmp_path / "a.jsonl", measured())
+    path.write_text(path.read_text("utf-8").replace('"kind":"measurement"', '"kind":"measure', 1), "utf-8")
+    assert run(capsys, "figures", path, "--out", tmp_path / "out")[0] == 4
+    status, text, _ = run(capsys, "figures", path, "--out", tmp_path / "out", "--skip-damaged")
+    assert status == 0 and "skipped: line" in text and "drawn: " in text
+
+
+def test_figures_without_matplotlib_are_4(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    path = archive(tmp_path / "a.jsonl", measured())
+    status, text, err = run(capsys, "figures", path, "--out", tmp_path / "out")
+    assert (status, text) == (4, "") and "pip install 'pytest-slmserve[figures]'" in err
+
+
+def test_a_folder_that_cannot_be_made_is_4(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = archive(tmp_path / "a.jsonl", measured())
+    status, text, err = run(capsys, "figures", path, "--out", path)
+    assert (status, text) == (4, "") and f"cannot make the folder {path}" in err and "--out" in err
 
 
 def test_nothing_heavy_is_imported(tmp_path):

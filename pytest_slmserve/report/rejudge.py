@@ -39,7 +39,8 @@ def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str
     """A curve for each engine, workload, environment and way of loading, in the order first measured.
 
     plans: of each session, with the time it started (ISO 8601, UTC), ascending. A curve's plan is the last one that
-    names it, of the sessions up to the one that measured it last. Raises BadArchive.
+    names it, of the sessions up to the one that measured it last. One that none of these names, though they name
+    others, was measured beside them. Raises BadArchive.
     """
     try:
         return tuple(_curve(series, group, plans) for series, group in by_series(measurements).items())
@@ -51,22 +52,27 @@ def _curve(series: str, measurements: Sequence[Measurement], plans: Sequence[tup
     last = max(m.measured_at for m in measurements)
     sweeps = [plan.get("sweeps", {}) for started, plan in reversed(plans) if started <= last]
     sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
-    return curve_of(
+    curve = curve_of(
         short_name(measurements[0].spec.model),
         measurements,
         planned=[int(c) for c in sweep.get("concurrencies", ())],
         cut=[(int(c), str(why)) for c, why in sweep.get("cut", ())],
     )
+    return replace(curve, beside=any(sweeps) and not sweep)
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[claims.Row, ...]) -> list[Judged]:
     """Every claim that a curve can be judged by, and those that are arithmetic. Raises BadArchive for rows that do not
     fit their claims. Verdicts on several curves of one model are told apart by their subjects."""
-    labelled = list(zip(curves, labels(curves), strict=True))
+    labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
+
+    def can_be_judged(claim: claims.Claim, curve: Curve) -> bool:
+        return claim.applies(curve) and there.issuperset(claim.reads(curve.subject))
+
     return [
-        _judge(claim.name, curve, label, rows, curve if curve.measurements else next(iter(curves), curve))
+        _judge(claim.name, curve, label, rows, curves)
         for claim in claims.CLAIMS
-        for curve, label in _of_arithmetic(claim.name) or labelled
+        for curve, label in _of_arithmetic(claim.name) or [pair for pair in labelled if can_be_judged(claim, pair[0])]
     ]
 
 
@@ -75,11 +81,11 @@ def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
     return [(Curve(subject=model), model) for model in table1.ARITHMETIC.get(claim, ())]
 
 
-def _judge(name: str, curve: Curve, label: str, rows: tuple[claims.Row, ...], here: Curve) -> Judged:
-    """here: a curve that tells where this was measured, and how."""
+def _judge(name: str, curve: Curve, label: str, rows: tuple[claims.Row, ...], curves: Sequence[Curve]) -> Judged:
+    here = curve if curve.measurements else next(iter(curves), curve)  # tells where this was measured, and how
     try:
         row = claims.row_for(name, curve.subject, here.environment, here.load.starts if here.load else None, rows)
-        return replace(claims.judge(name, curve, row), subject=label), row
+        return replace(claims.judge(name, curve, row, curves), subject=label), row
     except (SlmError, *UNUSABLE) as error:
         raise unusable(f"the parameters of {name}", error) from None
 

@@ -12,11 +12,11 @@ from tabulate import tabulate
 from pytest_slmserve.analysis.claims import CLAIMS, Row
 from pytest_slmserve.analysis.curve import PLATEAU, TOLERANCE, Curve
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.validity import tally
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Environment, Resolved, WorkloadReference
 from pytest_slmserve.report.findings import findings, hosts, labels, spread
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.sensor_tables import energy_report, legend, sensor_table
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 
 Judged = tuple[Verdict, Row | None]
@@ -54,7 +54,8 @@ def sweep_report(curve: Curve, *, tolerance: float = TOLERANCE) -> str:
     """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat."""
     found = list(findings(curve, tolerance))
     width = max(len(name) for name, _ in found) + 2
-    lines = [*heading(curve), "", point_table(curve), *remarks(curve), ""]
+    sensed = sensor_table(curve)
+    lines = [*heading(curve), "", point_table(curve), *remarks(curve), *(("", sensed) if sensed else ()), ""]
     return "\n".join([*lines, *(hanging(f"{name:<{width}}{text}", width) for name, text in found)])
 
 
@@ -68,6 +69,10 @@ def run_lines(
         yield f"{sweep_report(curve, tolerance=tolerance)}\n", None
     if curves:
         yield f"{LEGEND}\n", None
+    if read := legend(curves):
+        yield f"{hanging(read, 0)}\n", None
+    for text in energy_report(curves):
+        yield f"{text}\n", None
     if judged:
         yield from verdict_lines(judged, strict=strict)
 
@@ -186,9 +191,11 @@ def _row(point: Point, gain: float | None, optimal: bool) -> tuple[str, ...]:
 
 
 def validity(point: Point) -> str:
-    """partly: some repeats were left out."""
+    """partly: some repeats were left out. degraded: all that are left have something against them."""
     if not point.valid:
         return "NO"
+    if point.degraded:
+        return "degraded"
     return "partly" if point.left_out else "yes"
 
 
@@ -200,15 +207,16 @@ def remarks(curve: Curve) -> Iterator[str]:
     if curve.missing:
         yield hanging(f"not measured, though planned: {listed(curve.missing)} in flight", 2)
     for point in curve.points:
-        if point.valid and not point.left_out:
-            continue
-        kind = "left out" if point.valid else "INVALID"
-        seen = tally(len(point.repeats), len(point.repeats) + point.left_out)
-        yield hanging(f"{kind}: {point.concurrency} in flight: {': '.join([seen, *_reasons(point)])}", 2)
+        if point.left_out or not point.valid:
+            kind = "left out" if point.valid else "INVALID"
+            seen = f"{len(point.repeats)} of {len(point.repeats) + point.left_out} measurements are used"
+            yield hanging(f"{kind}: {point.concurrency} in flight: {': '.join([seen, *_joined(point.problems)])}", 2)
+        if point.degraded:
+            yield hanging(f"degraded: {point.concurrency} in flight: {'; '.join(point.degraded)}", 2)
 
 
-def _reasons(point: Point) -> list[str]:
-    return ["; ".join(point.problems)] if point.problems else []
+def _joined(reasons: Sequence[str]) -> list[str]:
+    return ["; ".join(reasons)] if reasons else []
 
 
 # Verdicts

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from strategies import law, measurement
+from strategies import law, measurement, planted_telemetry
 
 from pytest_slmserve.analysis import claims, table1
 from pytest_slmserve.analysis.points import by_series
@@ -99,6 +99,30 @@ def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
         "opt-1.3b",
         "opt-6.7b",
     }
+
+
+def test_what_was_measured_beside_the_planned_sweeps_need_show_no_plateau():
+    made = [*sweep(), *sweep(model="opt-2.7b")]
+    planned, other = stored_curves(made, [(EARLIER, PLAN)])
+    assert not planned.beside and other.beside
+    of_other = {v.claim for v, _ in judge_all([planned, other], claims.ROWS) if v.subject == "opt-2.7b"}
+    assert of_other == {"kv-blocks-as-predicted", "table-1-batch-fits"}
+    assert not any(curve.beside for curve in stored_curves(made, [])), "no session said what it was for"
+
+
+def test_models_are_compared_where_both_were_measured():
+    telemetry = planted_telemetry(interval_s=0.05, until_s=6.0)
+    small, large = (
+        [replace(m, run=replace(m.run, telemetry=telemetry)) for m in made]
+        for made in (
+            [measurement(512, 4e4, model="opt-125m", repeat=i, steps=400) for i in range(2)],
+            [measurement(256, 2e4, model="opt-1.3b", repeat=i, steps=400) for i in range(2)],
+        )
+    )
+    name = "energy-per-token-grows-with-model"
+    [verdict] = [v for v, _ in judge_all(stored_curves([*small, *large], []), claims.ROWS) if v.claim == name]
+    assert verdict.subject == "opt-1.3b" and verdict.value == pytest.approx(2.0, rel=0.01)
+    assert [v for v, _ in judge_all(stored_curves(large, []), claims.ROWS) if v.claim == name] == []
 
 
 def test_verdicts_on_two_curves_of_one_model_are_told_apart():

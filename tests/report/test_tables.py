@@ -131,10 +131,10 @@ def test_cut_missing_invalid_and_partly_valid_points_are_named():
     text = sweep_report(curve)
     assert "cut: 256, 512 in flight: full" in text
     assert "not measured, though planned: 64, 128 in flight" in text
-    assert "INVALID: 16 in flight: 0 of 2 measurements are valid: 1 preemptions in the window" in text
-    assert "left out: 8 in flight: 2 of 3 measurements are valid: 3 requests failed" in text
+    assert "INVALID: 16 in flight: 0 of 2 measurements are used: 1 preemptions in the window" in text
+    assert "left out: 8 in flight: 2 of 3 measurements are used: 3 requests failed" in text
     assert row(point_table(curve), 16) == ["16", *["-"] * 13, "NO"] and row(point_table(curve), 8)[-1] == "partly"
-    assert "INVALID: 4 in flight: 0 of 1 measurements are valid: planted: invalid" in sweep_report(
+    assert "INVALID: 4 in flight: 0 of 1 measurements are used: planted: invalid" in sweep_report(
         without(noisy_curve({4: 1.0, 8: 2.0}), 4)
     )
 
@@ -145,7 +145,7 @@ def test_the_report_and_the_item_say_alike_what_was_left_out():
     item = trustworthy("opt-1.3b-8", made, 2)
     assert (
         item
-        and item.why == "2 of 3 measurements are valid, 2 are wanted: " + text.split("are valid: ")[1].split("\n")[0]
+        and item.why == "2 of 3 measurements are valid, 2 are wanted: " + text.split("are used: ")[1].split("\n")[0]
     )
 
 

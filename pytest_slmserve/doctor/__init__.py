@@ -1,0 +1,1 @@
+"""What this host can measure, and what would spoil it: one page, by jobs."""

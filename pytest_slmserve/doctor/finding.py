@@ -1,0 +1,47 @@
+"""What a check hands to the page, and where it looks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+State = Literal["ok", "warning", "problem"]
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the page. advice: what to type or to change, nothing where nothing needs to be."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a host keeps what is read here."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    shm: Path = Path("/dev/shm")
+    temporary: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
+    home: Path = field(default_factory=Path.home)
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+def enough(have: int, wanted: int, least: int) -> State:
+    return "ok" if have >= wanted else "warning" if have >= least else "problem"
+
+
+def unless_ok(state: State, advice: str) -> str:
+    return "" if state == "ok" else advice
+
+
+def gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

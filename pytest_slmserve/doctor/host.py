@@ -1,0 +1,150 @@
+"""The host beside its GPU: cores and who else uses them, memory, room on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pytest_slmserve.doctor.finding import GIB, Finding, Places, State, enough, gib, unless_ok
+from pytest_slmserve.environment import cpu_model
+from pytest_slmserve.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
+from pytest_slmserve.telemetry.base import Source
+from pytest_slmserve.telemetry.host import limiting_cgroup, open_host
+
+ENOUGH_CORES = 4  # vLLM's front end, its engine, the worker and the tests
+ENOUGH_MEMORY, LEAST_MEMORY = 8 * GIB, 2 * GIB
+ENOUGH_DISK, LEAST_DISK = 4 * GIB, GIB // 4
+ENOUGH_SHARED = GIB // 4  # containers often have 64 MiB
+STEAL_SHARE, BUSY_SHARE = 0.01, 0.1  # of the cores
+
+
+def of_host(places: Places) -> list[Finding]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return [
+        of_cores(places, usable, os.cpu_count() or 1),
+        *of_a_second(open_host(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),
+        of_governor(places),
+        of_memory(places),
+        of_shared_memory(places),
+        of_cache(places),
+    ]
+
+
+def of_cores(places: Places, usable: int, total: int) -> Finding:
+    """Those that we may run on, by affinity and by the cgroup's quota."""
+    limit = None
+    with suppress(OSError):
+        limit = limiting_cgroup(places.proc, places.sys / "fs" / "cgroup")
+    threads = _threads_per_core(places.sys)
+    found = f"{usable} of {total}, {threads or '?'} per core, {cpu_model() or 'unknown'}"
+    if limit and limit[1] < usable:
+        return Finding(
+            "cores", "warning", f"{found}; a quota of {limit[1]:g}", "throttling shows as pauses: lift the quota"
+        )
+    if usable < min(total, ENOUGH_CORES):
+        return Finding("cores", "warning", found, "the affinity allows few: taskset, or the container's CPUs")
+    if usable < ENOUGH_CORES:
+        return Finding("cores", "warning", found, "engine, tests and sensors share them: small models show it")
+    return Finding("cores", "ok", found)
+
+
+def _threads_per_core(root: Path) -> int | None:
+    """From a list such as 0,64 or 0-1."""
+    with suppress(OSError, ValueError):
+        text = (root / "devices/system/cpu/cpu0/topology/thread_siblings_list").read_text("utf-8")
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+        return sum(part[-1] - part[0] + 1 for part in ends)
+    return None
+
+
+def of_a_second(
+    source: Source,
+    cores: int,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> list[Finding]:
+    """What the CPUs did over a second in which we do nothing."""
+    source.read(clock())
+    sleep(1.0)
+    values = source.read(clock()).values
+    source.close()
+    return [_steal(values.get(STOLEN_CORES), cores), _work(values, cores)]
+
+
+def _steal(stolen: float | None, cores: int) -> Finding:
+    if stolen is None:
+        return Finding("steal", "ok", "the host does not say")
+    found = f"{stolen / cores:.1%} of the CPU time over a second"
+    if stolen > STEAL_SHARE * cores:
+        return Finding("steal", "warning", found, "other guests take CPU time: use a host of your own")
+    return Finding("steal", "ok", found)
+
+
+def _work(values: Mapping[int, float | None], cores: int) -> Finding:
+    busy, own, waited = (values.get(number) for number in (HOST_CORES, OWN_CORES, CPU_PRESSURE))
+    if busy is None:
+        return Finding("other work", "ok", "the host does not say")
+    others = max(0.0, busy - (own or 0.0))
+    pressure = "" if waited is None else f", a task waited for a CPU {waited:.0%} of the time"
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    found = f"{others:.2f} cores over a second{pressure}{load}"
+    if others > BUSY_SHARE * cores:
+        return Finding("other work", "warning", found, "it takes cores from the engine: wait, or end it")
+    return Finding("other work", "ok", found)
+
+
+def of_governor(places: Places) -> Finding:
+    found = set()
+    for path in (places.sys / "devices/system/cpu/cpufreq").glob("policy*/scaling_governor"):
+        with suppress(OSError):
+            found.add(path.read_text("utf-8").strip())
+    if not found:
+        return Finding("governor", "ok", "not readable, as in most virtual machines")
+    state: State = "ok" if found == {"performance"} else "warning"
+    advice = "" if state == "ok" else "clocks follow the load; steadier: cpupower frequency-set -g performance"
+    return Finding("governor", state, ", ".join(sorted(found)), advice)
+
+
+def of_memory(places: Places) -> Finding:
+    try:
+        rows = (places.proc / "meminfo").read_text("utf-8").splitlines()
+        sizes = {name: int(rest.split()[0]) << 10 for name, _, rest in (row.partition(":") for row in rows)}
+        free, total = sizes["MemAvailable"], sizes["MemTotal"]
+    except (OSError, KeyError, ValueError, IndexError):
+        return Finding("memory", "ok", "the host does not say")
+    state = enough(free, ENOUGH_MEMORY, LEAST_MEMORY)
+    return Finding("memory", state, f"{gib(free)} of {gib(total)} free", unless_ok(state, "free some for the engine"))
+
+
+Free = Callable[[Path], int]
+
+
+def free_bytes(path: Path) -> int:
+    """Of the file system that holds the path, or would."""
+    there = next(place for place in (path, *path.parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def of_shared_memory(places: Places, free: Free = free_bytes) -> Finding:
+    if not places.shm.exists():
+        return Finding("shared memory", "warning", f"no {places.shm}", "mount one: several GPUs need it")
+    found = free(places.shm)
+    state = enough(found, ENOUGH_SHARED, 0)
+    return Finding(
+        "shared memory", state, f"{gib(found)} free", unless_ok(state, "docker run --shm-size=1g, or --ipc=host")
+    )
+
+
+def of_cache(places: Places, free: Free = free_bytes) -> Finding:
+    """Where vLLM keeps what it compiled: without it the first start of every model takes longer."""
+    base = Path(places.env.get("XDG_CACHE_HOME", places.home / ".cache"))
+    folder = Path(places.env.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
+    found = free(folder)
+    state = enough(found, ENOUGH_DISK, LEAST_DISK)
+    there = "there is one" if (folder / "torch_compile_cache").is_dir() else "nothing compiled yet"
+    advice = unless_ok(state, "free some, or VLLM_CACHE_ROOT=FOLDER")
+    return Finding("compile cache", state, f"{there} in {folder}, {gib(found)} free", advice)

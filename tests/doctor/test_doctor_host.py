@@ -1,0 +1,114 @@
+"""Each check of a planted host."""
+
+from __future__ import annotations
+
+import pytest
+from planted import put
+
+from pytest_slmserve.doctor import host
+from pytest_slmserve.doctor.finding import GIB, Finding, Places
+from pytest_slmserve.doctor.page import lines
+from pytest_slmserve.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
+from pytest_slmserve.telemetry.base import Reading
+
+
+@pytest.mark.parametrize(
+    ("usable", "total", "state", "words"),
+    [(8, 8, "ok", "8 of 8, 2 per core"), (2, 8, "warning", "the affinity"), (2, 2, "warning", "share them")],
+)
+def test_cores(places, usable, total, state, words):
+    put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", "0,4\n")
+    found = host.of_cores(places, usable, total)
+    assert found.state == state and words in lines([found])[0]
+
+
+def test_a_quota_below_the_cores_is_a_warning(places):
+    put(places.proc / "self/cgroup", "0::/a\n")
+    put(places.sys / "fs/cgroup/a/cpu.max", "600000 100000\n")
+    assert host.of_cores(places, 4, 4).state == "ok"
+    found = host.of_cores(places, 16, 16)
+    assert found.state == "warning" and "a quota of 6" in found.found
+
+
+@pytest.mark.parametrize(("text", "threads"), [("0\n", 1), ("0-1\n", 2), ("0,64\n", 2), ("0-1,64-65\n", 4), ("", None)])
+def test_threads_per_core(places, text, threads):
+    put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", text)
+    assert host._threads_per_core(places.sys) == threads
+
+
+@pytest.mark.parametrize(
+    ("values", "steal", "work"),
+    [
+        ({HOST_CORES: 0.3, OWN_CORES: 0.1, STOLEN_CORES: 0.0, CPU_PRESSURE: 0.25}, "ok", "ok"),
+        ({HOST_CORES: 1.5, OWN_CORES: 0.1, STOLEN_CORES: 0.0}, "ok", "warning"),
+        ({HOST_CORES: 1.5, OWN_CORES: 1.5, STOLEN_CORES: 0.5}, "warning", "ok"),
+        ({OWN_CORES: 0.1}, "ok", "ok"),
+        ({HOST_CORES: None, STOLEN_CORES: None}, "ok", "ok"),
+    ],
+)
+def test_a_second_tells_of_others(values, steal, work):
+    class Source:
+        name, times, closed = "planted", [], False
+
+        def read(self, now_s):
+            self.times.append(now_s)
+            return Reading(values if len(self.times) > 1 else dict.fromkeys(values))
+
+        def close(self):
+            self.closed = True
+
+    source, clock, slept = Source(), iter([5.0, 6.0]), []
+    found = host.of_a_second(source, 4, lambda: next(clock), slept.append)
+    assert [finding.state for finding in found] == [steal, work]
+    assert (source.times, slept, source.closed) == ([5.0, 6.0], [1.0], True)
+    if CPU_PRESSURE in values:
+        assert "0.20 cores over a second, a task waited for a CPU 25% of the time" in found[1].found
+
+
+def test_governors(places):
+    assert host.of_governor(places).found == "not readable, as in most virtual machines"
+    cpufreq = places.sys / "devices/system/cpu/cpufreq"
+    put(cpufreq / "policy0/scaling_governor", "performance\n")
+    assert host.of_governor(places) == Finding("governor", "ok", "performance")
+    put(cpufreq / "policy1/scaling_governor", "powersave\n")
+    assert host.of_governor(places).state == "warning"
+    assert host.of_governor(places).found == "performance, powersave"
+
+
+@pytest.mark.parametrize(("free_gib", "state"), [(20, "ok"), (4, "warning"), (1, "problem")])
+def test_memory(places, free_gib, state):
+    put(places.proc / "meminfo", f"MemTotal: {32 << 20} kB\nMemFree: 1 kB\nMemAvailable: {free_gib << 20} kB\n")
+    found = host.of_memory(places)
+    assert (found.state, found.found) == (state, f"{free_gib}.0 GiB of 32.0 GiB free")
+    assert bool(found.advice) == (state != "ok")
+
+
+@pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemAvailable:\nMemTotal: 1 kB\n", "nonsense\n"])
+def test_memory_that_is_not_told(places, text):
+    put(places.proc / "meminfo", text)
+    assert host.of_memory(places) == Finding("memory", "ok", "the host does not say")
+
+
+def test_shared_memory(places):
+    assert host.of_shared_memory(places).state == "warning"
+    places.shm.mkdir()
+    assert host.of_shared_memory(places, lambda path: 64 << 20).state == "warning"
+    assert host.of_shared_memory(places, lambda path: 8 * GIB).found == "8.0 GiB free"
+
+
+@pytest.mark.parametrize(
+    ("env", "where"),
+    [({}, "home/.cache/vllm"), ({"XDG_CACHE_HOME": "xdg"}, "xdg/vllm"), ({"VLLM_CACHE_ROOT": "root"}, "root")],
+)
+def test_the_compile_cache(places, tmp_path, env, where):
+    given = Places(home=places.home, env={name: str(tmp_path / value) for name, value in env.items()})
+    found = host.of_cache(given, lambda path: 100 * GIB)
+    assert (found.state, found.found) == ("ok", f"nothing compiled yet in {tmp_path / where}, 100.0 GiB free")
+    (tmp_path / where / "torch_compile_cache").mkdir(parents=True)
+    assert host.of_cache(given, lambda path: GIB).state == "warning"
+    assert host.of_cache(given, lambda path: 0).state == "problem"
+    assert host.of_cache(given).found.startswith(f"there is one in {tmp_path / where}, ")
+
+
+def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path):
+    assert host.free_bytes(tmp_path / "not/there") > 0

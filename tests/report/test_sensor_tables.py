@@ -1,0 +1,199 @@
+"""Tables of what the sensors saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies import H200, WELL, law, measurement, planted_telemetry, point
+
+from pytest_slmserve import sensors
+from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.summary import Summary
+from pytest_slmserve.report.sensor_tables import COLUMNS, LEGEND, energy_report, legend, sensor_table
+from pytest_slmserve.report.tables import run_lines, sweep_report
+
+BATCHES = (1, 8, 1024)
+LIFELIKE = {
+    "gpu_util": 1.0,
+    "engine_active": 0.972,
+    "sm_active": 0.718,
+    "sm_active_max": 0.884,
+    "sm_occupancy": 0.135,
+    "sm_occupancy_max": 0.149,
+    "dram_active": 0.613,
+    "tensor_active": 0.0521,
+    "power_w": 412.345,
+    "power_limit_w": 700.0,
+    "energy_per_token_j": 1.23456,
+    "sm_clock_hz": 1.98e9,
+    "own_cores": 2.31,
+    "stolen_cores": 0.0123,
+    "unexplained": 0.412,
+    "bound": "compute",
+}
+
+
+def seen(concurrency: int = 8, **figures: object) -> Point:
+    return replace(point(concurrency, [100.0, 101.0]), **figures)
+
+
+def sweep(**figures: object) -> Curve:
+    return Curve(subject="opt-1.3b", points=tuple(seen(c, **figures) for c in BATCHES))
+
+
+def head(table: str) -> str:
+    """The words of the two lines above the rule, each column's together."""
+    first, second, rule = table.splitlines()[:3]
+    columns, at = [], 0
+    for dashes in rule.split("  "):
+        columns.append(f"{first[at : at + len(dashes)].strip()} {second[at : at + len(dashes)].strip()}".strip())
+        at += len(dashes) + 2
+    return "|".join(columns)
+
+
+def rows(table: str) -> list[list[str]]:
+    return [line.split() for line in table.splitlines()[3:]]
+
+
+def test_a_row_shows_the_figures_of_its_point():
+    table = sensor_table(sweep(**LIFELIKE))
+    assert len(rows(table)) == 3
+    assert rows(table)[1] == [
+        *["8", "100.0", "97.2", "71.8", "88.4", "13.5", "14.9", "61.3", "5.2", "412", "1,235", "1,980", "2.31"],
+        *["0.012", "41.2", "compute", "ok"],
+    ]
+    assert head(table) == (
+        "in flight|GPU util %|busy %|SM % mean|max|warp % mean|max|DRAM %|tensor %|power W|mJ/ token|clock MHz|"
+        "own cores|stolen cores|rest %|bound|sensors"
+    )
+
+
+def test_the_table_fits_a_wide_terminal():
+    widest = LIFELIKE | {"power_w": 1_234.0, "energy_per_token_j": 123.4, "own_cores": 127.9, "stolen_cores": 12.34}
+    table = sensor_table(Curve(subject="x", points=(seen(1024, **widest), replace(seen(1), degraded=("slow",)))))
+    assert 120 < max(map(len, table.splitlines())) <= 150
+
+
+def test_columns_that_have_nothing_are_left_out():
+    assert head(sensor_table(sweep(gpu_util=0.98, power_w=301.0))) == "in flight|GPU util %|power W|sensors"
+    assert head(sensor_table(sweep(own_cores=1.9))) == "in flight|own cores|sensors"
+
+
+def test_a_column_that_one_load_has_is_shown_with_a_dash_for_the_others():
+    curve = Curve(subject="x", points=(seen(1, gpu_util=0.5), seen(2, gpu_util=0.6, power_w=300.0)))
+    assert rows(sensor_table(curve)) == [["1", "50.0", "-", "ok"], ["2", "60.0", "300", "ok"]]
+
+
+@pytest.mark.parametrize("figures", [{}, {"unexplained": 0.3, "bound": "memory"}])
+def test_without_sensors_there_is_no_table(figures):
+    """What shapes say alone needs no table of sensors."""
+    curve = sweep(**figures)
+    assert sensor_table(curve) == legend([curve]) == "" and list(energy_report([curve])) == []
+    text = sweep_report(curve)
+    assert "sensors" not in text and "power" not in text
+
+
+def test_loads_without_sensors_have_no_row():
+    curve = Curve(subject="x", points=(seen(1), seen(2, power_w=300.0), point(4, ())))
+    assert [row[0] for row in rows(sensor_table(curve))] == ["2"]
+
+
+def test_degraded_loads_are_told_from_sound_ones():
+    curve = Curve(subject="x", points=(seen(1, power_w=300.0), seen(2, power_w=300.0, degraded=("it was slow",))))
+    assert [row[-1] for row in rows(sensor_table(curve))] == ["ok", "degraded"]
+    text = sweep_report(curve)
+    assert "degraded: 2 in flight: it was slow" in text
+    assert [line.split()[-1] for line in text.splitlines() if line.split()[:1] in (["1"], ["2"])][:2] == [
+        "yes",
+        "degraded",
+    ]
+
+
+def test_the_legend_is_of_the_columns_shown():
+    assert legend([sweep(gpu_util=1.0)]) == LEGEND["GPU\nutil %"]
+    both = legend([sweep(gpu_util=1.0), sweep(own_cores=1.0, stolen_cores=0.0)])
+    assert both == " ".join(LEGEND[name] for name in ("GPU\nutil %", "own\ncores", "stolen\ncores"))
+    assert legend([sweep(**LIFELIKE)]) == " ".join(LEGEND.values())
+    assert legend([]) == ""
+
+
+def test_every_entry_of_the_legend_is_of_a_column():
+    assert set(LEGEND) <= set(COLUMNS)
+
+
+def test_the_report_of_a_run_has_tables_and_legend_in_this_order():
+    curve = sweep(**LIFELIKE)
+    text = "\n".join(text for text, _ in run_lines([curve], []))
+    places = [text.index(words) for words in ("Pareto   valid", "util %", "saturation law", "GPU util: time in which")]
+    assert places == sorted(places)
+    assert max(len(line) for line in text.splitlines()) <= 150
+
+
+# Energy
+
+
+def spent(model: str, concurrency: int, joules: float, limit: float | None = 700.0, **where: object) -> Curve:
+    made = measurement(concurrency, 1000.0, model=model, **where)
+    figures = {"energy_per_token_j": joules, "power_w": 350.0, "power_limit_w": limit}
+    shown = replace(seen(concurrency, **figures), each=(Summary(**figures),) * 2)
+    return Curve(subject=model, points=(shown,), measurements=(made,))
+
+
+def test_energy_of_each_model_at_its_largest_batch_of_the_table():
+    curves = [spent("opt-125m", 512, 0.00843), spent("opt-1.3b", 256, 0.0476), spent("opt-2.7b", 64, 0.1)]
+    [text] = energy_report(curves)
+    title, _, names, _, *lines = text.splitlines()
+    assert title == (
+        "Energy per output token at the largest batch of arXiv:2404.03353, table 1, under a power limit of 700 W"
+    )
+    assert names.split("  ")[0] == "model"
+    assert [line.split() for line in lines] == [
+        ["opt-125m", "512", "100.5", "350", "0.00843"],
+        ["opt-1.3b", "256", "100.5", "350", "0.0476"],
+    ]
+
+
+def test_a_table_for_each_power_limit():
+    curves = [
+        spent("opt-125m", 512, 0.01),
+        spent("opt-1.3b", 256, 0.05, limit=500.0),
+        spent("opt-2.7b", 128, 0.09),
+        spent("opt-6.7b", 64, 0.2, limit=None),
+    ]
+    texts = list(energy_report(curves))
+    assert [text.splitlines()[0].partition("under ")[2] for text in texts] == [
+        "a power limit of 700 W",
+        "a power limit of 500 W",
+        "an unknown power limit",
+    ]
+    models = [[line.split()[0] for line in text.splitlines()[4:]] for text in texts]
+    assert models == [["opt-125m", "opt-2.7b"], ["opt-1.3b"], ["opt-6.7b"]]
+
+
+def test_one_model_on_two_devices_is_told_apart():
+    other = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
+    [text] = energy_report([spent("opt-125m", 512, 0.01), spent("opt-125m", 512, 0.02, environment=other)])
+    assert "opt-125m, NVIDIA H200 " in text and "opt-125m, NVIDIA H100 80GB HBM3 " in text
+
+
+def test_repeats_under_two_limits_are_under_no_known_one():
+    limits = [planted_telemetry({**WELL, sensors.POWER_LIMIT: limit}, interval_s=0.1) for limit in (700.0, 500.0)]
+    made = [measurement(512, 1e4, repeat=i, model="opt-125m", steps=120) for i in range(2)]
+    both = [replace(m, run=replace(m.run, telemetry=limits[i])) for i, m in enumerate(made)]
+    [text] = energy_report([curve_of("opt-125m", both)])
+    assert "under an unknown power limit" in text
+
+
+def test_records_without_sensors_have_no_table():
+    curve = curve_of("opt-1.3b", [measurement(c, law(c), repeat=i) for c in BATCHES for i in range(2)])
+    assert sensor_table(curve) == "" and list(energy_report([curve])) == []
+
+
+def test_records_with_sensors_have_one():
+    made = [measurement(c, law(c), repeat=i) for c in (1, 2, 4) for i in range(2)]
+    watched = [replace(m, run=replace(m.run, telemetry=planted_telemetry(interval_s=0.001, until_s=0.7))) for m in made]
+    table = sensor_table(curve_of("opt-1.3b", watched))
+    assert len(rows(table)) == 3 and {row[-1] for row in rows(table)} <= {"ok", "degraded"}
+    assert "95.0" in rows(table)[0] and "400" in rows(table)[0]
