@@ -1,50 +1,28 @@
-"""Fixtures for a user's own tests and for the shipped benchmarks, and what the hooks need to know of an item."""
+"""Fixtures for a user's own tests and for the shipped benchmarks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from pytest_slmserve.items import CLOCK, SESSION, lengths_of, load_for, point_id, spec_from_marker
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.curve import Curve
     from pytest_slmserve.analysis.points import Point
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
-    from pytest_slmserve.records import Measurement, Progress, Workload
+    from pytest_slmserve.records import Measurement, Workload
     from pytest_slmserve.session import Session
     from pytest_slmserve.spec import ClosedLoop, EngineSpec
+    from pytest_slmserve.watched import Watched
 
+    Watching = Callable[[], AbstractContextManager[Watched]]
     Carry = Callable[[Sequence[Measurement]], None]
-
-
-SESSION = pytest.StashKey["Session"]()
-
-
-def is_measured(item: pytest.Item) -> bool:
-    """Does this item need an engine, or what one measured?"""
-    names = getattr(item, "fixturenames", ())
-    return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in names)
-
-
-class Clock:
-    """A timer for pytest-benchmark that is advanced by what an engine took, not by what the test took."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-    def __repr__(self) -> str:
-        return "<the engine's clock>"
-
-
-CLOCK = Clock()
 
 
 @pytest.fixture(scope="session")
@@ -67,9 +45,9 @@ def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
 
 
 @pytest.fixture
-def sharegpt(slm_session: Session, slm_spec: EngineSpec) -> Workload:
-    """Requests from ShareGPT conversations for this test's model, as the options want them."""
-    return slm_session.workload(slm_spec.model)
+def sharegpt(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Workload:
+    """Requests from ShareGPT conversations for this test's model, as long as its marker or the options want them."""
+    return slm_session.workload(slm_spec.model, lengths_of(request.node))
 
 
 @pytest.fixture
@@ -105,18 +83,19 @@ def slm_sweep(
 
 @dataclass(frozen=True, repr=False)
 class PlannedPoint:
-    """One point of a planned sweep."""
+    """One point of a planned sweep, or one that a marker names. lengths: those of its requests, None: the options'."""
 
     session: Session
     model: str
     load: ClosedLoop
+    lengths: tuple[int, int] | None
     carry: Carry
 
     def measure(self) -> Verdict:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted."""
         from pytest_slmserve.analysis.validity import trustworthy
 
-        spec, workload = self.session.sweep(self.model).spec, self.session.workload(self.model)
+        spec, workload = self.session.spec(self.model), self.session.workload(self.model, self.lengths)
         repeats = self.session.options.repeats
         found = self.session.measure(spec, workload, self.load, repeats)
         self.carry(found)
@@ -128,9 +107,10 @@ class PlannedPoint:
 
 @pytest.fixture
 def slm_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedPoint:
-    """One point of the planned sweep; parametrised over models and batches by the options."""
+    """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
+    `points`: pairs of a model and the requests in flight."""
     model, load = request.param
-    return PlannedPoint(slm_session, model, load, slm_carrier)
+    return PlannedPoint(slm_session, model, load, lengths_of(request.node), slm_carrier)
 
 
 @pytest.fixture
@@ -150,7 +130,26 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     row = slm_session.row(name, slm_model)
     if row.expected == "fails" and not slm_session.options.strict:
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=True, reason=row.evidence))
-    return lambda: slm_session.judge(name, slm_model)
+    return lambda: slm_session.judge(name, slm_model, lengths_of(request.node))
+
+
+@pytest.fixture
+def slm_gpu_sampler(slm_session: Session) -> Watching:
+    """`with slm_gpu_sampler() as watched:` reads the sensors beside the block; then `watched` has the rows, the figures
+    and the verdict over them. What it reads is chosen by `--slm-telemetry`."""
+    from pytest_slmserve.errors import BadUsage
+    from pytest_slmserve.watched import watching
+
+    sampler, environment = slm_session.own_sampler(), slm_session.host.environment
+    if sampler is None:
+        raise BadUsage("no sensors are read in this run", "not --slm-telemetry off")
+    return lambda: watching(sampler, environment)
+
+
+@pytest.fixture
+def dcgm(slm_gpu_sampler: Watching) -> Watching:
+    """The same under a familiar name: fields are keyed by DCGM's numbers, whoever is asked."""
+    return slm_gpu_sampler
 
 
 class BenchmarkCarrier:
@@ -175,90 +174,3 @@ class NoCarrier:
     @pytest.fixture
     def slm_carrier(self) -> Carry:
         return lambda measurements: None
-
-
-def point_id(model: str, load: ClosedLoop) -> str:
-    from pytest_slmserve.models import short_name
-
-    return f"{short_name(model)}-{load.concurrency}"
-
-
-def point_parameters(session: Session) -> list[Any]:
-    """A parameter per point, marked so that pytest-benchmark reads the engine's clock."""
-    unused = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # a point may have nothing to show
-    return [
-        pytest.param((model, load), id=point_id(model, load), marks=[benchmark(model), unused])
-        for model in session.models
-        for load in session.sweep(model).loads
-    ]
-
-
-def benchmark(model: str) -> pytest.MarkDecorator:
-    return pytest.mark.benchmark(timer=CLOCK, group=model)
-
-
-def model_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
-    """A parameter per model: those of the sweep, or those that the claim's own marker names."""
-    from pytest_slmserve.models import short_name
-
-    models = (marker.kwargs.get("models") if marker else None) or session.models
-    return [pytest.param(model, id=short_name(model)) for model in models]
-
-
-def load_for(session: Session, spec: EngineSpec, concurrency: int) -> ClosedLoop:
-    from pytest_slmserve.plan import load_of
-
-    return load_of(session.options, spec.backend, concurrency)
-
-
-def engine_of(session: Session, item: Any) -> EngineSpec | None:
-    """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
-    here. Raises BadUsage for an impossible marker."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if parameters.get("slm_point"):
-        return session.sweep(parameters["slm_point"][0]).spec
-    if model := parameters.get("slm_model"):
-        return session.spec(model) if session.swept(model) else None
-    marker = item.get_closest_marker("slm")
-    return spec_from_marker(session, dict(marker.kwargs) if marker else {})
-
-
-def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
-    from pytest_slmserve.errors import BadUsage
-    from pytest_slmserve.spec import EngineSpec
-
-    words.pop("claim", None)
-    model = words.pop("model", None) or session.models[0]
-    known = {field.name for field in fields(EngineSpec)} - {"model", "backend"}
-    if unknown := set(words) - known:
-        raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}", f"model, {', '.join(sorted(known))}")
-    return replace(session.spec(model), **words)
-
-
-def plan_rows(session: Session, items: Sequence[pytest.Item]) -> list[tuple[str, EngineSpec | None, float]]:
-    """For each item its name, the engine it starts or uses (None: it only reads) and the seconds it will take."""
-    return list(_priced(session, items))
-
-
-def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, EngineSpec | None, float]]:
-    for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        if point := parameters.get("slm_point"):
-            yield item.name, engine_of(session, item), session.price_s(*point)
-        elif is_measured(item) and not parameters.get("slm_model"):
-            yield item.name, engine_of(session, item), 0.0
-        else:
-            yield item.name, None, 0.0
-
-
-def seconds_left(session: Session, items: Sequence[pytest.Item]) -> Callable[[Progress], float]:
-    """From the progress of a measurement to the end of `items`, the first of which it belongs to.
-
-    The items are priced once: that hashes each of their keys, too much to do twice a second beside what is measured.
-    """
-    from pytest_slmserve.plan import start_price_s
-
-    rows = plan_rows(session, items)
-    starts = sum(map(start_price_s, {spec for _, spec, _ in rows if spec} - {session.pool.current}))
-    points = sum(seconds for _, _, seconds in rows)
-    return lambda progress: max(0.0, points - progress.elapsed_s) + starts

@@ -57,6 +57,8 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
             )
         case "LlamaForCausalLM" | "MistralForCausalLM":
             return llama_parameters(config)
+        case "Qwen2ForCausalLM":
+            return llama_parameters(config) + qkv_biases(config)
         case _:
             return None
 
@@ -70,6 +72,13 @@ def llama_parameters(config: Mapping[str, Any]) -> int:
     layer = attention + 3 * hidden * config["intermediate_size"] + 2 * hidden
     embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
     return int(embeddings + config["num_hidden_layers"] * layer + hidden)
+
+
+def qkv_biases(config: Mapping[str, Any]) -> int:
+    """What Qwen2 has beside a Llama-like model: biases of queries, keys and values (arXiv:2407.10671)."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    return int(config["num_hidden_layers"] * (hidden // heads) * (heads + 2 * kv_heads))
 
 
 def opt_parameters(
@@ -131,8 +140,30 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> Shape:
     )
 
 
-# Zhang et al. 2022 (arXiv:2205.01068), table 1; the configurations are those of the published checkpoints.
-# opt-tiny is ours: small enough that two CPU cores serve it fast enough to see a plateau.
+def _qwen2(name: str, layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int) -> Shape:
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "vocab_size": 151936,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 151643,
+        "eos_token_id": 151643,
+        "torch_dtype": "bfloat16",
+    }
+    return shape_from_config(name, config)
+
+
+# Zhang et al. 2022 (arXiv:2205.01068), table 1, and Qwen2.5 (arXiv:2412.15115), table 1; the configurations are those
+# of the published checkpoints. opt-tiny is ours: small enough that two CPU cores serve it fast enough to see a plateau.
 CATALOGUE: dict[str, Shape] = {
     shape.name: shape
     for shape in (
@@ -143,6 +174,7 @@ CATALOGUE: dict[str, Shape] = {
         _opt("opt-2.7b", 32, 2560, 32),
         _opt("opt-6.7b", 32, 4096, 32),
         _opt("opt-13b", 40, 5120, 40),
+        _qwen2("qwen2.5-3b", 36, 2048, 16, 2, 11008),
     )
 }
 
@@ -154,14 +186,18 @@ def short_name(model: str) -> str:
 
 def catalogue_name(model: str) -> str | None:
     """The name under which the catalogue has `model`, or None: a folder may be called as it likes."""
-    name = model.removeprefix("facebook/").lower()
-    return name if name in CATALOGUE else None
+    wanted = model.lower()
+    return next((name for name in CATALOGUE if wanted in (name, _on_hub(name).lower())), None)
+
+
+def _on_hub(name: str) -> str:
+    return {"qwen2.5-3b": "Qwen/Qwen2.5-3B"}.get(name, f"facebook/{name}")
 
 
 def hub_name(model: str) -> str:
     """Where real weights come from: the Hub's name of a catalogue model; a folder stays what it is."""
     name = catalogue_name(model)
-    return f"facebook/{name}" if name else model
+    return _on_hub(name) if name else model
 
 
 def shape_of(model: str) -> Shape:

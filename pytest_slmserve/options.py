@@ -131,6 +131,14 @@ def frozen(value: Any) -> Any:
     return tuple(map(frozen, value)) if isinstance(value, list) else value
 
 
+def telemetry(text: str) -> str:
+    """Who is asked about the device: a name, or the page of a dcgm-exporter."""
+    name, equals, address = text.partition("=")
+    if text in TELEMETRY or (name == "dcgm" and equals and address) or text.startswith(("http://", "https://")):
+        return text
+    raise ValueError(f"{', '.join(TELEMETRY)}, dcgm=HOST:PORT or the URL of a dcgm-exporter")
+
+
 def one_of(*choices: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in choices:
@@ -140,6 +148,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return read
 
 
+TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 OPTS = (
     Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),
     Opt("--slm-cpu", truth, False, "run the same benchmarks on vLLM's CPU backend"),
@@ -189,6 +198,16 @@ OPTS = (
         many=True,
     ),
     Opt(
+        "--slm-telemetry", telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"
+    ),
+    Opt(
+        "--slm-telemetry-interval",
+        positive,
+        None,
+        "seconds between readings of the sensors: 0.25, or 0.1 at least",
+        "S",
+    ),
+    Opt(
         "--slm-records", str, ".slm/records.jsonl", "archive that every measurement is appended to (.gz: gzip)", "PATH"
     ),
     Opt("--slm-resume", truth, False, "reuse valid measurements of the archive instead of measuring again"),
@@ -220,6 +239,8 @@ class Options:
     python: str
     env: tuple[tuple[str, str], ...]
     engine_arg: tuple[tuple[str, Any], ...]
+    telemetry: str
+    telemetry_interval: float | None
     records: str
     resume: bool
     skip_damaged: bool

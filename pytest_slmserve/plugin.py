@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.fixtures import SESSION, is_measured, seconds_left
+from pytest_slmserve.items import SESSION, is_measured, seconds_left
 
 if TYPE_CHECKING:
     from pytest_slmserve.options import Options
@@ -23,6 +23,7 @@ EXIT_UNDECIDED = 10
 OPTIONS = pytest.StashKey["Options"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu or --slm-fake"
+NEEDS_A_GPU = "reads a GPU's counters: needs --slm-gpu or --slm-fake"
 STATE = "slm_state"  # user property of a report whose verdict is undecided
 
 
@@ -40,7 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "slm(model=..., claim=..., **spec): a test that measures; `model` and fields of EngineSpec choose its engine",
+        "slm(model=..., claim=..., models=..., points=..., lengths=..., needs=..., **spec): a test that measures; "
+        "`model` and fields of EngineSpec choose its engine, `lengths` its requests",
     )
     options = config.stash[OPTIONS] = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
@@ -89,7 +91,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     chosen = ", ".join(f"{name} ({where})" for name, where in source.items() if where != "default")
     device = environment.gpu_name or environment.cpu
     vllm = f"vLLM {environment.vllm}" if environment.vllm else "no vLLM"
-    return f"slmserve: {device}, {vllm}; records: {session.options.records}; set: {chosen}"
+    sensors = session.sampler.name if session.sampler else "simulated" if session.backend == "fake" else "none"
+    return f"slmserve: {device}, {vllm}; sensors: {sensors}; records: {session.options.records}; set: {chosen}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -102,11 +105,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(wanted.pop(), [pytest.param(None, id="-")], indirect=True)
         return
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.fixtures import model_parameters, point_parameters
+    from pytest_slmserve.items import model_parameters, point_parameters
 
     name, marker, values = wanted.pop(), metafunc.definition.get_closest_marker("slm"), []
     try:
-        values = point_parameters(session) if name == "slm_point" else model_parameters(session, marker)
+        values = point_parameters(session, marker) if name == "slm_point" else model_parameters(session, marker)
     except SlmError as error:  # raised here, pytest would take it for an error of the test's file
         metafunc.config.stash.setdefault(PROBLEM, f"slmserve: {error}")
     metafunc.parametrize(name, values, indirect=True)
@@ -122,16 +125,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(config.stash[PROBLEM])
     _leave_out_others(config, items)
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.fixtures import engine_of
+    from pytest_slmserve.items import engine_of, is_skipped
 
     order: dict[Any, int] = {}
 
-    def key(item: pytest.Item) -> tuple[int, bool]:
-        """Engines in the order of their first item, claims after the points they read."""
+    def key(item: pytest.Item) -> tuple[bool, int, bool]:
+        """Engines in the order of their first item, claims after the points they read; those that name models of
+        their own read more than one engine's, so they come last. So does what is skipped: no engine ends for it."""
+        marker, claims = item.get_closest_marker("slm"), "slm_model" in getattr(item, "fixturenames", ())
         spec = engine_of(session, item)
-        return order.setdefault(spec, len(order)), "slm_model" in getattr(item, "fixturenames", ())
+        apart = bool(claims and marker and "models" in marker.kwargs) or is_skipped(item)
+        return apart, order.setdefault(spec, len(order)), claims
 
     measured = [item for item in items if is_measured(item)]
+    _skip_without_gpu(session, measured)
     try:
         ranks = {id(item): key(item) for item in measured}
     except SlmError as error:
@@ -145,6 +152,14 @@ def _skip(measured: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"slmserve: SLM_REQUIRE_GPU=1, but {measured[0].nodeid} {NEEDS_A_MODE}")
     for item in measured:
         item.add_marker(pytest.mark.skip(reason=NEEDS_A_MODE))
+
+
+def _skip_without_gpu(session: Session, measured: list[pytest.Item]) -> None:
+    """Counters of a GPU can be simulated, but no CPU has them."""
+    for item in measured:
+        marker = item.get_closest_marker("slm")
+        if session.backend == "cpu" and marker and marker.kwargs.get("needs") == "gpu":
+            item.add_marker(pytest.mark.skip(reason=NEEDS_A_GPU), append=False)
 
 
 def _leave_out_others(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -179,7 +194,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     slm = session.config.stash.get(SESSION, None)
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
-    from pytest_slmserve.fixtures import plan_rows
+    from pytest_slmserve.items import plan_rows
     from pytest_slmserve.plan import plan_lines
 
     writer = session.config.get_terminal_writer()
@@ -259,7 +274,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     session = item.config.stash.get(SESSION, None)
     if session is None or session.pool.current is None:
         return
-    from pytest_slmserve.fixtures import engine_of
+    from pytest_slmserve.items import engine_of
 
     if nextitem is None or engine_of(session, nextitem) != session.pool.current:
         session.pool.close()

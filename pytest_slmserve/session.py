@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import by_series, series_key
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import DeviceLock, Pool
@@ -21,10 +22,12 @@ from pytest_slmserve.kinds import Backend
 from pytest_slmserve.measure import measure
 from pytest_slmserve.models import hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, plan_sweep, price_s, workload_spec
+from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, load_of, plan_sweep, price_s, workload_spec
 from pytest_slmserve.records import Environment, Measurement, Progress, Workload, measurement_key
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.store import Archive, read
+from pytest_slmserve.telemetry.choose import open_sampler
+from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.workload.build import build_workload
 from pytest_slmserve.workload.tokens import hub_tokenizer
 
@@ -57,9 +60,11 @@ class Session:
     notes: list[str] = field(default_factory=list)
     pool: Pool = field(default_factory=Pool)
     archive: Archive | None = None
+    sampler: Sampler | None = None
     _undo: ExitStack = field(default_factory=ExitStack)
     _workloads: dict[str, Workload] = field(default_factory=dict)
     _sweeps: dict[str, Sweep] = field(default_factory=dict)
+    _curves: tuple[tuple[int, ...], list[Curve]] | None = None
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
     @classmethod
@@ -74,7 +79,18 @@ class Session:
                 raise
             assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
             host = Host(Environment(backend=backend), "none", (assumed,))
-        return cls(options, backend, host, notes=list(host.warnings))
+        session = cls(options, backend, host, notes=list(host.warnings))
+        if backend != "fake" and not options.plan:  # the simulated engine simulates its sensors too
+            session._open_sensors()
+        return session
+
+    def _open_sensors(self) -> None:
+        """Raises SensorFailed or BadUsage where those that were asked for are not there."""
+        interval_s = self.options.telemetry_interval or INTERVAL_S
+        self.sampler, notes = open_sampler(self.options.telemetry, self.host.device, interval_s)
+        self.notes += notes
+        if self.sampler:
+            self._undo.callback(self.sampler.close)
 
     def open(self) -> None:
         """Take the device, read what is to be resumed, open the archive. Raises BadUsage or BadArchive."""
@@ -89,6 +105,14 @@ class Session:
         self.notes += self.archive.notes
         if self.options.resume and there:
             self.resume(path)
+
+    def own_sampler(self) -> Sampler | None:
+        """For blocks of a user's tests: what is read beside engines, or imagined sensors beside a simulated one."""
+        if self.sampler or self.backend != "fake" or self.options.telemetry == "off":
+            return self.sampler
+        from pytest_slmserve.telemetry.simulated import SimulatedSource
+
+        return Sampler([SimulatedSource()], self.options.telemetry_interval or INTERVAL_S)
 
     def begin(self) -> None:
         """Note in the archive that this run measures, and by which parameters its claims are judged."""
@@ -123,17 +147,34 @@ class Session:
         return short_name(model) in map(short_name, self.models)
 
     def _fits(self, model: str) -> bool:
+        if why := self.misfit(model):
+            self.notes.append(f"{model} is left out: {why}")
+        return why is None
+
+    def misfit(self, model: str) -> str | None:
+        """Why a model cannot be served here; None if it can. Raises BadUsage for an unknown one."""
+        shape_of(model)
         try:
             self.spec(model)
         except BadUsage as error:
-            self.notes.append(f"{model} is left out: {error.problem}")
-            return False
-        return True
+            return error.problem
+        return None
 
-    def workload(self, model: str) -> Workload:
-        """The requests for `model`; models of one vocabulary share them."""
+    def overload(self, model: str, load: ClosedLoop, lengths: tuple[int, int] | None = None) -> str | None:
+        """Why a load would measure preemption; None if it would not."""
+        longest = self.workload(model, lengths).longest
+        capacity = kv_capacity(self.spec(model), longest)
+        if capacity is None or capacity >= load.concurrency:
+            return None
+        return f"the KV cache holds {capacity} requests of {longest} tokens"
+
+    def workload(self, model: str, lengths: tuple[int, int] | None = None) -> Workload:
+        """The requests for `model`, of the options' lengths or of these (prompt and output tokens); models of one
+        vocabulary share them."""
         shape, spec = shape_of(model), workload_spec(self.options, self.backend)
-        name = shape.name if self.options.dataset else str(shape.vocabulary)
+        if lengths:
+            spec = replace(spec, prompt_tokens=lengths[0], output_tokens=lengths[1])
+        name = f"{shape.name if self.options.dataset else shape.vocabulary} {lengths}"
         if name not in self._workloads:
             real = self.options.weights == "real" and spec.source == "sharegpt"
             tokenizer = hub_tokenizer(hub_name(model)) if real else None
@@ -163,18 +204,19 @@ class Session:
         return self.pool.engine(spec)
 
     def measure(self, spec: EngineSpec, workload: Workload, load: ClosedLoop, repeats: int) -> list[Measurement]:
-        """All measurements of one key: what is known already, and new ones until `repeats` are valid.
+        """All measurements of one key: what is known already, and new ones until `repeats` are sound.
 
-        An invalid one (another process in the way, say) is kept, shown, and measured again, once for each point.
+        One that is invalid or degraded (another process in the way, say) is kept, shown, and measured again, once for
+        each point.
         """
         key = self.key(spec, workload, load)
         known = self.measured.setdefault(key, [])
         self.asked.setdefault(key)
         attempts = repeats - len(known) + SECOND_CHANCES
-        while attempts > 0 and sum(not problems(m) for m in known) < repeats:
+        while attempts > 0 and sum(map(sound, known)) < repeats:
             attempts -= 1
             tell = self._teller(spec, load, len(known))
-            found = measure(self.engine(spec), workload, load, self.environment(spec), tell)
+            found = measure(self.engine(spec), workload, load, self.environment(spec), tell, self.sampler)
             known.append(found)
             if self.archive:
                 self.archive.add(found)
@@ -184,9 +226,9 @@ class Session:
         name = f"{short_name(spec.model)} at {load.concurrency}, repeat {repeat + 1}"
         return lambda progress: self.tell(name, progress)
 
-    def price_s(self, model: str, load: ClosedLoop) -> float:
+    def price_s(self, model: str, load: ClosedLoop, lengths: tuple[int, int] | None = None) -> float:
         """Seconds that a point will take: its repeats that are not known yet, warm-up included."""
-        spec, workload = self.sweep(model).spec, self.workload(model)
+        spec, workload = self.spec(model), self.workload(model, lengths)
         known = len(self.measured.get(self.key(spec, workload, load), []))
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
         return max(0, self.options.repeats - known) * price_s(spec, load, workload.mean_output_tokens, context)
@@ -206,6 +248,12 @@ class Session:
 
     def curves(self) -> list[Curve]:
         """All that this run asked for, in the order asked: planned sweeps, and what users' tests measured."""
+        known = len(self._sweeps), *(len(self.measured[key]) for key in self.asked)
+        if self._curves is None or self._curves[0] != known:  # each claim asks for them, and they take their time
+            self._curves = known, self._made_curves()
+        return self._curves[1]
+
+    def _made_curves(self) -> list[Curve]:
         planned = {self.series(model): model for model, sweep in self._sweeps.items() if sweep.loads}
         asked = by_series(m for key in self.asked for m in self.measured[key])
         return [
@@ -225,14 +273,31 @@ class Session:
         """What is expected of a claim here."""
         return claims.row_for(name, model, self.host.environment, self.options.starts)
 
-    def judge(self, name: str, model: str) -> Verdict:
-        """Judge one claim for one model from what was measured, and remember it for the report. A model that is not
-        swept here has no curve: what can be judged of it is arithmetic."""
+    def judge(self, name: str, model: str, lengths: tuple[int, int] | None = None) -> Verdict:
+        """Judge one claim for one model from what was measured, and remember it for the report. A model of which
+        nothing was measured here has no curve: what can be judged of it is arithmetic."""
         row = self.row(name, model)
-        curve = self.curve(model) if self.swept(model) else Curve(subject=short_name(model))
-        verdict = claims.judge(name, curve, row)
+        verdict = claims.judge(name, self._known_curve(model, lengths), row, self.curves())
         self.judged.append(Judged(verdict, row))
         return verdict
+
+    def _known_curve(self, model: str, lengths: tuple[int, int] | None) -> Curve:
+        """A model's sweep, or what was measured of it beside the sweeps."""
+        if self.swept(model) and not lengths:
+            return self.curve(model)
+        subject = short_name(model)
+        known = (c for c in self.curves() if c.subject == subject and self._is_plain(c, model, lengths))
+        return next(known, Curve(subject=subject))
+
+    def _is_plain(self, curve: Curve, model: str, lengths: tuple[int, int] | None) -> bool:
+        """Was it measured as the options say, not on an engine or under a load of a user's own?"""
+        spec, first, load = self.spec(model), curve.first, curve.load
+        if first is None or load is None:
+            return False
+        wanted = series_key(
+            spec, self.workload(model, lengths).hash, load_of(self.options, self.backend, 1), self.environment(spec)
+        )
+        return series_key(first.spec, first.workload.hash, load, first.environment) == wanted
 
     @property
     def reused_count(self) -> int:

@@ -20,28 +20,31 @@ FOLDER = Path(pytest_slmserve.__file__).parent
 LEFT: dict[str, set[str]] = {
     "errors": set(),
     "kinds": set(),
+    "sensors": {"errors"},
     "models": {"errors"},
     "spec": {"errors", "kinds"},
     "records": {"models", "spec"},
     "environment": {"records"},
-    "store": {"records"},
+    "codec": {"records", "sensors"},
+    "store": {"codec"},
     "workload": {"records"},
-    "engines": {"records"},
-    "telemetry": {"records"},
+    "engines": {"records", "sensors"},
+    "telemetry": {"records", "sensors"},
     "measure": {"environment", "store", "workload", "engines", "telemetry"},
     "options": {"errors", "kinds"},
     "plan": {"measure", "options"},
-    "analysis": {"records"},
+    "analysis": {"records", "sensors"},
     "report": {"analysis"},
     "worker": set(),
 }
-TOP = {"session", "fixtures", "plugin", "__main__"}  # may import everything, also each other
+TOP = {"items", "watched", "session", "fixtures", "plugin", "doctor", "__main__"}  # may import all, also each other
 ADMISSION = "worker.admission"
 EXCEPTIONS = {
+    ("engines", "telemetry.simulated"),  # pure, and an imagined engine has an imagined device
     ("engines", ADMISSION),  # pure, so that the fake engine admits requests by the same rule as the worker
     ("plan", "analysis.kv_cache"),  # arithmetic over shapes: what a plan is cut by, before anything is measured
 }
-MAY_IMPORT_PYTEST = {"plugin", "fixtures"}
+MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items"}
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "uvloop", "vllm"}
 
@@ -156,7 +159,7 @@ RULES: dict[str, Callable[[Sources], Sequence[object]]] = {
     "imports point left": imports_to_the_right,
     "nothing inside imports the root": imports_of_the_root,
     "imports are absolute": relative_imports,
-    "only plugin and fixtures import pytest": imports_of_pytest,
+    "only plugin, fixtures and items import pytest": imports_of_pytest,
     "the worker needs only the standard library and vLLM": foreign_to_the_worker,
     "admission is pure": impure_admission,
     "no cycles": cycle,
@@ -178,8 +181,8 @@ PLANTED = [
     ("nothing inside imports the root", {"plugin": "import pytest_slmserve"}),
     ("imports are absolute", {"engines.base": "from . import pool"}),
     ("imports are absolute", {"engines.base": "from ..errors import SlmError"}),
-    ("only plugin and fixtures import pytest", {"session": "from typing import TYPE_CHECKING\nimport pytest"}),
-    ("only plugin and fixtures import pytest", {"session": "from _pytest.config import Config"}),
+    ("only plugin, fixtures and items import pytest", {"session": "from typing import TYPE_CHECKING\nimport pytest"}),
+    ("only plugin, fixtures and items import pytest", {"session": "from _pytest.config import Config"}),
     ("the worker needs only the standard library and vLLM", {"worker.worker": "import numpy as np"}),
     ("the worker needs only the standard library and vLLM", {"worker.worker": "from pytest_slmserve import errors"}),
     ("admission is pure", {ADMISSION: "def admit():\n    from torch import Tensor"}),

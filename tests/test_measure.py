@@ -1,15 +1,22 @@
 """A measurement keeps every fact of a run, and what it was a run of."""
 
+import threading
+import time
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from strategies import planted_run
 
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.errors import EngineFailed, SensorFailed
 from pytest_slmserve.measure import measure
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Environment
+from pytest_slmserve.sensors import HOST_CORES, POWER
 from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.build import build_workload
 
 HERE = Environment(backend="fake", gpu_name="simulated")
@@ -54,3 +61,86 @@ def test_the_listener_hears_of_it(workload):
 def test_the_death_of_an_engine_is_passed_on(workload):
     with pytest.raises(EngineFailed):
         measure(FakeEngine(SPEC), workload, Burst(16), HERE)
+
+
+# With sensors beside it
+
+
+class Planted:
+    """Says how long it has been asked for; fails from one reading on."""
+
+    def __init__(self, number=POWER, fails_at=10**9, error=SensorFailed):
+        self.name, self.number, self.fails_at, self.error = f"source of {number}", number, fails_at, error
+        self.asked = []
+
+    def read(self, now_s):
+        self.asked.append(now_s)
+        if len(self.asked) >= self.fails_at:
+            raise self.error("as it was told to")
+        return Reading({self.number: float(len(self.asked))}, 0.1)
+
+    def close(self):
+        pass
+
+
+class Timed(FakeEngine):
+    """Serves on the clock of the host: idle for a while, then a window, as a worker in its own process does."""
+
+    def __init__(self, before_s=0.3, window_s=0.4, dies=False):
+        super().__init__(SPEC)
+        self.before_s, self.window_s, self.dies = before_s, window_s, dies
+
+    def run(self, workload, load, tell=None):
+        time.sleep(self.before_s)
+        self.began = time.monotonic()
+        time.sleep(self.window_s)
+        if self.dies:
+            raise EngineFailed("it died, as it was told to")
+        return replace(planted_run(2, 100.0), window_s=(0.0, self.window_s), began_s=self.began)
+
+
+def recording():
+    return "slm-telemetry" in {thread.name for thread in threading.enumerate()}
+
+
+def test_rows_of_the_sensors_have_the_time_since_the_run_began(workload):
+    engine, source = Timed(), Planted()
+    seen = measure(engine, workload, LOAD, HERE, sampler=Sampler([source], 0.1)).run.telemetry
+    wanted = [at - engine.began for at in source.asked]
+    assert list(seen.time_s) == pytest.approx([at for at in wanted if -0.4 <= at <= 0.5], abs=1e-5)
+    assert seen.time_s[0] < 0 and any(0 < at < 0.4 for at in seen.time_s)
+    first = len(wanted) - len([at for at in wanted if at >= -0.4])
+    assert seen.columns[POWER][0] == first + 1 and seen.sources == ("source of 155",) and seen.notes == ()
+    assert not recording()
+
+
+def test_an_engine_with_a_clock_of_its_own_keeps_its_own_telemetry(workload):
+    source = Planted()
+    found = measure(FakeEngine(SPEC), workload, LOAD, HERE, sampler=Sampler([source], 0.1))
+    assert found.run == FakeEngine(SPEC).run(workload, LOAD)
+    assert found.run.telemetry.sources == ("simulated",)
+
+
+@pytest.mark.parametrize("error", [SensorFailed, ZeroDivisionError])
+def test_sensors_that_fail_cost_a_note_and_no_measurement(workload, error):
+    lost, other = Planted(fails_at=3, error=error), Planted(HOST_CORES)
+    found = measure(Timed(), workload, LOAD, HERE, sampler=Sampler([lost, other], 0.1))
+    seen = found.run.telemetry
+    assert len(found.run.samples) and found.run.failures == 0
+    assert len(seen.notes) == 1 and "source of 155 failed after 2 readings" in seen.notes[0]
+    assert seen.columns[HOST_CORES][-1] == len(other.asked), "the other source goes on"
+    assert len(lost.asked) == 3
+
+
+def test_a_dead_engine_stops_the_sensors_and_is_passed_on(workload):
+    source = Planted()
+    with pytest.raises(EngineFailed, match="it died"):
+        measure(Timed(dies=True), workload, LOAD, HERE, sampler=Sampler([source], 0.1))
+    assert not recording()
+    asked = len(source.asked)
+    time.sleep(0.25)
+    assert len(source.asked) == asked > 0
+
+
+def test_without_a_sampler_nothing_is_read(workload):
+    assert measure(Timed(0, 0), workload, LOAD, HERE).run.telemetry is None

@@ -17,6 +17,7 @@ PUBLISHED = {
     "opt-2.7b": (2_651_596_800, 327_680),
     "opt-6.7b": (6_658_473_984, 524_288),
     "opt-13b": (12_853_473_280, 819_200),
+    "qwen2.5-3b": (3_085_938_688, 36_864),
 }
 SMOLLM2_135M = {
     "architectures": ["LlamaForCausalLM"],
@@ -36,7 +37,7 @@ def test_parameters_and_kv_bytes_are_those_of_the_checkpoint(name):
     shape, (parameters, kv_bytes) = CATALOGUE[name], PUBLISHED[name]
     assert (shape.parameters, shape.kv_bytes_per_token()) == (parameters, kv_bytes)
     assert (shape.weight_bytes(), shape.weight_bytes(4)) == (2 * parameters, 4 * parameters)
-    assert shape.heads * shape.head_size == shape.hidden and shape.positions == 2048
+    assert shape.heads * shape.head_size == shape.hidden and shape.positions == (2048 if "opt" in name else 32768)
 
 
 def test_every_published_size_is_in_the_catalogue():

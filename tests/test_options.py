@@ -27,6 +27,8 @@ GOOD = {  # two texts and their values
     "python": (("/usr/bin/python3", "/usr/bin/python3"), ("python", "python")),
     "env": (("A=1", (("A", "1"),)), ("A=1 B=x=y", (("A", "1"), ("B", "x=y")))),
     "engine_arg": (("a=1", (("a", 1),)), ('a="x" b=true c=word', (("a", "x"), ("b", True), ("c", "word")))),
+    "telemetry": (("dcgm=node:5555", "dcgm=node:5555"), ("http://h:9400/metrics", "http://h:9400/metrics")),
+    "telemetry_interval": (("0.5", 0.5), ("1", 1.0)),
     "records": (("a.jsonl", "a.jsonl"), ("b.gz", "b.gz")),
 }
 FLAG = (("1", True), ("off", False))
@@ -41,6 +43,8 @@ BAD = {
     "seed": ["-1", "x", "1.0"],
     "weights": ["heavy"],
     "memory_share": ["0", "1.1", "90%"],
+    "telemetry": ["nsight", "dcgm=", "ftp://h"],
+    "telemetry_interval": ["0", "soon", "nan"],
     "env": ["A", "=1", "HF_TOKEN=x", "MY_SECRET=x", "db_password=x", "OPENAI_API_KEY=x"],
     "engine_arg": ["a", "=1"],
 }

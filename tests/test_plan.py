@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import H200
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import CATALOGUE
+from pytest_slmserve.models import CATALOGUE, hub_name
 from pytest_slmserve.options import Options, read_options
 from pytest_slmserve.plan import (
     DEFAULTS,
@@ -67,7 +67,7 @@ def test_requests_longer_than_the_model_are_wrong_usage():
 
 @pytest.mark.parametrize("model", CATALOGUE)
 def test_every_limit_of_an_engine_is_set(model):
-    spec = engine_spec(options(batches="1,2000", seed="3"), "cuda", f"facebook/{model}", H200)
+    spec = engine_spec(options(batches="1,2000", seed="3"), "cuda", hub_name(model), H200)
     assert (spec.model, spec.max_num_seqs, spec.max_model_len, spec.seed) == (model, 2000, 2048, 3)
     assert spec.kv_cache_bytes + (CATALOGUE[model].weight_bytes() or 0) < 0.9 * (H200.gpu_memory_bytes or 0)
     assert not spec.enforce_eager and spec.dtype == "float16"

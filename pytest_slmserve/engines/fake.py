@@ -15,8 +15,10 @@ from typing import Any
 from pytest_slmserve.engines.base import Tell, check_fits, silent
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Workload
+from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Telemetry, Workload
+from pytest_slmserve.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
 from pytest_slmserve.spec import Burst, EngineSpec, Load
+from pytest_slmserve.telemetry.simulated import simulated
 from pytest_slmserve.worker.admission import ClosedLoop
 
 BLOCK_SIZE = 16
@@ -31,6 +33,8 @@ class Faults:
     t_inf, b_half: output tokens/s and sequences of T(B) = t_inf*B/(B + b_half); None: from the model's shape.
     noise: relative standard deviation of the speed between runs. preempt_from: batch from which a step preempts.
     die_at, fail_at: concurrency at which the engine dies, or its requests fail.
+    sensors: False for a device that has none; the others of this kind are what they say (`telemetry.simulated`).
+    slow_clock_from, hot_from: concurrency from which the SM clock sinks at times, or the heat brakes it.
     """
 
     t_inf: float | None = None
@@ -39,6 +43,13 @@ class Faults:
     preempt_from: float = math.inf
     die_at: float = math.inf
     fail_at: float = math.inf
+    sensors: bool = True
+    dram_active: float = 0.85
+    tensor_active: float = 0.05
+    sm_occupancy: float = 0.15
+    power_w: float = 350.0
+    slow_clock_from: float = math.inf
+    hot_from: float = math.inf
 
 
 @dataclass(slots=True)
@@ -120,12 +131,24 @@ class FakeEngine:
             users = ends + loop.users_due()
         tell(Progress("over", state.now, len(state.ended), len(state.running), t_inf))
         failed = len(state.ended) if loop.concurrency >= self.faults.fail_at else 0
+        window = loop.window or (0.0, state.now)
         return Run(
             samples=_samples(state, workload),
             steps=Steps(*zip(*state.steps)) if state.steps else Steps(*[()] * 7),
-            window_s=loop.window or (0.0, state.now),
+            window_s=window,
             failures=failed,
             first_failure="PlantedFailure: as it was told to" if failed else None,
+            telemetry=self._sensed(window, loop.concurrency) if self.faults.sensors else None,
+        )
+
+    def _sensed(self, window_s: tuple[float, float], concurrency: int) -> Telemetry:
+        faults = self.faults
+        return simulated(
+            window_s,
+            {DRAM_ACTIVE: faults.dram_active, TENSOR_ACTIVE: faults.tensor_active, SM_OCCUPANCY: faults.sm_occupancy},
+            power_w=faults.power_w,
+            slow_clock=concurrency >= faults.slow_clock_from,
+            hot=concurrency >= faults.hot_from,
         )
 
     def _loop(self, workload: Workload, load: Load) -> ClosedLoop:

@@ -165,4 +165,5 @@ def run_from(message: dict[str, Any]) -> Run:
         window_s=(round(start - began, 6), round(stop - began, 6)),
         failures=message["failures"],
         first_failure=message["first_failure"],
+        began_s=round(began, 6),
     )

@@ -9,10 +9,13 @@ from doors import FAKE, small_workload
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.analysis.device import device_figures
+from pytest_slmserve.analysis.health import health
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.spec import Burst, ClosedLoop
+from pytest_slmserve.telemetry.simulated import INTERVAL_S, simulated
 
 WORKLOAD = small_workload(requests=64, output_tokens=32)
 
@@ -96,3 +99,48 @@ def test_an_argument_it_does_not_know_is_refused():
 
 def test_launches_have_names_of_their_own():
     assert engine().launch != engine().launch
+
+
+# Its sensors
+
+LONG = ClosedLoop(8, window_s=10.0)
+
+
+def slow_engine(**extra):
+    return engine(t_inf=1000.0, b_half=8.0, **extra)
+
+
+@given(st.floats(0, 1e4), st.floats(0.01, 100))
+def test_readings_cover_the_window_and_an_interval_around_it(opens, length):
+    found = simulated((opens, opens + length), {}, power_w=300.0)
+    assert found.time_s[0] == pytest.approx(opens - INTERVAL_S, abs=1e-5)
+    assert opens + length - 1e-5 <= found.time_s[-1] <= opens + length + 2 * INTERVAL_S
+    assert {len(column) for column in found.columns.values()} == {len(found)} == {len(found.span_s)}
+
+
+def test_sensors_say_what_is_planted():
+    run = slow_engine(dram_active=0.3, tensor_active=0.4, sm_occupancy=0.5, power_w=123.0).run(WORKLOAD, LONG)
+    seen = device_figures(run)
+    assert (seen.dram_active, seen.tensor_active, seen.sm_occupancy) == pytest.approx((0.3, 0.4, 0.5))
+    assert seen.power_w == pytest.approx(123.0, rel=1e-3) == seen.power_integrated_w
+    assert abs(seen.energy_deviation) < 1e-3 and seen.coverage == pytest.approx(1.0)
+    assert run.telemetry.sources == ("simulated",) and health(run).state == "ok"
+    assert run.began_s is None, "its clock is no host's"
+
+
+def test_a_device_without_sensors():
+    assert slow_engine(sensors=False).run(WORKLOAD, LONG).telemetry is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "state", "why"),
+    [
+        ("slow_clock_from", "degraded", "the SM clock fell to 1600 MHz from a median of 1980 MHz"),
+        ("hot_from", "invalid", "hardware thermal slowdown"),
+    ],
+)
+def test_its_health_suffers_from_the_planted_load_on(fault, state, why):
+    sick = slow_engine(**{fault: 8})
+    assert health(sick.run(WORKLOAD, ClosedLoop(7, window_s=10.0))).state == "ok"
+    seen = health(sick.run(WORKLOAD, LONG))
+    assert seen.state == state and why in seen.reasons[0] and len(seen.reasons) == 1

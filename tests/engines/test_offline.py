@@ -132,7 +132,7 @@ def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
     assert run.samples.admitted_s == (0.15, 0.3, None)
     assert run.samples.last_token_s == (2.5, 2.0, None)
     assert run.samples.finished == (True, True, False)
-    assert run.window_s == (1.0, 3.5)
+    assert (run.began_s, run.window_s) == (100.0, (1.0, 3.5))
     assert (run.steps.time_s, run.steps.new_tokens, run.steps.kv_usage) == ((0.4, 2.0), (2, 2), (0.1, None))
     assert (run.failures, run.first_failure) == (1, "ValueError: no")
 
@@ -239,6 +239,13 @@ def test_requests_that_fail_are_counted_and_the_engine_goes_on(start):
     assert (run.failures, run.first_failure) == (3, "ValueError: refused, as planted")
     assert list(run.samples.finished) == [True] * 7
     assert engine.run(small_workload(), ClosedLoop(2, requests=10)).failures == 0
+
+
+def test_a_run_begins_at_a_time_of_the_hosts_clock_which_the_sensors_read_too(start):
+    before = time.monotonic()
+    run = start().run(small_workload(), Burst(4))
+    assert before < run.began_s < run.began_s + run.window_s[1] <= time.monotonic()
+    assert run.telemetry is None, "the engine's process reads no sensors"
 
 
 def test_a_load_that_only_fails_is_given_up(start):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-HEAVY = ("vllm", "torch", "numpy", "pynvml", "transformers", "matplotlib", "tabulate", "ijson")
+HEAVY = ("vllm", "torch", "numpy", "psutil", "pynvml", "transformers", "matplotlib", "tabulate", "ijson")
 LOOK = f"""
     import atexit, sys
 
@@ -14,7 +14,7 @@ LOOK = f"""
 
     atexit.register(look)
 """
-IDLE = ["", ".errors", ".fixtures", ".kinds", ".options", ".plugin"]
+IDLE = ["", ".errors", ".fixtures", ".items", ".kinds", ".options", ".plugin"]
 
 
 @pytest.fixture

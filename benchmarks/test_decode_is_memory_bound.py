@@ -1,0 +1,29 @@
+"""Large batches do not make decoding compute-bound: the memory stays nearer to its end (arXiv:2503.08311).
+
+Where the step's time goes, to the memory, to arithmetic or to the host, stands in the table of the sensors. The
+counter-case is a model with grouped keys at a short context: by shapes its decoding can pass the ridge, where an OPT
+cannot.
+"""
+
+import pytest
+
+GROUPED_KEYS = [("qwen2.5-3b", n) for n in (1, 32, 256, 1024)]
+SHORT = (64, 128)  # prompt and output tokens
+
+
+@pytest.mark.slm(claim="decode-stays-memory-bound", needs="gpu")
+def test_decode_is_memory_bound_at_every_load(slm_claim):
+    """DRAM is busier, by what it can reach, than the tensor cores."""
+    assert slm_claim()
+
+
+@pytest.mark.slm(points=GROUPED_KEYS, lengths=SHORT, needs="gpu")
+def test_point_of_grouped_keys(slm_point):
+    """The point is measured, and every measurement of it can be trusted."""
+    assert slm_point.measure()
+
+
+@pytest.mark.slm(claim="decode-stays-memory-bound", models=["qwen2.5-3b"], lengths=SHORT, needs="gpu")
+def test_grouped_keys_at_a_short_context(slm_claim):
+    """The same question where the arithmetic allows the other answer."""
+    assert slm_claim()

@@ -1,0 +1,26 @@
+"""Power and energy per output token (arXiv:2404.03353, figure 4): what batching saves, and what size costs.
+
+Each model at its largest batch of the paper's table 1; those that a sweep has measured are not measured again.
+"""
+
+import pytest
+
+TABLE_1 = [("opt-125m", 512), ("opt-1.3b", 256), ("opt-2.7b", 128), ("opt-6.7b", 64), ("opt-13b", 16)]
+
+
+@pytest.mark.slm(claim="energy-per-token-falls-with-load", needs="gpu")
+def test_a_token_is_cheaper_in_a_large_batch(slm_claim):
+    """At the largest load it takes at most half of the energy that it takes alone."""
+    assert slm_claim()
+
+
+@pytest.mark.slm(points=TABLE_1, needs="gpu")
+def test_point_of_table_1(slm_point):
+    """The point is measured, and every measurement of it can be trusted."""
+    assert slm_point.measure()
+
+
+@pytest.mark.slm(claim="energy-per-token-grows-with-model", models=[model for model, _ in TABLE_1[1:]], needs="gpu")
+def test_a_token_of_a_larger_model_takes_more_energy(slm_claim):
+    """More than one of the next smaller model, each at its own largest batch."""
+    assert slm_claim()

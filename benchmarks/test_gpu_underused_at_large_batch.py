@@ -1,0 +1,19 @@
+"""Even at the largest load a small model leaves most of the GPU unused, and GPU utilisation does not show it.
+
+arXiv:2404.03353, figures 3 and 8; arXiv:2503.08311, figures 5 and 6. The claims read the sensors' rows of the sweeps
+of test_pareto_plateau.py and of the points of test_energy_per_token.py.
+"""
+
+import pytest
+
+
+@pytest.mark.slm(claim="gpu-underused-at-largest-load", needs="gpu")
+def test_most_warps_are_missing_at_the_largest_load(slm_claim):
+    """Mean SM occupancy stays below a half: there is room for replicas, or for other models."""
+    assert slm_claim()
+
+
+@pytest.mark.slm(claim="gpu-util-saturates-first", needs="gpu")
+def test_gpu_utilisation_proves_nothing(slm_claim):
+    """It is near its end at a load from which throughput still grows by half or more."""
+    assert slm_claim()

@@ -1,0 +1,192 @@
+"""What the hooks and the fixtures need to know of a test item: what it measures, on which engine, at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_slmserve.records import Progress
+    from pytest_slmserve.session import Session
+    from pytest_slmserve.spec import ClosedLoop, EngineSpec
+
+    MarkedPoint = tuple[str, ClosedLoop, list[pytest.MarkDecorator]]
+
+SESSION = pytest.StashKey["Session"]()
+# Words of the slm marker that do not choose the engine.
+NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "needs")
+# The one parameter of an item where models were chosen that are none of its own, or where none fits.
+NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
+
+
+def is_measured(item: pytest.Item) -> bool:
+    """Does this item need an engine, or what one measured?"""
+    names = getattr(item, "fixturenames", ())
+    return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in names)
+
+
+class Clock:
+    """A timer for pytest-benchmark that is advanced by what an engine took, not by what the test took."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def __repr__(self) -> str:
+        return "<the engine's clock>"
+
+
+CLOCK = Clock()
+
+
+def point_id(model: str, load: ClosedLoop) -> str:
+    from pytest_slmserve.models import short_name
+
+    return f"{short_name(model)}-{load.concurrency}"
+
+
+def point_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
+    """A parameter per point, marked so that pytest-benchmark reads the engine's clock."""
+    unused = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # a point may have nothing to show
+    words = marker.kwargs if marker else {}
+    points = named_points(session, words) if "points" in words else planned_points(session)
+    return [
+        pytest.param((model, load), id=point_id(model, load), marks=[benchmark(model), unused, *skips])
+        for model, load, skips in points
+    ] or [NONE_THERE]
+
+
+def planned_points(session: Session) -> list[MarkedPoint]:
+    return [(model, load, []) for model in session.models for load in session.sweep(model).loads]
+
+
+def named_points(session: Session, words: Mapping[str, Any]) -> list[MarkedPoint]:
+    """The points that a marker names, of the models that were chosen; all where none was chosen. Those that do not fit
+    this device are skipped: it is no fault of theirs. Raises BadUsage for an unknown model."""
+    from pytest_slmserve.plan import load_of
+
+    chosen, found = session.options.models, []
+    for model, concurrency in words["points"]:
+        if not chosen or session.swept(model):
+            load = load_of(session.options, session.backend, concurrency)
+            why = session.misfit(model) or session.overload(model, load, words.get("lengths"))
+            found.append((model, load, [pytest.mark.skip(reason=why)] if why else []))
+    return found
+
+
+def lengths_of(item: Any) -> tuple[int, int] | None:
+    """Prompt and output tokens that an item's marker asks for."""
+    marker = item.get_closest_marker("slm")
+    return marker.kwargs.get("lengths") if marker else None
+
+
+def benchmark(model: str) -> pytest.MarkDecorator:
+    return pytest.mark.benchmark(timer=CLOCK, group=model)
+
+
+def model_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
+    """A parameter per model: those of the sweep, or those that the claim's own marker names."""
+    from pytest_slmserve.models import short_name
+
+    named = marker.kwargs.get("models") if marker else None
+    models = named_models(session, marker.kwargs.get("claim"), named) if marker and named else session.models
+    return [pytest.param(model, id=short_name(model)) for model in models] or [NONE_THERE]
+
+
+def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
+    """Of the models that a claim's marker names, those that can be judged here: where models were chosen, all that the
+    claim reads must be among them; else all must fit. Raises BadUsage for an unknown claim or model."""
+    from pytest_slmserve.analysis.claims import claim_of
+
+    def there(model: str) -> bool:
+        return session.swept(model) if session.options.models else session.misfit(model) is None
+
+    return [model for model in named if all(map(there, claim_of(claim).reads(model) if claim else (model,)))]
+
+
+def load_for(session: Session, spec: EngineSpec, concurrency: int) -> ClosedLoop:
+    from pytest_slmserve.plan import load_of
+
+    return load_of(session.options, spec.backend, concurrency)
+
+
+def engine_of(session: Session, item: Any) -> EngineSpec | None:
+    """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
+    here, and where it is skipped. Raises BadUsage for an impossible marker."""
+    marker = item.get_closest_marker("slm")
+    words = dict(marker.kwargs) if marker else {}
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    parametrised = bool(parameters.keys() & {"slm_point", "slm_model"})
+    check_words(words, parametrised)
+    if is_skipped(item):
+        return None
+    if model := parameters.get("slm_model"):
+        return session.spec(model) if session.swept(model) else None
+    return session.spec(parameters["slm_point"][0]) if parametrised else spec_from_marker(session, words)
+
+
+def is_skipped(item: Any) -> bool:
+    return item.get_closest_marker("skip") is not None
+
+
+def check_words(words: dict[str, Any], parametrised: bool) -> None:
+    """Raises BadUsage for words of a marker that say nothing. A point or claim that is parametrised has the engine of
+    the options, so words that choose one say nothing there."""
+    from pytest_slmserve.errors import BadUsage
+    from pytest_slmserve.spec import EngineSpec
+
+    engine = {field.name for field in fields(EngineSpec)} - {"model", "backend"}
+    known = [*NOT_OF_THE_ENGINE] if parametrised else ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
+    if unknown := set(words) - set(known):
+        where = " where slm_point or slm_model is asked for" if parametrised else ""
+        raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}{where}", ", ".join(known))
+    if words.get("needs", "gpu") != "gpu":
+        raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", 'needs="gpu"')
+
+
+def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
+    check_words(words, parametrised=False)
+    words = {word: value for word, value in words.items() if word not in NOT_OF_THE_ENGINE}
+    model = words.pop("model", None) or session.models[0]
+    return replace(session.spec(model), **words)
+
+
+def plan_rows(session: Session, items: Sequence[pytest.Item]) -> list[tuple[str, EngineSpec | None, float]]:
+    """For each item that is not skipped its name, the engine it starts or uses (None: it only reads) and the seconds it
+    will take. A point that several items ask for is paid by the first."""
+    return list(_priced(session, [item for item in items if not is_skipped(item)]))
+
+
+def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, EngineSpec | None, float]]:
+    paid = set()
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if point := parameters.get("slm_point"):
+            (model, load), spec, lengths = point, engine_of(session, item), lengths_of(item)
+            again = (spec, load, lengths) in paid
+            paid.add((spec, load, lengths))
+            yield item.name, spec, 0.0 if again else session.price_s(model, load, lengths)
+        elif is_measured(item) and not parameters.get("slm_model"):
+            yield item.name, engine_of(session, item), 0.0
+        else:
+            yield item.name, None, 0.0
+
+
+def seconds_left(session: Session, items: Sequence[pytest.Item]) -> Callable[[Progress], float]:
+    """From the progress of a measurement to the end of `items`, the first of which it belongs to.
+
+    The items are priced once: that hashes each of their keys, too much to do twice a second beside what is measured.
+    """
+    from pytest_slmserve.plan import start_price_s
+
+    rows = plan_rows(session, items)
+    starts = sum(map(start_price_s, {spec for _, spec, _ in rows if spec} - {session.pool.current}))
+    points = sum(seconds for _, _, seconds in rows)
+    return lambda progress: max(0.0, points - progress.elapsed_s) + starts

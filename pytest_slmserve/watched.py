@@ -1,0 +1,56 @@
+"""The sensors beside any block of a user's test: the rows, the figures over the block, and whether to believe them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pytest_slmserve.analysis.device import DeviceFigures, device_figures
+from pytest_slmserve.analysis.health import Health, health
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Environment, Run, Samples, Steps, Telemetry
+from pytest_slmserve.telemetry.sampler import Sampler
+
+NOBODY, NOTHING = Samples(*[()] * 8), Steps(*[()] * 7)
+
+
+@dataclass(repr=False)
+class Watched:
+    """What was seen; there is nothing before the block has ended, and asking raises BadUsage."""
+
+    environment: Environment
+    run: Run | None = None
+
+    @property
+    def seen(self) -> Run:
+        if self.run is None:
+            raise BadUsage("the block that is watched has not ended", "ask after the with statement")
+        return self.run
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Rows; their times are seconds since the block began."""
+        assert self.seen.telemetry is not None
+        return self.seen.telemetry
+
+    @property
+    def figures(self) -> DeviceFigures:
+        return device_figures(self.seen)
+
+    @property
+    def health(self) -> Health:
+        return health(self.seen, self.environment)
+
+
+@contextmanager
+def watching(sampler: Sampler, environment: Environment) -> Iterator[Watched]:
+    """Reads the sensors until the block ends, by an exception too."""
+    watched = Watched(environment)
+    with sampler.recording() as recording:
+        began_s = recording.clock()
+        try:
+            yield watched
+        finally:
+            window_s = 0.0, recording.clock() - began_s
+    watched.run = Run(NOBODY, NOTHING, window_s, began_s=began_s, telemetry=recording.telemetry(began_s, window_s))
