@@ -2,6 +2,8 @@
 
 `python -m pytest_slmserve figures RECORDS`: pictures of what was measured, and of what the sensors saw.
 
+`python -m pytest_slmserve judge FILE`: the same questions to results that are not ours, a CSV or vLLM's own JSON.
+
 `python -m pytest_slmserve doctor`: what this host can measure, and what would spoil it.
 """
 
@@ -18,6 +20,7 @@ from pytest_slmserve.errors import BadUsage, SlmError
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.curve import Curve
+    from pytest_slmserve.report.judging import Question
     from pytest_slmserve.report.rejudge import Judged
     from pytest_slmserve.store import Contents
 
@@ -29,7 +32,17 @@ EPILOG = (
 FIGURES_EPILOG = (
     f"Exit status: {HOLDS} something was drawn, {USAGE} nothing was, wrong usage or an archive that cannot be read."
 )
+JUDGE_EPILOG = f"Exit status: {HOLDS} it could be judged, {USAGE} wrong usage, or a file that cannot be judged."
 DOCTOR_EPILOG = f"Exit status: {HOLDS} nothing is a problem, {FAILS} something is, {USAGE} wrong usage."
+
+COLUMN_OPTIONS = (
+    ("knob", True, "column of the load: max_num_seqs, max_concurrency"),
+    ("throughput", True, "column of tokens/s, of whatever tokens"),
+    ("latency", True, "column of the latency, best the time per output token"),
+    ("preemptions", False, "column of preemptions: a point with any is shown, and never chosen"),
+    ("running", False, "column of the mean number of running requests, to be checked by Little's law"),
+    ("output-throughput", False, "column of output tokens/s, for Little's law"),
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,6 +61,7 @@ def parser() -> Parser:
     report.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
     report.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     add_figures(commands)
+    add_judge(commands)
     add_doctor(commands)
     return top
 
@@ -66,6 +80,26 @@ def add_figures(commands: argparse._SubParsersAction[Parser]) -> None:
     where = "where to write the pictures; made if it is not there (default: figures)"
     figures.add_argument("--out", metavar="FOLDER", type=Path, default=Path("figures"), help=where)
     figures.add_argument("--format", choices=("png", "svg"), default="png", help="of the pictures (default: png)")
+
+
+def add_judge(commands: argparse._SubParsersAction[Parser]) -> None:
+    words = "judge results that are not ours: a CSV, or the JSON of `vllm bench serve`"
+    judge = commands.add_parser("judge", help=words, description=f"{words[0].upper()}{words[1:]}.", epilog=JUDGE_EPILOG)
+    judge.add_argument("paths", metavar="FILE", nargs="+", type=Path, help="a CSV with named columns, or JSON")
+    for name, required, meaning in COLUMN_OPTIONS:
+        judge.add_argument(f"--{name}", metavar="NAME", required=required, help=meaning)
+    judge.add_argument("--latency-unit", choices=("ms", "s"), help="where the name does not end in _ms or _s")
+    where = "only rows with this value; may be given again"
+    judge.add_argument("--where", metavar="NAME=VALUE", action="append", default=[], help=where)
+    objective = "2x@32: at most twice the latency at 32; or 30ms, 0.03s"
+    judge.add_argument("--slo-itl", metavar="LIMIT", help=objective)
+    share = "smallest batching efficiency T(B)/(B T(1)) of B_opt (default: 0.1)"
+    judge.add_argument("--efficiency", metavar="SHARE", type=float, default=0.1, help=share)
+    flat = "gain per doubling below which throughput counts as flat (default: 0.1)"
+    judge.add_argument("--tolerance", metavar="SHARE", type=float, default=0.1, help=flat)
+    half = "half-saturation batch where it is known, from shapes: then T_inf alone is fitted"
+    judge.add_argument("--b-half", metavar="BATCH", type=float, help=half)
+    judge.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
 def add_doctor(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -99,6 +133,8 @@ def carry_out(given: argparse.Namespace) -> int:
             return doctor(given.python)
         case "figures":
             return figures(given.paths, given.skip_damaged, given.out, given.format)
+        case "judge":
+            return judge(given)
         case _:
             return report(given.paths, given.skip_damaged, given.figure, given.strict)
 
@@ -136,6 +172,49 @@ def figures(paths: Sequence[Path], skip_damaged: bool, folder: Path, suffix: str
             save(picture.figure, path)
             print(f"drawn: {path}")
     return HOLDS
+
+
+def judge(given: argparse.Namespace) -> int:
+    """Plateau, Pareto front, saturation law and the batch to choose, from results that are not ours."""
+    from pytest_slmserve import foreign
+    from pytest_slmserve.report import judging
+
+    question = question_of(given)
+    names = question.columns
+    rows = [row for path in given.paths for row in foreign.read(path)]
+    foreign.check_columns(
+        rows, [names.knob, names.throughput, names.latency, names.preemptions, names.running, names.output]
+    )
+    chosen = foreign.matching(rows, given.where)
+    found = judging.judge(foreign.settings_of(chosen, names), question, foreign.mixtures(chosen))
+    print(judging.as_json(found) if given.json else judging.text(found))
+    return HOLDS
+
+
+def question_of(given: argparse.Namespace) -> Question:
+    """Raises BadUsage where a number is out of range."""
+    from pytest_slmserve.analysis.batching import parse_slo
+    from pytest_slmserve.foreign import Columns
+    from pytest_slmserve.report.judging import Question
+
+    for name, share in (("efficiency", given.efficiency), ("tolerance", given.tolerance)):
+        if not 0 < share < 1:
+            raise BadUsage(f"--{name} {share:g} is no share between 0 and 1", f"--{name} 0.1")
+    if given.b_half is not None and not 0 < given.b_half < 1e9:
+        raise BadUsage(f"--b-half {given.b_half:g} is no batch", "a number above 0")
+    columns = Columns(
+        knob=given.knob,
+        throughput=given.throughput,
+        latency=given.latency,
+        latency_unit=given.latency_unit,
+        preemptions=given.preemptions,
+        running=given.running,
+        output=given.output_throughput,
+    )
+    slo = parse_slo(given.slo_itl) if given.slo_itl is not None else None
+    return Question(
+        columns=columns, slo=slo, threshold=given.efficiency, tolerance=given.tolerance, b_half=given.b_half
+    )
 
 
 def make(folder: Path) -> None:

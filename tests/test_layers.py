@@ -34,7 +34,8 @@ LEFT: dict[str, set[str]] = {
     "options": {"errors", "kinds"},
     "plan": {"measure", "options"},
     "analysis": {"records", "sensors"},
-    "report": {"analysis"},
+    "foreign": {"analysis"},
+    "report": {"analysis", "foreign"},
     "worker": set(),
 }
 TOP = {"items", "watched", "session", "fixtures", "plugin", "doctor", "__main__"}  # may import all, also each other
@@ -177,6 +178,8 @@ PLANTED = [
     ("imports point left", {"plan": "from pytest_slmserve.analysis import claims"}),
     ("imports point left", {"spec": "from pytest_slmserve.options import Options"}),
     ("imports point left", {"report": "from pytest_slmserve.engines.base import Engine"}),
+    ("imports point left", {"analysis.batching": "from pytest_slmserve.foreign import Setting"}),
+    ("imports point left", {"foreign": "from pytest_slmserve.report.judging import judge"}),
     ("nothing inside imports the root", {"records": "from pytest_slmserve import EngineSpec"}),
     ("nothing inside imports the root", {"plugin": "import pytest_slmserve"}),
     ("imports are absolute", {"engines.base": "from . import pool"}),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from published import CSV
 from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.__main__ import main
@@ -55,6 +56,7 @@ def archive(path: Path, measurements, planned=BATCHES, rows=claims.ROWS) -> Path
     return path
 
 
+PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=3)
 STARTED = "2025-12-31T00:00:00+00:00"  # before what `measurement` makes
 
 
@@ -301,6 +303,85 @@ def test_a_folder_that_cannot_be_made_is_4(tmp_path, capsys):
     assert (status, text) == (4, "") and f"cannot make the folder {path}" in err and "--out" in err
 
 
+NAMES = ("--knob", "max_num_seqs", "--throughput", "total_tok_per_s", "--latency", "mean_itl_ms")
+
+
+def foreign(tmp_path: Path, text: str = CSV) -> Path:
+    path = tmp_path / "results.csv"
+    path.write_text(text, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("slo", "chosen"), [("2x@32", 96), ("4x@32", 256), ("15.1ms", 96)])
+def test_judge_chooses_as_published(tmp_path, capsys, slo, chosen):
+    """OPT-1.3B of arXiv:2503.08311, epsilon 0.1."""
+    path = foreign(tmp_path)
+    asked = (*NAMES, "--where", "model=opt-1.3b", "--preemptions", "preemptions", "--slo-itl", slo)
+    status, out, err = run(capsys, "judge", path, *asked, "--efficiency", "0.1", "--json")
+    found = json.loads(out)
+    assert (status, err) == (0, "") and found["b_opt"] == {"value": chosen, "low": None, "high": None}
+    assert [p["knob"] for p in found["points"] if p["chosen"]] == [chosen]
+    status, out, err = run(capsys, "judge", path, *asked)
+    assert (status, err) == (0, "") and f"B_opt           max_num_seqs {chosen}: the largest with" in out
+
+
+def test_judge_reads_what_vllm_saves(tmp_path, capsys):
+    paths = []
+    for batch in (1, 8, 64, 512):
+        facts = {"max_concurrency": batch, "output_throughput": law(batch), "mean_itl_ms": 1e3 * batch / law(batch)}
+        paths.append(tmp_path / f"{batch}.json")
+        paths[-1].write_text(json.dumps({"model_id": "m", "request_rate": "inf", **facts}), "utf-8")
+    names = ("--knob", "max_concurrency", "--throughput", "output_throughput", "--latency", "mean_itl_ms")
+    status, out, err = run(capsys, "judge", *paths, *names, "--json")
+    found = json.loads(out)
+    assert (status, err) == (0, "") and found["b_half"]["value"] == pytest.approx(45)
+    assert found["fit_error"]["max"] < 1e-9 and found["plateau_from"]["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--latency", "mean_itl"), "there is no column 'mean_itl'"),
+        (("--throughput", "model"), "results.csv: line 2: model is 'opt-1.3b', which is no number"),
+        (("--latency", "preemptions"), "--latency-unit"),
+        (("--latency", "preemptions", "--latency-unit", "ms"), "no rate and no latency"),
+        (("--knob", "preemptions"), "a knob has to be a positive whole number"),
+        (("--where", "model=opt-2.7b"), "no row is left after --where model=opt-2.7b"),
+        (("--where", "max_num_seqs=32"), "1 value of max_num_seqs, 3 are needed"),
+        (("--preemptions", "max_num_seqs"), "0 values of max_num_seqs without preemption (9 with), 3 are needed"),
+        (("--slo-itl", "2x"), "'2x' is no latency objective"),
+        (("--efficiency", "10"), "--efficiency 10 is no share"),
+        (("--tolerance", "nan"), "--tolerance nan is no share"),
+        (("--b-half", "-1"), "--b-half -1 is no batch"),
+        (("--running", "mean_runing"), "there is no column 'mean_runing'"),
+    ],
+)
+def test_what_cannot_be_judged_is_one_sentence_and_4(tmp_path, capsys, arguments, words):
+    status, out, err = run(capsys, "judge", foreign(tmp_path), *NAMES, *arguments)
+    assert (status, out) == (4, "") and err.startswith("error: ") and words in err and err.count("\n") <= 2
+
+
+def test_judge_says_when_rows_of_several_models_are_one_curve(tmp_path, capsys):
+    both = CSV + "".join(f"{line.replace('1.3b', '2.7b')}\n" for line in CSV.splitlines()[1:])
+    _, out, _ = run(capsys, "judge", foreign(tmp_path, both), *NAMES)
+    assert "rows of different model (opt-1.3b, opt-2.7b) are taken as one curve" in out
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(tmp_path, capsys, data):
+    header, *lines = [line.split(",") for line in CSV.splitlines()]
+    results = [dict(zip(header, line)) for line in lines + lines[:3]]
+    for _ in range(data.draw(st.integers(1, 3))):
+        result, name = data.draw(st.sampled_from(results)), data.draw(st.sampled_from(header))
+        result[name] = data.draw(PLAIN | st.sampled_from([0, 1, 1e-12, 1e12, 10**9, "1e3"]))
+    path = foreign(tmp_path, json.dumps(results))
+    sensed = ("--running", "mean_running", "--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
+    asked = (*NAMES, *sensed, "--slo-itl", "2x@32", *data.draw(st.sampled_from([(), ("--json",)])))
+    status, out, err = run(capsys, "judge", path, *asked)
+    assert (status == 0 and ("b_opt" in out or "plateau" in out)) or (status == 4 and err.startswith("error: "))
+
+
 def test_nothing_heavy_is_imported(tmp_path):
     path = archive(tmp_path / "a.jsonl", measured())
     code = f"import sys; from pytest_slmserve.__main__ import main; status = main(['report', {str(path)!r}])\n"
@@ -315,9 +396,6 @@ def test_a_reader_that_leaves_early_sees_no_traceback(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
-
-
-PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=3)
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,7 +9,7 @@ belong to arXiv:2503.08311 (OPT-1.3B, batch 1 to 512) the law is nowhere off by 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -65,30 +65,48 @@ def fit_step(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
     xx, xz, zz = (math.fsum(a * b for a, b in zip(p, q, strict=True)) for p, q in ((x, x), (x, z), (z, z)))
     sx, sz = math.fsum(x), math.fsum(z)
     per_sequence, fixed = (sx * zz - sz * xz), (sz * xx - sx * xz)  # both times the determinant, which is positive
-    if per_sequence <= 0:
+    determinant = xx * zz - xz * xz
+    if per_sequence <= 0 or determinant <= 0:
         raise TooFewPoints("throughput grows as fast as the batch: no saturation to fit", "larger concurrencies")
-    return (xx * zz - xz * xz) / per_sequence, fixed / per_sequence
+    return determinant / per_sequence, fixed / per_sequence
 
 
-def fit(points: Iterable[Point]) -> Fit:
+def fit_t_inf(points: Iterable[tuple[float, float]], b_half: float) -> float:
+    """T_inf where b_half is known, from one pair of batch and output tokens/s or more. Raises TooFewPoints.
+
+    Least squares on the relative error of the step time as well: 1 = (B + b_half)(T/B)/T_inf.
+    """
+    x = [(batch + b_half) * rate / batch for batch, rate in points]
+    if not x:
+        raise TooFewPoints("the saturation law needs a point, there is none", "a sweep over some concurrencies")
+    return math.fsum(v * v for v in x) / math.fsum(x)
+
+
+def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
     """The law through the means of the valid points, with intervals from the repeats. Raises TooFewPoints.
 
+    b_half: where it is known, for instance from shapes; then T_inf alone is fitted, and b_half has no interval.
     Repeats are independent: the i-th of every point make the i-th fit, as far as all points have one.
     """
     valid = [p for p in valid_points(list(points)) if len(p.batch_repeats) == len(p.repeats)]
     means = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in valid]
-    t_inf, b_half = fit_step(means)
+    t_inf, half = _parameters(means, b_half)
     repeats = min(len(p.repeats) for p in valid)
-    each = [fit_step((p.batch_repeats[i], p.repeats[i]) for p in valid) for i in range(repeats)]
-    errors = [abs((batch + b_half) / t_inf * rate / batch - 1) for batch, rate in means]
+    each = [_parameters([(p.batch_repeats[i], p.repeats[i]) for p in valid], b_half) for i in range(repeats)]
+    errors = [abs((batch + half) / t_inf * rate / batch - 1) for batch, rate in means]
     return Fit(
         t_inf=student_interval([t for t, _ in each], t_inf),
-        b_half=student_interval([b for _, b in each], b_half),
-        fixed_s=student_interval([b / t for t, b in each], b_half / t_inf),
+        b_half=student_interval([b for _, b in each], half) if b_half is None else Interval(half),
+        fixed_s=student_interval([b / t for t, b in each], half / t_inf),
         error_mean=fmean(errors),
         error_max=max(errors),
         n=repeats,
     )
+
+
+def _parameters(pairs: Sequence[tuple[float, float]], b_half: float | None) -> tuple[float, float]:
+    """(T_inf, b_half), both fitted or the first alone."""
+    return fit_step(pairs) if b_half is None else (fit_t_inf(pairs, b_half), b_half)
 
 
 def fixed_s_from_shapes(work: Work, peaks: Peaks) -> float:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from strategies import law, noisy_curve, point
 
 from pytest_slmserve.analysis.roofline import peaks_of, work_of_shape
-from pytest_slmserve.analysis.saturation import fit, fit_step, fixed_s_from_shapes
+from pytest_slmserve.analysis.saturation import fit, fit_step, fit_t_inf, fixed_s_from_shapes
+from pytest_slmserve.analysis.stats import Interval
 from pytest_slmserve.errors import TooFewPoints
 from pytest_slmserve.models import shape_of
 
@@ -39,6 +40,24 @@ def test_the_law_on_published_results():
     shapes = work_of_shape(shape_of("opt-1.3b"), 161, 338)
     assert shapes.b_half == pytest.approx(40.6, abs=0.1)
     assert found.b_half.value == pytest.approx(shapes.b_half, rel=0.15), "half of it needs no GPU"
+
+
+def test_one_parameter_is_enough_where_shapes_give_the_other():
+    """One number of the device predicts batches from 1 to 512: what is known of the model says the rest."""
+    shapes = work_of_shape(shape_of("opt-1.3b"), 161, 338)
+    found = fit([point(b, [b / ms * 1e3]) for b, ms in PUBLISHED_STEP_MS.items()], b_half=shapes.b_half)
+    assert found.error_max < 0.10 and found.error_mean < 0.05
+    assert found.b_half == Interval(shapes.b_half) and found.t_inf.value == pytest.approx(10_800, rel=0.02)
+
+
+@given(st.floats(10, 1e6), st.floats(0.1, 500), st.sets(st.integers(1, 1024), min_size=1, max_size=9))
+def test_the_rate_of_a_planted_law_is_found_where_its_half_is_known(t_inf, b_half, batches):
+    assert fit_t_inf([(b, law(b, t_inf, b_half)) for b in batches], b_half) == pytest.approx(t_inf)
+
+
+def test_a_known_half_asks_for_a_point():
+    with pytest.raises(TooFewPoints, match="needs a point"):
+        fit([point(8, ())], b_half=45.0)
 
 
 def test_the_fixed_part_shows_the_host():

@@ -1,0 +1,222 @@
+"""Files that others wrote, read into points."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from published import CSV, ROWS
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.foreign import (
+    Columns,
+    Row,
+    Setting,
+    check_columns,
+    matching,
+    mixtures,
+    read,
+    settings_of,
+    unit_of,
+)
+
+COLUMNS = Columns(knob="max_num_seqs", throughput="total_tok_per_s", latency="mean_itl_ms")
+VLLM = Columns(
+    knob="max_concurrency", throughput="output_throughput", latency="mean_itl_ms", output="output_throughput"
+)
+
+
+def result(concurrency: object, rate: object = 100.0, **more: object) -> dict[str, object]:
+    """What `vllm bench serve --save-result` keeps, as far as it matters here."""
+    facts = {"date": "20250101-000000", "backend": "openai", "model_id": "facebook/opt-125m", "request_rate": "inf"}
+    numbers = {"max_concurrency": concurrency, "output_throughput": rate, "mean_itl_ms": 5.0, "itls": [[0.1], [0.2]]}
+    return {**facts, "total_token_throughput": 3 * 100.0, **numbers, **more}
+
+
+def written(path: Path, text: str) -> list[Row]:
+    path.write_text(text, "utf-8")
+    return read(path)
+
+
+def rows(*cells: dict[str, object]) -> list[Row]:
+    return [Row(f"row {i}", cell) for i, cell in enumerate(cells, 1)]
+
+
+def test_a_csv_becomes_settings(tmp_path):
+    found = settings_of(written(tmp_path / "a.csv", CSV), COLUMNS)
+    assert [s.knob for s in found] == [row[0] for row in ROWS]
+    assert found[2] == Setting(knob=32, throughput=(5734.137894,), latency_s=(7.509587e-3,))
+    assert found[2].point.valid and found[2].in_flight is None
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_other_delimiters_and_a_mark_at_the_start(tmp_path, delimiter):
+    path = tmp_path / "a.csv"
+    path.write_text("\ufeff" + CSV.replace(",", delimiter), "utf-8")
+    assert [row.cells for row in read(path)] == [row.cells for row in written(tmp_path / "b.csv", CSV)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps([result(1), result(2)], indent=1),
+        f"{json.dumps(result(1))}\n{json.dumps(result(2))}\n",
+        json.dumps(result(1), indent=4) + json.dumps(result(2), indent=4),
+        f"\n[{json.dumps(result(1))}]\n\n[{json.dumps(result(2))}]",
+    ],
+    ids=["list", "lines", "one after the other", "lists"],
+)
+def test_json_in_the_ways_it_comes(tmp_path, text):
+    found = settings_of(written(tmp_path / "a.json", text), VLLM)
+    assert [(s.knob, s.throughput, s.latency_s) for s in found] == [(1, (100.0,), (0.005,)), (2, (100.0,), (0.005,))]
+
+
+def test_rows_of_one_knob_are_repeats():
+    found = settings_of(rows(result(8), result(4), result("8.0", 110.0)), VLLM)
+    assert [(s.knob, s.throughput) for s in found] == [(4, (100.0,)), (8, (100.0, 110.0))]
+    assert found[1].point.batch_repeats == (8.0, 8.0)
+
+
+def test_one_repeat_that_preempted_spoils_its_point():
+    columns = replace(VLLM, preemptions="lost")
+    [seen] = settings_of(rows(result(8, lost="0"), result(8, lost=178)), columns)
+    assert seen.preempted and seen.throughput == (100.0, 100.0), "it is shown"
+    assert not seen.point.valid and seen.point.problems == ("178 preemptions",)
+
+
+def test_requests_in_flight_by_littles_law():
+    columns = replace(COLUMNS, running="mean_running", output="output_tok_per_s")
+    cells = [
+        dict(zip(("max_num_seqs", "output_tok_per_s", "total_tok_per_s", "mean_itl_ms", "mean_running"), row))
+        for row in ROWS
+    ]
+    found = {s.knob: s for s in settings_of(rows(*cells), columns)}
+    assert [round(found[cap].in_flight) for cap in (96, 256, 768)] == [91, 230, 584]
+    assert [round(found[cap].running[0]) for cap in (96, 256, 768)] == [75, 184, 459]
+
+
+@pytest.mark.parametrize(
+    ("name", "given_unit", "unit"),
+    [
+        ("mean_itl_ms", None, "ms"),
+        ("itl_s", None, "s"),
+        ("itl", "ms", "ms"),
+        ("itl_s", "s", "s"),
+        ("a_per_s", "s", "s"),
+    ],
+)
+def test_units(name, given_unit, unit):
+    assert unit_of(replace(COLUMNS, latency=name, latency_unit=given_unit)) == unit
+
+
+@pytest.mark.parametrize(
+    ("name", "given_unit", "words"),
+    [("itl", None, "--latency-unit"), ("tok_per_s", None, "--latency-unit"), ("itl_ms", "s", "which is not s")],
+)
+def test_no_unit_or_two(name, given_unit, words):
+    with pytest.raises(BadUsage, match=words):
+        unit_of(replace(COLUMNS, latency=name, latency_unit=given_unit))
+
+
+@pytest.mark.parametrize("cell", [None, "", "fast", "nan", "inf", True, [1.0], {}, 10**400, "1e999"])
+def test_numbers_that_are_none(cell):
+    with pytest.raises(BadUsage, match="row 1: output_throughput is .*, which is no number"):
+        settings_of(rows(result(8, cell)), VLLM)
+
+
+@pytest.mark.parametrize("cell", [0, -1.0, 1e300, "1e-300"])
+def test_rates_that_are_none(cell):
+    with pytest.raises(BadUsage, match="no rate and no latency"):
+        settings_of(rows(result(8, cell)), VLLM)
+
+
+@pytest.mark.parametrize("cell", [0, -8, 1.5, 1e10])
+def test_knobs_that_are_none(cell):
+    with pytest.raises(BadUsage, match="a knob has to be a positive whole number"):
+        settings_of(rows(result(cell)), VLLM)
+
+
+def test_preemptions_that_are_none():
+    with pytest.raises(BadUsage, match="no number of preemptions"):
+        settings_of(rows(result(8, lost=-1)), replace(VLLM, preemptions="lost"))
+
+
+def test_a_row_without_the_value():
+    with pytest.raises(BadUsage, match="row 2 has no 'output_throughput'"):
+        settings_of(rows(result(8), {"max_concurrency": 4}), VLLM)
+
+
+def test_conditions_are_equal_as_text_or_as_numbers():
+    mixed = rows({"model": "A", "n": 1, "chunked": True}, {"model": "b", "n": "1.0", "chunked": None})
+    assert matching(mixed, ["model=a"]) == mixed[:1] == matching(mixed, ["chunked=true"])
+    assert matching(mixed, ["n=1"]) == mixed and matching(mixed, []) == mixed
+    assert matching(mixed, ["chunked="]) == mixed[1:]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "words"),
+    [
+        (["model=c"], "no row is left after --where model=c\n.*model is a, b"),
+        (["model=a", "n=2"], "--where model=a --where n=2\n.*fewer conditions"),
+        (["modle=a"], "no column 'modle'\n.*model, n"),
+        (["model"], "NAME=VALUE"),
+    ],
+)
+def test_conditions_that_leave_nothing(conditions, words):
+    with pytest.raises(BadUsage, match=words):
+        matching(rows({"model": "a", "n": 1}, {"model": "b", "n": 2}), conditions)
+
+
+def test_columns_are_named_but_not_lists():
+    with pytest.raises(BadUsage) as seen:
+        check_columns(rows(result(8)), ["max_concurrency", None, "itl"])
+    assert "'itl'" in str(seen.value) and "mean_itl_ms" in seen.value.hint and "itls" not in seen.value.hint
+
+
+def test_a_mixture_is_said():
+    mixed = rows(*({"model": m, "id": f"{m}{n}", "n": str(n), "same": "x"} for m in "ab" for n in (1, 2)))
+    [seen] = mixtures(mixed)
+    assert "different model (a, b)" in seen and "--where model=" in seen
+    assert mixtures(mixed[:2]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a,b\n1,2,3\n", "line 2 has 3 cells, the header has 2"),
+        ("a,a\n1,2\n", "several columns are called 'a'"),
+        ('a,b\n"1,2\n', "no CSV in line 2"),
+        ('{"a": 1', "no JSON in what begins at line 1"),
+        ('{"a": 1}\n\n{"a": }', "no JSON in what begins at line 3"),
+        ("[1, 2]", "result 1 is no JSON object"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_damaged_files(tmp_path, text, words):
+    with pytest.raises(BadUsage, match=words):
+        written(tmp_path / "a", text)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(BadUsage, match="cannot read .*: No such file"):
+        read(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadUsage, match="no text in UTF-8"):
+        read(tmp_path / "b.csv")
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n", "[]"])
+def test_files_with_nothing_in_them(tmp_path, text):
+    with pytest.raises(BadUsage, match="there are no rows"):
+        matching(written(tmp_path / "a.csv", text), [])
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1e6)), min_size=1, max_size=20))
+def test_no_row_is_lost(pairs):
+    found = settings_of(rows(*(result(knob, rate) for knob, rate in pairs)), VLLM)
+    assert sorted((s.knob, rate) for s in found for rate in s.throughput) == sorted(pairs)
+    assert [s.knob for s in found] == sorted({knob for knob, _ in pairs})
