@@ -26,7 +26,7 @@ from pytest_slmserve.records import (
     WorkloadReference,
     known_fields,
 )
-from pytest_slmserve.sensors import SENSORS
+from pytest_slmserve.sensors import per_unit
 from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec
 
 LARGEST = 1 << 63  # of a number that can be meant
@@ -79,14 +79,8 @@ def _telemetry(found: Telemetry) -> dict[str, Any]:
 
 def _sensed(number: int, values: Sequence[float | None]) -> list[int | None] | int | None:
     """In whole multiples of the sensor's resolution; one value for a column that never changes."""
-    whole = [None if value is None else _whole(value * _per_unit(number)) for value in values]
+    whole = [None if value is None else _whole(value * per_unit(number)) for value in values]
     return whole[0] if len(set(whole)) == 1 else _differences(whole)
-
-
-def _per_unit(number: int) -> float:
-    """Steps of a sensor's resolution in its unit; of a sensor that only another release knows, a million."""
-    resolution = SENSORS[number].resolution if number in SENSORS else 1e-6
-    return 1 / resolution if resolution >= 1 else round(1 / resolution)  # a whole number keeps 0.15 what it is
 
 
 def _columns(table: Samples | Steps) -> Iterator[tuple[str, Any]]:
@@ -235,7 +229,7 @@ def _telemetry_of(facts: dict[str, Any]) -> Telemetry:
 def _values(number: int, coded: Any, rows: int) -> tuple[float | None, ...]:
     """The inverse of `_sensed`."""
     whole = _sums(_whole_numbers(coded)) if isinstance(coded, list) else _whole_numbers([coded] * rows)
-    return tuple(None if value is None else value / _per_unit(number) for value in whole)
+    return tuple(None if value is None else value / per_unit(number) for value in whole)
 
 
 def _whole_numbers(values: Any) -> list[int | None]:

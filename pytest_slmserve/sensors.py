@@ -79,3 +79,14 @@ SENSORS: dict[int, Sensor] = {
         Sensor(CPU_THROTTLED, ("share of time in which the CPU quota was used up",), "ratio", 1e-4),
     )
 }
+
+
+def per_unit(number: int) -> float:
+    """Steps of a sensor's resolution in its unit; of a sensor that only another release knows, a million."""
+    resolution = SENSORS[number].resolution if number in SENSORS else 1e-6
+    return 1 / resolution if resolution >= 1 else round(1 / resolution)  # a whole number keeps 0.15 what it is
+
+
+def rounded(number: int, value: float | None) -> float | None:
+    """To the sensor's resolution, as an archive keeps it: what a run prints, a report on its records prints too."""
+    return None if value is None else round(value * per_unit(number)) / per_unit(number)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from pytest_slmserve.errors import BadUsage, SensorFailed
 from pytest_slmserve.records import Telemetry
+from pytest_slmserve.sensors import rounded
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, Source
 
 INTERVAL_S = 0.25  # the shortest that leaves room for what a reading costs, some milliseconds, and for a late one
@@ -55,7 +56,8 @@ class Recording:
         self.failed[source.name] = f"{source.name} failed after {len(self.rows)} readings: {why}"
 
     def telemetry(self, began_s: float, window_s: tuple[float, float] | None = None) -> Telemetry:
-        """The rows of a run that began at `began_s` of the clock; with a window, those that tell about it."""
+        """The rows of a run that began at `began_s` of the clock; with a window, those that tell about it. Values are
+        rounded as an archive keeps them, so that a report on it says what the run said."""
         first, last = window_s or (-math.inf, math.inf)
         low, high = began_s + first - BEFORE * self.interval_s, began_s + last + AFTER * self.interval_s
         rows = [(at, reading) for at, reading in self.rows if low <= at <= high]
@@ -64,8 +66,8 @@ class Recording:
             sources=tuple(source.name for source in self.sources),
             interval_s=self.interval_s,
             time_s=tuple(round(at - began_s, 6) for at, _ in rows),
-            span_s=tuple(reading.span_s for _, reading in rows),
-            columns={number: tuple(reading.values.get(number) for _, reading in rows) for number in numbers},
+            span_s=tuple(None if r.span_s is None else round(r.span_s, 6) for _, r in rows),
+            columns={n: tuple(rounded(n, reading.values.get(n)) for _, reading in rows) for n in numbers},
             missing=Counter(why for _, reading in rows for why in reading.missing),
             notes=tuple(self.failed.values()),
         )

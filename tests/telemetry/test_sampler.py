@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import measurement
 
 from pytest_slmserve.errors import BadUsage, SensorFailed
 from pytest_slmserve.sensors import HOST_CORES, POWER, SM_ACTIVE
+from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Recording, Sampler, merged
 
@@ -52,6 +54,17 @@ def test_rows_have_the_time_since_the_run_began():
     assert found.time_s == (1.0, 1.25, 1.5)
     assert found.columns == {POWER: (300.0, 300.0, 300.0)}
     assert (found.sources, found.interval_s, found.notes) == (("planted",), 0.25, ())
+
+
+def test_values_are_those_that_an_archive_keeps(tmp_path):
+    source = Planted([Reading({POWER: 1 / 3, SM_ACTIVE: 2 / 3, HOST_CORES: 1.94949}, span_s=1 / 3)])
+    found = recorded([source], [1.0, 2.0]).telemetry(0.0)
+    assert (found.columns[POWER], found.columns[SM_ACTIVE]) == ((0.333,) * 2, (0.6667,) * 2)
+    made = measurement()
+    kept = replace(made, run=replace(made.run, telemetry=found))
+    with Archive.open(tmp_path / "a.jsonl") as archive:
+        archive.add(kept)
+    assert read(tmp_path / "a.jsonl").measurements[0].run.telemetry == found
 
 
 def test_rows_far_from_the_window_are_not_kept():
