@@ -47,7 +47,7 @@ def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
 @pytest.fixture
 def sharegpt(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Workload:
     """Requests from ShareGPT conversations for this test's model, as long as its marker or the options want them."""
-    return slm_session.workload(slm_spec.model, lengths_of(request.node))
+    return slm_session.agenda.workload(slm_spec.model, lengths_of(request.node))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ class PlannedPoint:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted."""
         from pytest_slmserve.analysis.validity import trustworthy
 
-        spec, workload = self.session.spec(self.model), self.session.workload(self.model, self.lengths)
+        spec, workload = self.session.agenda.spec(self.model), self.session.agenda.workload(self.model, self.lengths)
         repeats = self.session.options.repeats
         found = self.session.measure(spec, workload, self.load, repeats)
         self.carry(found)

@@ -64,7 +64,7 @@ def point_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
 
 
 def planned_points(session: Session) -> list[MarkedPoint]:
-    return [(model, load, []) for model in session.models for load in session.sweep(model).loads]
+    return [(model, load, []) for model in session.agenda.models for load in session.agenda.sweep(model).loads]
 
 
 def named_points(session: Session, words: Mapping[str, Any]) -> list[MarkedPoint]:
@@ -74,9 +74,9 @@ def named_points(session: Session, words: Mapping[str, Any]) -> list[MarkedPoint
 
     chosen, found = session.options.models, []
     for model, concurrency in words["points"]:
-        if not chosen or session.swept(model):
+        if not chosen or session.agenda.swept(model):
             load = load_of(session.options, session.backend, concurrency)
-            why = session.misfit(model) or session.overload(model, load, words.get("lengths"))
+            why = session.agenda.misfit(model) or session.agenda.overload(model, load, words.get("lengths"))
             found.append((model, load, [pytest.mark.skip(reason=why)] if why else []))
     return found
 
@@ -96,7 +96,7 @@ def model_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     from pytest_slmserve.models import short_name
 
     named = marker.kwargs.get("models") if marker else None
-    models = named_models(session, marker.kwargs.get("claim"), named) if marker and named else session.models
+    models = named_models(session, marker.kwargs.get("claim"), named) if marker and named else session.agenda.models
     return [pytest.param(model, id=short_name(model)) for model in models] or [NONE_THERE]
 
 
@@ -106,7 +106,7 @@ def named_models(session: Session, claim: str | None, named: Sequence[str]) -> l
     from pytest_slmserve.analysis.claims import claim_of
 
     def there(model: str) -> bool:
-        return session.swept(model) if session.options.models else session.misfit(model) is None
+        return session.agenda.swept(model) if session.options.models else session.agenda.misfit(model) is None
 
     return [model for model in named if all(map(there, claim_of(claim).reads(model) if claim else (model,)))]
 
@@ -128,8 +128,8 @@ def engine_of(session: Session, item: Any) -> EngineSpec | None:
     if is_skipped(item):
         return None
     if model := parameters.get("slm_model"):
-        return session.spec(model) if session.swept(model) else None
-    return session.spec(parameters["slm_point"][0]) if parametrised else spec_from_marker(session, words)
+        return session.agenda.spec(model) if session.agenda.swept(model) else None
+    return session.agenda.spec(parameters["slm_point"][0]) if parametrised else spec_from_marker(session, words)
 
 
 def is_skipped(item: Any) -> bool:
@@ -154,8 +154,8 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
 def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
     check_words(words, parametrised=False)
     words = {word: value for word, value in words.items() if word not in NOT_OF_THE_ENGINE}
-    model = words.pop("model", None) or session.models[0]
-    return replace(session.spec(model), **words)
+    model = words.pop("model", None) or session.agenda.models[0]
+    return replace(session.agenda.spec(model), **words)
 
 
 def plan_rows(session: Session, items: Sequence[pytest.Item]) -> list[tuple[str, EngineSpec | None, float]]:

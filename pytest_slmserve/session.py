@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_slmserve.agenda import Agenda
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import Curve, curve_of
-from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import by_series, series_key
 from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.analysis.verdict import Verdict
@@ -20,16 +19,14 @@ from pytest_slmserve.environment import Host, probe
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend
 from pytest_slmserve.measure import measure
-from pytest_slmserve.models import hub_name, shape_of, short_name
+from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, load_of, plan_sweep, price_s, workload_spec
-from pytest_slmserve.records import Environment, Measurement, Progress, Workload, measurement_key
+from pytest_slmserve.plan import Sweep, load_of, price_s
+from pytest_slmserve.records import Environment, Measurement, Progress, Workload
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
-from pytest_slmserve.workload.build import build_workload
-from pytest_slmserve.workload.tokens import hub_tokenizer
 
 SECOND_CHANCES = 1
 
@@ -49,23 +46,17 @@ class Session:
     tell: hears how a run is going, with the name of the point.
     """
 
-    options: Options
-    backend: Backend
-    host: Host
+    agenda: Agenda
     tell: Callable[[str, Progress], None] = lambda name, progress: None
     measured: dict[str, list[Measurement]] = field(default_factory=dict)
     asked: dict[str, None] = field(default_factory=dict)  # keys in the order asked for
     reused: set[str] = field(default_factory=set)
     judged: list[Judged] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     pool: Pool = field(default_factory=Pool)
     archive: Archive | None = None
     sampler: Sampler | None = None
     _undo: ExitStack = field(default_factory=ExitStack)
-    _workloads: dict[str, Workload] = field(default_factory=dict)
-    _sweeps: dict[str, Sweep] = field(default_factory=dict)
     _curves: tuple[tuple[int, ...], list[Curve]] | None = None
-    _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
     @classmethod
     def of(cls, options: Options, root: Path) -> Session:
@@ -79,7 +70,7 @@ class Session:
                 raise
             assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
             host = Host(Environment(backend=backend), "none", (assumed,))
-        session = cls(options, backend, host, notes=list(host.warnings))
+        session = cls(Agenda(options, backend, host, list(host.warnings)))
         if backend != "fake" and not options.plan:  # the simulated engine simulates its sensors too
             session._open_sensors()
         return session
@@ -88,9 +79,26 @@ class Session:
         """Raises SensorFailed or BadUsage where those that were asked for are not there."""
         interval_s = self.options.telemetry_interval or INTERVAL_S
         self.sampler, notes = open_sampler(self.options.telemetry, self.host.device, interval_s)
-        self.notes += notes
+        self.notes.extend(notes)
         if self.sampler:
             self._undo.callback(self.sampler.close)
+
+    @property
+    def options(self) -> Options:
+        return self.agenda.options
+
+    @property
+    def backend(self) -> Backend:
+        return self.agenda.backend
+
+    @property
+    def host(self) -> Host:
+        return self.agenda.host
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence each, for the end of the run."""
+        return self.agenda.notes
 
     def open(self) -> None:
         """Take the device, read what is to be resumed, open the archive. Raises BadUsage or BadArchive."""
@@ -102,7 +110,7 @@ class Session:
         path = Path(self.options.records)
         there = path.exists()
         self.archive = self._undo.enter_context(Archive.open(path))  # repairs a torn end, so it comes first
-        self.notes += self.archive.notes
+        self.notes.extend(self.archive.notes)
         if self.options.resume and there:
             self.resume(path)
 
@@ -118,7 +126,9 @@ class Session:
         """Note in the archive that this run measures, and by which parameters its claims are judged."""
         if self.archive:
             rows = [claims.row_to_record(row) for row in claims.ROWS]
-            sweeps = {self.series(model): _planned(sweep) for model, sweep in self._sweeps.items() if sweep.loads}
+            sweeps = {
+                self.agenda.series(model): _planned(sweep) for model, sweep in self.agenda.sweeps.items() if sweep.loads
+            }
             self.archive.begin({"rows": rows}, {"sweeps": sweeps})
 
     def close(self) -> None:
@@ -127,78 +137,11 @@ class Session:
     def resume(self, path: Path) -> None:
         """Take over the valid measurements of an archive."""
         contents = read(path, skip_damaged=self.options.skip_damaged)
-        self.notes += contents.notes
+        self.notes.extend(contents.notes)
         for measurement in contents.measurements:
             if not problems(measurement):
                 self.measured.setdefault(measurement.key, []).append(measurement)
                 self.reused.add(measurement.id)
-
-    @cached_property
-    def models(self) -> tuple[str, ...]:
-        """The models to sweep: those asked for, each known, or those of the default that fit. Raises BadUsage."""
-        if self.options.models:
-            for model in self.options.models:
-                shape_of(model)
-            return self.options.models
-        return tuple(model for model in DEFAULTS[self.backend].models if self._fits(model))
-
-    def swept(self, model: str) -> bool:
-        """Is it one of the models of this run's sweeps?"""
-        return short_name(model) in map(short_name, self.models)
-
-    def _fits(self, model: str) -> bool:
-        if why := self.misfit(model):
-            self.notes.append(f"{model} is left out: {why}")
-        return why is None
-
-    def misfit(self, model: str) -> str | None:
-        """Why a model cannot be served here; None if it can. Raises BadUsage for an unknown one."""
-        shape_of(model)
-        try:
-            self.spec(model)
-        except BadUsage as error:
-            return error.problem
-        return None
-
-    def overload(self, model: str, load: ClosedLoop, lengths: tuple[int, int] | None = None) -> str | None:
-        """Why a load would measure preemption; None if it would not."""
-        longest = self.workload(model, lengths).longest
-        capacity = kv_capacity(self.spec(model), longest)
-        if capacity is None or capacity >= load.concurrency:
-            return None
-        return f"the KV cache holds {capacity} requests of {longest} tokens"
-
-    def workload(self, model: str, lengths: tuple[int, int] | None = None) -> Workload:
-        """The requests for `model`, of the options' lengths or of these (prompt and output tokens); models of one
-        vocabulary share them."""
-        shape, spec = shape_of(model), workload_spec(self.options, self.backend)
-        if lengths:
-            spec = replace(spec, prompt_tokens=lengths[0], output_tokens=lengths[1])
-        name = f"{shape.name if self.options.dataset else shape.vocabulary} {lengths}"
-        if name not in self._workloads:
-            real = self.options.weights == "real" and spec.source == "sharegpt"
-            tokenizer = hub_tokenizer(hub_name(model)) if real else None
-            self._workloads[name] = build_workload(spec, shape, tokenizer=tokenizer)
-        return self._workloads[name]
-
-    def spec(self, model: str) -> EngineSpec:
-        return engine_spec(self.options, self.backend, model, self.host.environment)
-
-    def sweep(self, model: str) -> Sweep:
-        if model not in self._sweeps:
-            self._sweeps[model] = plan_sweep(self.options, self.spec(model), self.workload(model).longest)
-        return self._sweeps[model]
-
-    def environment(self, spec: EngineSpec) -> Environment:
-        """Where `spec` is measured: this host, with what the specification's own interpreter holds."""
-        own = spec.python, spec.env
-        if spec.backend == "fake" or own == (self.options.python, self.options.env):
-            return self.host.environment
-        if own not in self._environments:
-            other = probe(spec.backend, spec.python, dict(spec.env))
-            self.notes += [note for note in other.warnings if note not in self.notes]
-            self._environments[own] = replace(other.environment, git_commit=self.host.environment.git_commit)
-        return self._environments[own]
 
     def engine(self, spec: EngineSpec) -> Engine:
         return self.pool.engine(spec)
@@ -209,14 +152,14 @@ class Session:
         One that is invalid or degraded (another process in the way, say) is kept, shown, and measured again, once for
         each point.
         """
-        key = self.key(spec, workload, load)
+        key = self.agenda.key(spec, workload, load)
         known = self.measured.setdefault(key, [])
         self.asked.setdefault(key)
         attempts = repeats - len(known) + SECOND_CHANCES
         while attempts > 0 and sum(map(sound, known)) < repeats:
             attempts -= 1
             tell = self._teller(spec, load, len(known))
-            found = measure(self.engine(spec), workload, load, self.environment(spec), tell, self.sampler)
+            found = measure(self.engine(spec), workload, load, self.agenda.environment(spec), tell, self.sampler)
             known.append(found)
             if self.archive:
                 self.archive.add(found)
@@ -228,46 +171,38 @@ class Session:
 
     def price_s(self, model: str, load: ClosedLoop, lengths: tuple[int, int] | None = None) -> float:
         """Seconds that a point will take: its repeats that are not known yet, warm-up included."""
-        spec, workload = self.spec(model), self.workload(model, lengths)
-        known = len(self.measured.get(self.key(spec, workload, load), []))
+        spec, workload = self.agenda.spec(model), self.agenda.workload(model, lengths)
+        known = len(self.measured.get(self.agenda.key(spec, workload, load), []))
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
         return max(0, self.options.repeats - known) * price_s(spec, load, workload.mean_output_tokens, context)
 
     def curve(self, model: str) -> Curve:
         """What is known of a planned sweep so far, with other loads that users' tests asked for on the same curve."""
-        sweep, workload = self.sweep(model), self.workload(model)
-        keys = dict.fromkeys([*(self.key(sweep.spec, workload, load) for load in sweep.loads), *self.asked])
+        sweep, workload = self.agenda.sweep(model), self.agenda.workload(model)
+        keys = dict.fromkeys([*(self.agenda.key(sweep.spec, workload, load) for load in sweep.loads), *self.asked])
         known = by_series(m for key in keys for m in self.measured.get(key, ()))
-        found = known.get(self.series(model), ()) if sweep.loads else ()
+        found = known.get(self.agenda.series(model), ()) if sweep.loads else ()
         return curve_of(short_name(model), found, planned=sweep.concurrencies, cut=sweep.cut)
 
     def curve_of(self, spec: EngineSpec, workload: Workload, loads: tuple[ClosedLoop, ...]) -> Curve:
         """The curve of these loads, as far as they have been measured."""
-        found = [m for load in loads for m in self.measured.get(self.key(spec, workload, load), [])]
+        found = [m for load in loads for m in self.measured.get(self.agenda.key(spec, workload, load), [])]
         return curve_of(short_name(spec.model), found, planned=[load.concurrency for load in loads])
 
     def curves(self) -> list[Curve]:
         """All that this run asked for, in the order asked: planned sweeps, and what users' tests measured."""
-        known = len(self._sweeps), *(len(self.measured[key]) for key in self.asked)
+        known = len(self.agenda.sweeps), *(len(self.measured[key]) for key in self.asked)
         if self._curves is None or self._curves[0] != known:  # each claim asks for them, and they take their time
             self._curves = known, self._made_curves()
         return self._curves[1]
 
     def _made_curves(self) -> list[Curve]:
-        planned = {self.series(model): model for model, sweep in self._sweeps.items() if sweep.loads}
+        planned = {self.agenda.series(model): model for model, sweep in self.agenda.sweeps.items() if sweep.loads}
         asked = by_series(m for key in self.asked for m in self.measured[key])
         return [
             self.curve(planned[series]) if series in planned else curve_of(short_name(found[0].spec.model), found)
             for series, found in asked.items()
         ]
-
-    def series(self, model: str) -> str:
-        """What identifies the curve of a planned sweep."""
-        sweep = self.sweep(model)
-        return series_key(sweep.spec, self.workload(model).hash, sweep.loads[0], self.environment(sweep.spec))
-
-    def key(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> str:
-        return measurement_key(spec, workload.hash, load, self.environment(spec))
 
     def row(self, name: str, model: str) -> claims.Row:
         """What is expected of a claim here."""
@@ -283,7 +218,7 @@ class Session:
 
     def _known_curve(self, model: str, lengths: tuple[int, int] | None) -> Curve:
         """A model's sweep, or what was measured of it beside the sweeps."""
-        if self.swept(model) and not lengths:
+        if self.agenda.swept(model) and not lengths:
             return self.curve(model)
         subject = short_name(model)
         known = (c for c in self.curves() if c.subject == subject and self._is_plain(c, model, lengths))
@@ -291,12 +226,11 @@ class Session:
 
     def _is_plain(self, curve: Curve, model: str, lengths: tuple[int, int] | None) -> bool:
         """Was it measured as the options say, not on an engine or under a load of a user's own?"""
-        spec, first, load = self.spec(model), curve.first, curve.load
+        spec, first, load = self.agenda.spec(model), curve.first, curve.load
         if first is None or load is None:
             return False
-        wanted = series_key(
-            spec, self.workload(model, lengths).hash, load_of(self.options, self.backend, 1), self.environment(spec)
-        )
+        workload, plain = self.agenda.workload(model, lengths), load_of(self.options, self.backend, 1)
+        wanted = series_key(spec, workload.hash, plain, self.agenda.environment(spec))
         return series_key(first.spec, first.workload.hash, load, first.environment) == wanted
 
     @property

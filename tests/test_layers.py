@@ -38,7 +38,8 @@ LEFT: dict[str, set[str]] = {
     "report": {"analysis", "foreign"},
     "worker": set(),
 }
-TOP = {"items", "watched", "session", "fixtures", "plugin", "doctor", "__main__"}  # may import all, also each other
+# May import all, also each other.
+TOP = {"agenda", "session", "items", "watched", "fixtures", "plugin", "doctor", "__main__"}
 ADMISSION = "worker.admission"
 EXCEPTIONS = {
     ("engines", "telemetry.simulated"),  # pure, and an imagined engine has an imagined device

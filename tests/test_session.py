@@ -50,16 +50,16 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 def sweep(session: Session, only: Sequence[int] = BATCHES) -> None:
     """As the items of a run do."""
-    planned = session.sweep(MODEL)
+    planned = session.agenda.sweep(MODEL)
     session.begin()
     for load in planned.loads:
         if load.concurrency in only:
-            session.measure(planned.spec, session.workload(MODEL), load, session.options.repeats)
+            session.measure(planned.spec, session.agenda.workload(MODEL), load, session.options.repeats)
 
 
 def point(session: Session, concurrency: int = 8, repeats: int = 2) -> list[Measurement]:
     load = ClosedLoop(concurrency)
-    return session.measure(session.spec(MODEL), session.workload(MODEL), load, repeats)
+    return session.measure(session.agenda.spec(MODEL), session.agenda.workload(MODEL), load, repeats)
 
 
 def stored(session: Session) -> list[Measurement]:
@@ -158,14 +158,14 @@ def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened):
 def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
     session = opened()
     sweep(session)
-    mine = replace(session.spec(MODEL), max_num_seqs=32)
+    mine = replace(session.agenda.spec(MODEL), max_num_seqs=32)
     loads = (ClosedLoop(1), ClosedLoop(2))
     for load in loads:
-        session.measure(mine, session.workload(MODEL), load, 2)
+        session.measure(mine, session.agenda.workload(MODEL), load, 2)
     planned, other = session.curves()
     assert ([p.concurrency for p in other.points], other.missing, other.cut) == ([1, 2], (), ())
     assert [p.concurrency for p in planned.points] == list(BATCHES)
-    assert session.curve_of(mine, session.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
+    assert session.curve_of(mine, session.agenda.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
     curves, _, text = judged_again(read(session.options.records), False)
     assert [c.missing for c in curves] == [(), ()] and "opt-125m, engine " in text
 
@@ -197,13 +197,13 @@ def test_a_model_that_does_not_fit_is_left_out_once_and_said(opened, monkeypatch
     host = Host(Environment(backend="fake", gpu_memory_bytes=9 << 30), "fake-small")
     monkeypatch.setattr(module, "probe", lambda *_: host)
     session = opened(models=None)
-    assert session.models == session.models == (MODEL, "opt-1.3b")
+    assert session.agenda.models == session.agenda.models == (MODEL, "opt-1.3b")
     assert len(session.notes) == 1 and session.notes[0].startswith("opt-2.7b is left out: weights and reserve take")
 
 
 def test_an_unknown_model_is_wrong_usage(opened):
     with pytest.raises(BadUsage, match="unknown model 'gpt-5'"):
-        _ = opened(models="opt-125m,gpt-5").models
+        _ = opened(models="opt-125m,gpt-5").agenda.models
 
 
 def test_a_plan_needs_no_device(tmp_path, monkeypatch):
@@ -212,7 +212,10 @@ def test_a_plan_needs_no_device(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "probe", nothing_here)
     planned = Session.of(read_options({"gpu": True, "plan": True}, {}, {}), tmp_path)
-    assert planned.notes == ["no GPU here: the plan assumes a GPU of 140 GiB"] and len(planned.sweep(MODEL).loads) > 9
+    assert (
+        planned.notes == ["no GPU here: the plan assumes a GPU of 140 GiB"]
+        and len(planned.agenda.sweep(MODEL).loads) > 9
+    )
     with pytest.raises(BadUsage, match="no GPU here"):
         Session.of(read_options({"gpu": True}, {}, {}), tmp_path)
 

@@ -1,0 +1,107 @@
+"""What the options mean on this host: models, engines, requests, sweeps, and the keys they are known by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from pytest_slmserve.analysis.kv_cache import kv_capacity
+from pytest_slmserve.analysis.points import series_key
+from pytest_slmserve.environment import Host, probe
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.kinds import Backend
+from pytest_slmserve.models import hub_name, shape_of, short_name
+from pytest_slmserve.options import Options
+from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, plan_sweep, workload_spec
+from pytest_slmserve.records import Environment, Workload, measurement_key
+from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.workload.tokens import hub_tokenizer
+
+
+@dataclass(repr=False)
+class Agenda:
+    """Each answer is worked out once. notes: what the user should hear of it. sweeps: those planned so far."""
+
+    options: Options
+    backend: Backend
+    host: Host
+    notes: list[str] = field(default_factory=list)
+    sweeps: dict[str, Sweep] = field(default_factory=dict)
+    _workloads: dict[str, Workload] = field(default_factory=dict)
+    _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """The models to sweep: those asked for, each known, or those of the default that fit. Raises BadUsage."""
+        if self.options.models:
+            for model in self.options.models:
+                shape_of(model)
+            return self.options.models
+        return tuple(model for model in DEFAULTS[self.backend].models if self._fits(model))
+
+    def swept(self, model: str) -> bool:
+        """Is it one of the models of this run's sweeps?"""
+        return short_name(model) in map(short_name, self.models)
+
+    def _fits(self, model: str) -> bool:
+        if why := self.misfit(model):
+            self.notes.append(f"{model} is left out: {why}")
+        return why is None
+
+    def misfit(self, model: str) -> str | None:
+        """Why a model cannot be served here; None if it can. Raises BadUsage for an unknown one."""
+        shape_of(model)
+        try:
+            self.spec(model)
+        except BadUsage as error:
+            return error.problem
+        return None
+
+    def overload(self, model: str, load: ClosedLoop, lengths: tuple[int, int] | None = None) -> str | None:
+        """Why a load would measure preemption; None if it would not."""
+        longest = self.workload(model, lengths).longest
+        capacity = kv_capacity(self.spec(model), longest)
+        if capacity is None or capacity >= load.concurrency:
+            return None
+        return f"the KV cache holds {capacity} requests of {longest} tokens"
+
+    def workload(self, model: str, lengths: tuple[int, int] | None = None) -> Workload:
+        """The requests for `model`, of the options' lengths or of these (prompt and output tokens); models of one
+        vocabulary share them."""
+        shape, spec = shape_of(model), workload_spec(self.options, self.backend)
+        if lengths:
+            spec = replace(spec, prompt_tokens=lengths[0], output_tokens=lengths[1])
+        name = f"{shape.name if self.options.dataset else shape.vocabulary} {lengths}"
+        if name not in self._workloads:
+            real = self.options.weights == "real" and spec.source == "sharegpt"
+            tokenizer = hub_tokenizer(hub_name(model)) if real else None
+            self._workloads[name] = build_workload(spec, shape, tokenizer=tokenizer)
+        return self._workloads[name]
+
+    def spec(self, model: str) -> EngineSpec:
+        return engine_spec(self.options, self.backend, model, self.host.environment)
+
+    def sweep(self, model: str) -> Sweep:
+        if model not in self.sweeps:
+            self.sweeps[model] = plan_sweep(self.options, self.spec(model), self.workload(model).longest)
+        return self.sweeps[model]
+
+    def environment(self, spec: EngineSpec) -> Environment:
+        """Where `spec` is measured: this host, with what the specification's own interpreter holds."""
+        own = spec.python, spec.env
+        if spec.backend == "fake" or own == (self.options.python, self.options.env):
+            return self.host.environment
+        if own not in self._environments:
+            other = probe(spec.backend, spec.python, dict(spec.env))
+            self.notes += [note for note in other.warnings if note not in self.notes]
+            self._environments[own] = replace(other.environment, git_commit=self.host.environment.git_commit)
+        return self._environments[own]
+
+    def series(self, model: str) -> str:
+        """What identifies the curve of a planned sweep."""
+        sweep = self.sweep(model)
+        return series_key(sweep.spec, self.workload(model).hash, sweep.loads[0], self.environment(sweep.spec))
+
+    def key(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> str:
+        return measurement_key(spec, workload.hash, load, self.environment(spec))
