@@ -46,7 +46,7 @@ class Child:
         try:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            raise self.failed("ended while it was spoken to") from None
+            raise self.failed(f"ended ({self._how_it_ended()})") from None
 
     def receive(self, within_s: float, what: str) -> dict[str, Any]:
         """The next line. Raises EngineFailed when the child is gone, or silent for `within_s` seconds."""

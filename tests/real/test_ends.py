@@ -80,7 +80,7 @@ def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(py
     assert nothing_left_of(tmp_path)
     assert device_is_free(tmp)
     assert {m.id for m in before} <= {m.id for m in run.archived()}
-    assert run.text.count("EngineFailed: the engine ended (signal SIGKILL); ") == 1
+    assert run.text.count("EngineFailed: the engine ended (signal SIGKILL); ") == 1, run.text
     assert "  | (EngineCore" in run.text  # the end of its log
     assert "Traceback (most recent call last)" not in run.text
 
