@@ -12,7 +12,7 @@ from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend
 from pytest_slmserve.models import hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, plan_sweep, workload_spec
+from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, load_of, plan_sweep, workload_spec
 from pytest_slmserve.records import Environment, Workload, measurement_key
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.workload.build import build_workload
@@ -98,10 +98,10 @@ class Agenda:
             self._environments[own] = replace(other.environment, git_commit=self.host.environment.git_commit)
         return self._environments[own]
 
-    def series(self, model: str) -> str:
-        """What identifies the curve of a planned sweep."""
-        sweep = self.sweep(model)
-        return series_key(sweep.spec, self.workload(model).hash, sweep.loads[0], self.environment(sweep.spec))
+    def series(self, model: str, lengths: tuple[int, int] | None = None) -> str:
+        """What identifies the curve of a model that is measured as the options say, be it a planned sweep or not."""
+        spec, load = self.spec(model), load_of(self.options, self.backend, 1)
+        return series_key(spec, self.workload(model, lengths).hash, load, self.environment(spec))
 
     def key(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> str:
         return measurement_key(spec, workload.hash, load, self.environment(spec))

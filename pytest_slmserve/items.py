@@ -152,7 +152,6 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
 
 
 def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
-    check_words(words, parametrised=False)
     words = {word: value for word, value in words.items() if word not in NOT_OF_THE_ENGINE}
     model = words.pop("model", None) or session.agenda.models[0]
     return replace(session.agenda.spec(model), **words)

@@ -10,7 +10,7 @@ from pathlib import Path
 from pytest_slmserve.agenda import Agenda
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import Curve, curve_of
-from pytest_slmserve.analysis.points import by_series, series_key
+from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.engines.base import Engine
@@ -21,7 +21,7 @@ from pytest_slmserve.kinds import Backend
 from pytest_slmserve.measure import measure
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import Sweep, load_of, price_s
+from pytest_slmserve.plan import Sweep, price_s
 from pytest_slmserve.records import Environment, Measurement, Progress, Workload
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.store import Archive, read
@@ -56,7 +56,7 @@ class Session:
     archive: Archive | None = None
     sampler: Sampler | None = None
     _undo: ExitStack = field(default_factory=ExitStack)
-    _curves: tuple[tuple[int, ...], list[Curve]] | None = None
+    _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
 
     @classmethod
     def of(cls, options: Options, root: Path) -> Session:
@@ -191,18 +191,23 @@ class Session:
 
     def curves(self) -> list[Curve]:
         """All that this run asked for, in the order asked: planned sweeps, and what users' tests measured."""
+        return list(self._by_series().values())
+
+    def _by_series(self) -> dict[str, Curve]:
         known = len(self.agenda.sweeps), *(len(self.measured[key]) for key in self.asked)
         if self._curves is None or self._curves[0] != known:  # each claim asks for them, and they take their time
             self._curves = known, self._made_curves()
         return self._curves[1]
 
-    def _made_curves(self) -> list[Curve]:
+    def _made_curves(self) -> dict[str, Curve]:
         planned = {self.agenda.series(model): model for model, sweep in self.agenda.sweeps.items() if sweep.loads}
         asked = by_series(m for key in self.asked for m in self.measured[key])
-        return [
-            self.curve(planned[series]) if series in planned else curve_of(short_name(found[0].spec.model), found)
+        return {
+            series: self.curve(planned[series])
+            if series in planned
+            else curve_of(short_name(found[0].spec.model), found)
             for series, found in asked.items()
-        ]
+        }
 
     def row(self, name: str, model: str) -> claims.Row:
         """What is expected of a claim here."""
@@ -217,21 +222,13 @@ class Session:
         return verdict
 
     def _known_curve(self, model: str, lengths: tuple[int, int] | None) -> Curve:
-        """A model's sweep, or what was measured of it beside the sweeps."""
-        if self.agenda.swept(model) and not lengths:
-            return self.curve(model)
-        subject = short_name(model)
-        known = (c for c in self.curves() if c.subject == subject and self._is_plain(c, model, lengths))
-        return next(known, Curve(subject=subject))
-
-    def _is_plain(self, curve: Curve, model: str, lengths: tuple[int, int] | None) -> bool:
-        """Was it measured as the options say, not on an engine or under a load of a user's own?"""
-        spec, first, load = self.agenda.spec(model), curve.first, curve.load
-        if first is None or load is None:
-            return False
-        workload, plain = self.agenda.workload(model, lengths), load_of(self.options, self.backend, 1)
-        wanted = series_key(spec, workload.hash, plain, self.agenda.environment(spec))
-        return series_key(first.spec, first.workload.hash, load, first.environment) == wanted
+        """A model's sweep, or what was measured of it beside the sweeps. As the options say: what a user's own engine
+        or load gave is another curve."""
+        planned = self.agenda.swept(model) and not lengths
+        if planned:
+            self.agenda.sweep(model)  # what is missing of it counts
+        found = self._by_series().get(self.agenda.series(model, lengths))
+        return found or (self.curve(model) if planned else Curve(subject=short_name(model)))
 
     @property
     def reused_count(self) -> int:

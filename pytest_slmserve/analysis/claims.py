@@ -123,7 +123,7 @@ def _sensed_sweep(curve: Curve) -> bool:
 
 
 def _larger_in_table_1(curve: Curve) -> bool:
-    return curve.subject in list(table1.PUBLISHED)[1:] and utilization.at_table_1(curve) is not None
+    return utilization.next_smaller(curve.subject) is not None and utilization.at_table_1(curve) is not None
 
 
 def _and_smaller(model: str) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from pytest_slmserve.analysis import gains as over
 from pytest_slmserve.analysis.gains import Gain, Plateau
 from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import Point, by_series, points_of
-from pytest_slmserve.analysis.stats import Interval, percent
-from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.analysis.stats import Interval, ends, percent, percent_interval
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Environment, Measurement, Resolved, WorkloadReference
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
@@ -167,8 +167,10 @@ def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     if reason := obstacle(curve):
         return _verdict(curve, PLATEAU, State.UNDECIDED, reason, tolerance)
     last = curve.gains()[-1]
-    state = _below(last, tolerance)
-    last_text = f"the last doubling ({last.start} to {last.end}) gains {_text(last)}, bound {percent(tolerance)}"
+    state = below(last, tolerance)
+    last_text = (
+        f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, bound {percent(tolerance)}"
+    )
     match state:
         case State.HOLDS:
             why = _plateau_text(curve, tolerance)
@@ -189,12 +191,12 @@ def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     if knee is None:
         return _verdict(curve, LATENCY, State.UNDECIDED, reason, tolerance)
     rises = [g for g in over.gains(curve.points, over.e2e_s) if g.start >= knee]
-    flattest = min(rises, key=lambda g: _ends(g)[1])
-    if _below(flattest, tolerance) is not State.HOLDS:
-        flattest = min(rises, key=lambda g: _ends(g)[0])
-    state = _opposite(_below(flattest, tolerance))
+    flattest = min(rises, key=lambda g: ends(g)[1])
+    if below(flattest, tolerance) is not State.HOLDS:
+        flattest = min(rises, key=lambda g: ends(g)[0])
+    state = above(flattest, tolerance)
     why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
-    why += f"the least does by {_text(flattest)} ({flattest.start} to {flattest.end})"
+    why += f"the least does by {percent_interval(flattest)} ({flattest.start} to {flattest.end})"
     return _verdict(curve, LATENCY, state, why, tolerance, flattest)
 
 
@@ -210,17 +212,17 @@ def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: flo
         return _verdict(curve, PARETO, State.UNDECIDED, reason, margin)
     upto = [p for p in curve.valid if p.concurrency <= knee]
     rivals = [(p, q, by) for p in upto for q, by in over.advantages(curve.points, p)]
-    point, rival, by = max(rivals, key=lambda row: _ends(row[2])[0])
-    if _below(by, margin) is not State.FAILS:
-        point, rival, by = max(rivals, key=lambda row: _ends(row[2])[1])
-    state = _below(by, margin)
+    point, rival, by = max(rivals, key=lambda row: ends(row[2])[0])
+    if below(by, margin) is not State.FAILS:
+        point, rival, by = max(rivals, key=lambda row: ends(row[2])[1])
+    state = below(by, margin)
     if state is State.HOLDS:
         why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
         why += f"than {_listed(p.concurrency for p in upto)} in flight"
     else:
         verb = "beats" if state is State.FAILS else "may beat"
         why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
-        why += f"in the lesser of them by {_text(by)}, bound {percent(margin)}"
+        why += f"in the lesser of them by {percent_interval(by)}, bound {percent(margin)}"
     return _verdict(curve, PARETO, state, why, margin, by)
 
 
@@ -229,30 +231,6 @@ def _knee(curve: Curve, tolerance: float) -> tuple[int | None, str]:
     if reason := obstacle(curve):
         return None, reason
     return curve.plateau(tolerance).value, f"no plateau within the points measured (bound {percent(tolerance)})"
-
-
-def _ends(seen: Interval) -> tuple[float, float]:
-    """Both ends of an interval, as wide as can be where the noise is unknown."""
-    return (
-        float("-inf") if seen.low is None else seen.low,
-        float("inf") if seen.high is None else seen.high,
-    )
-
-
-def _below(seen: Interval, bound: float) -> State:
-    """Does the whole interval lie below the bound?"""
-    low, high = _ends(seen)
-    return State.HOLDS if high < bound else State.FAILS if low > bound else State.UNDECIDED
-
-
-def _opposite(state: State) -> State:
-    match state:
-        case State.HOLDS:
-            return State.FAILS
-        case State.FAILS:
-            return State.HOLDS
-        case State.UNDECIDED:
-            return State.UNDECIDED
 
 
 def _verdict(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval | None = None) -> Verdict:
@@ -273,12 +251,6 @@ def _verdict(curve: Curve, claim: str, state: State, why: str, bound: float, see
 
 def _listed(concurrencies: Iterable[int]) -> str:
     return ", ".join(str(c) for c in concurrencies)
-
-
-def _text(seen: Interval) -> str:
-    """An estimate and its interval, like "7.9 % (95 %: 7.1 to 8.7 %)"."""
-    low, high = _ends(seen)
-    return f"{percent(seen.value)} (95 %: {percent(low)} to {percent(high)})"
 
 
 def _plateau_text(curve: Curve, tolerance: float) -> str:

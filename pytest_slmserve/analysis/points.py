@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.stats import mean_of_known
 from pytest_slmserve.analysis.summary import Summary, summarize
-from pytest_slmserve.analysis.validity import degradations, problems
+from pytest_slmserve.analysis.validity import standing
 from pytest_slmserve.records import Environment, Measurement, measurement_key
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 
@@ -72,7 +72,7 @@ def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
 
 
 def _point(concurrency: int, measurements: Sequence[Measurement]) -> Point:
-    judged = [(m, problems(m), degradations(m)) for m in measurements]
+    judged = [(m, *standing(m)) for m in measurements]
     valid = [entry for entry in judged if not entry[1]]
     used = [entry for entry in valid if not entry[2]] or valid
     others = [entry for entry in judged if not any(entry is other for other in used)]

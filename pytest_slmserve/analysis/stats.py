@@ -36,6 +36,14 @@ class Noise:
     df: int
 
 
+def ends(seen: Interval) -> tuple[float, float]:
+    """Both ends of an interval, as wide as can be where the noise is unknown."""
+    return (
+        -math.inf if seen.low is None else seen.low,
+        math.inf if seen.high is None else seen.high,
+    )
+
+
 def t_975(df: int) -> float:
     """Student's t at 97.5 %. Beyond 30 degrees of freedom by Fisher's expansion, exact there to 1e-4."""
     if df < 1:
@@ -67,18 +75,23 @@ def percentile(values: Sequence[float], share: float) -> float | None:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def pooled_relative_sd(groups: Iterable[Sequence[float]]) -> Noise:
-    """Standard deviation of log values around their group's mean, pooled over groups; values must be positive.
-
-    For the few per cent seen here the deviation of the log is the relative deviation. A group of one adds nothing.
-    """
+def pooled_sd(groups: Iterable[Sequence[float]]) -> Noise:
+    """Standard deviation of values around their group's mean, pooled over groups. A group of one adds nothing."""
     squares, df = 0.0, 0
     for group in groups:
         if len(group) > 1:
-            logs = [math.log(v) for v in group]
-            squares += math.fsum((v - fmean(logs)) ** 2 for v in logs)
+            centre = fmean(group)
+            squares += math.fsum((v - centre) ** 2 for v in group)
             df += len(group) - 1
     return Noise(math.sqrt(squares / df) if df else None, df)
+
+
+def pooled_relative_sd(groups: Iterable[Sequence[float]]) -> Noise:
+    """The same of the logarithms of values, which must be positive.
+
+    For the few per cent seen here the deviation of the log is the relative deviation.
+    """
+    return pooled_sd([math.log(v) for v in group] if len(group) > 1 else () for group in groups)
 
 
 def log_ratio(first: Sequence[float], second: Sequence[float], noise: Noise) -> Interval:
@@ -108,3 +121,10 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
 def percent(share: float) -> str:
     """0.0789 as "7.9 %"."""
     return f"{round(100 * share, 1) + 0.0:g} %"
+
+
+def percent_interval(seen: Interval) -> str:
+    """An estimate and its interval, if it has one: "7.9 % (95 %: 7.1 % to 8.7 %)"."""
+    if seen.low is None or seen.high is None:
+        return percent(seen.value)
+    return f"{percent(seen.value)} (95 %: {percent(seen.low)} to {percent(seen.high)})"

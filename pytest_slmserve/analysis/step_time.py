@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_slmserve.analysis import window
-from pytest_slmserve.analysis.device import DeviceFigures, device_figures
+from pytest_slmserve.analysis.device import DeviceFigures
 from pytest_slmserve.analysis.roofline import Work, peaks_of, work_of_workload
 from pytest_slmserve.records import Measurement, Run
 
@@ -49,15 +49,14 @@ class StepTime:
     bound: Bound | None
 
 
-def step_time(measurement: Measurement) -> StepTime | None:
-    """None where the GPU or the model's shape is unknown, or the window has no steps."""
+def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | None:
+    """figures: those of its sensors. None where the GPU or the model's shape is unknown, or the window has no steps."""
     peaks, step_s = peaks_of(measurement.environment.gpu_name), window.step_s(measurement.run)
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
     if peaks is None or work is None or step_s is None:
         return None
     moved, computed = _bytes_and_flops(measurement.run, work)
     bytes_s, flops_s = moved / peaks.bytes_per_s, computed / peaks.flops_per_s
-    figures = device_figures(measurement.run)
     return StepTime(
         step_s=step_s,
         bytes_s=bytes_s,
@@ -65,23 +64,23 @@ def step_time(measurement: Measurement) -> StepTime | None:
         intensity=computed / moved,
         ridge=peaks.ridge,
         unexplained=1 - max(bytes_s, flops_s) / step_s,
-        idle=idle_share(figures),
+        idle=idle_share(figures.engine_active),
         dram=figures.dram_active,
         tensor=figures.tensor_active,
         bound=bound_by_counters(figures) or bound_by_shapes(bytes_s / step_s, flops_s / step_s),
     )
 
 
-def idle_share(figures: DeviceFigures) -> float | None:
+def idle_share(engine_active: float | None) -> float | None:
     """Share of the window in which no kernel ran: the host's part, as counters see it."""
-    return None if figures.engine_active is None else max(0.0, 1 - figures.engine_active)
+    return None if engine_active is None else max(0.0, 1 - engine_active)
 
 
 def bound_by_counters(figures: DeviceFigures) -> Bound | None:
     """host: the GPU idles for at least IDLE of the time, and longer than its memory is busy. Else memory or compute,
     whichever is nearer to what it can reach, if at least half way there. Else mixed: nothing is near its end, kernels
     wait for latencies and for each other. None without both counters."""
-    dram, tensor, idle = figures.dram_active, figures.tensor_active, idle_share(figures)
+    dram, tensor, idle = figures.dram_active, figures.tensor_active, idle_share(figures.engine_active)
     if dram is None or tensor is None:
         return None
     if idle is not None and idle >= IDLE and idle > dram:
@@ -99,12 +98,11 @@ def bound_by_shapes(by_bytes: float, by_flops: float) -> Bound | None:
     return "memory" if by_bytes >= by_flops else "compute"
 
 
-def saturation_gap(measurement: Measurement) -> float | None:
+def saturation_gap(figures: DeviceFigures) -> float | None:
     """ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters.
 
     Positive where memory is nearer to its end. None where either is not known or was not busy at all.
     """
-    figures = device_figures(measurement.run)
     dram, tensor = figures.dram_active, figures.tensor_active
     if dram is None or tensor is None or dram <= 0 or tensor <= 0:
         return None

@@ -82,12 +82,13 @@ def summarize(measurement: Measurement) -> Summary:
 
 def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, Any]:
     """What sensors add, and what shapes and steps say of the time of a step."""
-    seen, step = device_figures(measurement.run), step_time(measurement)
+    seen = device_figures(measurement.run)
+    step = step_time(measurement, seen)
     names = {f.name for f in fields(Summary)} & {f.name for f in fields(DeviceFigures)}
     per_token = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
     return {name: getattr(seen, name) for name in names} | {
         "energy_per_token_j": per_token,
         "unexplained": step and step.unexplained,
-        "saturation_gap": saturation_gap(measurement),
+        "saturation_gap": saturation_gap(seen),
         "bound": step.bound if step else bound_by_counters(seen),
     }

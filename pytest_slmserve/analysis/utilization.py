@@ -9,14 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, stdev
+from statistics import fmean
 
 from pytest_slmserve.analysis.curve import Curve, obstacle
 from pytest_slmserve.analysis.gains import noise_of
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.stats import Interval, growth, log_ratio, percent, pooled_relative_sd, t_975
+from pytest_slmserve.analysis.stats import (
+    Interval,
+    growth,
+    log_ratio,
+    percent,
+    percent_interval,
+    pooled_relative_sd,
+    pooled_sd,
+    t_975,
+)
 from pytest_slmserve.analysis.table1 import PUBLISHED
-from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below
 
 UNDERUSED, BLIND_UTIL = "gpu-underused-at-largest-load", "gpu-util-saturates-first"
 MEMORY_BOUND = "decode-stays-memory-bound"
@@ -50,8 +59,8 @@ def underused(curve: Curve, bound: float) -> Verdict:
         return _undecided(curve, UNDERUSED, NO_PROFILE, bound)
     seen = _around(values, [each_of(p, "sm_occupancy") for p in curve.valid])
     active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
-    why = f"at {largest.concurrency} in flight {_share(seen)} of the warps that fit were resident{active}"
-    return _verdict(curve, UNDERUSED, _below(seen, bound), f"{why} (bound {percent(bound)})", bound, seen, [largest])
+    why = f"at {largest.concurrency} in flight {percent_interval(seen)} of the warps that fit were resident{active}"
+    return _verdict(curve, UNDERUSED, below(seen, bound), f"{why} (bound {percent(bound)})", bound, seen, [largest])
 
 
 def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
@@ -67,8 +76,8 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
     first = next((p for p in points if fmean(utils[p.concurrency]) >= full), None)
     if first is None:
         most = _around(max(utils.values(), key=fmean), list(utils.values()))
-        why = f"GPU utilisation stays below {percent(full)}: {_share(most)} at most"
-        surely = State.FAILS if _below(most, full) is State.HOLDS else State.UNDECIDED
+        why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most"
+        surely = State.FAILS if below(most, full) is State.HOLDS else State.UNDECIDED
         return _verdict(curve, BLIND_UTIL, surely, why, bound, None, points)
     best = max(points[points.index(first) :], key=lambda p: fmean(p.repeats))
     seen = _factor(log_ratio(first.repeats, best.repeats, noise_of(points)))
@@ -76,7 +85,7 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
         f"utilisation is {percent(fmean(utils[first.concurrency]))} at {first.concurrency} in flight already, where "
         f"{best.concurrency} in flight serve {_times(seen)} as much (bound {bound:g})"
     )
-    return _verdict(curve, BLIND_UTIL, _above(seen, bound), why, bound, seen, [first, best])
+    return _verdict(curve, BLIND_UTIL, above(seen, bound), why, bound, seen, [first, best])
 
 
 def memory_bound(curve: Curve, margin: float) -> Verdict:
@@ -97,7 +106,7 @@ def memory_bound(curve: Curve, margin: float) -> Verdict:
         f"least at {least.concurrency} in flight: DRAM active {_ratio(least.dram_active)}, tensor cores "
         f"{_ratio(least.tensor_active)}, so memory is {_times(seen)} as near to its reach (bound {margin:g})"
     )
-    return _verdict(curve, MEMORY_BOUND, _above(seen, margin), why, margin, seen, points)
+    return _verdict(curve, MEMORY_BOUND, above(seen, margin), why, margin, seen, points)
 
 
 def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
@@ -113,7 +122,7 @@ def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
         return _undecided(curve, CHEAPER_TOKENS, reason, bound)
     seen = _energy_ratio(first, last, curve.valid)
     why = f"{_joules(first)}, {_joules(last)}: {_times(seen)} as much (bound {bound:g})"
-    return _verdict(curve, CHEAPER_TOKENS, _below(seen, bound), why, bound, seen, [first, last])
+    return _verdict(curve, CHEAPER_TOKENS, below(seen, bound), why, bound, seen, [first, last])
 
 
 def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
@@ -131,7 +140,7 @@ def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdic
         return _undecided(curve, DEARER_MODELS, reason, bound)
     seen = _energy_ratio(its, own, [own, its])
     why = f"{_joules(own)}, {smaller} {_joules(its)}: {_times(seen)} as much (bound {bound:g})"
-    return _verdict(curve, DEARER_MODELS, _above(seen, bound), why, bound, seen, [own, its])
+    return _verdict(curve, DEARER_MODELS, above(seen, bound), why, bound, seen, [own, its])
 
 
 def next_smaller(model: str) -> str | None:
@@ -179,12 +188,10 @@ def _energy_ratio(first: Point, second: Point, points: Sequence[Point]) -> Inter
 
 def _around(values: Sequence[float], groups: Sequence[Sequence[float]]) -> Interval:
     """The mean of `values` with an interval from the spread within all groups; absolute, not relative."""
-    centre, spreads = fmean(values), [group for group in groups if len(group) > 1]
-    df = sum(len(group) - 1 for group in spreads)
-    if not df:
+    centre, noise = fmean(values), pooled_sd(groups)
+    if noise.sd is None:
         return Interval(centre)
-    sd = math.sqrt(math.fsum(stdev(group) ** 2 * (len(group) - 1) for group in spreads) / df)
-    half = t_975(df) * sd / math.sqrt(len(values))
+    half = t_975(noise.df) * noise.sd / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
 
 
@@ -192,18 +199,6 @@ def _factor(log: Interval) -> Interval:
     """A difference of logs as a factor."""
     low, high = (None if end is None else growth(end) + 1 for end in (log.low, log.high))
     return Interval(growth(log.value) + 1, low, high)
-
-
-def _above(seen: Interval, bound: float) -> State:
-    if seen.low is None or seen.high is None:
-        return State.UNDECIDED
-    return State.HOLDS if seen.low > bound else State.FAILS if seen.high < bound else State.UNDECIDED
-
-
-def _below(seen: Interval, bound: float) -> State:
-    if seen.low is None or seen.high is None:
-        return State.UNDECIDED
-    return State.HOLDS if seen.high < bound else State.FAILS if seen.low > bound else State.UNDECIDED
 
 
 def _undecided(curve: Curve, claim: str, why: str, bound: float) -> Verdict:
@@ -227,11 +222,6 @@ def _verdict(
         n=len(records),
         records=records,
     )
-
-
-def _share(seen: Interval) -> str:
-    ends = "" if seen.low is None or seen.high is None else f" (95 %: {percent(seen.low)} to {percent(seen.high)})"
-    return f"{percent(seen.value)}{ends}"
 
 
 def _times(seen: Interval) -> str:

@@ -23,27 +23,32 @@ STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a rep
 
 def problems(measurement: Measurement) -> tuple[str, ...]:
     """Why this measurement is invalid; empty if it is not."""
-    run = measurement.run
-    if broken := tuple(_broken(run)):
-        return broken
-    return (
-        *_little(run, measurement.workload.mean_output_tokens),
-        *_roofline(measurement),
-        *_load_not_reached(measurement),
-        *_not_steady(measurement),
-        *_sensed(measurement),
-    )
+    return standing(measurement)[0]
 
 
 def degradations(measurement: Measurement) -> tuple[str, ...]:
     """What its sensors say against it, short of making it invalid: a clock that moved, say. No gate rests on it."""
-    seen = health(measurement.run, measurement.environment)
-    return seen.reasons if seen.state == "degraded" else ()
+    return standing(measurement)[1]
 
 
 def sound(measurement: Measurement) -> bool:
     """Neither invalid nor degraded."""
-    return not problems(measurement) and not degradations(measurement)
+    return not any(standing(measurement))
+
+
+def standing(measurement: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Its problems and its degradations, from one look at the sensors."""
+    seen = health(measurement.run, measurement.environment)
+    invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
+    broken = tuple(_broken(measurement.run))
+    return broken or (*_implausible(measurement), *invalid), degraded
+
+
+def _implausible(measurement: Measurement) -> Iterator[str]:
+    yield from _little(measurement.run, measurement.workload.mean_output_tokens)
+    yield from _roofline(measurement)
+    yield from _load_not_reached(measurement)
+    yield from _not_steady(measurement)
 
 
 def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int = 1) -> Verdict:
@@ -117,11 +122,6 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
     if held < (1 - tolerance) * wanted:
         share = percent(1 - tolerance)
         yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
-
-
-def _sensed(measurement: Measurement) -> tuple[str, ...]:
-    seen = health(measurement.run, measurement.environment)
-    return seen.reasons if seen.state == "invalid" else ()
 
 
 def _not_steady(measurement: Measurement) -> Iterator[str]:

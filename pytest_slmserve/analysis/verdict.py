@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from pytest_slmserve.analysis.stats import Interval, ends
+
 
 class State(enum.Enum):
     """Undecided is neither: the noise is wider than the margin, or points are missing."""
@@ -44,3 +46,15 @@ class Verdict:
 
     def __repr__(self) -> str:
         return f"<{self.state.value}: {self.claim} [{self.subject}]: {self.why}>"
+
+
+def below(seen: Interval, bound: float) -> State:
+    """Does the whole interval lie below the bound? Fails where the whole of it lies above."""
+    low, high = ends(seen)
+    return State.HOLDS if high < bound else State.FAILS if low > bound else State.UNDECIDED
+
+
+def above(seen: Interval, bound: float) -> State:
+    """Does the whole interval lie above the bound? Fails where the whole of it lies below."""
+    low, high = ends(seen)
+    return State.HOLDS if low > bound else State.FAILS if high < bound else State.UNDECIDED

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from tabulate import tabulate
-
 from pytest_slmserve.analysis.batching import EFFICIENCY, Batching, Choice, Slo, batching
 from pytest_slmserve.analysis.curve import FEWEST_POINTS, MARGIN, TOLERANCE
 from pytest_slmserve.analysis.gains import Gain, Plateau, gains, pareto_front, plateau, valid_points
@@ -20,8 +18,8 @@ from pytest_slmserve.analysis.stats import Interval, percent
 from pytest_slmserve.errors import TooFewPoints
 from pytest_slmserve.foreign import Columns, Setting
 from pytest_slmserve.report.findings import UNSETTLED
+from pytest_slmserve.report.layout import grid, named
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
-from pytest_slmserve.report.tables import hanging
 
 NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a reader is told
 
@@ -163,20 +161,17 @@ def _range(biases: Sequence[float]) -> str:
 
 def text(found: Judgement) -> str:
     """Table and findings."""
-    lines = list(findings(found))
-    width = max(len(name) for name, _ in lines) + 2
-    return "\n".join([table(found), "", *(hanging(f"{name:<{width}}{words}", width) for name, words in lines)])
+    return "\n".join([table(found), "", named(list(findings(found)))])
 
 
 def table(found: Judgement) -> str:
     """One row per value of the knob; the one chosen is marked."""
     columns = found.question.columns
-    named = (columns.knob, columns.throughput, f"{_stem(columns.latency)} ms")
-    head = (*named, "gain %", "eff. %", "in flight", "Pareto", "B_opt", "note")
+    asked = (columns.knob, columns.throughput, f"{_stem(columns.latency)} ms")
+    head = (*asked, "gain %", "eff. %", "in flight", "Pareto", "B_opt", "note")
     sides = ("right",) * 6 + ("center", "center", "left")
     rows = [_cells(entry) for entry in entries(found)]
-    drawn = str(tabulate(rows, head, "simple", disable_numparse=True, colalign=sides))
-    return "\n".join(line.rstrip() for line in drawn.splitlines())
+    return grid(rows, head, sides)
 
 
 def _stem(latency: str) -> str:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
+from pytest_slmserve.analysis.step_time import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
 from pytest_slmserve.analysis.summary import Summary
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.analysis.utilization import NO_PROFILE, at_table_1
@@ -137,7 +137,7 @@ def _points(value: Ratio, sweep: Shown) -> list[tuple[Point, float]]:
 
 
 def _idle(point: Point) -> float | None:
-    return None if point.engine_active is None else max(0.0, 1 - point.engine_active)
+    return idle_share(point.engine_active)
 
 
 def _draw_panel(axes: Any, panel: Panel, sweep: Shown) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-from tabulate import tabulate
 
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.utilization import at_table_1
 from pytest_slmserve.report.findings import labels
+from pytest_slmserve.report.layout import grid
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds
 
 COLUMNS = (
@@ -91,8 +89,7 @@ def _row(point: Point) -> tuple[str, ...]:
 def _table(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
     words = {"model", "\nbound", "\nsensors"}
     sides = ["left" if name in words else "right" for name in columns]
-    text: Any = tabulate(rows, columns, "simple", disable_numparse=True, colalign=sides)
-    return "\n".join(line.rstrip() for line in str(text).splitlines())
+    return grid(rows, columns, sides)
 
 
 def energy_report(curves: Sequence[Curve]) -> Iterator[str]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from textwrap import fill
 from typing import Literal
-
-from tabulate import tabulate
 
 from pytest_slmserve.analysis.claims import CLAIMS, Row
 from pytest_slmserve.analysis.curve import PLATEAU, TOLERANCE, Curve
@@ -15,6 +12,7 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Environment, Resolved, WorkloadReference
 from pytest_slmserve.report.findings import findings, hosts, labels, spread
+from pytest_slmserve.report.layout import grid, hanging, named
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.sensor_tables import energy_report, legend, sensor_table
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
@@ -23,7 +21,6 @@ Judged = tuple[Verdict, Row | None]
 Colour = Literal["green", "red", "yellow"]
 Outcome = Literal["as expected", "unexpected", "undecided"]
 
-WIDTH = 150  # of a line, in columns
 STATES = len("fails, as expected")
 COLUMNS = (
     "in\nflight",
@@ -52,11 +49,9 @@ LEGEND = (
 
 def sweep_report(curve: Curve, *, tolerance: float = TOLERANCE) -> str:
     """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat."""
-    found = list(findings(curve, tolerance))
-    width = max(len(name) for name, _ in found) + 2
     sensed = sensor_table(curve)
     lines = [*heading(curve), "", point_table(curve), *remarks(curve), *(("", sensed) if sensed else ()), ""]
-    return "\n".join([*lines, *(hanging(f"{name:<{width}}{text}", width) for name, text in found)])
+    return "\n".join([*lines, named(list(findings(curve, tolerance)))])
 
 
 def run_lines(
@@ -165,8 +160,7 @@ def point_table(curve: Curve) -> str:
     front = {point.concurrency for point in curve.pareto_front()}
     rows = [_row(p, gains.get(p.concurrency), p.concurrency in front) for p in curve.points]
     sides = ("right",) * (len(COLUMNS) - 2) + ("center", "left")
-    text = str(tabulate(rows, COLUMNS, "simple", disable_numparse=True, colalign=sides if rows else None))
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    return grid(rows, COLUMNS, sides)
 
 
 def _row(point: Point, gain: float | None, optimal: bool) -> tuple[str, ...]:
@@ -256,12 +250,6 @@ def _verdict_line(verdict: Verdict, row: Row | None, width: int, strict: bool) -
     if not state.isupper() or row is None or not row.evidence:
         return line
     return f"{line}; the claims table expects that it {row.expected}: {row.evidence}"
-
-
-def hanging(text: str, indent: int) -> str:
-    """A line broken at WIDTH, its later parts indented."""
-    spaces = " " * indent
-    return fill(text, WIDTH, subsequent_indent=spaces, break_long_words=False, break_on_hyphens=False)
 
 
 def _colour(seen: Outcome) -> Colour:

@@ -8,7 +8,6 @@ from pytest_slmserve.errors import BadUsage, SensorFailed
 from pytest_slmserve.telemetry.base import Source
 from pytest_slmserve.telemetry.sampler import Sampler
 
-DCGM_ADDRESS = "localhost:5555"  # where a hostengine listens by default
 NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
 
 
@@ -93,6 +92,6 @@ def _gpm(device: str) -> Source:
 
 
 def _dcgm(device: str, interval_s: float, address: str = "") -> Source:
-    from pytest_slmserve.telemetry.dcgm import open_dcgm
+    from pytest_slmserve.telemetry.dcgm import ADDRESS, open_dcgm
 
-    return open_dcgm(device, interval_s=interval_s, address=address or DCGM_ADDRESS)
+    return open_dcgm(device, interval_s=interval_s, address=address or ADDRESS)

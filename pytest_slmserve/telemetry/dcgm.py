@@ -39,6 +39,7 @@ DEFAULT_FOLDERS = (
     Path("/usr/share/datacenter-gpu-manager-4/bindings/python3"),
     Path("/usr/local/dcgm/bindings/python3"),
 )
+ADDRESS = "localhost:5555"  # where a host engine listens by default
 AUTO = "--slm-telemetry auto"
 
 # DCGM's units are percent, mJ, ns, MHz and MiB; the others are ours.
@@ -214,7 +215,7 @@ class DcgmSource:
 def open_dcgm(
     device_uuid: str,
     *,
-    address: str = "localhost:5555",
+    address: str = ADDRESS,
     interval_s: float,
     folders: Sequence[Path] = DEFAULT_FOLDERS,
 ) -> DcgmSource:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from strategies import any_telemetry, measurement, planted_telemetry
 
 from pytest_slmserve import sensors
+from pytest_slmserve.analysis import step_time as module
 from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.device import device_figures
 from pytest_slmserve.analysis.roofline import ceiling_tokens_per_s, peaks_of, work_of_workload
-from pytest_slmserve.analysis.step_time import bound_by_shapes, saturation_gap, step_time
+from pytest_slmserve.analysis.step_time import bound_by_shapes
 
 
 def seen(engine=0.95, dram=0.6, tensor=0.1, m=None):
@@ -20,6 +22,14 @@ def seen(engine=0.95, dram=0.6, tensor=0.1, m=None):
     columns = {sensors.ENGINE_ACTIVE: engine, sensors.DRAM_ACTIVE: dram, sensors.TENSOR_ACTIVE: tensor}
     telemetry = planted_telemetry(columns, until_s=m.run.window_s[1], interval_s=m.run.window_s[1] / 40)
     return replace(m, run=replace(m.run, telemetry=telemetry))
+
+
+def step_time(m):
+    return module.step_time(m, device_figures(m.run))
+
+
+def saturation_gap(m):
+    return module.saturation_gap(device_figures(m.run))
 
 
 def work(m):

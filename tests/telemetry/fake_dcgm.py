@@ -83,7 +83,7 @@ class Engine:
     statuses: dict[int, int] = field(default_factory=dict)
     refused: dict[int, int] = field(default_factory=dict)  # why a field cannot be watched
     fields: range = range(1425)  # that the engine knows, whatever the client does
-    library: bool = True
+    has_library: bool = True
     running: bool = True
     collected: set[int] = field(default_factory=set)  # what was watched when all was last updated
     connections: set[int] = field(default_factory=set)
@@ -226,7 +226,7 @@ class Structs:
         self.engine = engine
 
     def _dcgmInit(self, libDcgmPath=None):
-        if not self.engine.library:
+        if not self.engine.has_library:
             raise DCGMError(LIBRARY_NOT_FOUND)
 
 

@@ -294,7 +294,7 @@ def test_broken_bindings_are_no_source(engine, tmp_path, text):
 
 
 def test_a_missing_library_is_named(engine):
-    engine.library = False
+    engine.has_library = False
     with pytest.raises(SensorFailed, match="library could not be found"):
         engine.open()
 
