@@ -1,29 +1,40 @@
 """Large batches do not make decoding compute-bound: the memory stays nearer to its end (arXiv:2503.08311).
 
-Where the step's time goes, to the memory, to arithmetic or to the host, stands in the table of the sensors. The
-counter-case is a model with grouped keys at a short context: by shapes its decoding can pass the ridge, where an OPT
-cannot.
+Requests start together here, so that for most of the time the engine decodes and nothing else: where they begin one by
+one, some prompt is in almost every step, and what the counters see is prompts as much as decoding. The counter-case is
+a model with grouped keys at a short context: by shapes its decoding can pass the ridge, where an OPT cannot.
 """
 
 import pytest
 
+DECODING = [(model, n) for model in ("opt-125m", "opt-1.3b", "opt-2.7b") for n in (1, 16, 64, 256)]
 GROUPED_KEYS = [("qwen2.5-3b", n) for n in (1, 32, 256, 1024)]
 SHORT = (64, 128)  # prompt and output tokens
 
 
-@pytest.mark.slm(claim="decode-stays-memory-bound", needs="gpu")
+@pytest.mark.slm(points=DECODING, starts="together", needs="gpu")
+def test_point_of_decoding(slm_point):
+    """The point is measured, and every measurement of it can be trusted."""
+    assert slm_point.measure()
+
+
+@pytest.mark.slm(
+    claim="decode-stays-memory-bound", models=["opt-125m", "opt-1.3b", "opt-2.7b"], starts="together", needs="gpu"
+)
 def test_decode_is_memory_bound_at_every_load(slm_claim):
     """DRAM is busier, by what it can reach, than the tensor cores."""
     assert slm_claim()
 
 
-@pytest.mark.slm(points=GROUPED_KEYS, lengths=SHORT, needs="gpu")
+@pytest.mark.slm(points=GROUPED_KEYS, lengths=SHORT, starts="together", needs="gpu")
 def test_point_of_grouped_keys(slm_point):
     """The point is measured, and every measurement of it can be trusted."""
     assert slm_point.measure()
 
 
-@pytest.mark.slm(claim="decode-stays-memory-bound", models=["qwen2.5-3b"], lengths=SHORT, needs="gpu")
+@pytest.mark.slm(
+    claim="decode-stays-memory-bound", models=["qwen2.5-3b"], lengths=SHORT, starts="together", needs="gpu"
+)
 def test_grouped_keys_at_a_short_context(slm_claim):
     """The same question where the arithmetic allows the other answer."""
     assert slm_claim()

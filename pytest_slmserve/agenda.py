@@ -9,7 +9,7 @@ from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import series_key
 from pytest_slmserve.environment import Host, probe
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend
+from pytest_slmserve.kinds import Backend, Starts
 from pytest_slmserve.models import hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, load_of, plan_sweep, workload_spec
@@ -17,6 +17,18 @@ from pytest_slmserve.records import Environment, Workload, measurement_key
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.workload.build import build_workload
 from pytest_slmserve.workload.tokens import hub_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How the marker of an item departs from the options. lengths: prompt and output tokens of its requests; starts:
+    those of its closed loop; None: as the options say."""
+
+    lengths: tuple[int, int] | None = None
+    starts: Starts | None = None
+
+
+AS_THE_OPTIONS_SAY = Variant()
 
 
 @dataclass(repr=False)
@@ -58,21 +70,20 @@ class Agenda:
             return error.problem
         return None
 
-    def overload(self, model: str, load: ClosedLoop, lengths: tuple[int, int] | None = None) -> str | None:
+    def overload(self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY) -> str | None:
         """Why a load would measure preemption; None if it would not."""
-        longest = self.workload(model, lengths).longest
+        longest = self.workload(model, variant).longest
         capacity = kv_capacity(self.spec(model), longest)
         if capacity is None or capacity >= load.concurrency:
             return None
         return f"the KV cache holds {capacity} requests of {longest} tokens"
 
-    def workload(self, model: str, lengths: tuple[int, int] | None = None) -> Workload:
-        """The requests for `model`, of the options' lengths or of these (prompt and output tokens); models of one
-        vocabulary share them."""
+    def workload(self, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Workload:
+        """The requests for `model`; models of one vocabulary share them."""
         shape, spec = shape_of(model), workload_spec(self.options, self.backend)
-        if lengths:
-            spec = replace(spec, prompt_tokens=lengths[0], output_tokens=lengths[1])
-        name = f"{shape.name if self.options.dataset else shape.vocabulary} {lengths}"
+        if variant.lengths:
+            spec = replace(spec, prompt_tokens=variant.lengths[0], output_tokens=variant.lengths[1])
+        name = f"{shape.name if self.options.dataset else shape.vocabulary} {variant.lengths}"
         if name not in self._workloads:
             real = self.options.weights == "real" and spec.source == "sharegpt"
             tokenizer = hub_tokenizer(hub_name(model)) if real else None
@@ -98,10 +109,13 @@ class Agenda:
             self._environments[own] = replace(other.environment, git_commit=self.host.environment.git_commit)
         return self._environments[own]
 
-    def series(self, model: str, lengths: tuple[int, int] | None = None) -> str:
-        """What identifies the curve of a model that is measured as the options say, be it a planned sweep or not."""
-        spec, load = self.spec(model), load_of(self.options, self.backend, 1)
-        return series_key(spec, self.workload(model, lengths).hash, load, self.environment(spec))
+    def load(self, concurrency: int, variant: Variant = AS_THE_OPTIONS_SAY) -> ClosedLoop:
+        return load_of(self.options, self.backend, concurrency, variant.starts)
+
+    def series(self, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> str:
+        """What identifies the curve of a model, be it a planned sweep or not."""
+        spec = self.spec(model)
+        return series_key(spec, self.workload(model, variant).hash, self.load(1, variant), self.environment(spec))
 
     def key(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> str:
         return measurement_key(spec, workload.hash, load, self.environment(spec))

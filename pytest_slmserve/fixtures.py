@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.items import CLOCK, SESSION, lengths_of, load_for, point_id, spec_from_marker
+from pytest_slmserve.items import CLOCK, SESSION, load_for, point_id, spec_from_marker, variant_asked_for
 
 if TYPE_CHECKING:
+    from pytest_slmserve.agenda import Variant
     from pytest_slmserve.analysis.curve import Curve
     from pytest_slmserve.analysis.points import Point
     from pytest_slmserve.analysis.verdict import Verdict
@@ -47,17 +48,19 @@ def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
 @pytest.fixture
 def sharegpt(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Workload:
     """Requests from ShareGPT conversations for this test's model, as long as its marker or the options want them."""
-    return slm_session.agenda.workload(slm_spec.model, lengths_of(request.node))
+    return slm_session.agenda.workload(slm_spec.model, variant_asked_for(request.node))
 
 
 @pytest.fixture
-def slm_measure(slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload) -> Callable[..., Point]:
+def slm_measure(
+    request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
+) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
     from pytest_slmserve.analysis.points import points_of
     from pytest_slmserve.errors import BadUsage
 
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
-        wanted = replace(load_for(slm_session, slm_spec, concurrency), **load)
+        wanted = replace(load_for(slm_session, slm_spec, concurrency, variant_asked_for(request.node)), **load)
         if wanted.requests is not None:
             raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
         found = slm_session.measure(slm_spec, sharegpt, wanted, repeats or slm_session.options.repeats)
@@ -68,14 +71,19 @@ def slm_measure(slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload) 
 
 @pytest.fixture
 def slm_sweep(
-    slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload, slm_measure: Callable[..., Point]
+    request: pytest.FixtureRequest,
+    slm_session: Session,
+    slm_spec: EngineSpec,
+    sharegpt: Workload,
+    slm_measure: Callable[..., Point],
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points and returns their curve, ready to be judged."""
 
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
         for number in concurrency:
             slm_measure(number, repeats=repeats, **load)
-        loads = tuple(replace(load_for(slm_session, slm_spec, n), **load) for n in concurrency)
+        asked = variant_asked_for(request.node)
+        loads = tuple(replace(load_for(slm_session, slm_spec, n, asked), **load) for n in concurrency)
         return slm_session.curve_of(slm_spec, sharegpt, loads)
 
     return sweep
@@ -83,19 +91,19 @@ def slm_sweep(
 
 @dataclass(frozen=True, repr=False)
 class PlannedPoint:
-    """One point of a planned sweep, or one that a marker names. lengths: those of its requests, None: the options'."""
+    """One point of a planned sweep, or one that a marker names."""
 
     session: Session
     model: str
     load: ClosedLoop
-    lengths: tuple[int, int] | None
+    variant: Variant
     carry: Carry
 
     def measure(self) -> Verdict:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted."""
         from pytest_slmserve.analysis.validity import trustworthy
 
-        spec, workload = self.session.agenda.spec(self.model), self.session.agenda.workload(self.model, self.lengths)
+        spec, workload = self.session.agenda.spec(self.model), self.session.agenda.workload(self.model, self.variant)
         repeats = self.session.options.repeats
         found = self.session.measure(spec, workload, self.load, repeats)
         self.carry(found)
@@ -110,7 +118,7 @@ def slm_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
     model, load = request.param
-    return PlannedPoint(slm_session, model, load, lengths_of(request.node), slm_carrier)
+    return PlannedPoint(slm_session, model, load, variant_asked_for(request.node), slm_carrier)
 
 
 @pytest.fixture
@@ -126,11 +134,11 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     Where the claims table expects it to fail, the item is an expected failure, unless `--slm-strict` is given.
     """
     marker = request.node.get_closest_marker("slm")
-    name = marker.kwargs["claim"]
-    row = slm_session.row(name, slm_model)
+    name, variant = marker.kwargs["claim"], variant_asked_for(request.node)
+    row = slm_session.row(name, slm_model, variant)
     if row.expected == "fails" and not slm_session.options.strict:
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=True, reason=row.evidence))
-    return lambda: slm_session.judge(name, slm_model, lengths_of(request.node))
+    return lambda: slm_session.judge(name, slm_model, variant)
 
 
 @pytest.fixture

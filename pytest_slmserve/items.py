@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_slmserve.agenda import Variant
     from pytest_slmserve.records import Progress
     from pytest_slmserve.session import Session
     from pytest_slmserve.spec import ClosedLoop, EngineSpec
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 SESSION = pytest.StashKey["Session"]()
 # Words of the slm marker that do not choose the engine.
-NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "needs")
+NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs")
 # The one parameter of an item where models were chosen that are none of its own, or where none fits.
 NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
 
@@ -70,21 +71,25 @@ def planned_points(session: Session) -> list[MarkedPoint]:
 def named_points(session: Session, words: Mapping[str, Any]) -> list[MarkedPoint]:
     """The points that a marker names, of the models that were chosen; all where none was chosen. Those that do not fit
     this device are skipped: it is no fault of theirs. Raises BadUsage for an unknown model."""
-    from pytest_slmserve.plan import load_of
-
-    chosen, found = session.options.models, []
+    chosen, variant, found = session.options.models, variant_of(words), []
     for model, concurrency in words["points"]:
         if not chosen or session.agenda.swept(model):
-            load = load_of(session.options, session.backend, concurrency)
-            why = session.agenda.misfit(model) or session.agenda.overload(model, load, words.get("lengths"))
+            load = session.agenda.load(concurrency, variant)
+            why = session.agenda.misfit(model) or session.agenda.overload(model, load, variant)
             found.append((model, load, [pytest.mark.skip(reason=why)] if why else []))
     return found
 
 
-def lengths_of(item: Any) -> tuple[int, int] | None:
-    """Prompt and output tokens that an item's marker asks for."""
+def variant_asked_for(item: Any) -> Variant:
+    """The requests and the starts that an item's marker asks for."""
     marker = item.get_closest_marker("slm")
-    return marker.kwargs.get("lengths") if marker else None
+    return variant_of(marker.kwargs if marker else {})
+
+
+def variant_of(words: Mapping[str, Any]) -> Variant:
+    from pytest_slmserve.agenda import Variant
+
+    return Variant(words.get("lengths"), words.get("starts"))
 
 
 def benchmark(model: str) -> pytest.MarkDecorator:
@@ -111,10 +116,10 @@ def named_models(session: Session, claim: str | None, named: Sequence[str]) -> l
     return [model for model in named if all(map(there, claim_of(claim).reads(model) if claim else (model,)))]
 
 
-def load_for(session: Session, spec: EngineSpec, concurrency: int) -> ClosedLoop:
+def load_for(session: Session, spec: EngineSpec, concurrency: int, variant: Variant) -> ClosedLoop:
     from pytest_slmserve.plan import load_of
 
-    return load_of(session.options, spec.backend, concurrency)
+    return load_of(session.options, spec.backend, concurrency, variant.starts)
 
 
 def engine_of(session: Session, item: Any) -> EngineSpec | None:
@@ -140,6 +145,7 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
     """Raises BadUsage for words of a marker that say nothing. A point or claim that is parametrised has the engine of
     the options, so words that choose one say nothing there."""
     from pytest_slmserve.errors import BadUsage
+    from pytest_slmserve.kinds import Starts
     from pytest_slmserve.spec import EngineSpec
 
     engine = {field.name for field in fields(EngineSpec)} - {"model", "backend"}
@@ -147,6 +153,10 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
     if unknown := set(words) - set(known):
         where = " where slm_point or slm_model is asked for" if parametrised else ""
         raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}{where}", ", ".join(known))
+    if words.get("starts", "spread") not in get_args(Starts):
+        raise BadUsage(
+            f"@pytest.mark.slm(starts={words['starts']!r}) is no way to start", " or ".join(get_args(Starts))
+        )
     if words.get("needs", "gpu") != "gpu":
         raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", 'needs="gpu"')
 
@@ -168,10 +178,10 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, Engin
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if point := parameters.get("slm_point"):
-            (model, load), spec, lengths = point, engine_of(session, item), lengths_of(item)
-            again = (spec, load, lengths) in paid
-            paid.add((spec, load, lengths))
-            yield item.name, spec, 0.0 if again else session.price_s(model, load, lengths)
+            (model, load), spec, variant = point, engine_of(session, item), variant_asked_for(item)
+            again = (spec, load, variant) in paid
+            paid.add((spec, load, variant))
+            yield item.name, spec, 0.0 if again else session.price_s(model, load, variant)
         elif is_measured(item) and not parameters.get("slm_model"):
             yield item.name, engine_of(session, item), 0.0
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pytest_slmserve.analysis.kv_cache import kv_budget_bytes, kv_capacity
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend
+from pytest_slmserve.kinds import Backend, Starts
 from pytest_slmserve.models import catalogue_name, shape_of
 from pytest_slmserve.options import Options
 from pytest_slmserve.records import Environment
@@ -117,9 +117,10 @@ def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
     return Sweep(spec, loads, capacity, tuple((n, reason) for n in too_large))
 
 
-def load_of(options: Options, backend: Backend, concurrency: int) -> ClosedLoop:
+def load_of(options: Options, backend: Backend, concurrency: int, starts: Starts | None = None) -> ClosedLoop:
+    """starts: other than those of the options."""
     defaults = DEFAULTS[backend]
-    return ClosedLoop(concurrency, window_s=options.window or defaults.window_s, starts=options.starts)
+    return ClosedLoop(concurrency, window_s=options.window or defaults.window_s, starts=starts or options.starts)
 
 
 def doublings(largest: int) -> tuple[int, ...]:

@@ -41,8 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "slm(model=..., claim=..., models=..., points=..., lengths=..., needs=..., **spec): a test that measures; "
-        "`model` and fields of EngineSpec choose its engine, `lengths` its requests",
+        "slm(model=..., claim=..., models=..., points=..., lengths=..., starts=..., needs=..., **spec): a test that "
+        "measures; `model` and fields of EngineSpec choose its engine, `lengths` its requests, `starts` how they begin",
     )
     options = config.stash[OPTIONS] = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_slmserve.agenda import Agenda
+from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import Curve, curve_of
 from pytest_slmserve.analysis.points import by_series
@@ -169,9 +169,9 @@ class Session:
         name = f"{short_name(spec.model)} at {load.concurrency}, repeat {repeat + 1}"
         return lambda progress: self.tell(name, progress)
 
-    def price_s(self, model: str, load: ClosedLoop, lengths: tuple[int, int] | None = None) -> float:
+    def price_s(self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY) -> float:
         """Seconds that a point will take: its repeats that are not known yet, warm-up included."""
-        spec, workload = self.agenda.spec(model), self.agenda.workload(model, lengths)
+        spec, workload = self.agenda.spec(model), self.agenda.workload(model, variant)
         known = len(self.measured.get(self.agenda.key(spec, workload, load), []))
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
         return max(0, self.options.repeats - known) * price_s(spec, load, workload.mean_output_tokens, context)
@@ -209,25 +209,26 @@ class Session:
             for series, found in asked.items()
         }
 
-    def row(self, name: str, model: str) -> claims.Row:
+    def row(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> claims.Row:
         """What is expected of a claim here."""
-        return claims.row_for(name, model, self.host.environment, self.options.starts)
+        return claims.row_for(name, model, self.host.environment, variant.starts or self.options.starts)
 
-    def judge(self, name: str, model: str, lengths: tuple[int, int] | None = None) -> Verdict:
+    def judge(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report. A model of which
         nothing was measured here has no curve: what can be judged of it is arithmetic."""
-        row = self.row(name, model)
-        verdict = claims.judge(name, self._known_curve(model, lengths), row, self.curves())
+        row = self.row(name, model, variant)
+        verdict = claims.judge(name, self._known_curve(model, variant), row, self.curves())
         self.judged.append(Judged(verdict, row))
         return verdict
 
-    def _known_curve(self, model: str, lengths: tuple[int, int] | None) -> Curve:
+    def _known_curve(self, model: str, variant: Variant) -> Curve:
         """A model's sweep, or what was measured of it beside the sweeps. As the options say: what a user's own engine
         or load gave is another curve."""
-        planned = self.agenda.swept(model) and not lengths
+        series = self.agenda.series(model, variant)
+        planned = self.agenda.swept(model) and series == self.agenda.series(model)
         if planned:
             self.agenda.sweep(model)  # what is missing of it counts
-        found = self._by_series().get(self.agenda.series(model, lengths))
+        found = self._by_series().get(series)
         return found or (self.curve(model) if planned else Curve(subject=short_name(model)))
 
     @property

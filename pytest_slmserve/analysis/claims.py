@@ -122,6 +122,11 @@ def _sensed_sweep(curve: Curve) -> bool:
     return is_sweep(curve) and any(p.gpu_util is not None or p.power_w is not None for p in curve.valid)
 
 
+def _sensed_decoding(curve: Curve) -> bool:
+    """A sweep of which the decoding alone was looked at, at its largest load too."""
+    return is_sweep(curve) and bool(curve.valid) and curve.valid[-1].saturation_gap is not None
+
+
 def _larger_in_table_1(curve: Curve) -> bool:
     return utilization.next_smaller(curve.subject) is not None and utilization.at_table_1(curve) is not None
 
@@ -181,10 +186,10 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         utilization.MEMORY_BOUND,
-        "At every load the memory is nearer to what it can reach than the tensor cores are.",
+        "While it decodes, at every load, the memory is nearer to what it can reach than the tensor cores are.",
         MIND_THE_GAP,
         _memory_bound,
-        _sensed_sweep,
+        _sensed_decoding,
     ),
     Claim(
         utilization.CHEAPER_TOKENS,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
 from pytest_slmserve.records import Run, Telemetry
 from pytest_slmserve.sensors import (
+    CAPPED_POWER,
+    CLOCK_REASONS,
     DRAM_ACTIVE,
     ENERGY,
     ENGINE_ACTIVE,
@@ -29,6 +34,8 @@ from pytest_slmserve.sensors import (
     TENSOR_ACTIVE,
 )
 
+POWER_CAP = 0x04  # bit of the clock event reasons (NVIDIA, nvml.h)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFigures:
@@ -38,8 +45,9 @@ class DeviceFigures:
     power_integrated_w. energy_j: power_w times the window, so for all of it where rows cover a part.
     power_integrated_w: of the instant power readings as steps (the averaged ones where there are no others).
     energy_deviation: integrated over counter, less 1, both over the counter's time. power_limit_w: None where it moved.
-    sm_clock_hz: the median. temperature_c, memory_used_bytes: the largest. coverage: share of the window in which
-    ratios were known.
+    sm_clock_hz: the median. power_capped: share of the window in which the power limit held the clock down, by its
+    counter, or else share of the readings that said so. temperature_c, memory_used_bytes: the largest. coverage: share
+    of the window in which ratios were known.
     """
 
     gpu_util: float | None = None
@@ -57,12 +65,24 @@ class DeviceFigures:
     power_limit_w: float | None = None
     sm_clock_hz: float | None = None
     sm_clock_min_hz: float | None = None
+    power_capped: float | None = None
     temperature_c: float | None = None
     memory_used_bytes: float | None = None
     own_cores: float | None = None
     host_cores: float | None = None
     stolen_cores: float | None = None
     coverage: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeFigures:
+    """Means over the readings of the window in which no prompt was processed. seconds: how much time they tell of."""
+
+    seconds: float = 0.0
+    engine_active: float | None = None
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
 
 
 class Known(NamedTuple):
@@ -109,6 +129,12 @@ class Watch:
         weights = sum(reading.weight_s for reading in readings)
         return sum(reading.value * reading.weight_s for reading in readings) / weights if weights > 0 else None
 
+    def share_grown(self, counter: int) -> float | None:
+        """Of a counter of seconds: its growth over the time between its first and last reading; None below two."""
+        readings = self.known(counter)
+        seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
+        return (readings[-1].value - readings[0].value) / seconds if seconds > 0 else None
+
     def largest(self, number: int) -> float | None:
         return max(self.values(number), default=None)
 
@@ -151,6 +177,7 @@ def device_figures(run: Run) -> DeviceFigures:
         power_limit_w=limits.pop() if len(limits) == 1 else None,
         sm_clock_hz=median(clocks) if clocks else None,
         sm_clock_min_hz=min(clocks, default=None),
+        power_capped=_power_capped(watch),
         temperature_c=watch.largest(TEMPERATURE),
         memory_used_bytes=watch.largest(MEMORY_USED),
         own_cores=watch.mean(OWN_CORES),
@@ -158,6 +185,41 @@ def device_figures(run: Run) -> DeviceFigures:
         stolen_cores=watch.mean(STOLEN_CORES),
         coverage=_coverage(watch),
     )
+
+
+def decode_figures(run: Run) -> DecodeFigures:
+    """The figures of the decoding alone, known where requests begin together: no reading is short enough to fall
+    between the prompts of requests that begin one by one."""
+    watch = watched(run)
+    if watch is None:
+        return DecodeFigures()
+    prompts, spans, at = _prompt_times(run), watch.telemetry.span_s, watch.telemetry.time_s
+    rows = tuple(
+        row for row in watch.rows if (span := spans[row]) is not None and not _meets(prompts, at[row] - span, at[row])
+    )
+    decoding = replace(watch, rows=rows)
+    return DecodeFigures(
+        seconds=math.fsum(known.weight_s for known in decoding.known(DRAM_ACTIVE)),
+        engine_active=decoding.mean(ENGINE_ACTIVE),
+        sm_active=decoding.mean(SM_ACTIVE),
+        tensor_active=decoding.mean(TENSOR_ACTIVE),
+        dram_active=decoding.mean(DRAM_ACTIVE),
+    )
+
+
+def _prompt_times(run: Run) -> list[tuple[float, float]]:
+    """From and to of the steps that processed prompts, with the step before and the one after: a trace has the time at
+    which a step's output was seen, and an engine runs a step ahead of it."""
+    times = run.steps.time_s
+    ends = len(times) - 1
+    steps = (i for i, tokens in enumerate(run.steps.prompt_tokens) if tokens)
+    return [(times[i - 2] if i > 1 else -math.inf, times[min(i + 1, ends)]) for i in steps]
+
+
+def _meets(times: Sequence[tuple[float, float]], began: float, ended: float) -> bool:
+    """Does the span from `began` to `ended` overlap any of these, which are in order?"""
+    first = bisect_right(times, began, key=itemgetter(1))
+    return first < len(times) and times[first][0] < ended
 
 
 def _belongs(at_s: float, span_s: float | None, window_s: tuple[float, float]) -> bool:
@@ -196,6 +258,13 @@ def _integrated_w(watch: Watch, since_s: float = -math.inf, until_s: float = mat
             joules += value * (ended - began)
             seconds += ended - began
     return joules / seconds if seconds > 0 else None
+
+
+def _power_capped(watch: Watch) -> float | None:
+    if (share := watch.share_grown(CAPPED_POWER)) is not None:
+        return min(1.0, share)  # its updates are 0.1 s apart, and a reading is taken at any time between
+    told = [bool(int(reasons) & POWER_CAP) for reasons in watch.values(CLOCK_REASONS)]
+    return sum(told) / len(told) if told else None
 
 
 def _energy_deviation(watch: Watch) -> float | None:

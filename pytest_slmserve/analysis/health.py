@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
-from pytest_slmserve.analysis.device import DeviceFigures, Watch, device_figures, watched
+from pytest_slmserve.analysis.device import POWER_CAP, DeviceFigures, Watch, device_figures, watched
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.records import Environment, Run
 from pytest_slmserve.sensors import (
     CAPPED_BRAKE,
     CAPPED_HW_THERMAL,
-    CAPPED_POWER,
     CAPPED_SW_THERMAL,
     CLOCK_REASONS,
     CPU_THROTTLED,
@@ -51,14 +50,15 @@ STOLEN = 0.02  # of the CPU time used: were the host the bound, rates would fall
 THROTTLED = 0.01  # Linux hands out CPU quota every 0.1 s: one that is used up is a pause of several steps
 OTHERS, IDLE = 0.10, 0.10  # of all cores: others disturb where they use many and few are left to go to
 
-# Bits of the clock event reasons (NVIDIA, nvml.h) and the counter of the same cause. The GPU's own limit of power is
-# part of what a card can do, and hot matrix products do meet it: a weaker reason than heat or a failing supply.
-SLOWDOWNS: tuple[tuple[Literal["degraded", "invalid"], int, int | None, str], ...] = (
-    ("invalid", 0x08, None, "hardware slowdown"),
-    ("invalid", 0x20, CAPPED_SW_THERMAL, "software thermal slowdown"),
-    ("invalid", 0x40, CAPPED_HW_THERMAL, "hardware thermal slowdown"),
-    ("invalid", 0x80, CAPPED_BRAKE, "hardware power brake"),
-    ("degraded", 0x04, CAPPED_POWER, "power cap"),
+# Bits of the clock event reasons (NVIDIA, nvml.h) and the counter of the same cause. The card's own power limit is not
+# among them: it is part of what a card can do, and on an H200 every large batch of a model of 1.3 billion parameters or
+# more meets it. How much it held the clock down is a figure (`DeviceFigures.power_capped`); what it must not do is
+# change within a window, which the clock tells.
+SLOWDOWNS: tuple[tuple[int, int | None, str], ...] = (
+    (0x08, None, "hardware slowdown"),
+    (0x20, CAPPED_SW_THERMAL, "software thermal slowdown"),
+    (0x40, CAPPED_HW_THERMAL, "hardware thermal slowdown"),
+    (0x80, CAPPED_BRAKE, "hardware power brake"),
 )
 GPU_IDLE = 0x01  # a clock falls because nothing runs
 
@@ -118,31 +118,41 @@ def _failed_sensors(seen: _Seen) -> Iterator[Finding]:
 
 def _slowdowns(seen: _Seen) -> Iterator[Finding]:
     bits = [int(value) for value in seen.watch.values(CLOCK_REASONS)]
-    for state, bit, counter, name in SLOWDOWNS:
+    for bit, counter, name in SLOWDOWNS:
         told = sum(bool(each & bit) for each in bits)
-        share = _growth(seen.watch, counter) / seen.watch.length_s if counter else 0.0
+        share = seen.watch.share_grown(counter) if counter else None
         if told:
-            yield state, f"{name}: in {told} of {len(bits)} readings of the clock reasons (bound 0)"
-        elif share > CAPPED:
-            yield state, f"{name}: {percent(share)} of the window by its counter (bound {percent(CAPPED)})"
-
-
-def _growth(watch: Watch, counter: int) -> float:
-    values = watch.values(counter)
-    return values[-1] - values[0] if values else 0.0
+            yield "invalid", f"{name}: in {told} of {len(bits)} readings of the clock reasons (bound 0)"
+        elif share is not None and share > CAPPED:
+            yield "invalid", f"{name}: {percent(share)} of the window by its counter (bound {percent(CAPPED)})"
 
 
 def _clock_moves(seen: _Seen) -> Iterator[Finding]:
-    """Readings at which the GPU says that it idles do not count."""
-    watch = seen.watch
-    pairs = ((watch.value(SM_CLOCK, row), watch.value(CLOCK_REASONS, row)) for row in watch.rows)
-    clocks = [clock for clock, reasons in pairs if clock is not None and not int(reasons or 0) & GPU_IDLE]
-    if clocks and min(clocks) < (1 - CLOCK_DROP) * (middle := median(clocks)):
+    """Readings at which the GPU says that it idles do not count. Under the power limit the clock dithers from reading
+    to reading around what the load takes, and that must stay: there the window's halves are compared."""
+    rows = [(clock, reasons) for clock, reasons in _clocks(seen.watch) if not reasons & GPU_IDLE]
+    if any(reasons & POWER_CAP for _, reasons in rows) and len(rows) > 1:
+        half = len(rows) // 2
+        then, now = (fmean(clock for clock, _ in part) for part in (rows[:half], rows[half:]))
+        if abs(now / then - 1) > CLOCK_DROP:
+            yield (
+                "degraded",
+                f"under the power limit the mean SM clock moved from {then / 1e6:.0f} MHz in the first half of the "
+                f"window to {now / 1e6:.0f} MHz ({percent(now / then - 1)}, bound {percent(CLOCK_DROP)})",
+            )
+    elif rows and (lowest := min(rows)[0]) < (1 - CLOCK_DROP) * (middle := median(clock for clock, _ in rows)):
         yield (
             "degraded",
-            f"the SM clock fell to {min(clocks) / 1e6:.0f} MHz from a median of {middle / 1e6:.0f} MHz "
-            f"({percent(1 - min(clocks) / middle)} lower, bound {percent(CLOCK_DROP)})",
+            f"the SM clock fell to {lowest / 1e6:.0f} MHz from a median of {middle / 1e6:.0f} MHz "
+            f"({percent(1 - lowest / middle)} lower, bound {percent(CLOCK_DROP)})",
         )
+
+
+def _clocks(watch: Watch) -> Iterator[tuple[float, int]]:
+    """SM clock and clock event reasons of each reading; reasons that are not known are none."""
+    for row in watch.rows:
+        if (clock := watch.value(SM_CLOCK, row)) is not None:
+            yield clock, int(watch.value(CLOCK_REASONS, row) or 0)
 
 
 def _foreign_processes(seen: _Seen) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pytest_slmserve.analysis import window
-from pytest_slmserve.analysis.device import DeviceFigures, device_figures
+from pytest_slmserve.analysis.device import DeviceFigures, decode_figures, device_figures
 from pytest_slmserve.analysis.roofline import roofline_fraction
 from pytest_slmserve.analysis.step_time import Bound, bound_by_counters, saturation_gap, step_time
 from pytest_slmserve.records import Measurement
@@ -18,7 +18,8 @@ class Summary:
 
     batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
     output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
-    energy_per_token_j: power over output tokens/s. unexplained, saturation_gap, bound: see `step_time`.
+    energy_per_token_j: power over output tokens/s. unexplained, bound: see `step_time`. decode_dram, decode_tensor:
+    shares of the time in which those were active while no prompt was processed, and saturation_gap is of them.
     """
 
     batch: float | None = None
@@ -50,7 +51,10 @@ class Summary:
     sm_clock_hz: float | None = None
     own_cores: float | None = None
     stolen_cores: float | None = None
+    power_capped: float | None = None
     unexplained: float | None = None
+    decode_dram: float | None = None
+    decode_tensor: float | None = None
     saturation_gap: float | None = None
     bound: Bound | None = None
 
@@ -83,12 +87,15 @@ def summarize(measurement: Measurement) -> Summary:
 def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, Any]:
     """What sensors add, and what shapes and steps say of the time of a step."""
     seen = device_figures(measurement.run)
+    decoding = decode_figures(measurement.run)
     step = step_time(measurement, seen)
     names = {f.name for f in fields(Summary)} & {f.name for f in fields(DeviceFigures)}
     per_token = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
     return {name: getattr(seen, name) for name in names} | {
         "energy_per_token_j": per_token,
         "unexplained": step and step.unexplained,
-        "saturation_gap": saturation_gap(seen),
+        "decode_dram": decoding.dram_active,
+        "decode_tensor": decoding.tensor_active,
+        "saturation_gap": saturation_gap(decoding),
         "bound": step.bound if step else bound_by_counters(seen),
     }

@@ -33,6 +33,7 @@ CHEAPER_TOKENS, DEARER_MODELS = "energy-per-token-falls-with-load", "energy-per-
 NO_PROFILE = "no sensor gave the profiling counters (SM, tensor and DRAM activity)"
 NO_ENERGY = "no sensor gave power or energy"
 NO_UTIL = "no sensor gave GPU utilisation"
+NO_DECODING = "no reading of the sensors fell between prompts (many do where requests start together)"
 IDLE_TENSOR = "the tensor cores did not run at any load"
 
 
@@ -89,22 +90,25 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
 
 
 def memory_bound(curve: Curve, margin: float) -> Verdict:
-    """At every load, is the memory nearer to what it can reach than the tensor cores are, by counters?
+    """At every load, is the memory nearer to what it can reach than the tensor cores are, by counters, while the engine
+    decodes and processes no prompt?
 
     value: how many times nearer, at the load where it is least; the margin is a factor too. Where the tensor cores did
     not run at all there is no such number, and no doubt either. arXiv:2503.08311: decode stays memory-bound at large
     batches; by shapes, grouped keys at a short context need not (`roofline.regime`).
     """
-    busy = {p.concurrency: each_of(p, "tensor_active") if p.dram_active else [] for p in curve.valid}
+    seen_at = {p.concurrency: each_of(p, "tensor_active") if p.dram_active else [] for p in curve.valid}
+    decoding = {p.concurrency: each_of(p, "decode_tensor") if p.decode_dram else [] for p in curve.valid}
     points = [p for p in curve.valid if each_of(p, "saturation_gap")]
-    if reason := obstacle(curve) or _unseen(NO_PROFILE, busy) or ("" if points else IDLE_TENSOR):
+    unseen = _unseen(NO_PROFILE, seen_at) or _unseen(NO_DECODING, decoding)
+    if reason := obstacle(curve) or unseen or ("" if points else IDLE_TENSOR):
         return _undecided(curve, MEMORY_BOUND, reason, margin)
     groups = [each_of(p, "saturation_gap") for p in points]
     least = min(points, key=lambda p: fmean(each_of(p, "saturation_gap")))
     seen = _factor(_around(each_of(least, "saturation_gap"), groups))
     why = (
-        f"least at {least.concurrency} in flight: DRAM active {_ratio(least.dram_active)}, tensor cores "
-        f"{_ratio(least.tensor_active)}, so memory is {_times(seen)} as near to its reach (bound {margin:g})"
+        f"least at {least.concurrency} in flight: DRAM active {_ratio(least.decode_dram)}, tensor cores "
+        f"{_ratio(least.decode_tensor)}, so memory is {_times(seen)} as near to its reach (bound {margin:g})"
     )
     return _verdict(curve, MEMORY_BOUND, above(seen, margin), why, margin, seen, points)
 

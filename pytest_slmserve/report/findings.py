@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.roofline import Peaks, Work, peaks_of, regime, wor
 from pytest_slmserve.analysis.saturation import Fit, fit, fixed_s_from_shapes
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.errors import TooFewPoints
-from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, listed, milliseconds
+from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
 
@@ -80,6 +80,8 @@ def findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, str]]:
     yield "roofline", _roofline(curve, peaks)
     if work and peaks:
         yield "regime", _regime(work, peaks)
+    if seen := _decoding(curve):
+        yield "decoding", seen
     yield "Little's law", _little(curve)
     if young := _unsettled(curve):
         yield "latency", young
@@ -186,6 +188,19 @@ def _regime(work: Work, peaks: Peaks) -> str:
     return (
         f"{seen.bound}-bound by shapes: decoding tends to {figure(seen.intensity)} FLOP/byte as the batch grows, "
         f"the ridge of {peaks.family} is {figure(seen.ridge)}"
+    )
+
+
+def _decoding(curve: Curve) -> str:
+    """The counters while no prompt was processed. Empty where that is not known of the largest load: of small ones
+    alone it would lead astray."""
+    seen = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
+    if not seen or seen[-1] is not curve.valid[-1]:
+        return ""
+    dram, tensor = (", ".join(hundredths(getattr(p, name)) for p in seen) for name in ("decode_dram", "decode_tensor"))
+    return (
+        f"while no prompt is processed, DRAM is active {dram} % of the time, the tensor cores {tensor} %, "
+        f"at {listed(p.concurrency for p in seen)} in flight"
     )
 
 

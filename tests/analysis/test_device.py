@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from strategies import WELL, any_telemetry, planted_telemetry, watched_run
 
 from pytest_slmserve import sensors
-from pytest_slmserve.analysis.device import DeviceFigures, device_figures, watched
-from pytest_slmserve.records import Telemetry
+from pytest_slmserve.analysis.device import DecodeFigures, DeviceFigures, decode_figures, device_figures, watched
+from pytest_slmserve.records import Steps, Telemetry
 
 
 def figures(columns=(), window_s=(2.0, 12.0), **planted):
@@ -145,3 +145,71 @@ def test_figures_of_anything(telemetry, window_s):
     assert found.coverage is None or 0 <= found.coverage <= 1 + 1e-9
     known = [v for v in telemetry.columns.get(sensors.SM_ACTIVE, ()) if v is not None]
     assert found.sm_active_max is None or found.sm_active_max in known
+
+
+# The power limit
+
+
+@pytest.mark.parametrize(
+    ("columns", "share"),
+    [
+        ({sensors.CAPPED_POWER: lambda at: 0.3 * at}, 0.3),
+        ({sensors.CAPPED_POWER: lambda at: 0.3 * at if at % 1 == 0 else None}, 0.3),
+        ({sensors.CAPPED_POWER: lambda at: 1.01 * at}, 1.0),
+        ({sensors.CAPPED_POWER: None, sensors.CLOCK_REASONS: lambda at: 4.0 if at > 7 else 0.0}, 0.5),
+        ({sensors.CAPPED_POWER: None, sensors.CLOCK_REASONS: None}, None),
+    ],
+    ids=["counter", "counter asked seldom", "rounding", "readings", "neither"],
+)
+def test_how_much_the_power_limit_held_the_clock_down(columns, share):
+    assert figures(columns).power_capped == (share if share is None else pytest.approx(share))
+
+
+# Decoding alone
+
+
+def decoding(prompt_steps, dram=0.6, step_s=0.1, window_s=(2.0, 12.0), **planted):
+    """Figures of the decoding in a run of even steps, some of which processed prompts."""
+    ends = [round(step_s * (i + 1), 6) for i in range(round(13 / step_s))]
+    prompts = [512 if i in prompt_steps else 0 for i in range(len(ends))]
+    columns = {**WELL, sensors.DRAM_ACTIVE: dram}
+    run = watched_run(planted_telemetry(columns, **planted), window_s)
+    n = len(ends)
+    return decode_figures(replace(run, steps=Steps(ends, [8] * n, [0] * n, [8] * n, prompts, [None] * n, [0] * n)))
+
+
+def test_readings_beside_prompts_do_not_tell_of_decoding():
+    # steps 41 to 50 end at 4.2 to 5.1 s: with the step before and after, 4.0 to 5.2 s; readings end every 0.25 s
+    found = decoding(range(41, 51), dram=lambda at: 0.1 if 4 < at <= 5.25 else 0.6)
+    assert found.dram_active == pytest.approx(0.6)
+    assert found.seconds == pytest.approx(10 - 1.25)
+    assert found.tensor_active == pytest.approx(0.1) and found.sm_active == pytest.approx(0.8)
+
+
+def test_the_edge_of_a_prompt_is_left_out():
+    lower = decoding(range(41, 51), dram=lambda at: 0.1 if 4.25 < at <= 5.0 else 0.6)
+    assert lower == decoding(range(41, 51)), "all of it lies beside prompts"
+    assert decoding([0, 129]).seconds == 10, "prompts of before and after the window"
+
+
+def test_where_a_prompt_is_in_every_reading_decoding_is_not_known():
+    assert decoding(range(0, 130, 3)) == DecodeFigures(seconds=0.0)
+    assert decoding([], spans=False) == DecodeFigures(), "without a span nobody knows what a reading tells of"
+    assert decode_figures(watched_run(None)) == DecodeFigures()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sets(st.integers(0, 129)))
+def test_decoding_is_never_seen_beside_a_prompt(prompt_steps):
+    """By brute force, from the definition."""
+    spans = [(0.25 * i, 0.25 * (i + 1)) for i in range(48) if 2 < 0.25 * (i + 1) <= 12 and 0.25 * (i + 1) - 2 > 0.125]
+    beside = [(0.1 * (i - 1) if i > 1 else float("-inf"), 0.1 * min(i + 2, 130)) for i in prompt_steps]
+    pure = [s for s in spans if not any(began < s[1] - 1e-9 and s[0] + 1e-9 < ended for began, ended in beside)]
+    assert decoding(prompt_steps).seconds == pytest.approx(0.25 * len(pure), abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_telemetry())
+def test_decoding_of_any_telemetry(telemetry):
+    found = decode_figures(watched_run(telemetry))
+    assert found.seconds >= 0 or found.seconds != found.seconds

@@ -42,11 +42,19 @@ FAULTS = {
     "SW thermal": ({sensors.CLOCK_REASONS: until(12, 4096.0, 32.0)}, "invalid", "software thermal slowdown: in 1 of"),
     "HW thermal": ({sensors.CLOCK_REASONS: 65.0}, "invalid", "hardware thermal slowdown: in 40 of 40"),
     "power brake": ({sensors.CLOCK_REASONS: 128.0}, "invalid", "hardware power brake"),
-    "power cap": ({sensors.CLOCK_REASONS: until(11, 0.0, 4.0)}, "degraded", "power cap: in 5 of 40 readings"),
-    "HW thermal counter": ({sensors.CAPPED_HW_THERMAL: until(9, 5.0, 5.2)}, "invalid", "2 % of the window"),
+    "HW thermal counter": ({sensors.CAPPED_HW_THERMAL: until(9, 5.0, 5.2)}, "invalid", "2.1 % of the window"),
     "SW thermal counter": ({sensors.CAPPED_SW_THERMAL: until(9, 5.0, 5.2)}, "invalid", "software thermal slowdown: 2"),
-    "brake counter": ({sensors.CAPPED_BRAKE: until(9, 5.0, 5.2)}, "invalid", "power brake: 2 % of the window"),
-    "power cap counter": ({sensors.CAPPED_POWER: until(9, 5.0, 5.2)}, "degraded", "power cap: 2 % of the window"),
+    "brake counter": ({sensors.CAPPED_BRAKE: until(9, 5.0, 5.2)}, "invalid", "power brake: 2.1 % of the window"),
+    "a counter asked seldom": (
+        {sensors.CAPPED_BRAKE: lambda at: 0.02 * at if at % 1 == 0 else None},
+        "invalid",
+        "power brake: 2 % of the window",
+    ),
+    "clock under the power limit": (
+        {sensors.SM_CLOCK: until(7.1, 1965e6, 1755e6), sensors.CLOCK_REASONS: 4.0},
+        "degraded",
+        "under the power limit the mean SM clock moved from 1965 MHz in the first half of the window to 1755 MHz",
+    ),
     "clock": ({sensors.SM_CLOCK: until(11.5, 1965e6, 1580e6)}, "degraded", "fell to 1580 MHz from a median of 1965"),
     "foreign": ({sensors.FOREIGN_PROCESSES: until(11, 0.0, 2.0)}, "invalid", "2 processes of others"),
     "whose processes": ({sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}, "degraded", "3 processes"),
@@ -94,7 +102,13 @@ def test_a_fault_has_one_reason(fault):
 
 
 HARMLESS = {
-    "a moment's cap, told by its counter": {sensors.CAPPED_POWER: until(9, 5.0, 5.05)},
+    "a moment's brake, told by its counter": {sensors.CAPPED_BRAKE: until(9, 5.0, 5.05)},
+    "the power limit": {sensors.CLOCK_REASONS: 4.0, sensors.CAPPED_POWER: lambda at: at},
+    "the power limit for some of the time": {sensors.CLOCK_REASONS: until(11, 0.0, 4.0)},
+    "a clock that dithers under the power limit": {
+        sensors.CLOCK_REASONS: 4.0,
+        sensors.SM_CLOCK: lambda at: 1980e6 - 150e6 * (at % 1 == 0),
+    },
     "clocks set by an application": {sensors.CLOCK_REASONS: 2.0},
     "the clock falls a little": {sensors.SM_CLOCK: until(11, 1980e6, 1935e6)},
     "the clock falls while idle": {sensors.SM_CLOCK: until(11, 1980e6, 345e6), sensors.CLOCK_REASONS: until(11, 0, 1)},

@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.summary import Summary
 from pytest_slmserve.analysis.utilization import (
     IDLE_TENSOR,
+    NO_DECODING,
     NO_ENERGY,
     NO_PROFILE,
     NO_UTIL,
@@ -36,6 +37,8 @@ ORDINARY = {
     "sm_occupancy": [0.15, 0.15],
     "dram_active": [0.6, 0.6],
     "tensor_active": [0.1, 0.1],
+    "decode_dram": [0.6, 0.6],
+    "decode_tensor": [0.1, 0.1],
     "saturation_gap": [1.7, 1.7],
     "energy_per_token_j": [0.1, 0.1],
     "power_limit_w": [700.0, 700.0],
@@ -87,6 +90,7 @@ def drop(curve, names, at=None):
 
 
 PROFILE = ("sm_active", "sm_occupancy", "dram_active", "tensor_active", "saturation_gap")
+DECODING = ["decode_dram", "decode_tensor", "saturation_gap"]
 ENERGY = ("energy_per_token_j", "power_w")
 
 
@@ -183,7 +187,7 @@ def test_the_factor_of_the_memory_by_hand():
 
 def test_tensor_cores_that_did_not_run_at_a_load_are_no_doubt():
     still = drop(sweep("saturation_gap", 1.7, 1.7, 1.7), ["saturation_gap"], at=1)
-    still = replace(still, points=(replace(still.points[0], tensor_active=0.0), *still.points[1:]))
+    still = replace(still, points=(replace(still.points[0], decode_tensor=0.0), *still.points[1:]))
     assert memory_bound(still, 1.0).state is HOLDS
     never = drop(still, ["saturation_gap"])
     assert (memory_bound(never, 1.0).state, memory_bound(never, 1.0).why) == (UNDECIDED, IDLE_TENSOR)
@@ -231,6 +235,7 @@ def test_another_power_limit_is_another_card():
         (underused, PROFILE, NO_PROFILE),
         (util_saturates_first, ["gpu_util"], NO_UTIL),
         (memory_bound, PROFILE, NO_PROFILE),
+        (memory_bound, DECODING, NO_DECODING),
         (cheaper_tokens, ENERGY, NO_ENERGY),
     ],
 )
@@ -246,6 +251,7 @@ def test_without_the_sensor_nothing_is_known(judge, names, why):
         (underused, ["sm_occupancy"], 16, NO_PROFILE),
         (util_saturates_first, ["gpu_util"], 1, f"{NO_UTIL} at 1 in flight"),
         (memory_bound, ["dram_active", "saturation_gap"], 4, f"{NO_PROFILE} at 4 in flight"),
+        (memory_bound, DECODING, 16, f"{NO_DECODING} at 16 in flight"),
         (cheaper_tokens, ["energy_per_token_j"], 16, f"{NO_ENERGY} at 16 in flight"),
     ],
 )

@@ -99,12 +99,12 @@ def test_a_plan_counts_a_point_once_and_leaves_out_what_is_skipped(named):
     assert int(first) > 0 == int(again)
 
 
-def test_requests_of_a_marker_may_have_their_own_lengths(pytester, archive):
+def test_requests_of_a_marker_may_have_their_own_lengths_and_starts(pytester, archive):
     pytester.makepyfile(
         """
         import pytest
 
-        SHORT = pytest.mark.slm(points=[("opt-125m", n) for n in (1, 8, 64)], lengths=(64, 128))
+        SHORT = pytest.mark.slm(points=[("opt-125m", n) for n in (1, 8, 64)], lengths=(64, 128), starts="together")
 
         @SHORT
         def test_named(slm_point):
@@ -113,12 +113,14 @@ def test_requests_of_a_marker_may_have_their_own_lengths(pytester, archive):
         def test_point(slm_point):
             assert slm_point.measure()
 
-        @pytest.mark.slm(claim="decode-stays-memory-bound", models=["opt-125m"], lengths=(64, 128))
+        @pytest.mark.slm(
+            claim="decode-stays-memory-bound", models=["opt-125m"], lengths=(64, 128), starts="together"
+        )
         def test_claim(slm_claim):
             verdict = slm_claim()
             assert verdict and verdict.n == 6
 
-        @pytest.mark.slm(model="opt-125m", lengths=(16, 32))
+        @pytest.mark.slm(model="opt-125m", lengths=(16, 32), starts="together")
         def test_own(sharegpt, slm_measure):
             assert (sharegpt.mean_prompt_tokens, sharegpt.mean_output_tokens) == (16, 32)
             assert slm_measure(8).valid
@@ -130,6 +132,8 @@ def test_requests_of_a_marker_may_have_their_own_lengths(pytester, archive):
     result.assert_outcomes(passed=3 + 2 + 1 + 1)
     seen = {(m.workload.mean_prompt_tokens, m.workload.mean_output_tokens) for m in archive().measurements}
     assert seen == {(64, 128), (512, 256), (16, 32)}
+    starts = {(m.workload.mean_output_tokens, m.load.starts) for m in archive().measurements}
+    assert starts == {(128, "together"), (256, "spread"), (32, "together")}
     assert len(archive().measurements) == 2 * (3 + 2 + 1)
 
 
@@ -165,6 +169,7 @@ def test_a_claim_reads_the_engine_of_the_options_not_of_another_test(pytester):
         ("claim='throughput-plateau', modles=['opt-125m']", "slm_claim", "has no modles where slm_point or slm_model"),
         ("points=[('opt-125m', 8)], max_num_seqs=8", "slm_point", "has no max_num_seqs where slm_point"),
         ("points=[('opt-125m', 8)], needs='tpu'", "slm_point", "needs='tpu'"),
+        ("points=[('opt-125m', 8)], starts='late'", "slm_point", "starts='late'"),
         ("claim='flying', models=['opt-125m']", "slm_claim", "unknown claim 'flying'"),
     ],
 )

@@ -28,10 +28,13 @@ LIFELIKE = {
     "power_limit_w": 700.0,
     "energy_per_token_j": 1.23456,
     "sm_clock_hz": 1.98e9,
+    "power_capped": 0.954,
     "own_cores": 2.31,
-    "stolen_cores": 0.0123,
     "unexplained": 0.412,
     "bound": "compute",
+    "decode_dram": 0.713,
+    "decode_tensor": 0.0321,
+    "saturation_gap": 3.16,
 }
 
 
@@ -61,17 +64,17 @@ def test_a_row_shows_the_figures_of_its_point():
     table = sensor_table(sweep(**LIFELIKE))
     assert len(rows(table)) == 3
     assert rows(table)[1] == [
-        *["8", "100.0", "97.2", "71.8", "88.4", "13.5", "14.9", "61.3", "5.2", "412", "1,235", "1,980", "2.31"],
-        *["0.012", "41.2", "compute", "ok"],
+        *["8", "100.0", "97.2", "71.8", "88.4", "13.5", "14.9", "61.3", "5.2", "412", "1,235", "1,980", "95.4"],
+        *["2.31", "41.2", "compute", "ok"],
     ]
     assert head(table) == (
         "in flight|GPU util %|busy %|SM % mean|max|warp % mean|max|DRAM %|tensor %|power W|mJ/ token|clock MHz|"
-        "own cores|stolen cores|rest %|bound|sensors"
+        "cap %|own cores|rest %|bound|sensors"
     )
 
 
 def test_the_table_fits_a_wide_terminal():
-    widest = LIFELIKE | {"power_w": 1_234.0, "energy_per_token_j": 123.4, "own_cores": 127.9, "stolen_cores": 12.34}
+    widest = LIFELIKE | {"power_w": 1_234.0, "energy_per_token_j": 123.4, "own_cores": 127.9, "power_capped": 1.0}
     table = sensor_table(Curve(subject="x", points=(seen(1024, **widest), replace(seen(1), degraded=("slow",)))))
     assert 120 < max(map(len, table.splitlines())) <= 150
 
@@ -113,8 +116,8 @@ def test_degraded_loads_are_told_from_sound_ones():
 
 def test_the_legend_is_of_the_columns_shown():
     assert legend([sweep(gpu_util=1.0)]) == LEGEND["GPU\nutil %"]
-    both = legend([sweep(gpu_util=1.0), sweep(own_cores=1.0, stolen_cores=0.0)])
-    assert both == " ".join(LEGEND[name] for name in ("GPU\nutil %", "own\ncores", "stolen\ncores"))
+    both = legend([sweep(gpu_util=1.0), sweep(own_cores=1.0, power_capped=0.0)])
+    assert both == " ".join(LEGEND[name] for name in ("GPU\nutil %", "cap\n%", "own\ncores"))
     assert legend([sweep(**LIFELIKE)]) == " ".join(LEGEND.values())
     assert legend([]) == ""
 

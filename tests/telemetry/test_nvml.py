@@ -16,13 +16,21 @@ from hypothesis import strategies as st
 
 from pytest_slmserve import sensors as of
 from pytest_slmserve.errors import SensorFailed
+from pytest_slmserve.telemetry import nvml
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading
-from pytest_slmserve.telemetry.nvml import ASKS, FIELDS, GPM, NvmlSource, open_nvml
+from pytest_slmserve.telemetry.nvml import ASKS, COUNTERS, COUNTERS_S, FIELDS, GPM, NvmlSource, open_nvml
 
 OURS, THEIRS = 4711, 815
 EVERYTHING = {ask.number for ask in ASKS} | {field.number for field in FIELDS} | set(of.PROFILED)
 EVERYTHING |= {of.XID, of.GPU_PROCESSES, of.FOREIGN_PROCESSES}
 WITHOUT_GPM = EVERYTHING - set(of.PROFILED)
+
+
+@pytest.fixture(autouse=True)
+def counters_at_every_reading(request, monkeypatch):
+    """But for the tests of how often they are asked."""
+    if "seldom" not in request.node.name:
+        monkeypatch.setattr(nvml, "COUNTERS_S", 0.0)
 
 
 @contextmanager
@@ -392,6 +400,29 @@ def test_a_binding_without_a_function_is_like_a_driver_without(monkeypatch):
     with opened(FakeNvml(State(reasons=8))) as (gpu, source):
         assert source.name == "nvml"
         assert at(gpu, source, 1.0).values[of.CLOCK_REASONS] == 8.0
+
+
+@pytest.mark.parametrize("early_s", [0.0, 0.01])
+def test_counters_are_asked_seldom_and_are_not_missing_between(early_s):
+    with opened(FakeNvml(State(power_w=100.0))) as (gpu, source):
+        for step in range(9):
+            late_s = -early_s if step % 4 == 0 and step else 0.0  # a hair early is the reading that was meant
+            reading = at(gpu, source, step * COUNTERS_S / 4 + late_s)
+            assert (reading.values.keys() >= COUNTERS) == (step % 4 == 0), step
+            assert not any(str(number) in why for number in COUNTERS for why in reading.missing)
+            assert reading.values.keys() >= EVERYTHING - COUNTERS
+
+
+def test_seldom_asked_counters_are_asked_at_every_reading_of_a_long_interval():
+    with opened() as (gpu, source):
+        assert all(of.ENERGY in at(gpu, source, 2.0 * step).values for step in range(3))
+
+
+def test_seldom_asked_counters_are_neither_asked_by_function_between():
+    gpu = FakeNvml(State(power_w=100.0), missing=frozenset({"nvmlDeviceGetFieldValues"}))
+    with opened(gpu) as (_, source):
+        assert of.ENERGY in at(gpu, source, 1.0).values
+        assert of.ENERGY not in at(gpu, source, 1.25).values
 
 
 # Clocks, power, energy
