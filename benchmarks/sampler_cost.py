@@ -1,11 +1,16 @@
-"""Does reading the sensors slow down what is measured? Prints the ratio of throughputs, sensors read over not read.
+"""Does reading the sensors slow down what is measured? Two estimates of the throughput that it costs, and its CPU time.
 
     python benchmarks/sampler_cost.py --backend cuda --model opt-125m --concurrency 512 --pairs 60
 
 One long steady run on one engine; the sensors are read in one stretch of time and left alone in the next, in the order
-A B B A, so that what drifts cancels: a host's disturbances last for seconds, which separate runs would not cancel. The
-rates are those of the step trace. Prints also what a reading costs. OPT-125M at 512 is the hardest case: there the host
-is the limit.
+A B B A, so that what drifts cancels. The first estimate is the ratio of throughputs of neighbouring stretches, by the
+step trace. On a host whose own disturbances last for seconds it is too noisy; the second is not: a reading lasts for
+some milliseconds and can only lengthen the engine's steps that it overlaps, so these are compared with the steps around
+them. A moment more often falls into a long step than into a short one, but that holds for the moments, too, at which
+the sensors were left alone, and the difference of the two is what a reading costs. The engine tells of a step a little
+after it, and one that schedules ahead may be late one step later, so it is told with the next step, too.
+
+OPT-125M at 512 is the hardest case: there the host is the limit.
 """
 
 from __future__ import annotations
@@ -15,11 +20,15 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import StatisticsError, fmean, variance
+from typing import Any
 
-from pytest_slmserve.analysis.stats import student_interval
+from pytest_slmserve.analysis.stats import Interval, ends, student_interval, t_975
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.environment import probe
 from pytest_slmserve.measure import measure
@@ -33,16 +42,22 @@ from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.workload.build import build_workload
 
-SLOWER, CORE = 0.995, 0.02  # at most 0.5 % of throughput, and 2 % of one core
+LOSS, CORE = 0.005, 0.02  # at most 0.5 % of throughput, and 2 % of one core
 ORDER = (True, False, False, True)  # of stretches with and without the sensors
+BESIDE = 20  # steps on either side of a reading that tell how long a step takes just then
+DIGITS = 5  # of seconds
 
 
 @dataclass
 class Gated:
-    """A source that is asked in every other stretch only, and timed: CPU time of the thread, and time on the clock."""
+    """A source that is asked in every other stretch only, and timed: CPU time of the thread, and time on the clock.
+
+    rounds: when all sources were asked, and when the last of them had answered. They share it.
+    """
 
     source: Source
     stretch_s: float
+    rounds: dict[float, float]
     readings: int = 0
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -53,6 +68,7 @@ class Gated:
 
     def read(self, now_s: float) -> Reading:
         if not is_on(now_s, self.stretch_s):
+            self.rounds[now_s] = now_s
             return Reading()
         cpu, wall = time.thread_time(), time.monotonic()
         try:
@@ -60,7 +76,8 @@ class Gated:
         finally:
             self.readings += 1
             self.cpu_s += time.thread_time() - cpu
-            self.wall_s += time.monotonic() - wall
+            self.rounds[now_s] = time.monotonic()
+            self.wall_s += self.rounds[now_s] - wall
 
     def close(self) -> None:
         self.source.close()
@@ -93,6 +110,79 @@ def rate(run: Run, begin_s: float, end_s: float) -> float:
     return tokens / (times[inside[-1]] - times[inside[0]])
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The window, in seconds since it opened: when steps ended, from when to when the sensors were read, and when they
+    would have been read but were left alone."""
+
+    steps: Sequence[float]
+    readings: Sequence[tuple[float, float]]
+    shams: Sequence[float]
+
+
+def trace_of(run: Run, rounds: Mapping[float, float], stretch_s: float) -> Trace:
+    assert run.began_s is not None
+    opens, closes = run.window_s
+    zero = run.began_s + opens
+    inside = {at: end for at, end in rounds.items() if zero <= at and end <= run.began_s + closes}
+    return Trace(
+        steps=[round(at - opens, DIGITS) for at in run.steps.time_s if opens <= at <= closes],
+        readings=[
+            (round(at - zero, DIGITS), round(end - zero, DIGITS)) for at, end in inside.items() if is_on(at, stretch_s)
+        ],
+        shams=[round(at - zero, DIGITS) for at in inside if not is_on(at, stretch_s)],
+    )
+
+
+def reading_costs(trace: Trace, behind: int = 0) -> Interval:
+    """Seconds by which a reading lengthens the steps that it overlaps, and so many behind them: their excess over the
+    steps around them, less that of a sham as long as the mean reading. Raises StatisticsError for too few of either."""
+    length = fmean(end - begin for begin, end in trace.readings)
+    real = [overlapped(trace.steps, begin, end, behind) for begin, end in trace.readings]
+    sham = [overlapped(trace.steps, begin, begin + length, behind) for begin in trace.shams]
+    apart = frozenset(i for steps in (*real, *sham) for i in steps)
+    return welch(excesses(trace.steps, real, apart), excesses(trace.steps, sham, apart))
+
+
+def overlapped(steps: Sequence[float], begin: float, end: float, behind: int) -> range:
+    """Which steps a reading overlaps, and so many behind them: step i is from steps[i] to steps[i + 1].
+
+    Nothing where these are not all known: half of a step is none.
+    """
+    first = bisect_right(steps, begin) - 1
+    stop = max(first + 1, bisect_left(steps, end)) + behind
+    return range(first, stop) if first >= 0 and stop < len(steps) else range(0)
+
+
+def excesses(steps: Sequence[float], events: Sequence[range], apart: frozenset[int]) -> list[float]:
+    """By how many seconds the steps of each event are longer than as many mean steps beside them.
+
+    apart: steps of all events, none of which counts as beside. An event that has no steps, or none beside, is left out.
+    """
+    lasting = [end - begin for begin, end in pairwise(steps)]
+    found = []
+    for event in events:
+        around = range(max(0, event.start - BESIDE), min(len(lasting), event.stop + BESIDE))
+        beside = [lasting[i] for i in around if i not in apart]
+        if event and beside:
+            found.append(sum(lasting[i] for i in event) - len(event) * fmean(beside))
+    return found
+
+
+def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Difference of two means whose values scatter differently (Welch 1947), by Satterthwaite's degrees of freedom."""
+    value = fmean(first) - fmean(second)
+    if min(len(first), len(second)) < 2:
+        return Interval(value)
+    of_first, of_second = variance(first) / len(first), variance(second) / len(second)
+    both = of_first + of_second
+    if not both:
+        return Interval(value, value, value)
+    df = both**2 / (of_first**2 / (len(first) - 1) + of_second**2 / (len(second) - 1))
+    half = t_975(max(1, math.floor(df))) * math.sqrt(both)
+    return Interval(value, value - half, value + half)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("cuda", "cpu"), default="cpu")
@@ -101,7 +191,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stretch", type=float, default=1.0, help="seconds with, and then without, the sensors")
     parser.add_argument("--interval", type=float, default=INTERVAL_S, help="seconds between readings")
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--out", type=Path, help="file for the pairs, as JSON")
+    parser.add_argument("--out", type=Path, help="file for all that the estimates are made of, as JSON")
     return parser.parse_args()
 
 
@@ -112,32 +202,63 @@ def main() -> None:
     print(*(f"note: {note}" for note in notes), sep="\n", end="" if not notes else "\n")
     if opened is None:
         sys.exit("no sensors here")
-    gated = [Gated(source, args.stretch) for source in opened.sources]
+    rounds: dict[float, float] = {}
+    gated = [Gated(source, args.stretch, rounds) for source in opened.sources]
     sampler = Sampler(gated, args.interval)
     workload = build_workload(workload_spec(options, args.backend), shape_of(args.model))
     load = ClosedLoop(args.concurrency, window_s=(2 * args.pairs + 4) * args.stretch)
     engine = start(engine_spec(options, args.backend, args.model, host.environment))
     try:
-        found = measure(engine, workload, load, host.environment, sampler=sampler)
+        run = measure(engine, workload, load, host.environment, sampler=sampler).run
     finally:
         engine.close()
         sampler.close()
-    pairs = list(pairs_of(found.run, args.stretch))
+    pairs, trace = list(pairs_of(run, args.stretch)), trace_of(run, rounds, args.stretch)
     where = host.environment
     print(f"{args.model} at {args.concurrency} on {where.gpu_name or where.cpu}, vLLM {where.vllm}")
     if args.out:
-        costs = {g.name: {"readings": g.readings, "cpu_s": g.cpu_s, "wall_s": g.wall_s} for g in gated}
-        facts = {"interval_s": args.interval, "stretch_s": args.stretch, "pairs": pairs, "costs": costs}
-        args.out.write_text(json.dumps(facts))
-    tell(pairs, gated, args.interval)
+        facts = {"interval_s": args.interval, "stretch_s": args.stretch, "pairs": pairs, "costs": costs(gated)}
+        args.out.write_text(json.dumps(facts | asdict(trace), separators=(",", ":")) + "\n", "utf-8")
+    tell_pairs(pairs)
+    tell_readings(trace, args.interval)
+    tell_costs(gated, args.interval)
 
 
-def tell(pairs: list[tuple[float, float]], gated: list[Gated], interval_s: float) -> None:
-    """One line for each promise, with what was seen."""
+def costs(gated: Sequence[Gated]) -> dict[str, Any]:
+    return {g.name: {"readings": g.readings, "cpu_s": g.cpu_s, "wall_s": g.wall_s} for g in gated}
+
+
+def tell_pairs(pairs: Sequence[tuple[float, float]]) -> None:
     seen = student_interval([math.log(on / off) for on, off in pairs])
-    low, high = (math.exp(end) for end in (seen.low or 0.0, seen.high or 0.0))
+    low, high = (math.exp(end) for end in ends(seen))
     print(f"throughput with/without {math.exp(seen.value):.4f} (95 %: {low:.4f} to {high:.4f}), {len(pairs)} pairs")
-    print(f"lower bound {low:.4f}: {'at least' if low >= SLOWER else 'BELOW'} {SLOWER}")
+    print(f"  {judged(1 - high, 1 - low)}")
+
+
+def tell_readings(trace: Trace, interval_s: float) -> None:
+    print(f"{len(trace.readings)} readings, and {len(trace.shams)} times without, beside {len(trace.steps)} steps")
+    for behind, what in enumerate(("steps that a reading overlaps", "these and the step behind")):
+        try:
+            seen = reading_costs(trace, behind)
+        except StatisticsError:
+            print(f"{what}: too few to compare")
+            continue
+        low, high = ends(seen)
+        print(f"{what}: {1e3 * seen.value:.3f} ms longer (95 %: {1e3 * low:.3f} to {1e3 * high:.3f})")
+        share, low, high = (value / interval_s for value in (seen.value, low, high))
+        print(f"  {share:.2%} of the time (95 %: {low:.2%} to {high:.2%}): {judged(low, high)}")
+
+
+def judged(low: float, high: float) -> str:
+    """The promise about the share of throughput that is lost, given its interval."""
+    if high <= LOSS:
+        return f"at most {LOSS:.1%} is lost"
+    if low <= LOSS < high - low:
+        return f"too noisy to tell whether at most {LOSS:.1%} is lost"
+    return f"MORE than {LOSS:.1%} may be lost"
+
+
+def tell_costs(gated: Sequence[Gated], interval_s: float) -> None:
     for g in gated:
         cpu_ms, wall_ms = 1e3 * g.cpu_s / g.readings, 1e3 * g.wall_s / g.readings
         print(f"{g.name}: {g.readings} readings of {cpu_ms:.2f} ms CPU time, {wall_ms:.2f} ms in all, each")

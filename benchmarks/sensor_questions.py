@@ -1,10 +1,12 @@
-"""What do this host's GPU sensors really do? Asks, prints and writes down what no document says, in about 90 s.
+"""What do this host's GPU sensors really do? Asks, prints and writes down what no document says, in about 75 s.
 
     python benchmarks/sensor_questions.py --out sensors.json
+    python benchmarks/sensor_questions.py --only "ends of"
 
-Windows of GPM's ratios, update periods of power and energy, the energy counter against integrated power, processes,
-events, throttle counters, what a reading costs, noise of the host. It reads only, and changes no setting of the card.
-The load is a child with torch, ended whatever happens; without torch, all that needs a load is left out, and said so.
+Windows of GPM's ratios, what they are where a unit can do no more, update periods of power and energy, the energy
+counter against integrated power, processes, events, throttle counters, what a reading costs, noise of the host. It
+reads only, and changes no setting of the card. A load is a child with torch, ended whatever happens; without torch, all
+that needs a load is left out, and said so.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import platform
 import select
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,8 +39,16 @@ POLL_S, PAUSE_S = 10.5, 0.001
 READINGS, BETWEEN_S = 30, 0.15
 READER_S = 3.0
 LOAD_READY_S, LOAD_LIVES_S = 30.0, 75.0
+PHASE_S, SETTLE_S, LOOKS, LOOK_S = 2.5, 0.5, 6, 0.3  # a phase is looked at from SETTLE_S on, LOOKS times LOOK_S
+PHASES = {  # of ENDS, in its order: unit of the rate, and how much of it one operation is
+    "copy of 1 GiB": ("bytes/s", 2 << 30),
+    "float16 product of 4096": ("FLOP/s", 2 * 4096**3),
+    "float16 product of 8192": ("FLOP/s", 2 * 8192**3),
+}
 COUNTER, INSTANT, AVERAGE = 83, 186, 185
+SM_CLOCK = 1
 THROTTLE = (74, 75, 76, 251, 252, 253, 269, 270, 271)
+RATIOS = {1: "engine %", 2: "SM %", 3: "occupancy %", 5: "tensor %", 10: "DRAM %"}  # GPM's metrics
 CYCLES = 248  # a cumulative counter among GPM's metrics that came late
 EVENTS = {
     0x1: "single-bit ECC", 0x2: "double-bit ECC", 0x4: "P-state", 0x8: "Xid", 0x10: "clock", 0x80: "power source",
@@ -68,6 +79,35 @@ while time.monotonic() < end and os.getppid() == parent:
     if turn == 10:
         print("ready", torch.__version__, flush=True)
 torch.cuda.synchronize()
+"""
+# One kernel after the other, each for so many seconds. Tells which, how often it is done, and when that was seen.
+ENDS = """
+import os, sys, time
+from functools import partial
+import torch
+seconds, parent = float(sys.argv[1]), os.getppid()
+source = torch.randint(256, (1 << 30,), device="cuda", dtype=torch.uint8)
+kernels = [partial(torch.empty_like(source).copy_, source)]
+for size in (4096, 8192):
+    a = torch.randn(size, size, device="cuda", dtype=torch.float16)
+    kernels.append(partial(torch.matmul, a, a, out=torch.empty_like(a)))
+for kernel in kernels:
+    kernel()
+torch.cuda.synchronize()
+done = [torch.cuda.Event(), torch.cuda.Event()]
+began = time.monotonic()
+print("ready", torch.__version__, began, flush=True)
+for phase, kernel in enumerate(kernels):
+    turn = 0
+    while time.monotonic() < began + (phase + 1) * seconds and os.getppid() == parent:
+        for _ in range(20):
+            kernel()
+        done[turn % 2].record()
+        turn += 1
+        if turn > 1:
+            done[turn % 2].synchronize()
+            print(phase, 20 * (turn - 1), time.monotonic(), flush=True)
+    torch.cuda.synchronize()
 """
 READER = """
 import sys
@@ -245,6 +285,58 @@ def second_reader(host: Host) -> dict[str, Any]:
     return {"this process": ours, "the other": json.loads(text or '"said nothing"')}
 
 
+def ends_of_counters(host: Host) -> dict[str, Any]:
+    """What do ratios read where their unit can do no more? With the rate that was reached, power and the SM clock."""
+    with loaded(host, ENDS, PHASE_S) as said:
+        assert host.load is not None and host.load.stdout is not None
+        lines: list[str] = []
+        reader = threading.Thread(target=take, args=(host.load.stdout, lines), daemon=True)
+        reader.start()
+        looks = []
+        for phase in range(len(PHASES)):
+            host.sleep(max(0.0, float(said[1]) + phase * PHASE_S + SETTLE_S - host.now()))
+            looks.append(looked_at(host))
+        reader.join(PHASE_S)
+    return {name: reached(lines, phase, *look) for phase, (name, look) in enumerate(zip(PHASES, looks))}
+
+
+def take(pipe: Iterable[str], lines: list[str]) -> None:
+    """Each line at once, or the pipe fills up and the child stands still."""
+    for line in pipe:
+        lines.append(line)
+
+
+def looked_at(host: Host) -> tuple[float, float, dict[str, Any]]:
+    """From when to when it was looked, and means of what was seen."""
+    began, rows, watts, clocks = host.now(), [], [], []
+    for _ in range(LOOKS):
+        rows += windows(host, LOOK_S, 1)[1]
+        watts.append(instant_w(host))
+        clocks.append(host.nv.nvmlDeviceGetClockInfo(host.device, SM_CLOCK))
+    ended = host.now()
+    seen = {RATIOS[metric]: oddities([row[place] for row in rows]) for place, metric in enumerate(GPM)}
+    means = {name: found.get("mean", "not told") for name, found in seen.items()}
+    return began, ended, means | {"W": fmean(watts), "MHz": f"{min(clocks)} to {max(clocks)}"}
+
+
+def instant_w(host: Host) -> float:
+    answer = host.nv.nvmlDeviceGetFieldValues(host.device, [INSTANT])[0]
+    if answer.nvmlReturn:
+        raise host.nv.NVMLError(answer.nvmlReturn)
+    return float(getattr(answer.value, VALUE_TYPES[answer.valueType])) / 1000
+
+
+def reached(lines: Sequence[str], phase: int, begin: float, end: float, seen: dict[str, Any]) -> dict[str, Any]:
+    """The rate of a phase while it was looked at, before what was seen. Raises OSError where nothing was done then."""
+    unit, amount = list(PHASES.values())[phase]
+    told = [(int(done), float(at)) for number, done, at in map(str.split, lines) if int(number) == phase]
+    inside = [(done, at) for done, at in told if begin <= at <= end]
+    if len(inside) < 2:
+        raise OSError(f"the load told nothing of phase {phase}, {list(PHASES)[phase]}, while it was looked at")
+    (first, since), (last, until) = inside[0], inside[-1]
+    return {unit: amount * (last - first) / (until - since), **seen}
+
+
 # Power and energy
 
 
@@ -385,6 +477,7 @@ def reading_costs(host: Host) -> dict[str, Any]:
     wall: list[float] = []
     cpu: list[float] = []
     unknown: dict[str, int] = {}
+    last: dict[int, float | None] = {}
     try:
         for _ in range(READINGS):
             host.sleep(BETWEEN_S)
@@ -393,42 +486,50 @@ def reading_costs(host: Host) -> dict[str, Any]:
             wall.append(1000 * (time.perf_counter() - began))
             cpu.append(1000 * (time.process_time() - spent))
             unknown |= {why: unknown.get(why, 0) + 1 for why in reading.missing}
+            last |= reading.values
     finally:
         source.close()
     return {
         "source": source.name, "wall ms": spread(wall), "CPU ms": spread(cpu),
         "never there": {str(number): why for number, why in source.unsupported.items()}, "not known": unknown,
-        "last reading": {str(number): value for number, value in reading.values.items()}, "span s": reading.span_s,
+        "last values": {str(number): value for number, value in last.items()}, "span s": reading.span_s,
     }  # fmt: skip
 
 
 def call_costs(host: Host) -> dict[str, Any]:
-    """Milliseconds of each call that a reading is made of."""
-    nv, device = host.nv, host.device
+    """Milliseconds of each call that a reading is made of, and the CPU time of each field alone: some are dear."""
     calls: dict[str, Callable[[], object]] = {
         " ".join(map(str, (ask.function, *ask.arguments))): partial(called, host, ask.function, *ask.arguments)
         for ask in ASKS
     }
     calls |= {name: partial(called, host, name) for name in LISTS}
-    calls["nvmlDeviceGetFieldValues"] = partial(nv.nvmlDeviceGetFieldValues, device, [field.id for field in FIELDS])
-    calls["nvmlGpmSampleGet"] = lambda: nv.nvmlGpmSampleFree(sampled(host)[1])
-    return {name: cost(host, call) for name, call in calls.items()}
+    ids = [field.id for field in FIELDS]
+    calls["nvmlDeviceGetFieldValues"] = partial(fields, host, ids)
+    calls["nvmlGpmSampleGet"] = lambda: host.nv.nvmlGpmSampleFree(sampled(host)[1])
+    alone = {str(number): cost(host, partial(fields, host, [number])) for number in ids}
+    found = {name: cost(host, call) for name, call in calls.items()}
+    return found | {"CPU ms of fields": {number: seen.get("CPU", "not asked") for number, seen in alone.items()}}
 
 
 def called(host: Host, function: str, *arguments: int) -> object:
     return getattr(host.nv, function)(host.device, *arguments)
 
 
-def cost(host: Host, call: Callable[[], object], times: int = 15) -> dict[str, Any] | str:
-    spent = []
+def fields(host: Host, ids: Sequence[int]) -> object:
+    return host.nv.nvmlDeviceGetFieldValues(host.device, list(ids))
+
+
+def cost(host: Host, call: Callable[[], object], times: int = 15) -> dict[str, Any]:
+    """Time on the clock, and mean CPU time."""
+    spent, cpu = [], time.thread_time()
     try:
         for _ in range(times):
             began = time.perf_counter()
             call()
             spent.append(1000 * (time.perf_counter() - began))
     except (host.nv.NVMLError, AttributeError) as error:
-        return f"not asked: {error}"
-    return {"median": median(spent), "max": max(spent)}
+        return {"not asked": str(error)}
+    return {"median": median(spent), "max": max(spent), "CPU": 1000 * (time.thread_time() - cpu) / times}
 
 
 def host_facts(host: Host) -> dict[str, Any]:
@@ -480,11 +581,12 @@ def cpu_shares(before: list[int] | None, after: list[int] | None) -> dict[str, A
 
 
 @contextmanager
-def loaded(host: Host) -> Iterator[str]:
-    """The GPU is busy inside the block; yields torch's version. Raises OSError where it does not come to work."""
+def loaded(host: Host, script: str, seconds: float) -> Iterator[list[str]]:
+    """The GPU is busy inside the block, by a script that is told `seconds`; yields what it said behind "ready", first
+    torch's version. Raises OSError where it does not come to work."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": host.uuid}
     child = subprocess.Popen(
-        [sys.executable, "-c", LOAD, str(LOAD_LIVES_S)],
+        [sys.executable, "-c", script, str(seconds)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
     try:
@@ -495,18 +597,19 @@ def loaded(host: Host) -> Iterator[str]:
             why = child.stderr.read().strip().rpartition("\n")[2]
             raise OSError(f"the load did not begin within {LOAD_READY_S:g} s: {why or 'it was silent'}")
         host.load = child
-        yield said.split()[1]
+        yield said.split()[1:]
     finally:
         host.load = None
         child.kill()
         child.communicate()
 
 
-IDLE: dict[str, Callable[[Host], Any]] = {
+BEFORE_LOAD: dict[str, Callable[[Host], Any]] = {
     "host": host_facts,
     "events": events,
     "processes, idle": processes,
     "power and energy, idle": power_and_energy,
+    "ends of the counters": ends_of_counters,  # has loads of its own
 }
 UNDER_LOAD: dict[str, Callable[[Host], Any]] = {
     "power and energy under load": power_and_energy,
@@ -520,36 +623,49 @@ UNDER_LOAD: dict[str, Callable[[Host], Any]] = {
 }
 
 
-def ask_all(host: Host) -> dict[str, Any]:
-    """All answers by question; one that could not be asked holds "not asked" and why."""
+def ask_all(host: Host, only: str = "") -> dict[str, Any]:
+    """All answers by question, of those with `only` in their name; one that could not be asked holds "not asked" and
+    why. A load is there only where it is needed."""
     ticks = cpu_ticks()
-    for name, question in IDLE.items():
+    for name, question in named(BEFORE_LOAD, only).items():
         host.ask(name, question)
+    if under_load := named(UNDER_LOAD, only):
+        ask_under_load(host, under_load)
+    host.ask("CPU time of the host, shares", lambda _: cpu_shares(ticks, cpu_ticks()))
+    return host.answers
+
+
+def named(questions: dict[str, Callable[[Host], Any]], only: str) -> dict[str, Callable[[Host], Any]]:
+    return {name: question for name, question in questions.items() if only in name}
+
+
+def ask_under_load(host: Host, questions: dict[str, Callable[[Host], Any]]) -> None:
     try:
-        with loaded(host) as torch_version:
-            host.answers["load"] = f"bfloat16 products of 4096 and copies of 256 MiB, torch {torch_version}"
+        with loaded(host, LOAD, LOAD_LIVES_S) as said:
+            host.answers["load"] = f"bfloat16 products of 4096 and copies of 256 MiB, torch {said[0]}"
             host.sleep(2.0)
-            for name, question in UNDER_LOAD.items():
+            for name, question in questions.items():
                 host.ask(name, question)
             ended = host.load is not None and host.load.poll() is not None
             host.answers["load ended too early"] = ended
     except OSError as error:
-        print(f"\nNOT ASKED, for there is no load: {', '.join(UNDER_LOAD)}\n  {error}")
-        host.answers |= {name: {"not asked": str(error)} for name in UNDER_LOAD if name not in host.answers}
-    host.ask("CPU time of the host, shares", lambda _: cpu_shares(ticks, cpu_ticks()))
-    return host.answers
+        print(f"\nNOT ASKED, for there is no load: {', '.join(questions)}\n  {error}")
+        host.answers |= {name: {"not asked": str(error)} for name in questions if name not in host.answers}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="file for the answers, as JSON")
+    parser.add_argument("--only", default="", metavar="TEXT", help="ask only questions with TEXT in their name")
     args = parser.parse_args()
+    if not named(BEFORE_LOAD | UNDER_LOAD, args.only):
+        parser.error(f"no question has {args.only!r} in its name; there are: {'; '.join(BEFORE_LOAD | UNDER_LOAD)}")
     try:
         host = this_host(first_gpu().uuid)
     except SlmError as error:
         raise SystemExit(f"nothing could be asked: {error}") from None
     began = time.monotonic()
-    answers = ask_all(host)
+    answers = ask_all(host, args.only)
     unasked = [name for name, answer in answers.items() if isinstance(answer, dict) and "not asked" in answer]
     print(f"\n{time.monotonic() - began:.0f} s. Not asked: {', '.join(unasked) or 'nothing'}")
     print("Never asked here: MPS memory limits, two engines at once, GPM beside a profiler.")
