@@ -270,6 +270,15 @@ ROWS: tuple[Row, ...] = (
         evidence="GPU utilisation is the share of time in which any kernel ran (NVIDIA, nvml.h)",
     ),
     Row(
+        utilization.BLIND_UTIL,
+        model="opt-125m",
+        device="H200",
+        starts="spread",
+        parameters={"bound": 1.5, "full": 0.9},
+        expected="fails",
+        evidence="vLLM 0.26.0: no kernel runs for a quarter of the time at 512 in flight, and for 60 % at 1 to 128",
+    ),
+    Row(
         utilization.MEMORY_BOUND,
         parameters={"margin": 1.0},
         evidence="by shapes, decoding an OPT tends to 12 to 50 FLOP/byte, and the ridge of these GPUs is 139 to 606",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.analysis.device import device_figures
+from pytest_slmserve.analysis.health import health
 from pytest_slmserve.errors import SensorFailed
 from pytest_slmserve.records import Telemetry
 from pytest_slmserve.sensors import POWER, SM_ACTIVE
+from pytest_slmserve.store import read
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.replay import ReplaySource, open_replay
 from pytest_slmserve.telemetry.sampler import Recording
@@ -72,3 +79,53 @@ def test_a_replay_that_is_recorded_is_the_record(rows):
     found = recording.telemetry(began_s=0.0)
     assert (found.time_s, found.span_s, found.columns) == (stored.time_s, stored.span_s, stored.columns)
     assert found.sources == ("replay of planted",)
+
+
+# What an H200 said, once more
+
+BASELINE = Path(__file__).parents[2] / "benchmarks" / "baselines" / "h200-vllm-0.26.0-sensors.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def measured():
+    if not BASELINE.exists():  # records stay in the checkout, tests may not
+        pytest.skip("no checkout")
+    return read(BASELINE).measurements
+
+
+def test_a_committed_record_played_back_tells_the_same(measured):
+    for m in measured[::10]:
+        stored = m.run.telemetry
+        times = iter(stored.time_s)
+        recording = Recording([open_replay(stored)], stored.interval_s, clock=lambda times=times: next(times))
+        for _ in range(len(stored)):
+            recording.read()
+        again = replace(m.run, telemetry=recording.telemetry(0.0))
+        assert again.telemetry.columns == stored.columns and again.telemetry.time_s == stored.time_s
+        assert device_figures(again) == device_figures(m.run)
+        assert health(again, m.environment) == health(m.run, m.environment)
+
+
+def test_every_window_of_the_committed_record_was_seen_whole(measured):
+    assert len(measured) == 79
+    for m in measured:
+        seen = device_figures(m.run)
+        assert health(m.run, m.environment).state in ("ok", "degraded")
+        assert seen.coverage > 0.95 and seen.power_limit_w == 700.0
+        assert 0 < seen.dram_active < seen.engine_active <= 1.0 and seen.sm_occupancy < seen.sm_active
+        assert m.run.telemetry.sources == ("nvml-gpm", "host") and not m.run.telemetry.notes
+
+
+def test_a_replay_that_ends_too_early_is_a_degraded_window(measured):
+    m = measured[0]
+    source, rows = open_replay(m.run.telemetry), count(1)
+    recording = Recording(
+        [source], m.run.telemetry.interval_s, clock=lambda: m.run.telemetry.time_s[0] + next(rows) / 4
+    )
+    for _ in range(len(m.run.telemetry) + 3):
+        recording.read()
+    again = replace(m.run, telemetry=recording.telemetry(0.0))
+    assert again.telemetry.notes == (
+        f"{source.name} failed after {len(m.run.telemetry)} readings: the record has no more rows",
+    )
+    assert "a sensor was lost" in " ".join(health(again, m.environment).reasons)
