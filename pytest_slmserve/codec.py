@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from pytest_slmserve.records import (
     Environment,
     Measurement,
+    Replica,
     Resolved,
     Run,
     Samples,
@@ -53,6 +54,7 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
         "workload": asdict(measurement.workload),
         "load": asdict(measurement.load),
         "measured_at": measurement.measured_at,
+        **({} if measurement.replica is None else {"replica": asdict(measurement.replica)}),
         "run": {
             "window_us": [_millionths(stamp) for stamp in run.window_s],
             "failures": run.failures,
@@ -145,6 +147,7 @@ def measurement_of(
         run=_run(facts["run"]),
         launch=facts["engine"],
         measured_at=typed(str, facts["measured_at"]),
+        replica=built(Replica, facts["replica"]) if facts.get("replica") else None,
     )
 
 

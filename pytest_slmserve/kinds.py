@@ -9,3 +9,4 @@ Weights = Literal["dummy", "real"]
 Source = Literal["lengths", "sharegpt"]
 Rule = Literal["human-first", "vllm"]
 Starts = Literal["spread", "together"]
+Sharing = Literal["time-slicing", "mps", "mig"]  # how several engines share one device

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.spec import EngineSpec, Load, WorkloadSpec, short_hash
 
 
@@ -202,8 +203,26 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """One engine's part in a run of several on one device.
+
+    group: the same in all records of one run. index, count: which of how many. set: hash of all engines, how they share
+    the device, and of all loads and workloads: what was asked.
+    """
+
+    group: str
+    index: int
+    count: int
+    set: str
+    sharing: Sharing
+    pinned: bool = False
+    thread_percentage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
-    """A run with all that is needed to judge it later, on another machine, by another rule."""
+    """A run with all that is needed to judge it later, on another machine, by another rule. replica: None for an engine
+    that had its device to itself."""
 
     spec: EngineSpec
     resolved: Resolved
@@ -213,10 +232,12 @@ class Measurement:
     run: Run
     launch: str  # one start of one engine
     measured_at: str  # ISO 8601, UTC
+    replica: Replica | None = None
 
     @property
     def key(self) -> str:
-        return measurement_key(self.spec, self.workload.hash, self.load, self.environment)
+        alone = measurement_key(self.spec, self.workload.hash, self.load, self.environment)
+        return short_hash([alone, self.replica.set, self.replica.index]) if self.replica else alone
 
     @property
     def id(self) -> str:

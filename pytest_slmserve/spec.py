@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Rule, Source, Starts, Weights
+from pytest_slmserve.kinds import Backend, Rule, Sharing, Source, Starts, Weights
 
 GIB = 1 << 30
 
@@ -64,6 +64,46 @@ class EngineSpec:
         facts["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
         del facts["python"], facts["gpu"]
         return short_hash(facts)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """Several engines at once on one device, of one model or of several.
+
+    sharing: by time slicing (what a GPU and an operating system do by themselves), under MPS, or each on a MIG instance
+    of its own. pinned: each on its own part of the CPU cores. thread_percentage: of the SMs each may use, under MPS.
+    """
+
+    engines: tuple[EngineSpec, ...]
+    sharing: Sharing = "time-slicing"
+    pinned: bool = False
+    thread_percentage: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.engines) < 1:
+            raise BadUsage("replicas without an engine", "two or more")
+        if self.sharing not in get_args(Sharing):
+            raise BadUsage(f"unknown sharing {self.sharing!r}", f"one of {', '.join(get_args(Sharing))}")
+        if len({(engine.backend, engine.gpu) for engine in self.engines}) > 1:
+            raise BadUsage("replicas share one device, and these are on several", "the same backend and gpu for each")
+        if self.thread_percentage is not None and not (self.sharing == "mps" and 0 < self.thread_percentage <= 100):
+            raise BadUsage(
+                f"a thread percentage of {self.thread_percentage} with {self.sharing}", "1 to 100, and sharing mps"
+            )
+        if self.backend == "cpu" and self.sharing != "time-slicing":
+            raise BadUsage(f"{self.sharing} is a way to share a GPU, and there is none", "time-slicing")
+
+    def __len__(self) -> int:
+        return len(self.engines)
+
+    @property
+    def backend(self) -> Backend:
+        return self.engines[0].backend
+
+    @property
+    def key(self) -> str:
+        """Hash of all that can change a measurement."""
+        return short_hash([[e.key for e in self.engines], self.sharing, self.pinned, self.thread_percentage])
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,11 @@ class Point(Summary):
 
 
 def concurrency_of(measurement: Measurement) -> int | None:
-    """The knob of a sweep, None for a load that has no steady window (a burst, a fixed number of requests)."""
+    """The knob of a sweep, None for a load that has no steady window (a burst, a fixed number of requests), and for an
+    engine that shared its device with others."""
     load = measurement.load
+    if measurement.replica:
+        return None
     return load.concurrency if isinstance(load, ClosedLoop) and load.requests is None else None
 
 
@@ -54,10 +57,10 @@ def series_key(spec: EngineSpec, workload_hash: str, load: ClosedLoop, environme
 
 
 def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """Measurements by the curve they lie on, in the order first met. Loads without a steady window are left out."""
+    """Measurements by the curve they lie on, in the order first met; those that lie on none are left out."""
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
-        if isinstance(m.load, ClosedLoop) and m.load.requests is None:
+        if isinstance(m.load, ClosedLoop) and concurrency_of(m) is not None:
             found.setdefault(series_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
     return found
 

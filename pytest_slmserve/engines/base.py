@@ -25,6 +25,17 @@ def silent(progress: Progress) -> None:
     """The listener of those who do not want to hear."""
 
 
+class Gate(Protocol):
+    """Where engines that are measured at once wait for each other. begins_s: when all of them begin, by the host's
+    monotonic clock."""
+
+    begins_s: float
+
+    def settled(self) -> tuple[float, float]:
+        """This engine's load has settled; waits until all have, and says from when to when the window is. Raises
+        EngineFailed where one of the others will not."""
+
+
 class Engine(Protocol):
     """A started engine. `launch` is unique to this start; `resolved` is what it made of its specification.
 
@@ -36,8 +47,12 @@ class Engine(Protocol):
     resolved: Resolved
     ready: bool
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent) -> Run:
-        """Put `load` on the engine and wait for its end. Raises EngineFailed when the engine dies."""
+    def hand_over(self, workload: Workload) -> None:
+        """Give it the requests, so that the next run of them begins at once. Raises BadUsage where they do not fit."""
+
+    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+        """Put `load` on the engine and wait for its end. gate: others are measured at the same time. Raises
+        EngineFailed when the engine dies."""
 
     def close(self) -> None:
         """Stop it and free its device; may be called twice."""

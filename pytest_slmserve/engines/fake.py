@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_slmserve.engines.base import Tell, check_fits, silent
+from pytest_slmserve.engines.base import Gate, Tell, check_fits, silent
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Telemetry, Workload
@@ -74,14 +74,17 @@ class _Simulation:
 
 
 class FakeEngine:
-    """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s."""
+    """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s.
 
-    def __init__(self, spec: EngineSpec) -> None:
+    speed: of that, what the others on its device leave it.
+    """
+
+    def __init__(self, spec: EngineSpec, speed: float = 1.0) -> None:
         try:
             self.faults = Faults(**dict(spec.extra))
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
-        self.spec = spec
+        self.spec, self.speed = spec, speed
         self.ready = True
         self.launch = uuid.uuid4().hex[:12]
         self.shape = shape_of(spec.model)
@@ -110,14 +113,18 @@ class FakeEngine:
         b_half = (self.shape.weight_bytes() or per_sequence) / per_sequence
         return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent) -> Run:
+    def hand_over(self, workload: Workload) -> None:
         check_fits(self.spec, workload)
+
+    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+        """gate: its own clock needs none, and all that are alike have settled after the same time."""
+        self.hand_over(workload)
         loop = self._loop(workload, load)
         if loop.concurrency >= self.faults.die_at:
             self.ready = False
             raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
         t_inf, b_half = self.law(workload)
-        t_inf *= math.exp(self.random.gauss(0.0, self.faults.noise))
+        t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise))
         state = _Simulation()
         users = loop.users_due()
         for _ in range(MAX_STEPS):

@@ -7,13 +7,14 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from pytest_slmserve.engines.base import Tell, check_fits, silent
+from pytest_slmserve.engines.base import Gate, Tell, check_fits, silent
 from pytest_slmserve.engines.process import Child
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import Shape, hub_name, shape_of
@@ -23,6 +24,7 @@ from pytest_slmserve.spec import GIB, EngineSpec, Load
 WORKER = Path(__file__).parent.parent / "worker" / "worker.py"
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 SILENCE_S = 120.0  # progress comes twice a second
+NOWHERE_ELSE: Mapping[str, str] = MappingProxyType({})
 
 
 def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
@@ -71,14 +73,25 @@ def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str,
 class OfflineEngine:
     """Starts when made; raises EngineFailed with the cause and the end of the log when it cannot."""
 
-    def __init__(self, spec: EngineSpec, *, worker: Path = WORKER) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        worker: Path = WORKER,
+        place: Mapping[str, str] = NOWHERE_ELSE,
+        cores: Collection[int] = (),
+    ) -> None:
+        """place: variables that say where it runs beside others, which change no measurement of an engine alone. cores:
+        the CPU cores that it may use; none: all."""
         self.spec = spec
         self.ready = False
         self.launch = uuid.uuid4().hex[:12]
         self._loaded: str | None = None
         began = time.monotonic()
-        environment = engine_environment(spec, dict(os.environ))
-        self.child = Child([spec.python or sys.executable, "-u", str(worker)], environment)
+        environment = engine_environment(spec, dict(os.environ)) | dict(place)
+        if cores and spec.backend == "cpu":
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
+        self.child = Child([spec.python or sys.executable, "-u", str(worker)], environment, cores=cores)
         try:
             self.child.send(**engine_arguments(spec, model_for(spec, shape_of(spec.model), self.child.folder)))
             ready = self.child.receive(START_S, "starting")
@@ -90,24 +103,28 @@ class OfflineEngine:
         self.resolved = resolved_from(ready, time.monotonic() - began)
         self.ready = True
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent) -> Run:
-        self._hand_over(workload)
-        run = run_from(self.ask(tell, op="run", load=asdict(load)))
+    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+        self.hand_over(workload)
+        at = {"at": gate.begins_s} if gate else {}
+        run = run_from(self.ask(tell, gate, op="run", load=asdict(load), **at))
         if run.first_failure and "EngineDead" in run.first_failure:
             self.ready = False
             raise self.child.failed(f"died while it served ({run.first_failure})")
         return run
 
-    def ask(self, tell: Tell = silent, /, **message: Any) -> dict[str, Any]:
-        """One message there, the next that is not progress back; also for a worker that answers more than ours does."""
+    def ask(self, tell: Tell = silent, gate: Gate | None = None, /, **message: Any) -> dict[str, Any]:
+        """One message there, its answer back; also for a worker that answers more than ours does."""
         self.ready = False
         self.child.send(**message)
-        while (answer := self.child.receive(SILENCE_S, "measuring"))["event"] == "progress":
-            tell(Progress(**known_fields(Progress, answer)))
+        while (answer := self.child.receive(SILENCE_S, "measuring"))["event"] in ("progress", "settled"):
+            if answer["event"] == "progress":
+                tell(Progress(**known_fields(Progress, answer)))
+            elif gate:
+                self.child.send(op="open", window=gate.settled())
         self.ready = True
         return answer
 
-    def _hand_over(self, workload: Workload) -> None:
+    def hand_over(self, workload: Workload) -> None:
         if self._loaded == workload.hash:
             return
         check_fits(self.spec, workload)

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,14 @@ POLL_S = 0.5
 
 
 class Child:
-    """Started with `command + [descriptor, our pid]`; its standard output and error go to a log of its own."""
+    """Started with `command + [descriptor, our pid]`; its standard output and error go to a log of its own.
 
-    def __init__(self, command: Sequence[str], env: dict[str, str], folder: Path | None = None) -> None:
+    cores: those that it and its own children may run on; none: all of ours.
+    """
+
+    def __init__(
+        self, command: Sequence[str], env: dict[str, str], folder: Path | None = None, cores: Collection[int] = ()
+    ) -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self.log = self.folder / "engine.log"
         self.socket, theirs = socket.socketpair()
@@ -39,6 +44,8 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=env,
             )
+        if cores:
+            os.sched_setaffinity(self.process.pid, cores)  # before it has any child, which would keep the others
         self.buffer = bytearray()
         self.keep_log = False
 

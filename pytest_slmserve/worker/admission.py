@@ -15,6 +15,9 @@ class ClosedLoop:
     the window was sent under the full load), "window" for `window_s` or a little more, then "over"; all change at the
     end of a step. With a fixed number of `requests` there is no window: all users start
     at once and it is over when the last request has been sent.
+
+    A loop that is `gated` stays in "settle" until somebody who watches several of them says from when to when the
+    window shall be (`open`), the same for all.
     """
 
     def __init__(
@@ -25,6 +28,7 @@ class ClosedLoop:
         window_s: float = 0.0,
         requests: int | None = None,
         starts: str = "spread",
+        gated: bool = False,
     ) -> None:
         self.concurrency = concurrency
         self.lifetime_steps = max(lifetime_steps, 1.0)
@@ -35,6 +39,8 @@ class ClosedLoop:
         self.started = self.sent = self.steps = self.opened_step = 0
         self.opened_at: float | None = None
         self.closed_at: float | None = None
+        self.gated = gated
+        self.given: tuple[float, float] | None = None
 
     def users_due(self) -> int:
         """How many users to start now; ask at the beginning, then after every step."""
@@ -47,10 +53,27 @@ class ClosedLoop:
         """A step has ended."""
         self.steps += 1
         if self.opened_at is None:
-            if self.steps >= self.settled_steps:
+            if self._may_open(now):
                 self.opened_at, self.opened_step = now, self.steps
-        elif self.closed_at is None and now >= self.opened_at + self.window_s and self._period_ends():
+        elif self.closed_at is None and self._may_close(now):
             self.closed_at = now
+
+    @property
+    def settled(self) -> bool:
+        return self.steps >= self.settled_steps
+
+    def open(self, begin: float, end: float) -> None:
+        """Let a gated loop's window be from one time to another."""
+        self.given = begin, end
+
+    def _may_open(self, now: float) -> bool:
+        return self.settled and (not self.gated or (self.given is not None and now >= self.given[0]))
+
+    def _may_close(self, now: float) -> bool:
+        assert self.opened_at is not None
+        if self.given:
+            return now >= self.given[1]
+        return now >= self.opened_at + self.window_s and self._period_ends()
 
     def _period_ends(self) -> bool:
         periods, rest = divmod(self.steps - self.opened_step, round(self.lifetime_steps + 1))

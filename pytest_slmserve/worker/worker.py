@@ -4,6 +4,7 @@
 
 Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts
 and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`.
+A run that is one of several at once has a time at which it begins, says `settled`, and is told its window by `open`.
 All times are `time.monotonic()`, the clock that vLLM's engine core stamps requests with.
 """
 
@@ -93,7 +94,7 @@ class Server:
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["op"] == "load":
             return self.load(message["prompts"], message["output_tokens"])
-        return await self.run(message["load"])
+        return await self.run(message["load"], message.get("at"))
 
     async def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
         from vllm import AsyncEngineArgs, AsyncLLMEngine
@@ -119,12 +120,14 @@ class Server:
         }
         return {"event": "loaded"}
 
-    async def run(self, load: dict[str, Any]) -> dict[str, Any]:
+    async def run(self, load: dict[str, Any], at: float | None = None) -> dict[str, Any]:
+        """at: when it begins, together with others; None: now, and alone."""
         self.runs += 1
         Trace.rows = []
         gc.collect()
         gc.freeze()  # a collection in the middle of a window would stop the front end for tens of milliseconds
-        run = Run(self, load)
+        run = Run(self, load, gated=at is not None)
+        await asyncio.sleep(max(0.0, (at or 0.0) - time.monotonic()))
         try:
             return await run.result()
         finally:
@@ -135,7 +138,7 @@ class Server:
 class Run:
     """One load: users as tasks, one row per request."""
 
-    def __init__(self, server: Server, load: dict[str, Any]) -> None:
+    def __init__(self, server: Server, load: dict[str, Any], gated: bool = False) -> None:
         self.server = server
         self.rows: list[tuple[Any, ...]] = []
         self.in_flight: set[str] = set()
@@ -149,6 +152,7 @@ class Run:
             load.get("window_s", 0.0),
             load["requests"],
             load.get("starts", "together"),
+            gated,
         )
         self.users: list[asyncio.Task[None]] = []
 
@@ -156,11 +160,14 @@ class Run:
         self.began = self.last_step = self.last_answer = time.monotonic()
         Trace.on_step = self.step
         self.start_users()
-        telling = asyncio.create_task(self.tell())
+        beside = [asyncio.create_task(self.tell())]
+        if self.loop.gated:
+            beside.append(asyncio.create_task(self.wait_for_window()))
         try:
             await self.until_over()
         finally:
-            telling.cancel()
+            for task in beside:
+                task.cancel()
         window = self.loop.window or (self.began, self.last_answer)
         return {
             "event": "done",
@@ -171,6 +178,14 @@ class Run:
             "failures": self.failures,
             "first_failure": self.first_failure,
         }
+
+    async def wait_for_window(self) -> None:
+        """Say that the load has settled, and hear when the window is."""
+        while not self.loop.settled:
+            await asyncio.sleep(0.01)
+        await self.server.say(event="settled")
+        if line := await self.server.reader.readline():  # else the parent is gone, and its guardian ends us
+            self.loop.open(*json.loads(line)["window"])
 
     async def until_over(self) -> None:
         """Wait for the end, cut off what is then in flight, and let every user see that it is over."""

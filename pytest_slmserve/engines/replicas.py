@@ -1,0 +1,224 @@
+"""Several engines at once on one device, started one after the other, loaded and measured at the same time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+from pytest_slmserve.engines.base import Engine, Tell, silent
+from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.models import short_name
+from pytest_slmserve.records import Run, Workload
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
+
+BEGIN_S = 0.5  # from saying when to begin to beginning: all workers have heard of it by then
+OPEN_S = 0.2  # likewise of the window
+SETTLE_S = 600.0  # the slowest replica has settled by then, or something is wrong
+STABLE_READINGS, STABLE_S, STABLE_WITHIN_S = 2, 0.5, 30.0  # of the device's memory, between two starts
+
+
+class StartEngine(Protocol):
+    """place: variables that say where it runs beside others. cores: those that it may use; none: all. share: how many
+    it shares the device with, itself included."""
+
+    def __call__(self, spec: EngineSpec, *, place: Mapping[str, str], cores: Collection[int], share: int) -> Engine: ...
+
+
+class Replicas:
+    """Starts all when made; raises EngineFailed, naming the replica, when one does not start, and stops the others.
+
+    places: variables for each replica, which make it an MPS client or name its MIG instance. check: looks, after a
+    start, whether the replica is where it should be, and raises EngineFailed. memory_used: bytes of the device that are
+    taken, asked until they stand still before the next one starts: vLLM takes what others free or take meanwhile for
+    its own.
+    """
+
+    def __init__(
+        self,
+        spec: ReplicaSpec,
+        start: StartEngine,
+        *,
+        places: Sequence[Mapping[str, str]] = (),
+        check: Callable[[str, Engine], None] = lambda name, engine: None,
+        memory_used: Callable[[], int] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.launch = uuid.uuid4().hex[:12]
+        self.engines: list[Engine] = []
+        self._undo = ExitStack()
+        cores = cores_of_each(len(spec), spec.pinned)
+        try:
+            for index, each in enumerate(spec.engines):
+                place = places[index] if places else {}
+                with self._naming(index):
+                    engine = start(each, place=place, cores=cores[index], share=len(spec))
+                    self.engines.append(engine)
+                    self._undo.callback(engine.close)
+                    check(self.name(index), engine)
+                if memory_used and index + 1 < len(spec):
+                    wait_until_stable(memory_used)
+            self._check_blocks()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.engines) and all(engine.ready for engine in self.engines)
+
+    def name(self, index: int) -> str:
+        return f"replica {index + 1} of {len(self.spec)} ({short_name(self.spec.engines[index].model)})"
+
+    def run(self, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], tell: Tell = silent) -> tuple[Run, ...]:
+        """Put a load on each, all beginning at once; all have one window, which opens when the last has settled.
+
+        Raises EngineFailed, naming the replica, when one dies; the others are stopped then.
+        """
+        if len(workloads) != len(self.engines) or len(loads) != len(self.engines):
+            raise BadUsage(
+                f"{len(self.engines)} replicas, {len(workloads)} workloads, {len(loads)} loads", "one of each"
+            )
+        if any(load.requests is not None for load in loads):
+            raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
+        for index, (engine, workload) in enumerate(zip(self.engines, workloads)):
+            with self._naming(index):
+                engine.hand_over(workload)
+        gate = Together(len(self.engines), max(load.window_s for load in loads))
+        parts = [
+            Part(self.name(i), engine, workload, load, gate, tell if i == 0 else silent)
+            for i, (engine, workload, load) in enumerate(zip(self.engines, workloads, loads))
+        ]
+        try:
+            return _runs(parts, self.close)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop them all; may be called twice."""
+        self._undo.close()
+
+    def _check_blocks(self) -> None:
+        """Replicas of one specification must have got the same KV blocks: else they are not replicas."""
+        for spec in dict.fromkeys(self.spec.engines):
+            blocks = [e.resolved.kv_blocks for e, s in zip(self.engines, self.spec.engines) if s == spec]
+            if len(set(blocks)) > 1:
+                raise EngineFailed(
+                    f"replicas of {short_name(spec.model)} got different numbers of KV blocks: {blocks}",
+                    "a fixed kv_cache_bytes, and nobody else on the device",
+                )
+
+    def _naming(self, index: int) -> _Naming:
+        return _Naming(self.name(index))
+
+
+class _Naming:
+    """An engine's failure says which replica it was."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, EngineFailed):
+            raise named(self.name, error) from error
+
+
+def named(name: str, error: EngineFailed) -> EngineFailed:
+    return EngineFailed(f"{name}: {error.problem}", error.hint)
+
+
+class Stopped(EngineFailed):
+    """A replica that was well, but is not needed without the others."""
+
+
+class Together:
+    """The gate of one run: `begins_s` is soon, and the window opens when `settled` has been said by all."""
+
+    def __init__(self, engines: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.begins_s = clock() + BEGIN_S
+        self._window_s, self._clock = window_s, clock
+        self._window = (0.0, 0.0)
+        self._barrier = threading.Barrier(engines, action=self._open)
+
+    def _open(self) -> None:
+        opens = self._clock() + OPEN_S
+        self._window = opens, opens + self._window_s
+
+    def settled(self) -> tuple[float, float]:
+        try:
+            self._barrier.wait(SETTLE_S)
+        except threading.BrokenBarrierError:
+            raise Stopped("was stopped, for another replica did not come as far") from None
+        return self._window
+
+    def give_up(self) -> None:
+        """Nobody needs to wait any more."""
+        self._barrier.abort()
+
+
+class Part(threading.Thread):
+    """One engine's run, in a thread of its own; `run` or `error` is there when it has ended."""
+
+    def __init__(
+        self, name: str, engine: Engine, workload: Workload, load: ClosedLoop, gate: Together, tell: Tell
+    ) -> None:
+        super().__init__(name=f"slm-{name}", daemon=True)
+        self.called = name
+        self.found: Run | None = None
+        self.error: BaseException | None = None
+        self._arguments = workload, load, tell, gate
+        self._engine, self._gate = engine, gate
+
+    def run(self) -> None:
+        try:
+            self.found = self._engine.run(*self._arguments)
+        except BaseException as error:
+            self.error = error
+            self._gate.give_up()
+
+
+def _runs(parts: Sequence[Part], stop: Callable[[], None]) -> tuple[Run, ...]:
+    """All runs; on the first failure the engines are stopped, which ends the other threads too."""
+    for part in parts:
+        part.start()
+    first: Part | None = None
+    while not first and any(part.is_alive() for part in parts):
+        for part in parts:
+            part.join(0.05)
+        first = _culprit(parts)
+    if first := first or _culprit(parts):
+        stop()
+        for part in parts:
+            part.join()
+        raise named(first.called, first.error) if isinstance(first.error, EngineFailed) else first.error
+    return tuple(part.found for part in parts if part.found)
+
+
+def _culprit(parts: Sequence[Part]) -> Part | None:
+    """The one that failed by itself; its error was there before any other was stopped for it."""
+    return next((part for part in parts if part.error and not isinstance(part.error, Stopped)), None)
+
+
+def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:
+    """Our CPU cores in equal parts, neighbours together; empty ones, for "all", where they are not to be pinned or
+    there are fewer cores than replicas."""
+    ours = sorted(os.sched_getaffinity(0)) if pinned and hasattr(os, "sched_getaffinity") else []
+    each = len(ours) // replicas
+    return [tuple(ours[i * each : (i + 1) * each]) for i in range(replicas)]
+
+
+def wait_until_stable(read: Callable[[], int], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Until as many readings in a row are the same; goes on after a while, for then the engine's own check decides."""
+    readings = [read()]
+    for _ in range(round(STABLE_WITHIN_S / STABLE_S)):
+        sleep(STABLE_S)
+        readings.append(read())
+        if len(set(readings[-STABLE_READINGS:])) == 1:
+            return

@@ -1,0 +1,241 @@
+"""Several engines at once: one start after the other, one beginning, one window, and one end for all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from doors import FAKE, small_workload, stand_in
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import gone, group
+
+from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.engines.replicas import Replicas, Stopped, Together, cores_of_each, wait_until_stable
+from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.spec import ClosedLoop, ReplicaSpec
+
+WORKLOAD = small_workload()
+LOAD = ClosedLoop(4, window_s=0.5)
+
+
+def door(spec, *, place, cores, share):
+    return OfflineEngine(spec, place=place, cores=cores)
+
+
+def imagined(spec, *, place, cores, share):
+    return FakeEngine(spec, speed=1 / share)
+
+
+@contextmanager
+def started(*specs, start=door, **how):
+    replicas = Replicas(ReplicaSpec(specs), start, **how)
+    try:
+        yield replicas
+    finally:
+        replicas.close()
+
+
+def processes_of(replicas):
+    return [engine.child.process.pid for engine in replicas.engines]
+
+
+def measured(replicas, load=LOAD):
+    n = len(replicas.engines)
+    return replicas.run([WORKLOAD] * n, [load] * n)
+
+
+def test_all_have_one_window_and_begin_together():
+    with started(stand_in(), stand_in(), stand_in()) as replicas:
+        runs = measured(replicas)
+        assert replicas.ready and len(runs) == 3
+        windows = [(run.began_s + run.window_s[0], run.began_s + run.window_s[1]) for run in runs]
+        begins = [run.began_s for run in runs]
+    for first, second in pairwise(zip(begins, windows)):
+        assert first[0] == pytest.approx(second[0], abs=0.2)
+        assert first[1] == pytest.approx(second[1], abs=0.1), "cut at each replica's own steps"
+    assert all(closes - opens >= 0.4 for opens, closes in windows)
+    assert not any(run.failures for run in runs)
+
+
+def test_a_second_run_on_the_same_replicas():
+    with started(stand_in(), stand_in()) as replicas:
+        first, second = measured(replicas), measured(replicas, replace(LOAD, concurrency=2))
+        assert [max(run.steps.new_tokens) for run in (*first, *second)] == [4, 4, 2, 2]
+
+
+def test_a_slow_replica_is_waited_for():
+    with started(stand_in(), stand_in(step_s=0.05)) as replicas:
+        fast, slow = measured(replicas)
+    assert fast.began_s + fast.window_s[0] == pytest.approx(slow.began_s + slow.window_s[0], abs=0.15)
+    assert len(fast.steps) > 2 * len(slow.steps)
+
+
+def test_simulated_replicas_share_the_device():
+    with started(FAKE, FAKE, start=imagined) as two, started(FAKE, start=imagined) as one:
+        halves, whole = measured(two), measured(one)
+    for half in halves:
+        assert half.steps.time_s[0] == pytest.approx(2 * whole[0].steps.time_s[0], rel=0.05)
+
+
+def test_places_cores_and_checks_are_of_each(tmp_path):
+    seen = []
+
+    def start(spec, *, place, cores, share):
+        seen.append((dict(place), cores, share))
+        return FakeEngine(spec)
+
+    places = [{"WHERE": "here"}, {"WHERE": "there"}]
+    spec = ReplicaSpec((FAKE, FAKE), pinned=True)
+    Replicas(spec, start, places=places, check=lambda name, engine: seen.append(name)).close()
+    cores = cores_of_each(2, pinned=True)
+    assert seen == [
+        ({"WHERE": "here"}, cores[0], 2), "replica 1 of 2 (opt-tiny)",
+        ({"WHERE": "there"}, cores[1], 2), "replica 2 of 2 (opt-tiny)",
+    ]  # fmt: skip
+
+
+def test_a_pinned_replica_keeps_to_its_cores():
+    ours = sorted(os.sched_getaffinity(0))
+    if len(ours) < 2:
+        pytest.skip("one core")
+    replicas = Replicas(ReplicaSpec((stand_in(), stand_in()), pinned=True), door)
+    try:
+        kept = [os.sched_getaffinity(pid) for pid in processes_of(replicas)]
+    finally:
+        replicas.close()
+    assert kept == [set(part) for part in cores_of_each(2, pinned=True)] and not kept[0] & kept[1]
+
+
+@given(st.integers(1, 9))
+def test_cores_are_in_equal_parts_and_nobody_has_anothers(replicas):
+    parts = cores_of_each(replicas, pinned=True)
+    assert len(parts) == replicas and len({len(part) for part in parts}) == 1
+    assert len({core for part in parts for core in part}) == sum(map(len, parts))
+    assert cores_of_each(replicas, pinned=False) == [()] * replicas
+
+
+# Faults
+
+
+def test_one_that_does_not_start_is_named_and_the_others_are_stopped():
+    made = []
+
+    def start(spec, **how):
+        made.append(door(spec, **how))
+        return made[-1]
+
+    with pytest.raises(EngineFailed, match=r"^replica 2 of 3 \(opt-tiny\): .*did not start: ValueError: max_model_len"):
+        Replicas(ReplicaSpec((stand_in(), stand_in(fault="raise"), stand_in())), start)
+    assert len(made) == 1 and gone(made[0].child.process.pid)
+
+
+def test_one_that_is_not_where_it_should_be_is_named():
+    def check(name, engine):
+        raise EngineFailed(f"{name} is not an MPS client", "look into the log")
+
+    with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\) is not an MPS client"):
+        Replicas(ReplicaSpec((FAKE, FAKE)), imagined, check=check)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_that_is_killed_while_it_serves_is_named_and_nothing_is_left(victim):
+    with started(stand_in(), stand_in()) as replicas:
+        pids = processes_of(replicas)
+        groups = [group(pid) for pid in pids]
+        killer = threading.Timer(1.5, os.kill, (pids[victim], signal.SIGKILL))
+        killer.start()
+        began = time.monotonic()
+        name = rf"^replica {victim + 1} of 2 \(opt-tiny\): the engine ended \(signal SIGKILL\)"
+        with pytest.raises(EngineFailed, match=name):
+            measured(replicas, replace(LOAD, window_s=30.0))
+        killer.join()
+        assert time.monotonic() - began < 15 and not replicas.ready
+        for pid in (*pids, *groups[0], *groups[1]):
+            assert gone(pid)
+        assert not [t for t in threading.enumerate() if t.name.startswith("slm-")]
+
+
+def test_one_that_dies_before_it_has_settled_keeps_nobody_waiting():
+    with started(stand_in(), stand_in(fault="exit", fault_at=3)) as replicas:
+        began = time.monotonic()
+        with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\)"):
+            measured(replicas)
+        assert time.monotonic() - began < 15
+
+
+def test_different_kv_blocks_are_no_replicas():
+    class Odd(FakeEngine):
+        def __init__(self, spec, blocks):
+            super().__init__(spec)
+            self.resolved = replace(self.resolved, kv_blocks=blocks)
+
+    blocks = iter([100, 99])
+    with pytest.raises(EngineFailed, match=r"different numbers of KV blocks: \[100, 99\]"):
+        Replicas(ReplicaSpec((FAKE, FAKE)), lambda spec, **how: Odd(spec, next(blocks)))
+
+
+@pytest.mark.parametrize(
+    ("workloads", "load", "problem"),
+    [(1, LOAD, "2 replicas, 1 workloads, 2 loads"), (2, replace(LOAD, requests=8), "no window to measure")],
+)
+def test_loads_that_are_none_for_replicas(workloads, load, problem):
+    with started(FAKE, FAKE, start=imagined) as replicas, pytest.raises(BadUsage, match=problem):
+        replicas.run([WORKLOAD] * workloads, [load] * 2)
+
+
+def test_the_gate_lets_nobody_wait_for_one_that_gave_up():
+    gate = Together(2, 1.0)
+    threading.Timer(0.1, gate.give_up).start()
+    with pytest.raises(Stopped):
+        gate.settled()
+
+
+# Specifications
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ({"engines": ()}, "without an engine"),
+        ({"sharing": "luck"}, "unknown sharing 'luck'"),
+        ({"thread_percentage": 50}, "a thread percentage of 50 with time-slicing"),
+        ({"thread_percentage": 0, "sharing": "mps"}, "a thread percentage of 0"),
+        ({"engines": (FAKE, replace(FAKE, backend="cpu"))}, "share one device"),
+        ({"engines": (replace(FAKE, backend="cpu"),), "sharing": "mps"}, "a way to share a GPU"),
+    ],
+)
+def test_specifications_that_cannot_be(words, problem):
+    with pytest.raises(BadUsage, match=problem):
+        ReplicaSpec(**{"engines": (FAKE, FAKE), **words})
+
+
+def test_the_key_tells_all_that_matters():
+    pair = ReplicaSpec((FAKE, FAKE))
+    others = [
+        ReplicaSpec((FAKE, FAKE, FAKE)),
+        replace(pair, sharing="mps"),
+        replace(pair, pinned=True),
+        replace(pair, sharing="mps", thread_percentage=50),
+        ReplicaSpec((FAKE, replace(FAKE, seed=1))),
+    ]
+    assert len({spec.key for spec in (pair, *others)}) == 6 and len(pair) == 2
+
+
+# Between two starts
+
+
+def test_memory_is_waited_for_until_it_stands_still():
+    readings, naps = iter([5, 7, 9, 9, 9]), []
+    wait_until_stable(lambda: next(readings), naps.append)
+    assert len(naps) == 3
+    moving = iter(range(1000))
+    wait_until_stable(lambda: next(moving), naps.append)
+    assert len(naps) < 100, "and not for ever"
