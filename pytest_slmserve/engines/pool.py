@@ -1,4 +1,5 @@
-"""The session's engines: one at a time on a device, one start per specification, and a lock on the device."""
+"""The session's engines: one at a time on a device, or one set of replicas; one start per specification; and a lock on
+the device."""
 
 from __future__ import annotations
 
@@ -10,13 +11,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.engines.replicas import Replicas
+from pytest_slmserve.engines.sharing import start_replicas
 from pytest_slmserve.errors import DeviceBusy, EngineFailed
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.spec import EngineSpec, ReplicaSpec
+
+Spec = TypeVar("Spec", EngineSpec, ReplicaSpec)
+Started = TypeVar("Started", Engine, Replicas)
 
 
 def start(spec: EngineSpec) -> Engine:
@@ -84,44 +90,55 @@ def _holder(text: str) -> str:
 
 
 class Pool:
-    """Engines by specification; asking for another on a device stops the one that is there."""
+    """Engines by specification; asking for another on a device stops what is there."""
 
-    def __init__(self, start_engine: Callable[[EngineSpec], Engine] = start) -> None:
-        self._start = start_engine
-        self._engine: Engine | None = None
-        self._failed: tuple[EngineSpec, EngineFailed] | None = None
-        self.starts: list[EngineSpec] = []
+    def __init__(
+        self,
+        start_engine: Callable[[EngineSpec], Engine] = start,
+        start_replicas: Callable[[ReplicaSpec], Replicas] = start_replicas,
+    ) -> None:
+        self._start, self._start_replicas = start_engine, start_replicas
+        self._there: Any = None  # an engine, or replicas
+        self._failed: tuple[EngineSpec | ReplicaSpec, EngineFailed] | None = None
+        self.starts: list[EngineSpec | ReplicaSpec] = []
 
     @property
-    def current(self) -> EngineSpec | None:
-        return self._engine.spec if self._engine else None
+    def current(self) -> EngineSpec | ReplicaSpec | None:
+        return self._there.spec if self._there else None
 
     def engine(self, spec: EngineSpec) -> Engine:
-        """A running engine for `spec`, started if it is not the one that runs, or if that one has failed.
+        """A running engine for `spec`, started if it is not what runs, or if that has failed.
 
         Raises EngineFailed where it does not start; one that did not is not tried again.
         """
-        if self._engine and (self._engine.spec != spec or not self._engine.ready):
-            self.close()
-        if self._engine is None:
-            self._engine = self._started(spec)
-        return self._engine
+        return self._held(self._start, spec)
 
-    def _started(self, spec: EngineSpec) -> Engine:
+    def replicas(self, spec: ReplicaSpec) -> Replicas:
+        """The same for several engines at once."""
+        return self._held(self._start_replicas, spec)
+
+    def _held(self, start: Callable[[Spec], Started], spec: Spec) -> Started:
+        if not self._there or self._there.spec != spec or not self._there.ready:
+            self.close()
+            self._there = self._started(start, spec)
+        held: Started = self._there  # of an equal specification, so of the same kind
+        return held
+
+    def _started(self, start: Callable[[Spec], Started], spec: Spec) -> Started:
         if self._failed and self._failed[0] == spec:
             cause = self._failed[1].problem.partition(" ends with\n")[0]  # the log's end was shown once
             raise EngineFailed(f"not tried again: {cause}", self._failed[1].hint)
         self.starts.append(spec)
         try:
-            return self._start(spec)
+            return start(spec)
         except EngineFailed as error:
             self._failed = spec, error
             raise
 
     def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine:
-            engine.close()
+        there, self._there = self._there, None
+        if there:
+            there.close()
 
     def __enter__(self) -> Pool:
         return self

@@ -33,9 +33,9 @@ class Replicas:
     """Starts all when made; raises EngineFailed, naming the replica, when one does not start, and stops the others.
 
     places: variables for each replica, which make it an MPS client or name its MIG instance. check: looks, after a
-    start, whether the replica is where it should be, and raises EngineFailed. memory_used: bytes of the device that are
-    taken, asked until they stand still before the next one starts: vLLM takes what others free or take meanwhile for
-    its own.
+    start and after each run, whether the replica is where it should be, and raises EngineFailed. memory_used: bytes of
+    the device that are taken, asked until they stand still before the next one starts: vLLM takes what others free or
+    take meanwhile for its own. last: called when all have been stopped.
     """
 
     def __init__(
@@ -46,11 +46,14 @@ class Replicas:
         places: Sequence[Mapping[str, str]] = (),
         check: Callable[[str, Engine], None] = lambda name, engine: None,
         memory_used: Callable[[], int] | None = None,
+        last: Callable[[], None] | None = None,
     ) -> None:
         self.spec = spec
         self.launch = uuid.uuid4().hex[:12]
         self.engines: list[Engine] = []
-        self._undo = ExitStack()
+        self._check, self._undo = check, ExitStack()
+        if last:
+            self._undo.callback(last)
         cores = cores_of_each(len(spec), spec.pinned)
         try:
             for index, each in enumerate(spec.engines):
@@ -94,7 +97,11 @@ class Replicas:
             for i, (engine, workload, load) in enumerate(zip(self.engines, workloads, loads))
         ]
         try:
-            return _runs(parts, self.close)
+            found = _runs(parts, self.close)
+            for index, engine in enumerate(self.engines):
+                with self._naming(index):
+                    self._check(self.name(index), engine)
+            return found
         except BaseException:
             self.close()
             raise
@@ -197,7 +204,10 @@ def _runs(parts: Sequence[Part], stop: Callable[[], None]) -> tuple[Run, ...]:
         stop()
         for part in parts:
             part.join()
-        raise named(first.called, first.error) if isinstance(first.error, EngineFailed) else first.error
+        if isinstance(first.error, EngineFailed):
+            raise named(first.called, first.error)
+        assert first.error
+        raise first.error
     return tuple(part.found for part in parts if part.found)
 
 

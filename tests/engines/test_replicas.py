@@ -182,6 +182,31 @@ def test_different_kv_blocks_are_no_replicas():
         Replicas(ReplicaSpec((FAKE, FAKE)), lambda spec, **how: Odd(spec, next(blocks)))
 
 
+def test_one_that_is_no_longer_where_it_should_be_after_a_run():
+    looks = []
+
+    def check(name, engine):
+        looks.append(name)
+        if len(looks) == 4:
+            raise EngineFailed("the MPS control daemon ended (signal SIGKILL)")
+
+    with started(FAKE, FAKE, start=imagined, check=check) as replicas:
+        with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the MPS control daemon ended"):
+            measured(replicas)
+        assert len(looks) == 4
+
+
+def test_what_is_last_comes_last():
+    order = []
+
+    class Noting(FakeEngine):
+        def close(self):
+            order.append("engine")
+
+    Replicas(ReplicaSpec((FAKE, FAKE)), lambda spec, **how: Noting(spec), last=lambda: order.append("last")).close()
+    assert order == ["engine", "engine", "last"]
+
+
 @pytest.mark.parametrize(
     ("workloads", "load", "problem"),
     [(1, LOAD, "2 replicas, 1 workloads, 2 loads"), (2, replace(LOAD, requests=8), "no window to measure")],

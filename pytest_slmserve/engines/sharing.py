@@ -1,0 +1,100 @@
+"""Starts replicas the way they are to share their device: by time slicing, under MPS, or on MIG instances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+import psutil
+
+from pytest_slmserve.engines import mps
+from pytest_slmserve.engines.base import Engine
+from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.engines.replicas import Replicas, cores_of_each
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.kinds import Sharing
+from pytest_slmserve.spec import EngineSpec, ReplicaSpec
+
+IMAGINED_GAIN: dict[Sharing, float] = {"time-slicing": 1.0, "mps": 1.2, "mig": 1.0}  # of the simulated device
+
+
+def start_replicas(spec: ReplicaSpec, device: str = "none", memory_used: Callable[[], int] | None = None) -> Replicas:
+    """Start them on the device of that UUID ("cpu" and "none" are none). memory_used: bytes taken of its memory.
+
+    Raises BadUsage where they cannot share it so (`cannot_share` says it beforehand), EngineFailed where one of them
+    does not start, or is not where it should be.
+    """
+    if why := cannot_share(spec, device):
+        raise BadUsage(why, "another way of sharing: time-slicing")
+    start = partial(_start, sharing=spec.sharing)
+    if spec.backend == "fake" or spec.sharing == "time-slicing":
+        return Replicas(spec, start, memory_used=memory_used)
+    if spec.sharing == "mig":
+        places = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in mig_instances(device)]
+        return Replicas(spec, start, places=places)
+    daemon = mps.MpsDaemon(mps.Mps(device, spec.thread_percentage))
+    try:
+        return Replicas(
+            spec,
+            start,
+            places=[daemon.environment] * len(spec),
+            check=lambda name, engine: daemon.verify(name, processes(engine)),
+            memory_used=memory_used,
+            last=daemon.close,
+        )
+    except BaseException:
+        daemon.close()
+        raise
+
+
+def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
+    """Why these replicas cannot share the device in this way, in one sentence; None where nothing speaks against it."""
+    if spec.backend == "cpu" and not all(cores_of_each(len(spec), pinned=True)):
+        return f"{len(spec)} engines of vLLM's CPU backend need a core each"
+    if spec.backend == "fake" or spec.sharing == "time-slicing":
+        return None
+    if spec.sharing == "mps":
+        return mps.unable(device)
+    there = len(mig_instances(device))
+    return f"{there} MIG instances are there for {len(spec)} replicas; none is made here" if there < len(spec) else None
+
+
+def mig_instances(device: str) -> list[str]:
+    """UUIDs of the MIG instances of a GPU, as NVML lists them; none where MIG is off, or there is no NVML."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(device)
+        if not pynvml.nvmlDeviceGetMigMode(gpu)[0]:
+            return []
+        found = []
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+            try:
+                instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+            except pynvml.NVMLError_NotFound:
+                continue  # instances may have gaps between them
+            found.append(str(pynvml.nvmlDeviceGetUUID(instance)))
+        return found
+    except pynvml.NVMLError:
+        return []
+
+
+def processes(engine: Engine) -> set[int]:
+    """Ids of an engine's own processes; none of a simulated one."""
+    if not isinstance(engine, OfflineEngine):
+        return set()
+    try:
+        worker = psutil.Process(engine.child.process.pid)
+        return {worker.pid, *(child.pid for child in worker.children(recursive=True))}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def _start(
+    spec: EngineSpec, *, place: Mapping[str, str], cores: Collection[int], share: int, sharing: Sharing
+) -> Engine:
+    if spec.backend == "fake":
+        return FakeEngine(spec, speed=IMAGINED_GAIN[sharing] / share)
+    return OfflineEngine(spec, place=place, cores=cores)

@@ -1,0 +1,336 @@
+"""A private MPS daemon: what clients are told, who is one, how it ends, and that nothing of it is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from engines.fake_mps import CONTROL, SERVER, install
+from processes import alive, gone, until
+from telemetry.fake_nvml import UUID, FakeNvml, installed
+
+from pytest_slmserve.engines import mps
+from pytest_slmserve.engines.mps import Card, Mps, MpsDaemon, card, unable
+from pytest_slmserve.errors import BadUsage, EngineFailed
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MPS runs on Linux only")
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The folder of the programs, first on the PATH; whatever of them lives is killed at the end."""
+    folder = install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(mps, "DRIVER_FOLDER", "/nowhere")
+    yield folder
+    for pid in of(folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def daemon(told):
+    with MpsDaemon(Mps(UUID)) as daemon:
+        yield daemon
+
+
+def of(folder: Path, name: str = "") -> list[int]:
+    """Living processes of the programs in `folder`; without a name also their guardians, who have it on their PATH."""
+    return [
+        pid
+        for pid, _, words in alive()
+        if any(str(folder / name) in word for word in words)
+        or (not name and str(folder) in environment_of(pid).get("PATH", ""))
+    ]
+
+
+def clients(told: Path, *pids: int) -> None:
+    (told / "clients").write_text("".join(f"{pid}\n" for pid in pids), "utf-8")
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Nothing where the process has just ended."""
+    with suppress(OSError):
+        entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    return {}
+
+
+def nothing_left(told: Path, daemon: MpsDaemon) -> bool:
+    until(lambda: not of(told), 10, "all processes have ended")
+    return not daemon.pipe.parent.exists()
+
+
+def test_clients_are_told_where_it_is_and_which_gpu_it_has(daemon):
+    assert daemon.environment == {
+        "CUDA_MPS_PIPE_DIRECTORY": str(daemon.pipe),
+        "CUDA_MPS_LOG_DIRECTORY": str(daemon.logs),
+        "CUDA_VISIBLE_DEVICES": UUID,
+    }
+
+
+def test_a_share_of_the_sms_is_the_clients_matter(told, monkeypatch):
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with MpsDaemon(Mps(UUID, active_thread_percentage=60)) as daemon:
+        own = environment_of(daemon.process.pid)
+        assert daemon.environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "60"
+    assert own["CUDA_VISIBLE_DEVICES"] == UUID
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in own
+
+
+@pytest.mark.parametrize("share", [0, 101, -5])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(BadUsage, match=f"percentage of {share}"):
+        Mps(UUID, share)
+
+
+def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatch, tmp_path):
+    monkeypatch.setattr(mps.tempfile, "tempdir", str(tmp_path / ("long" * 20)))
+    with MpsDaemon(Mps(UUID)) as daemon:
+        assert daemon.pipe.parent.stat().st_mode & 0o777 == 0o700
+        assert len(str(daemon.pipe / "control_privileged")) < 108
+
+
+def test_a_folder_that_is_short_enough_is_the_systems(monkeypatch):
+    monkeypatch.setattr(mps.tempfile, "tempdir", "/var/tmp")
+    assert mps._short_folder() == "/var/tmp"
+    monkeypatch.setattr(mps.tempfile, "tempdir", "/" + "x" * (107 - mps.LONGEST - 1))
+    assert mps._short_folder() != "/tmp"
+    monkeypatch.setattr(mps.tempfile, "tempdir", "/" + "x" * (107 - mps.LONGEST))
+    assert mps._short_folder() == "/tmp"
+
+
+def test_there_is_no_client_before_the_first_one(daemon, told):
+    assert daemon.clients() == set()
+    assert of(told, SERVER) == []
+    clients(told, 11, 12)
+    assert daemon.clients() == {11, 12}
+    assert len(of(told, SERVER)) == 1
+
+
+def test_a_replica_with_a_process_among_the_clients_is_attached(daemon, told):
+    clients(told, 11, 12)
+    daemon.verify("replica 1", {7, 11})
+    daemon.verify("replica 2", [12])
+
+
+@pytest.mark.parametrize(("pids", "listed"), [((8, 7), "7, 8"), ((), "none")])
+def test_a_replica_that_is_no_client_is_a_failure_that_names_it(daemon, told, pids, listed):
+    clients(told, 11)
+    with pytest.raises(EngineFailed, match="replica 2 of 2, which silently runs without MPS") as caught:
+        daemon.verify("replica 2 of 2", pids)
+    assert f"of its processes ({listed}) none is among the clients (11)" in caught.value.problem
+    assert str(daemon.logs) in caught.value.problem and "heard get_client_list" in caught.value.problem
+    assert "CUDA_MPS_PIPE_DIRECTORY" in caught.value.hint
+
+
+def test_nobody_is_attached_where_nobody_came(daemon):
+    with pytest.raises(EngineFailed, match="among the clients .none."):
+        daemon.verify("replica 1", {os.getpid()})
+
+
+def test_a_daemon_that_was_killed_is_noticed(daemon, told):
+    clients(told, 11)
+    daemon.verify("replica 1", {11})
+    daemon.check()
+    assert daemon.alive()
+    os.kill(daemon.process.pid, signal.SIGKILL)
+    until(lambda: not daemon.alive(), 10, "it has ended")
+    for look in (daemon.check, lambda: daemon.verify("replica 1", {11})):
+        with pytest.raises(EngineFailed, match="ended .signal SIGKILL.(.|\n)*control.log(.|\n)*Starting new server"):
+            look()
+    assert of(told, SERVER)
+    daemon.close()
+    assert nothing_left(told, daemon)
+
+
+def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(told, folders):
+    (told / "fail").write_text("no driver for this", "utf-8")
+    with pytest.raises(EngineFailed, match="ended .exit status 1.(.|\n)*daemon.log(.|\n)*no driver for this"):
+        MpsDaemon(Mps(UUID))
+    until(lambda: not of(told), 10, "all processes have ended")
+    assert folders() == []
+
+
+@pytest.fixture
+def folders(tmp_path_factory, monkeypatch):
+    """What lies in the system's folder for temporary files, an empty one."""
+    folder = Path(mps.tempfile.mkdtemp(prefix="slm-test-", dir="/tmp"))
+    monkeypatch.setattr(mps.tempfile, "tempdir", str(folder))
+    yield lambda: list(folder.iterdir())
+    folder.rmdir()
+
+
+def test_one_that_never_answers_is_given_up(told, folders, monkeypatch):
+    (told / "mute").touch()
+    monkeypatch.setattr(mps, "START_S", 1.0)
+    began = time.monotonic()
+    with pytest.raises(EngineFailed, match="does not answer 1 s after its start(.|\n)*using socket"):
+        MpsDaemon(Mps(UUID))
+    assert time.monotonic() - began < 15
+    until(lambda: not of(told), 10, "all processes have ended")
+    assert folders() == []
+
+
+def test_a_start_that_is_broken_off_leaves_nothing(told, folders, monkeypatch):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MpsDaemon, "_answers", stop)
+    with pytest.raises(KeyboardInterrupt):
+        MpsDaemon(Mps(UUID))
+    until(lambda: not of(told), 10, "all processes have ended")
+    assert folders() == []
+
+
+def test_closing_it_leaves_nothing_and_may_be_done_twice(told):
+    clients(told, 11)
+    daemon = MpsDaemon(Mps(UUID))
+    daemon.clients()
+    process = daemon.process
+    assert len(of(told)) == 3  # itself, its server and its guardian
+    daemon.close()
+    assert process.returncode == 0  # it was asked to, not killed
+    assert nothing_left(told, daemon)
+    daemon.close()
+    assert not daemon.alive()
+    with pytest.raises(EngineFailed, match="it was closed"):
+        daemon.check()
+
+
+def test_a_hanging_control_program_is_waited_for_in_vain_but_not_long(daemon, told, monkeypatch):
+    monkeypatch.setattr(mps, "ASK_S", 0.5)
+    (told / "deaf").touch()
+    began = time.monotonic()
+    with pytest.raises(EngineFailed, match="did not answer to get_server_list within 0.5 s"):
+        daemon.clients()
+    monkeypatch.setattr(mps, "END_S", 0.5)
+    daemon.close()
+    assert time.monotonic() - began < 15
+    assert nothing_left(told, daemon)
+
+
+def test_one_that_will_not_leave_is_killed_with_its_servers(told, monkeypatch):
+    for name in ("stubborn", "stray"):
+        (told / name).touch()
+    clients(told, 11)
+    daemon = MpsDaemon(Mps(UUID))
+    daemon.clients()
+    (server,) = of(told, SERVER)
+    assert os.getpgid(server) != daemon.process.pid
+    monkeypatch.setattr(mps, "END_S", 0.5)
+    process = daemon.process
+    daemon.close()
+    assert process.returncode == -signal.SIGKILL
+    assert nothing_left(told, daemon)
+
+
+def test_servers_that_left_the_group_do_not_outlive_a_killed_daemon(told):
+    (told / "stray").touch()
+    clients(told, 11)
+    with MpsDaemon(Mps(UUID)) as daemon:
+        daemon.clients()
+        os.kill(daemon.process.pid, signal.SIGKILL)
+    assert nothing_left(told, daemon)
+
+
+def test_somebody_elses_daemon_is_left_alone(told, tmp_path, monkeypatch):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    monkeypatch.chdir(theirs)  # so that the path of their socket is short
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", ".")
+    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", ".")
+    other = subprocess.Popen([told / CONTROL, "-f"])
+    try:
+        until((theirs / f"{CONTROL}.pid").exists, 10, "their daemon is there")
+        with MpsDaemon(Mps(UUID)) as daemon:
+            assert daemon.clients() == set()
+        assert not daemon.pipe.exists()
+        assert other.poll() is None
+        assert "heard" not in (theirs / "control.log").read_text("utf-8")
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_logs_are_kept_where_a_folder_is_given(told, tmp_path):
+    with MpsDaemon(Mps(UUID, logs=tmp_path / "deep" / "logs")) as daemon:
+        assert daemon.environment["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path / "deep" / "logs")
+    assert "heard quit" in (tmp_path / "deep" / "logs" / "control.log").read_text("utf-8")
+
+
+def test_it_ends_with_the_process_that_started_it_however_that_ends(told, tmp_path):
+    clients(told, 11)
+    code = f"""
+        import time
+        from pytest_slmserve.engines.mps import Mps, MpsDaemon
+        daemon = MpsDaemon(Mps({UUID!r}))
+        daemon.clients()
+        print(daemon.process.pid, daemon.pipe.parent, flush=True)
+        time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True) as owner:
+        pid, folder = owner.stdout.readline().split()
+        assert of(told, SERVER)
+        owner.kill()
+    assert gone(int(pid))
+    until(lambda: not of(told), 10, "all processes have ended")
+    mps.shutil.rmtree(folder)  # the only thing that is left, in the system's folder for temporary files
+
+
+def test_without_the_program_it_is_bad_usage_and_a_reason_to_skip(monkeypatch, tmp_path):
+    monkeypatch.setattr(mps, "DRIVER_FOLDER", "/nowhere")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BadUsage, match=f"{CONTROL} is not on the PATH"):
+        MpsDaemon(Mps(UUID))
+    assert unable(UUID) == f"{CONTROL}, which comes with NVIDIA's driver, is not on the PATH"
+
+
+def test_the_program_may_lie_where_containers_have_it(told, monkeypatch):
+    monkeypatch.setattr(mps, "DRIVER_FOLDER", str(told))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert mps.program() == str(told / CONTROL)
+    with MpsDaemon(Mps(UUID)) as daemon:
+        assert environment_of(daemon.process.pid)["PATH"] == f"{told}:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (Card(UUID, mig=False, mode=0), None),
+        (Card(UUID, mig=False, mode=3), None),
+        (Card(UUID, mig=True, mode=0), "MIG mode"),
+        (Card(UUID, mig=False, mode=2), "prohibited"),
+    ],
+)
+def test_the_card_decides(told, found, reason):
+    answer = unable(UUID, lambda gpu: found)
+    assert answer is None if reason is None else reason in answer
+
+
+def test_other_reasons(told, monkeypatch):
+    assert "a part of a GPU" in unable("MIG-7")
+    with installed(), pytest.raises(BadUsage, match="no GPU one here"):
+        card("one")
+    monkeypatch.setattr(mps.platform, "system", lambda: "Darwin")
+    assert unable(UUID) == "MPS runs on Linux, and this is Darwin"
+
+
+class Gpu(FakeNvml):
+    def nvmlDeviceGetComputeMode(self, device, mode):  # noqa: N802 - NVML's name
+        mode._obj.value = 2
+
+
+def test_the_card_is_asked_through_pynvml(told):
+    with installed(Gpu()):
+        assert card(UUID) == card(0) == card("0") == Card(UUID, mig=False, mode=2)
+        assert unable(0) == "GPU 0 is in compute mode prohibited: nothing may run on it"
+        assert unable("GPU-of-nobody").startswith("no GPU GPU-of-nobody here: NVML says")
+        with MpsDaemon(Mps(0)) as daemon:
+            assert daemon.environment["CUDA_VISIBLE_DEVICES"] == UUID
