@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import series_key
+from pytest_slmserve.analysis.table1 import PUBLISHED
+from pytest_slmserve.engines.sharing import cannot_share
 from pytest_slmserve.environment import Host, probe
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Starts
+from pytest_slmserve.kinds import Backend, Sharing, Starts, Weights
 from pytest_slmserve.models import hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, load_of, plan_sweep, workload_spec
 from pytest_slmserve.records import Environment, Workload, measurement_key
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec
 from pytest_slmserve.workload.build import build_workload
 from pytest_slmserve.workload.tokens import hub_tokenizer
 
@@ -85,13 +88,36 @@ class Agenda:
             spec = replace(spec, prompt_tokens=variant.lengths[0], output_tokens=variant.lengths[1])
         name = f"{shape.name if self.options.dataset else shape.vocabulary} {variant.lengths}"
         if name not in self._workloads:
-            real = self.options.weights == "real" and spec.source == "sharegpt"
-            tokenizer = hub_tokenizer(hub_name(model)) if real else None
-            self._workloads[name] = build_workload(spec, shape, tokenizer=tokenizer)
+            self._workloads[name] = requests_for(spec, model, self.options.weights)
         return self._workloads[name]
 
     def spec(self, model: str) -> EngineSpec:
         return engine_spec(self.options, self.backend, model, self.host.environment)
+
+    def replicas(
+        self, models: Sequence[str], sharing: Sharing, pinned: bool | None = None, thread_percentage: int | None = None
+    ) -> ReplicaSpec:
+        """An engine for each of `models`; their shares of the memory add up to that of one engine. Raises BadUsage
+        where one of them has no room for a KV cache."""
+        options = replace(self.options, memory_share=self.options.memory_share / len(models))
+        engines = [engine_spec(options, self.backend, model, self.host.environment) for model in models]
+        own_cores = self.options.pin_cores if pinned is None else pinned
+        # vLLM's CPU backend binds its threads to cores, where they spin: two engines on the same ones come to no step.
+        return ReplicaSpec(tuple(engines), sharing, own_cores or self.backend == "cpu", thread_percentage)
+
+    def unshareable(self, models: Sequence[str], sharing: Sharing, concurrency: int) -> str | None:
+        """Why engines of `models` cannot serve that many requests in all on this device; None if they can."""
+        try:
+            spec = self.replicas(models, sharing)
+        except BadUsage as error:
+            return error.problem
+        if concurrency % len(models):
+            return f"{concurrency} requests in flight cannot be divided evenly among {len(models)} replicas"
+        each, longest = concurrency // len(models), [self.workload(model).longest for model in models]
+        for engine, tokens in zip(spec.engines, longest):
+            if (capacity := kv_capacity(engine, tokens)) is not None and capacity < each:
+                return f"the KV cache of a replica holds {capacity} requests of {tokens} tokens"
+        return cannot_share(spec, self.host.device)
 
     def sweep(self, model: str) -> Sweep:
         if model not in self.sweeps:
@@ -119,3 +145,16 @@ class Agenda:
 
     def key(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> str:
         return measurement_key(spec, workload.hash, load, self.environment(spec))
+
+
+def requests_for(spec: WorkloadSpec, model: str, weights: Weights) -> Workload:
+    """The requests of `spec` for a model; real weights understand the text of conversations by their own tokenizer."""
+    real = weights == "real" and spec.source == "sharegpt"
+    return build_workload(spec, shape_of(model), tokenizer=hub_tokenizer(hub_name(model)) if real else None)
+
+
+def replica_load(model: str) -> int:
+    """Requests in flight in all replicas of a model: 3, 6, 12 ..., which two, three and four of them divide, up to the
+    paper's largest batch of the model (arXiv:2404.03353, table 1), or to 96."""
+    largest = PUBLISHED.get(short_name(model), 96)
+    return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))

@@ -100,6 +100,17 @@ def first_gpu() -> Gpu:
         raise BadUsage(f"no GPU here: NVML says {error}", "--slm-cpu, or a host with an NVIDIA driver") from None
 
 
+def memory_used(uuid: str) -> int:
+    """Bytes of a GPU's memory that are taken, by anybody. Raises BadUsage where NVML does not say."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).used)
+    except pynvml.NVMLError as error:
+        raise BadUsage(f"NVML does not say how much memory of {uuid} is taken: {error}", "nvidia-smi") from None
+
+
 def _visible_handle(pynvml: Any) -> Any:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     first = visible.split(",")[0].strip() if visible is not None else "0"

@@ -9,17 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.items import CLOCK, SESSION, load_for, point_id, spec_from_marker, variant_asked_for
+from pytest_slmserve.items import (
+    CLOCK,
+    SESSION,
+    is_named_point,
+    load_for,
+    point_id,
+    spec_from_marker,
+    variant_asked_for,
+)
 
 if TYPE_CHECKING:
     from pytest_slmserve.agenda import Variant
+    from pytest_slmserve.analysis.advisor import Advice
     from pytest_slmserve.analysis.curve import Curve
     from pytest_slmserve.analysis.points import Point
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
+    from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.records import Measurement, Workload
     from pytest_slmserve.session import Session
+    from pytest_slmserve.shared_engines import ReplicaPoint, SharedEngines
     from pytest_slmserve.spec import ClosedLoop, EngineSpec
+    from pytest_slmserve.sweeping import AdaptiveSweeps
     from pytest_slmserve.watched import Watched
 
     Watching = Callable[[], AbstractContextManager[Watched]]
@@ -89,36 +101,107 @@ def slm_sweep(
     return sweep
 
 
+@pytest.fixture
+def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
+    """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
+    `model`. Measures nothing: where fewer than two loads are known, the test is undecided."""
+
+    def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
+        from pytest_slmserve.advising import advice_of
+
+        return advice_of(slm_session, model or slm_spec.model, slo_itl, efficiency)
+
+    return advise
+
+
 @dataclass(frozen=True, repr=False)
 class PlannedPoint:
-    """One point of a planned sweep, or one that a marker names."""
+    """One point of a planned sweep, or one that a marker names. adaptive: those sweeps, where this is a part of one."""
 
     session: Session
     model: str
     load: ClosedLoop
     variant: Variant
     carry: Carry
+    adaptive: AdaptiveSweeps | None = None
 
     def measure(self) -> Verdict:
-        """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted."""
+        """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted. The test
+        is skipped where an adaptive sweep does not need this point."""
         from pytest_slmserve.analysis.validity import trustworthy
 
         spec, workload = self.session.agenda.spec(self.model), self.session.agenda.workload(self.model, self.variant)
-        repeats = self.session.options.repeats
+        repeats = self._repeats()
         found = self.session.measure(spec, workload, self.load, repeats)
         self.carry(found)
         return trustworthy(repr(self), found, repeats)
+
+    def _repeats(self) -> int:
+        if self.adaptive is None:
+            return self.session.options.repeats
+        wanted = self.adaptive.repeats(self.model, self.load.concurrency)
+        if wanted is None:
+            pytest.skip(self.adaptive.why_not(self.model, self.load.concurrency))
+        return wanted
 
     def __repr__(self) -> str:
         return point_id(self.model, self.load)
 
 
+@pytest.fixture(scope="session")
+def slm_adaptive(slm_session: Session) -> AdaptiveSweeps | None:
+    """The adaptive sweeps of this run, None where every planned load is measured."""
+    if slm_session.options.sweep == "full":
+        return None
+    from pytest_slmserve.sweeping import AdaptiveSweeps
+
+    return AdaptiveSweeps(slm_session)
+
+
 @pytest.fixture
-def slm_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedPoint:
+def slm_point(
+    request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry, slm_adaptive: AdaptiveSweeps | None
+) -> PlannedPoint:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
     model, load = request.param
-    return PlannedPoint(slm_session, model, load, variant_asked_for(request.node), slm_carrier)
+    adaptive = None if is_named_point(request.node) else slm_adaptive
+    return PlannedPoint(slm_session, model, load, variant_asked_for(request.node), slm_carrier, adaptive)
+
+
+@pytest.fixture
+def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
+    """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device; `models=[...]` gives
+    one engine of each. The test is skipped, with the reason, where this device cannot be shared so."""
+
+    def of(
+        n: int = 2,
+        *,
+        sharing: Sharing = "time-slicing",
+        model: str | None = None,
+        models: Sequence[str] | None = None,
+        pinned: bool | None = None,
+        thread_percentage: int | None = None,
+    ) -> SharedEngines:
+        from pytest_slmserve.engines.sharing import cannot_share
+        from pytest_slmserve.shared_engines import SharedEngines
+
+        agenda = slm_session.agenda
+        spec = agenda.replicas(models or [model or agenda.models[0]] * n, sharing, pinned, thread_percentage)
+        if why := cannot_share(spec, agenda.host.device):
+            pytest.skip(why)
+        return SharedEngines(slm_session, spec)
+
+    return of
+
+
+@pytest.fixture
+def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> ReplicaPoint:
+    """One engine alone, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
+    options."""
+    from pytest_slmserve.shared_engines import ReplicaPoint
+
+    return ReplicaPoint(slm_session, request.param)
 
 
 @pytest.fixture

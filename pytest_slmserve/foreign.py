@@ -168,22 +168,27 @@ def _shown(cell: object) -> str:
 # Choosing rows
 
 
-def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
+def matching(rows: Sequence[Row], conditions: Sequence[str], option: str = "--where") -> list[Row]:
     """Rows with all of NAME=VALUE; equal as text, whatever the case, or as numbers. Raises BadUsage where no row is
-    left."""
-    pairs = [_condition(text) for text in conditions]
+    left, naming the option."""
+    pairs = [condition(text, option) for text in conditions]
     check_columns(rows, [name for name, _ in pairs])
-    left = [row for row in rows if all(_same(row.cells.get(name), value) for name, value in pairs)]
+    left = [row for row in rows if holds(row, pairs)]
     if not left:
-        tried = " ".join(f"--where {text}" for text in conditions)
+        tried = " ".join(f"{option} {text}" for text in conditions)
         raise BadUsage(f"no row is left after {tried}" if tried else "there are no rows", _values(rows, pairs))
     return left
 
 
-def _condition(text: str) -> tuple[str, str]:
+def holds(row: Row, pairs: Sequence[tuple[str, str]]) -> bool:
+    return all(_same(row.cells.get(name), value) for name, value in pairs)
+
+
+def condition(text: str, option: str = "--where") -> tuple[str, str]:
+    """Name and value. Raises BadUsage."""
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise BadUsage(f"--where {text}: there is no condition in it", "--where NAME=VALUE")
+        raise BadUsage(f"{option} {text}: there is no condition in it", f"{option} NAME=VALUE")
     return name.strip(), value.strip()
 
 
@@ -206,25 +211,48 @@ def _values(rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def mixtures(rows: Sequence[Row]) -> list[str]:
-    """One sentence for each column of words in which rows differ that are taken as one curve.
+    """One sentence for each column of words in which rows differ that are taken as one curve."""
+    return [
+        f"rows of different {name} ({some(kinds)}) are taken as one curve; --where {name}=... chooses"
+        for name, kinds in words(rows).items()
+    ]
 
-    Numbers may be measurements, and where no two rows agree it is a name or a date: neither is said to be mixed.
+
+def words(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Columns of words in which rows differ, and these words; an empty cell is one where others are words.
+
+    Numbers may be measurements, and where no two rows agree it is a name or a date: neither is among them.
     """
-    found = []
+    found = {}
     for name in dict.fromkeys(name for row in rows for name in row.cells):
-        seen = [row.cells.get(name) for row in rows]
-        kinds = list(dict.fromkeys(str(cell) for cell in seen if isinstance(cell, (str, bool))))
-        if 1 < len(kinds) < len(rows) and not any(_numeric(kind) for kind in kinds):
-            some = f"{', '.join(kinds[:4])}{', ...' if len(kinds) > 4 else ''}"
-            found.append(f"rows of different {name} ({some}) are taken as one curve; --where {name}=... chooses")
+        kinds = list(dict.fromkeys(text_of(row, name) for row in rows))
+        plain = not any(isinstance(row.cells.get(name), (list, dict)) for row in rows)
+        shared = len(kinds) > 1 and (len(kinds) < len(rows) or yes_or_no(kinds))
+        if plain and shared and not any(_numeric(kind) for kind in kinds):
+            found[name] = kinds
     return found
+
+
+def yes_or_no(kinds: Sequence[str]) -> bool:
+    """Is it a switch, and no name?"""
+    return {kind.casefold() for kind in kinds} <= {"true", "false"}
+
+
+def text_of(row: Row, name: str) -> str:
+    """What stands in the cell; nothing where there is none."""
+    cell = row.cells.get(name)
+    return "" if cell is None else str(cell).strip()
+
+
+def some(kinds: Sequence[str]) -> str:
+    return f"{', '.join(kind or 'empty' for kind in kinds[:4])}{', ...' if len(kinds) > 4 else ''}"
 
 
 def _numeric(text: str) -> bool:
     try:
         float(text)
     except ValueError:
-        return text == ""
+        return False
     return True
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
 if TYPE_CHECKING:
     from pytest_slmserve.agenda import Variant
+    from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.records import Progress
     from pytest_slmserve.session import Session
-    from pytest_slmserve.spec import ClosedLoop, EngineSpec
+    from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 
     MarkedPoint = tuple[str, ClosedLoop, list[pytest.MarkDecorator]]
 
@@ -80,6 +81,12 @@ def named_points(session: Session, words: Mapping[str, Any]) -> list[MarkedPoint
     return found
 
 
+def is_named_point(item: Any) -> bool:
+    """Does its marker name the points, that the options would plan otherwise?"""
+    marker = item.get_closest_marker("slm")
+    return bool(marker and "points" in marker.kwargs)
+
+
 def variant_asked_for(item: Any) -> Variant:
     """The requests and the starts that an item's marker asks for."""
     marker = item.get_closest_marker("slm")
@@ -90,6 +97,44 @@ def variant_of(words: Mapping[str, Any]) -> Variant:
     from pytest_slmserve.agenda import Variant
 
     return Variant(words.get("lengths"), words.get("starts"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """So many engines of a model on the device, and the requests in flight in all; one is an engine alone."""
+
+    model: str
+    count: int
+    sharing: Sharing
+    concurrency: int
+
+    def __str__(self) -> str:
+        from pytest_slmserve.models import short_name
+
+        how = f"-{self.sharing}" if self.count > 1 else ""
+        return f"{short_name(self.model)}-{self.concurrency}-x{self.count}{how}"
+
+
+def replica_parameters(session: Session) -> list[Any]:
+    """For each model of the run one engine alone, then the numbers of replicas by each way of sharing; those that this
+    device cannot have are skipped."""
+    from pytest_slmserve.agenda import replica_load
+
+    options, plans = session.options, []
+    for model in session.agenda.models:
+        load = replica_load(model)
+        plans += [ReplicaPlan(model, 1, "time-slicing", load)]
+        plans += [ReplicaPlan(model, n, how, load) for how in options.sharing for n in options.replicas if n > 1]
+    return [pytest.param(plan, id=str(plan), marks=_unless_shareable(session, plan)) for plan in plans] or [NONE_THERE]
+
+
+def _unless_shareable(session: Session, plan: ReplicaPlan) -> list[pytest.MarkDecorator]:
+    alone = plan.count == 1
+    if alone:
+        why = session.agenda.overload(plan.model, session.agenda.load(plan.concurrency))
+    else:
+        why = session.agenda.unshareable([plan.model] * plan.count, plan.sharing, plan.concurrency)
+    return [pytest.mark.skip(reason=why)] if why else []
 
 
 def benchmark(model: str) -> pytest.MarkDecorator:
@@ -122,19 +167,37 @@ def load_for(session: Session, spec: EngineSpec, concurrency: int, variant: Vari
     return load_of(session.options, spec.backend, concurrency, variant.starts)
 
 
-def engine_of(session: Session, item: Any) -> EngineSpec | None:
+def replica_engine(session: Session, plan: ReplicaPlan) -> EngineSpec | ReplicaSpec:
+    if plan.count == 1:
+        return session.agenda.spec(plan.model)
+    return session.agenda.replicas([plan.model] * plan.count, plan.sharing)
+
+
+def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
     here, and where it is skipped. Raises BadUsage for an impossible marker."""
     marker = item.get_closest_marker("slm")
     words = dict(marker.kwargs) if marker else {}
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    parametrised = bool(parameters.keys() & {"slm_point", "slm_model"})
+    parametrised = bool(parameters.keys() & {"slm_point", "slm_model", "slm_replica_point"})
     check_words(words, parametrised)
     if is_skipped(item):
         return None
+    if plan := parameters.get("slm_replica_point"):
+        return replica_engine(session, plan)
     if model := parameters.get("slm_model"):
         return session.agenda.spec(model) if session.agenda.swept(model) else None
     return session.agenda.spec(parameters["slm_point"][0]) if parametrised else spec_from_marker(session, words)
+
+
+def reads_several(item: Any) -> bool:
+    """Does a claim read what more than one engine measured? So do those that name their models, and those of replicas.
+    Raises BadUsage for an unknown claim."""
+    from pytest_slmserve.analysis.claims import claim_of
+
+    marker = item.get_closest_marker("slm")
+    words = marker.kwargs if marker else {}
+    return "models" in words or ("claim" in words and claim_of(words["claim"]).of_replicas)
 
 
 def is_skipped(item: Any) -> bool:
@@ -167,13 +230,15 @@ def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
     return replace(session.agenda.spec(model), **words)
 
 
-def plan_rows(session: Session, items: Sequence[pytest.Item]) -> list[tuple[str, EngineSpec | None, float]]:
+def plan_rows(
+    session: Session, items: Sequence[pytest.Item]
+) -> list[tuple[str, EngineSpec | ReplicaSpec | None, float]]:
     """For each item that is not skipped its name, the engine it starts or uses (None: it only reads) and the seconds it
     will take. A point that several items ask for is paid by the first."""
     return list(_priced(session, [item for item in items if not is_skipped(item)]))
 
 
-def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, EngineSpec | None, float]]:
+def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, EngineSpec | ReplicaSpec | None, float]]:
     paid = set()
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -182,6 +247,9 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, Engin
             again = (spec, load, variant) in paid
             paid.add((spec, load, variant))
             yield item.name, spec, 0.0 if again else session.price_s(model, load, variant)
+        elif replicas := parameters.get("slm_replica_point"):
+            load = session.agenda.load(replicas.concurrency)  # as if one engine served all of it
+            yield item.name, engine_of(session, item), session.price_s(replicas.model, load)
         elif is_measured(item) and not parameters.get("slm_model"):
             yield item.name, engine_of(session, item), 0.0
         else:

@@ -9,4 +9,5 @@ Weights = Literal["dummy", "real"]
 Source = Literal["lengths", "sharegpt"]
 Rule = Literal["human-first", "vllm"]
 Starts = Literal["spread", "together"]
+Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
 Sharing = Literal["time-slicing", "mps", "mig"]  # how several engines share one device

@@ -1,13 +1,16 @@
-"""An engine, a workload and a load make a measurement."""
+"""An engine, a workload and a load make a measurement; several engines at once make one each."""
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
 from pytest_slmserve.engines.base import Engine, Tell, silent
-from pytest_slmserve.records import Environment, Measurement, Run, Workload
-from pytest_slmserve.spec import Load
+from pytest_slmserve.engines.replicas import Replicas
+from pytest_slmserve.records import Environment, Measurement, Replica, Run, Workload, replica_set
+from pytest_slmserve.spec import ClosedLoop, Load
 from pytest_slmserve.telemetry.sampler import Sampler
 
 
@@ -33,6 +36,48 @@ def measure(
         launch=engine.launch,
         measured_at=began.isoformat(timespec="milliseconds"),
     )
+
+
+def measure_together(
+    replicas: Replicas,
+    workloads: Sequence[Workload],
+    loads: Sequence[ClosedLoop],
+    environment: Environment,
+    tell: Tell = silent,
+    sampler: Sampler | None = None,
+) -> tuple[Measurement, ...]:
+    """The same for several engines at once: a record for each. What the sensors said is of all of them, and stands in
+    the first."""
+    began = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    runs = _sampled_together(replicas, workloads, loads, tell, sampler)
+    spec, group = replicas.spec, uuid.uuid4().hex[:12]
+    asked = replica_set(spec, [w.hash for w in workloads], loads)
+    return tuple(
+        Measurement(
+            spec=engine.spec,
+            resolved=engine.resolved,
+            environment=environment,
+            workload=workload.reference(),
+            load=load,
+            run=run,
+            launch=engine.launch,
+            measured_at=began,
+            replica=Replica(group, i, len(spec), asked, spec.sharing, spec.pinned, spec.thread_percentage),
+        )
+        for i, (engine, workload, load, run) in enumerate(zip(replicas.engines, workloads, loads, runs))
+    )
+
+
+def _sampled_together(
+    replicas: Replicas, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], tell: Tell, sampler: Sampler | None
+) -> tuple[Run, ...]:
+    if not sampler:
+        return replicas.run(workloads, loads, tell)
+    with sampler.recording() as recording:
+        first, *rest = replicas.run(workloads, loads, tell)
+    if first.began_s is not None:
+        first = replace(first, telemetry=recording.telemetry(first.began_s, first.window_s))
+    return first, *rest
 
 
 def _sampled(engine: Engine, workload: Workload, load: Load, tell: Tell, sampler: Sampler) -> Run:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Rule, Starts, Weights
+from pytest_slmserve.kinds import Backend, Rule, Sharing, Starts, Sweeping, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,13 @@ def ascending(text: str) -> tuple[int, ...]:
     if numbers[0] < 1 or any(a >= b for a, b in pairwise(numbers)):
         raise ValueError(wanted)
     return numbers
+
+
+def sharings(text: str) -> tuple[str, ...]:
+    found = words(text)
+    if unknown := set(found) - set(get_args(Sharing)):
+        raise ValueError(f"{', '.join(get_args(Sharing))}, with commas between them, not {', '.join(sorted(unknown))}")
+    return found
 
 
 def positive(text: str) -> float:
@@ -161,6 +168,13 @@ OPTS = (
         "requests in flight at each point; default: 1,2,4 ... to the capacity",
         "1,2,4",
     ),
+    Opt(
+        "--slm-sweep",
+        one_of(*get_args(Sweeping)),
+        "full",
+        "full (every planned load) or adaptive (only those that decide where the plateau is)",
+        "HOW",
+    ),
     Opt("--slm-window", positive, None, "seconds a point is measured, after its warm-up", "S"),
     Opt(
         "--slm-starts", one_of(*get_args(Starts)), "spread", "spread (steady traffic) or together (a batch job)", "HOW"
@@ -187,6 +201,9 @@ OPTS = (
         "--slm-weights", one_of(*get_args(Weights)), "dummy", "dummy (speed depends on shapes) or real (Hub or folder)"
     ),
     Opt("--slm-memory-share", share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"),
+    Opt("--slm-replicas", ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"),
+    Opt("--slm-sharing", sharings, ("time-slicing", "mps"), "how they share it: time-slicing, mps, mig", "HOW,HOW"),
+    Opt("--slm-pin-cores", truth, False, "give each replica its own part of the CPU cores"),
     Opt("--slm-python", str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH"),
     Opt("--slm-env", variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True),
     Opt(
@@ -226,6 +243,7 @@ class Options:
     fake: bool
     models: tuple[str, ...] | None
     batches: tuple[int, ...] | None
+    sweep: Sweeping
     window: float | None
     starts: Starts
     repeats: int
@@ -236,6 +254,9 @@ class Options:
     seed: int
     weights: Weights
     memory_share: float
+    replicas: tuple[int, ...]
+    sharing: tuple[Sharing, ...]
+    pin_cores: bool
     python: str
     env: tuple[tuple[str, str], ...]
     engine_arg: tuple[tuple[str, Any], ...]

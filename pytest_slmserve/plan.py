@@ -11,10 +11,14 @@ from pytest_slmserve.kinds import Backend, Starts
 from pytest_slmserve.models import catalogue_name, shape_of
 from pytest_slmserve.options import Options
 from pytest_slmserve.records import Environment
-from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec
 
 LARGEST_LOAD = 1024
 IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
+ADAPTIVE_PRICE = (
+    "an adaptive sweep takes at most what all points of its model take, and typically a third: it skips those that do "
+    "not decide where the plateau is"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,14 @@ DEFAULTS: dict[Backend, Defaults] = {
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One model's points on one engine. capacity: full-length requests its KV cache holds. cut: loads left out, why."""
+    """One model's points on one engine. capacity: full-length requests its KV cache holds. cut: loads left out, why.
+    adaptive: only those are measured that decide where the plateau is."""
 
     spec: EngineSpec
     loads: tuple[ClosedLoop, ...]
     capacity: int | None
     cut: tuple[tuple[int, str], ...] = ()
+    adaptive: bool = False
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
@@ -114,7 +120,7 @@ def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
             f"batches up to {capacity}, shorter --slm-lengths, or a larger --slm-memory-share",
         )
     loads = tuple(load_of(options, spec.backend, n) for n in wanted if n not in too_large)
-    return Sweep(spec, loads, capacity, tuple((n, reason) for n in too_large))
+    return Sweep(spec, loads, capacity, tuple((n, reason) for n in too_large), options.sweep == "adaptive")
 
 
 def load_of(options: Options, backend: Backend, concurrency: int, starts: Starts | None = None) -> ClosedLoop:
@@ -143,13 +149,25 @@ def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: f
             shape = shape_of(spec.model)
             read = (shape.weight_bytes() or 0) + load.concurrency * context * shape.kv_bytes_per_token()
             step_s = 1.5e-3 + 2 * read / 4.8e12
-    lifetime_s = output_tokens * step_s
+    return duration_s(load, output_tokens * step_s)
+
+
+def duration_s(load: ClosedLoop, lifetime_s: float) -> float:
+    """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
     window_s = max(load.window_s, 2 * lifetime_s) if load.starts == "together" else load.window_s
     return (0.5 + load.settle_lifetimes) * lifetime_s + window_s
 
 
-def start_price_s(spec: EngineSpec) -> float:
-    return DEFAULTS[spec.backend].start_s
+def start_price_s(spec: EngineSpec | ReplicaSpec) -> float:
+    """Replicas start one after the other."""
+    return DEFAULTS[spec.backend].start_s * (len(spec) if isinstance(spec, ReplicaSpec) else 1)
+
+
+def engine_title(spec: EngineSpec | ReplicaSpec) -> str:
+    """What starts, in a few words."""
+    if isinstance(spec, EngineSpec):
+        return spec.model
+    return f"{' + '.join(engine.model for engine in spec.engines)}, by {spec.sharing}"
 
 
 def clock(seconds: float) -> str:
@@ -157,16 +175,17 @@ def clock(seconds: float) -> str:
     return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
 
 
-def plan_lines(rows: Sequence[tuple[str, EngineSpec | None, float]]) -> list[str]:
+def plan_lines(rows: Sequence[tuple[str, EngineSpec | ReplicaSpec | None, float]]) -> list[str]:
     """The plan as text: one line per item in order, an engine's line before its first, the total last.
 
     rows: name of the item, the engine it needs (None: it only reads), expected seconds without the start.
     """
-    lines, total, engine = [], 0.0, None
+    lines, total = list[str](), 0.0
+    engine: EngineSpec | ReplicaSpec | None = None
     for name, spec, seconds in rows:
         if spec is not None and spec != engine:
             engine, start = spec, start_price_s(spec)
-            lines.append(f"{clock(total):>7}  start {spec.model} ({spec.backend}, {start:.0f} s)")
+            lines.append(f"{clock(total):>7}  start {engine_title(spec)} ({spec.backend}, {start:.0f} s)")
             total += start
         lines.append(f"{clock(total):>7}    {name}" + (f" ({seconds:.0f} s)" if spec else " (reads)"))
         total += seconds

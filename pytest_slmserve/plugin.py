@@ -24,6 +24,7 @@ OPTIONS = pytest.StashKey["Options"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu or --slm-fake"
 NEEDS_A_GPU = "reads a GPU's counters: needs --slm-gpu or --slm-fake"
+READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 STATE = "slm_state"  # user property of a report whose verdict is undecided
 
 
@@ -92,12 +93,13 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     device = environment.gpu_name or environment.cpu
     vllm = f"vLLM {environment.vllm}" if environment.vllm else "no vLLM"
     sensors = session.sampler.name if session.sampler else "simulated" if session.backend == "fake" else "none"
-    return f"slmserve: {device}, {vllm}; sensors: {sensors}; records: {session.options.records}; set: {chosen}"
+    sweep = "adaptive sweep; " if session.options.sweep == "adaptive" else ""
+    return f"slmserve: {device}, {vllm}; {sweep}sensors: {sensors}; records: {session.options.records}; set: {chosen}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One item per point of a sweep, and per model of a claim."""
-    wanted = {"slm_point", "slm_model"} & set(metafunc.fixturenames)
+    wanted = {"slm_point", "slm_model", "slm_replica_point"} & set(metafunc.fixturenames)
     if not wanted:
         return
     session = metafunc.config.stash.get(SESSION, None)
@@ -105,11 +107,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(wanted.pop(), [pytest.param(None, id="-")], indirect=True)
         return
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import model_parameters, point_parameters
+    from pytest_slmserve.items import model_parameters, point_parameters, replica_parameters
 
     name, marker, values = wanted.pop(), metafunc.definition.get_closest_marker("slm"), []
     try:
-        values = point_parameters(session, marker) if name == "slm_point" else model_parameters(session, marker)
+        match name:
+            case "slm_point":
+                values = point_parameters(session, marker)
+            case "slm_replica_point":
+                values = replica_parameters(session)
+            case _:
+                values = model_parameters(session, marker)
     except SlmError as error:  # raised here, pytest would take it for an error of the test's file
         metafunc.config.stash.setdefault(PROBLEM, f"slmserve: {error}")
     metafunc.parametrize(name, values, indirect=True)
@@ -125,17 +133,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(config.stash[PROBLEM])
     _leave_out_others(config, items)
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import engine_of, is_skipped
+    from pytest_slmserve.items import engine_of, is_skipped, reads_several
 
     order: dict[Any, int] = {}
 
     def key(item: pytest.Item) -> tuple[bool, int, bool]:
-        """Engines in the order of their first item, claims after the points they read; those that name models of
-        their own read more than one engine's, so they come last. So does what is skipped: no engine ends for it."""
-        marker, claims = item.get_closest_marker("slm"), "slm_model" in getattr(item, "fixturenames", ())
+        """Engines in the order of their first item, claims and advice after the points they read; those that read more
+        than one engine's come last. So does what is skipped: no engine ends for it."""
+        reads = not READERS.isdisjoint(getattr(item, "fixturenames", ()))
         spec = engine_of(session, item)
-        apart = bool(claims and marker and "models" in marker.kwargs) or is_skipped(item)
-        return apart, order.setdefault(spec, len(order)), claims
+        apart = (reads and reads_several(item)) or is_skipped(item)
+        return apart, order.setdefault(spec, len(order)), reads
 
     measured = [item for item in items if is_measured(item)]
     _skip_without_gpu(session, measured)
@@ -195,11 +203,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
     from pytest_slmserve.items import plan_rows
-    from pytest_slmserve.plan import plan_lines
+    from pytest_slmserve.plan import ADAPTIVE_PRICE, plan_lines
 
     writer = session.config.get_terminal_writer()
     writer.line()
-    for line in [*plan_lines(plan_rows(slm, session.items)), *(f"note: {note}" for note in slm.notes)]:
+    notes = [*slm.notes, *([ADAPTIVE_PRICE] if slm.options.sweep == "adaptive" else [])]
+    for line in [*plan_lines(plan_rows(slm, session.items)), *(f"note: {note}" for note in notes)]:
         writer.line(line)
     return True
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.spec import EngineSpec, Load, WorkloadSpec, short_hash
+from pytest_slmserve.spec import EngineSpec, Load, ReplicaSpec, WorkloadSpec, short_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +242,11 @@ class Measurement:
     @property
     def id(self) -> str:
         return short_hash([self.key, self.launch, self.measured_at])
+
+
+def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:
+    """Equal hashes, the same question asked of several engines on one device."""
+    return short_hash([spec.key, list(workload_hashes), [asdict(load) for load in loads]])
 
 
 def measurement_key(spec: EngineSpec, workload_hash: str, load: Load, environment: Environment) -> str:

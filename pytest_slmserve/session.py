@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
 from pytest_slmserve.analysis import claims
-from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_shared
 from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.replication import Members, SharedPoint, asked, asked_of, shared_points, shared_runs
 from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import DeviceLock, Pool
-from pytest_slmserve.environment import Host, probe
+from pytest_slmserve.engines.replicas import Replicas
+from pytest_slmserve.engines.sharing import start_replicas
+from pytest_slmserve.environment import Host, memory_used, probe
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend
-from pytest_slmserve.measure import measure
+from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import Sweep, price_s
+from pytest_slmserve.plan import Sweep, engine_title, price_s
 from pytest_slmserve.records import Environment, Measurement, Progress, Workload
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
@@ -51,6 +55,8 @@ class Session:
     measured: dict[str, list[Measurement]] = field(default_factory=dict)
     asked: dict[str, None] = field(default_factory=dict)  # keys in the order asked for
     reused: set[str] = field(default_factory=set)
+    shared: dict[str, list[Members]] = field(default_factory=dict)  # runs of replicas, by what was asked
+    asked_shared: dict[str, None] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
     pool: Pool = field(default_factory=Pool)
     archive: Archive | None = None
@@ -70,7 +76,8 @@ class Session:
                 raise
             assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
             host = Host(Environment(backend=backend), "none", (assumed,))
-        session = cls(Agenda(options, backend, host, list(host.warnings)))
+        agenda = Agenda(options, backend, host, list(host.warnings))
+        session = cls(agenda, pool=Pool(start_replicas=partial(_start_replicas, host=host)))
         if backend != "fake" and not options.plan:  # the simulated engine simulates its sensors too
             session._open_sensors()
         return session
@@ -127,7 +134,9 @@ class Session:
         if self.archive:
             rows = [claims.row_to_record(row) for row in claims.ROWS]
             sweeps = {
-                self.agenda.series(model): _planned(sweep) for model, sweep in self.agenda.sweeps.items() if sweep.loads
+                self.agenda.series(model): _planned(sweep, self.adaptive(model))
+                for model, sweep in self.agenda.sweeps.items()
+                if sweep.loads
             }
             self.archive.begin({"rows": rows}, {"sweeps": sweeps})
 
@@ -138,16 +147,23 @@ class Session:
         """Take over the valid measurements of an archive."""
         contents = read(path, skip_damaged=self.options.skip_damaged)
         self.notes.extend(contents.notes)
+        for members in shared_runs(contents.measurements):
+            if not any(map(problems, members)):
+                self.shared.setdefault(asked(members), []).append(members)
+                self.reused.update(m.id for m in members)
         for measurement in contents.measurements:
-            if not problems(measurement):
+            if not problems(measurement) and not measurement.replica:
                 self.measured.setdefault(measurement.key, []).append(measurement)
                 self.reused.add(measurement.id)
 
     def engine(self, spec: EngineSpec) -> Engine:
         return self.pool.engine(spec)
 
-    def measure(self, spec: EngineSpec, workload: Workload, load: ClosedLoop, repeats: int) -> list[Measurement]:
-        """All measurements of one key: what is known already, and new ones until `repeats` are sound.
+    def measure(
+        self, spec: EngineSpec, workload: Workload, load: ClosedLoop, repeats: int, why: str = ""
+    ) -> list[Measurement]:
+        """All measurements of one key: what is known already, and new ones until `repeats` are sound. why: for whoever
+        is told how it is going.
 
         One that is invalid or degraded (another process in the way, say) is kept, shown, and measured again, once for
         each point.
@@ -158,15 +174,39 @@ class Session:
         attempts = repeats - len(known) + SECOND_CHANCES
         while attempts > 0 and sum(map(sound, known)) < repeats:
             attempts -= 1
-            tell = self._teller(spec, load, len(known))
+            tell = self._teller(spec, load, len(known), why)
             found = measure(self.engine(spec), workload, load, self.agenda.environment(spec), tell, self.sampler)
             known.append(found)
             if self.archive:
                 self.archive.add(found)
         return known
 
-    def _teller(self, spec: EngineSpec, load: ClosedLoop, repeat: int) -> Callable[[Progress], None]:
-        name = f"{short_name(spec.model)} at {load.concurrency}, repeat {repeat + 1}"
+    def measure_replicas(
+        self, spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], repeats: int
+    ) -> SharedPoint:
+        """The same of several engines at once: what is known, and new runs until `repeats` are sound."""
+        environment = self.agenda.environment(spec.engines[0])
+        key = asked_of(spec, workloads, loads, environment)
+        known = self.shared.setdefault(key, [])
+        self.asked_shared.setdefault(key)
+        attempts = repeats - len(known) + SECOND_CHANCES
+        while attempts > 0 and sum(all(map(sound, members)) for members in known) < repeats:
+            attempts -= 1
+            name = f"{engine_title(spec)} at {sum(load.concurrency for load in loads)}, repeat {len(known) + 1}"
+            tell = partial(self.tell, name)
+            replicas = self.pool.replicas(spec)
+            found = measure_together(replicas, workloads, loads, environment, tell, self.sampler)
+            known.append(found)
+            for m in found if self.archive else ():
+                self.archive.add(m)  # type: ignore[union-attr]
+        return shared_points(m for members in known for m in members)[0]
+
+    def shared_points(self) -> tuple[SharedPoint, ...]:
+        """What replicas served in this run, in the order asked."""
+        return shared_points(m for key in self.asked_shared for members in self.shared[key] for m in members)
+
+    def _teller(self, spec: EngineSpec, load: ClosedLoop, repeat: int, why: str) -> Callable[[Progress], None]:
+        name = f"{short_name(spec.model)} at {load.concurrency}, repeat {repeat + 1}{why and f' ({why})'}"
         return lambda progress: self.tell(name, progress)
 
     def price_s(self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY) -> float:
@@ -182,7 +222,15 @@ class Session:
         keys = dict.fromkeys([*(self.agenda.key(sweep.spec, workload, load) for load in sweep.loads), *self.asked])
         known = by_series(m for key in keys for m in self.measured.get(key, ()))
         found = known.get(self.agenda.series(model), ()) if sweep.loads else ()
-        return curve_of(short_name(model), found, planned=sweep.concurrencies, cut=sweep.cut)
+        return curve_of(
+            short_name(model), found, planned=sweep.concurrencies, cut=sweep.cut, adaptive=self.adaptive(model)
+        )
+
+    def adaptive(self, model: str) -> float | None:
+        """The tolerance of a plateau, where sweeps measure only what it depends on; None where they measure all."""
+        if not self.agenda.sweep(model).adaptive:
+            return None
+        return float(self.row(PLATEAU, model).parameters["tolerance"])
 
     def curve_of(self, spec: EngineSpec, workload: Workload, loads: tuple[ClosedLoop, ...]) -> Curve:
         """The curve of these loads, as far as they have been measured."""
@@ -194,7 +242,11 @@ class Session:
         return list(self._by_series().values())
 
     def _by_series(self) -> dict[str, Curve]:
-        known = len(self.agenda.sweeps), *(len(self.measured[key]) for key in self.asked)
+        known = (
+            len(self.agenda.sweeps),
+            *(len(self.measured[key]) for key in self.asked),
+            *(len(self.shared[key]) for key in self.asked_shared),
+        )
         if self._curves is None or self._curves[0] != known:  # each claim asks for them, and they take their time
             self._curves = known, self._made_curves()
         return self._curves[1]
@@ -202,12 +254,11 @@ class Session:
     def _made_curves(self) -> dict[str, Curve]:
         planned = {self.agenda.series(model): model for model, sweep in self.agenda.sweeps.items() if sweep.loads}
         asked = by_series(m for key in self.asked for m in self.measured[key])
-        return {
-            series: self.curve(planned[series])
-            if series in planned
-            else curve_of(short_name(found[0].spec.model), found)
+        curves = [
+            self.curve(planned[series]) if series in planned else curve_of(short_name(found[0].spec.model), found)
             for series, found in asked.items()
-        }
+        ]
+        return dict(zip(asked, with_shared(curves, self.shared_points())))
 
     def row(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> claims.Row:
         """What is expected of a claim here."""
@@ -217,15 +268,16 @@ class Session:
         """Judge one claim for one model from what was measured, and remember it for the report. A model of which
         nothing was measured here has no curve: what can be judged of it is arithmetic."""
         row = self.row(name, model, variant)
-        verdict = claims.judge(name, self._known_curve(model, variant), row, self.curves())
+        curve = self._known_curve(model, variant, planned=not claims.claim_of(name).of_replicas)
+        verdict = claims.judge(name, curve, row, self.curves())
         self.judged.append(Judged(verdict, row))
         return verdict
 
-    def _known_curve(self, model: str, variant: Variant) -> Curve:
+    def _known_curve(self, model: str, variant: Variant, planned: bool) -> Curve:
         """A model's sweep, or what was measured of it beside the sweeps. As the options say: what a user's own engine
         or load gave is another curve."""
         series = self.agenda.series(model, variant)
-        planned = self.agenda.swept(model) and series == self.agenda.series(model)
+        planned = planned and self.agenda.swept(model) and series == self.agenda.series(model)
         if planned:
             self.agenda.sweep(model)  # what is missing of it counts
         found = self._by_series().get(series)
@@ -234,10 +286,22 @@ class Session:
     @property
     def reused_count(self) -> int:
         """Measurements of the archive that stood in for new ones."""
-        return sum(m.id in self.reused for key in self.asked for m in self.measured[key])
+        shared = (m for key in self.asked_shared for members in self.shared[key] for m in members)
+        alone = (m for key in self.asked for m in self.measured[key])
+        return sum(m.id in self.reused for m in (*alone, *shared))
 
 
-def _planned(sweep: Sweep) -> dict[str, object]:
+def _start_replicas(spec: ReplicaSpec, host: Host) -> Replicas:
+    used = partial(memory_used, host.device) if spec.backend == "cuda" else None
+    return start_replicas(spec, host.device, used)
+
+
+def _planned(sweep: Sweep, adaptive: float | None) -> dict[str, object]:
     """What a later report needs to know of a sweep, as plain JSON values."""
     cut = [list(pair) for pair in sweep.cut]
-    return {"model": short_name(sweep.spec.model), "concurrencies": list(sweep.concurrencies), "cut": cut}
+    facts: dict[str, object] = {
+        "model": short_name(sweep.spec.model),
+        "concurrencies": [*sweep.concurrencies],
+        "cut": cut,
+    }
+    return facts if adaptive is None else {**facts, "adaptive": {"tolerance": adaptive}}

@@ -19,3 +19,18 @@ ROWS = (
 )
 HEADER = "model,max_num_seqs,output_tok_per_s,total_tok_per_s,mean_itl_ms,mean_running,preemptions"
 CSV = "\n".join([HEADER, *(f"opt-1.3b,{','.join(map(str, row))},0" for row in ROWS), ""])
+
+# Several engines under MPS, folder replication. max_num_seqs of each, engines, chunked prefill, tokens/s of all, mean
+# time between tokens in ms, preemptions
+REPLICAS = (
+    (96, 1, False, 9120.895163, 13.775315, 0),
+    (96, 2, False, 12313.941564, 18.983373, 0),
+    (96, 4, False, 13172.428067, 31.520148, 0),
+    (256, 1, False, 10870.91079, 29.263707, 0),
+    (256, 2, False, 14669.488148, 37.072945, 0),
+    (256, 4, False, 14720.241009, 45.770089, 178),
+    (768, 1, False, 10967.555704, 73.77277, 0),
+    (768, 1, True, 11864.81399, 65.299146, 0),
+)
+REPLICA_HEADER = "model,max_num_seqs,replicas,chunked_prefill,total_tok_per_s,mean_itl_ms,preemptions"
+REPLICA_CSV = "\n".join([REPLICA_HEADER, *(f"opt-1.3b,{','.join(map(str, row))}" for row in REPLICAS), ""])

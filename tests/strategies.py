@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from pytest_slmserve import sensors
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.replication import SharedPoint, SharedSummary
+from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.records import (
     Environment,
     Measurement,
+    Replica,
     Resolved,
     Run,
     Samples,
@@ -147,6 +150,37 @@ def point(concurrency: int, repeats: Sequence[float], e2e_repeats: Sequence[floa
     )
 
 
+def shared_point(
+    count: int,
+    repeats: Sequence[float],
+    *,
+    model: str = "opt-1.3b",
+    sharing: Sharing = "mps",
+    concurrency: int = 96,
+    **figures: object,
+) -> SharedPoint:
+    """Replicas of one model with planted throughputs; their latency is Little's, for requests of 256 tokens."""
+    waits = [256 * concurrency / rate for rate in repeats]
+    made = SharedPoint(
+        models=(model,) * count,
+        sharing=sharing,
+        concurrency=concurrency,
+        loads=(concurrency // count,) * count,
+        environment=H200,
+        workload=workload().hash,
+        output_tokens_per_s=fmean(repeats) if repeats else None,
+        largest_e2e_s=fmean(waits) if waits else None,
+        e2e_p99_s=fmean(waits) if waits else None,
+        repeats=tuple(repeats),
+        records=tuple(f"{model}-{count}-{sharing}-{concurrency}-{i}" for i in range(len(repeats))),
+        each=tuple(
+            SharedSummary(output_tokens_per_s=rate, largest_e2e_s=wait, e2e_p99_s=wait)
+            for rate, wait in zip(repeats, waits)
+        ),
+    )
+    return replace(made, **figures)  # type: ignore[arg-type]
+
+
 def noisy_curve(
     rates: Mapping[int, float], *, noise: float = 0.01, repeats: int = 3, seed: int = 0, subject: str = "opt-1.3b"
 ) -> Curve:
@@ -231,6 +265,13 @@ def steps_in_any_order() -> st.SearchStrategy[Steps]:
     return st.lists(row, max_size=6).map(lambda rows: Steps(*(zip(*rows) if rows else [()] * 7)))
 
 
+def replicas() -> st.SearchStrategy[Replica]:
+    sharing, part = st.sampled_from(["time-slicing", "mps", "mig"]), st.integers(0, 4)
+    return st.builds(
+        Replica, NAMES, part, part, NAMES, sharing, st.booleans(), st.none() | st.integers(1, 100)
+    )  # fmt: skip
+
+
 def measurements() -> st.SearchStrategy[Measurement]:
     """Any values, to the microsecond: for what must hold of every record, sensible or not."""
     window = st.tuples(STAMPS, STAMPS)
@@ -244,6 +285,7 @@ def measurements() -> st.SearchStrategy[Measurement]:
         run=st.builds(Run, samples_in_any_order(), steps_in_any_order(), window, COUNTS, st.none() | NAMES),
         launch=st.sampled_from(["first", "second"]),
         measured_at=st.datetimes().map(lambda moment: moment.isoformat(timespec="milliseconds")),
+        replica=st.none() | replicas(),
     )
 
 

@@ -35,11 +35,26 @@ LEFT: dict[str, set[str]] = {
     "plan": {"measure", "options"},
     "analysis": {"records", "sensors"},
     "foreign": {"analysis"},
-    "report": {"analysis", "foreign"},
+    "foreign_replicas": {"foreign"},
+    "report": {"analysis", "foreign", "foreign_replicas"},
     "worker": set(),
 }
 # May import all, also each other.
-TOP = {"agenda", "session", "items", "watched", "fixtures", "plugin", "doctor", "__main__"}
+TOP = {
+    "shared_engines",
+    "commands",
+    "agenda",
+    "advising",
+    "session",
+    "sweeping",
+    "verifying",
+    "items",
+    "watched",
+    "fixtures",
+    "plugin",
+    "doctor",
+    "__main__",
+}
 ADMISSION = "worker.admission"
 EXCEPTIONS = {
     ("engines", "telemetry.simulated"),  # pure, and an imagined engine has an imagined device

@@ -15,6 +15,7 @@ EACH = pytest.mark.parametrize("opt", OPTS, ids=attrgetter("name"))
 GOOD = {  # two texts and their values
     "models": (("a,b", ("a", "b")), (" opt-125m , ", ("opt-125m",))),
     "batches": (("1,2,4", (1, 2, 4)), ("8", (8,))),
+    "sweep": (("adaptive", "adaptive"), ("full", "full")),
     "window": (("2.5", 2.5), ("10", 10.0)),
     "starts": (("together", "together"), ("spread", "spread")),
     "repeats": (("3", 3), ("1", 1)),
@@ -24,6 +25,8 @@ GOOD = {  # two texts and their values
     "seed": (("7", 7), ("0", 0)),
     "weights": (("real", "real"), ("dummy", "dummy")),
     "memory_share": (("0.5", 0.5), ("1", 1.0)),
+    "replicas": (("2,3", (2, 3)), ("4", (4,))),
+    "sharing": (("mps", ("mps",)), ("mig, mps", ("mig", "mps"))),
     "python": (("/usr/bin/python3", "/usr/bin/python3"), ("python", "python")),
     "env": (("A=1", (("A", "1"),)), ("A=1 B=x=y", (("A", "1"), ("B", "x=y")))),
     "engine_arg": (("a=1", (("a", 1),)), ('a="x" b=true c=word', (("a", "x"), ("b", True), ("c", "word")))),
@@ -35,6 +38,7 @@ FLAG = (("1", True), ("off", False))
 BAD = {
     "models": [",", " "],
     "batches": ["", "a", "0,1", "2,1", "1,1", "1.5", "1,,2"],
+    "sweep": ["some"],
     "window": ["0", "-1", "inf", "nan", "long"],
     "starts": ["random"],
     "repeats": ["0", "-1", "1.5", "two", "²"],
@@ -43,6 +47,8 @@ BAD = {
     "seed": ["-1", "x", "1.0"],
     "weights": ["heavy"],
     "memory_share": ["0", "1.1", "90%"],
+    "replicas": ["0", "3,2", "two"],
+    "sharing": ["luck", "mps,luck", ","],
     "telemetry": ["nsight", "dcgm=", "ftp://h"],
     "telemetry_interval": ["0", "soon", "nan"],
     "env": ["A", "=1", "HF_TOKEN=x", "MY_SECRET=x", "db_password=x", "OPENAI_API_KEY=x"],

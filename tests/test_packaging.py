@@ -94,7 +94,7 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     strangers = [n for n in names if not re.match(r"pytest_slmserve(/|-[\d.]+\.dist-info/)", n)]
     others = [n for n in names if "/benchmarks/" in n and not re.search(r"/(__init__|conftest|test_\w+)\.py$", n)]
     assert strangers == [] and others == []
-    assert wheel.stat().st_size < 300_000
+    assert wheel.stat().st_size < 500_000
 
 
 def test_the_wheel_names_its_plugin(wheel: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve import session as module
-from pytest_slmserve.__main__ import judged_again
 from pytest_slmserve.analysis import table1
 from pytest_slmserve.analysis.claims import CLAIMS
 from pytest_slmserve.analysis.validity import problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.commands.archives import judged_again
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.environment import Host
 from pytest_slmserve.errors import BadUsage, EngineFailed

@@ -10,15 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis import curve as curves
-from pytest_slmserve.analysis import kv_cache, table1, utilization
+from pytest_slmserve.analysis import kv_cache, sharing, table1, utilization
 from pytest_slmserve.analysis.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.roofline import peaks_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Starts
+from pytest_slmserve.kinds import Backend, Sharing, Starts
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Environment, known_fields
 
@@ -34,7 +35,8 @@ ANY_RELEASE = ("", "")
 class Claim:
     """name: as items and records have it. judge: from a curve, the row's parameters and the other curves there are,
     total. applies: whether there is anything to judge, for a report on whatever was measured. reads: the models whose
-    measurements it takes to judge one; none for arithmetic."""
+    measurements it takes to judge one; none for arithmetic. of_replicas: it reads what several engines served at once,
+    and of an engine alone no sweep, only the same load."""
 
     name: str
     statement: str
@@ -42,6 +44,7 @@ class Claim:
     judge: Callable[[Curve, Parameters, Others], Verdict]
     applies: Callable[[Curve], bool] = is_main_sweep
     reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
+    of_replicas: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,14 @@ def _dearer(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return utilization.dearer_models(curve, others, parameters["bound"])
 
 
+def _pay(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return sharing.replicas_pay(curve, parameters["sharing"], parameters["bound"])
+
+
+def _tail(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return sharing.replicas_keep_the_tail(curve, parameters["sharing"], parameters["bound"])
+
+
 def _measured(curve: Curve) -> bool:
     return bool(curve.measurements)
 
@@ -143,6 +154,43 @@ def _nothing(model: str) -> tuple[str, ...]:
 
 MIND_THE_GAP = "arXiv:2503.08311"
 TOWARDS_PARETO = "arXiv:2404.03353"
+
+
+def _of_replicas(how: Sharing) -> tuple[Claim, ...]:
+    return (
+        Claim(
+            sharing.name_of(sharing.PAY, how),
+            f"Replicas of a small model on one GPU, {sharing.HOW[how]}, serve more than one engine under that load.",
+            f"{TOWARDS_PARETO}, figure 5; {MIND_THE_GAP}",
+            _pay,
+            partial(sharing.has_replicas, sharing=how),
+            of_replicas=True,
+        ),
+        Claim(
+            sharing.name_of(sharing.TAIL, how),
+            f"Replicas {sharing.HOW[how]} leave the slowest hundredth of the requests no worse off.",
+            f"{TOWARDS_PARETO}, figure 6",
+            _tail,
+            partial(sharing.has_replicas, sharing=how),
+            of_replicas=True,
+        ),
+    )
+
+
+def _rows_of_replicas(how: Sharing) -> tuple[Row, ...]:
+    return (
+        Row(
+            sharing.name_of(sharing.PAY, how),
+            parameters={"sharing": how, "bound": 1.0},
+            evidence=f"raw results of {MIND_THE_GAP}: 2 replicas of OPT-1.3B serve 1.236 times as much under MPS",
+        ),
+        Row(
+            sharing.name_of(sharing.TAIL, how),
+            parameters={"sharing": how, "bound": 1.1},
+            evidence="Little's law: as many requests in flight and more served means less time for each, in the mean",
+        ),
+    )
+
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
@@ -206,6 +254,7 @@ CLAIMS: tuple[Claim, ...] = (
         _larger_in_table_1,
         _and_smaller,
     ),
+    *(claim for how in get_args(Sharing) for claim in _of_replicas(how)),
     Claim(
         table1.CLAIM,
         "The paper's largest batch fits into 0.9 x 40 GiB with every request at its full length.",
@@ -293,6 +342,7 @@ ROWS: tuple[Row, ...] = (
         parameters={"bound": 1.0},
         evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
     ),
+    *(row for how in get_args(Sharing) for row in _rows_of_replicas(how)),
     Row(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
     Row(
         table1.REQUEST_CLAIM,

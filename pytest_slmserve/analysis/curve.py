@@ -6,12 +6,15 @@ Every judgement is total: what is missing, invalid or drowned in noise makes it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from pytest_slmserve.analysis import adaptive as sparse
 from pytest_slmserve.analysis import gains as over
+from pytest_slmserve.analysis.adaptive import Prediction
 from pytest_slmserve.analysis.gains import Gain, Plateau
 from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import Point, by_series, points_of
+from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.stats import Interval, ends, percent, percent_interval
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below
 from pytest_slmserve.errors import BadUsage
@@ -28,15 +31,21 @@ PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "
 class Curve:
     """Points in ascending order of the concurrency, and the measurements they were made of, invalid ones too.
 
-    cut: planned, but not measured for a known reason (concurrency, reason). missing: planned, not cut, and not there.
-    beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau.
+    cut: planned, but not measured for a known reason (concurrency, reason). missing: planned, not cut, and not there;
+    of an adaptive sweep that has not ended, the load that was next. adaptive, unneeded: such a sweep, and the planned
+    loads that it found not to be needed.
+    beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
+    replicas of the model served, of whom one alone is this curve's.
     """
 
     subject: str
     points: tuple[Point, ...] = ()
     cut: tuple[tuple[int, str], ...] = ()
     missing: tuple[int, ...] = ()
+    adaptive: bool = False
+    unneeded: tuple[int, ...] = ()
     beside: bool = False
+    shared: tuple[SharedPoint, ...] = ()
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
 
     @property
@@ -82,6 +91,11 @@ class Curve:
         """Points on which a claim may rest."""
         return over.valid_points(self.points)
 
+    @property
+    def predictions(self) -> tuple[Prediction, ...]:
+        """What the saturation law says of the loads that were not needed; nothing where it does not describe them."""
+        return sparse.predictions(self.points, self.unneeded)
+
     def gains(self) -> tuple[Gain, ...]:
         """Relative gain of throughput per doubling, between neighbouring valid points."""
         return over.gains(self.points)
@@ -113,10 +127,12 @@ def curve_of(
     *,
     planned: Sequence[int] = (),
     cut: Sequence[tuple[int, str]] = (),
+    adaptive: float | None = None,
 ) -> Curve:
     """The curve of measurements that differ in their concurrency only; those of other loads are left out.
 
     planned: every concurrency that was to be measured, so that one that is not there makes a claim undecided.
+    adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on.
     Raises BadUsage where engines, workloads or environments differ (`points.by_series` sorts them).
     """
     series = by_series(measurements)
@@ -130,12 +146,37 @@ def curve_of(
     points = points_of(loaded)
     known = {p.concurrency for p in points} | {concurrency for concurrency, _ in cut}
     missing = tuple(sorted(set(planned) - known))
-    return Curve(subject=subject, points=points, cut=tuple(cut), missing=missing, measurements=loaded)
+    unneeded: tuple[int, ...] = ()
+    if adaptive is not None:
+        wanted = sparse.next_load(planned, points, adaptive)
+        missing, unneeded = ((wanted.concurrency,), ()) if wanted else ((), missing)
+    return Curve(
+        subject=subject,
+        points=points,
+        cut=tuple(cut),
+        missing=missing,
+        adaptive=adaptive is not None,
+        unneeded=unneeded,
+        measurements=loaded,
+    )
+
+
+def with_shared(curves: Iterable[Curve], shared: Sequence[SharedPoint]) -> list[Curve]:
+    """Each curve with what replicas of its model served, on the same kind of host and with the same requests."""
+    return [replace(curve, shared=tuple(s for s in shared if _is_of(s, curve))) for curve in curves]
+
+
+def _is_of(shared: SharedPoint, curve: Curve) -> bool:
+    where, load, workload = curve.environment, curve.load, curve.workload
+    if where is None or load is None or workload is None:
+        return False
+    asked = (curve.subject, where.key, workload.hash, load.starts)
+    return (shared.model, shared.environment.key, shared.workload, shared.starts) == asked
 
 
 def is_sweep(curve: Curve) -> bool:
     """Was it planned or measured over enough loads to have a shape? Some points are measured for a figure alone."""
-    return len(curve.points) + len(curve.cut) + len(curve.missing) >= FEWEST_POINTS
+    return curve.adaptive or len(curve.points) + len(curve.cut) + len(curve.missing) >= FEWEST_POINTS
 
 
 def is_main_sweep(curve: Curve) -> bool:
@@ -177,7 +218,7 @@ def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
         case State.FAILS:
             why = f"no plateau up to {last.end} in flight: {last_text}{_limits(curve)}"
         case State.UNDECIDED:
-            why = f"{last_text}: too noisy to tell; more repeats or a longer window"
+            why = f"{last_text}: too noisy to tell; {_more(curve)}"
     return _verdict(curve, PLATEAU, state, why, tolerance, last)
 
 
@@ -239,7 +280,7 @@ def _verdict(curve: Curve, claim: str, state: State, why: str, bound: float, see
         claim,
         curve.subject,
         state,
-        why,
+        f"{why}{sparsely(curve)}",
         value=None if seen is None else seen.value,
         low=None if seen is None else seen.low,
         high=None if seen is None else seen.high,
@@ -264,6 +305,19 @@ def _plateau_text(curve: Curve, tolerance: float) -> str:
     if least.value >= -MARGIN or least is most:
         return text
     return f"{text}; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
+
+
+def sparsely(curve: Curve) -> str:
+    """What a reader of a verdict must know of an adaptive sweep: there are loads that were not measured."""
+    if not curve.unneeded:
+        return ""
+    return f" (adaptive sweep: judged at {_listed(p.concurrency for p in curve.valid)} in flight)"
+
+
+def _more(curve: Curve) -> str:
+    if curve.unneeded:
+        return "--slm-sweep full with --slm-resume measures the rest"
+    return "more repeats or a longer window"
 
 
 def _limits(curve: Curve) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pytest_slmserve.analysis.device import POWER_CAP, DeviceFigures, Watch, device_figures, watched
 from pytest_slmserve.analysis.stats import percent
-from pytest_slmserve.records import Environment, Run
+from pytest_slmserve.records import Environment, Replica, Run
 from pytest_slmserve.sensors import (
     CAPPED_BRAKE,
     CAPPED_HW_THERMAL,
@@ -45,7 +45,6 @@ ENERGY_WINDOW_S = 10.0  # power lags by its average over 1 s, so the ends of a s
 STILL_S = 1.0  # the energy counter moves about every 0.1 s (ml-energy/zeus), whatever the load
 DEAD_READINGS, BUSY = 5, 0.5  # a pause can make a reading or two 0, not five of a GPU that is busy
 RATIO_END = 1.05  # a span's ends are rounded; what was seen beyond, 1.29, was wrong (NVIDIA/DCGM issue 152)
-OWN_GPU_PROCESSES = 1  # vLLM computes in one process per GPU
 STOLEN = 0.02  # of the CPU time used: were the host the bound, rates would fall by as much, which is a repeat's noise
 THROTTLED = 0.01  # Linux hands out CPU quota every 0.1 s: one that is used up is a pause of several steps
 OTHERS, IDLE = 0.10, 0.10  # of all cores: others disturb where they use many and few are left to go to
@@ -76,18 +75,26 @@ class _Seen:
     watch: Watch
     figures: DeviceFigures
     cores: int | None
+    gpu_processes: int
 
 
-def health(run: Run, environment: Environment | None = None) -> Health:
-    """The verdict of the sensors over one run's window. environment: tells how many cores the host has."""
+def health(run: Run, environment: Environment | None = None, replica: Replica | None = None) -> Health:
+    """The verdict of the sensors over one run's window. environment: tells how many cores the host has. replica: other
+    engines of ours were there too."""
     watch = watched(run)
     if watch is None:
         return Health("unknown", ("no telemetry was taken in the window",))
     if not any(watch.values(number) for number in watch.telemetry.columns):
         return Health("unknown", ("no sensor said anything in the window",))
-    seen = _Seen(watch, device_figures(run), environment.cores if environment else None)
+    cores = environment.cores if environment else None
+    seen = _Seen(watch, device_figures(run), cores, _own_gpu_processes(replica))
     found = sorted((finding for rule in RULES for finding in rule(seen)), key=lambda finding: finding[0] != "invalid")
     return Health(found[0][0] if found else "ok", tuple(text for _, text in found))
+
+
+def _own_gpu_processes(replica: Replica | None) -> int:
+    """vLLM computes in one process per GPU; under MPS there is a server beside."""
+    return 1 if replica is None else replica.count + (replica.sharing == "mps")
 
 
 def _coverage(seen: _Seen) -> Iterator[Finding]:
@@ -159,11 +166,11 @@ def _foreign_processes(seen: _Seen) -> Iterator[Finding]:
     foreign, all_of_them = seen.watch.values(FOREIGN_PROCESSES), seen.watch.values(GPU_PROCESSES)
     if foreign and max(foreign) > 0:
         yield "invalid", f"{max(foreign):.0f} processes of others computed on the GPU (bound 0)"
-    elif not foreign and all_of_them and max(all_of_them) > OWN_GPU_PROCESSES:
+    elif not foreign and all_of_them and max(all_of_them) > seen.gpu_processes:
         yield (
             "degraded",
             f"{max(all_of_them):.0f} processes computed on the GPU, and whose they are is not known "
-            f"(bound {OWN_GPU_PROCESSES})",
+            f"(bound {seen.gpu_processes})",
         )
 
 

@@ -108,6 +108,18 @@ def growth(log: float) -> float:
     return math.expm1(log) if log < MAX_LOG else math.inf
 
 
+def factor(log: Interval) -> Interval:
+    """A difference of logs as a factor."""
+    low, high = (None if end is None else growth(end) + 1 for end in (log.low, log.high))
+    return Interval(growth(log.value) + 1, low, high)
+
+
+def times(seen: Interval) -> str:
+    """A factor and its interval, if it has one: "1.23 times (95 %: 1.2 to 1.26)"."""
+    ends = "" if seen.low is None or seen.high is None else f" (95 %: {seen.low:.3g} to {seen.high:.3g})"
+    return f"{seen.value:.3g} times{ends}"
+
+
 def student_interval(values: Sequence[float], value: float | None = None) -> Interval:
     """The mean of independent repeats with its interval (none for one repeat), or that interval around `value`."""
     centre = fmean(values)

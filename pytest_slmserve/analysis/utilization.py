@@ -11,18 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.curve import Curve, obstacle
+from pytest_slmserve.analysis.curve import Curve, obstacle, sparsely
 from pytest_slmserve.analysis.gains import noise_of
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats import (
     Interval,
-    growth,
+    factor,
     log_ratio,
     percent,
     percent_interval,
     pooled_relative_sd,
     pooled_sd,
     t_975,
+    times,
 )
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below
@@ -79,14 +80,21 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
         most = _around(max(utils.values(), key=fmean), list(utils.values()))
         why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most"
         surely = State.FAILS if below(most, full) is State.HOLDS else State.UNDECIDED
-        return _verdict(curve, BLIND_UTIL, surely, why, bound, None, points)
+        return _verdict(curve, BLIND_UTIL, _unless_between(curve, surely), why + sparsely(curve), bound, None, points)
     best = max(points[points.index(first) :], key=lambda p: fmean(p.repeats))
-    seen = _factor(log_ratio(first.repeats, best.repeats, noise_of(points)))
+    seen = factor(log_ratio(first.repeats, best.repeats, noise_of(points)))
     why = (
         f"utilisation is {percent(fmean(utils[first.concurrency]))} at {first.concurrency} in flight already, where "
-        f"{best.concurrency} in flight serve {_times(seen)} as much (bound {bound:g})"
+        f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g})"
     )
-    return _verdict(curve, BLIND_UTIL, above(seen, bound), why, bound, seen, [first, best])
+    state = _unless_between(curve, above(seen, bound))
+    return _verdict(curve, BLIND_UTIL, state, why + sparsely(curve), bound, seen, [first, best])
+
+
+def _unless_between(curve: Curve, state: State) -> State:
+    """A load that an adaptive sweep left out may have reached full utilisation first, and from there throughput grows
+    by more: what holds at the loads measured holds, what fails there need not."""
+    return State.UNDECIDED if curve.unneeded and state is State.FAILS else state
 
 
 def memory_bound(curve: Curve, margin: float) -> Verdict:
@@ -105,10 +113,11 @@ def memory_bound(curve: Curve, margin: float) -> Verdict:
         return _undecided(curve, MEMORY_BOUND, reason, margin)
     groups = [each_of(p, "saturation_gap") for p in points]
     least = min(points, key=lambda p: fmean(each_of(p, "saturation_gap")))
-    seen = _factor(_around(each_of(least, "saturation_gap"), groups))
+    seen = factor(_around(each_of(least, "saturation_gap"), groups))
     why = (
         f"least at {least.concurrency} in flight: DRAM active {_ratio(least.decode_dram)}, tensor cores "
-        f"{_ratio(least.decode_tensor)}, so memory is {_times(seen)} as near to its reach (bound {margin:g})"
+        f"{_ratio(least.decode_tensor)}, so memory is {times(seen)} as near to its reach (bound {margin:g})"
+        f"{sparsely(curve)}"
     )
     return _verdict(curve, MEMORY_BOUND, above(seen, margin), why, margin, seen, points)
 
@@ -125,7 +134,7 @@ def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
     if reason := _unseen(NO_ENERGY, ends) or _other_limits([first, last]):
         return _undecided(curve, CHEAPER_TOKENS, reason, bound)
     seen = _energy_ratio(first, last, curve.valid)
-    why = f"{_joules(first)}, {_joules(last)}: {_times(seen)} as much (bound {bound:g})"
+    why = f"{_joules(first)}, {_joules(last)}: {times(seen)} as much (bound {bound:g})"
     return _verdict(curve, CHEAPER_TOKENS, below(seen, bound), why, bound, seen, [first, last])
 
 
@@ -143,7 +152,7 @@ def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdic
     if reason := _other_limits([own, its]):
         return _undecided(curve, DEARER_MODELS, reason, bound)
     seen = _energy_ratio(its, own, [own, its])
-    why = f"{_joules(own)}, {smaller} {_joules(its)}: {_times(seen)} as much (bound {bound:g})"
+    why = f"{_joules(own)}, {smaller} {_joules(its)}: {times(seen)} as much (bound {bound:g})"
     return _verdict(curve, DEARER_MODELS, above(seen, bound), why, bound, seen, [own, its])
 
 
@@ -187,7 +196,7 @@ def _other_limits(points: Sequence[Point]) -> str:
 
 def _energy_ratio(first: Point, second: Point, points: Sequence[Point]) -> Interval:
     noise = pooled_relative_sd([energies_j(p) for p in points])
-    return _factor(log_ratio(energies_j(first), energies_j(second), noise))
+    return factor(log_ratio(energies_j(first), energies_j(second), noise))
 
 
 def _around(values: Sequence[float], groups: Sequence[Sequence[float]]) -> Interval:
@@ -197,12 +206,6 @@ def _around(values: Sequence[float], groups: Sequence[Sequence[float]]) -> Inter
         return Interval(centre)
     half = t_975(noise.df) * noise.sd / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
-
-
-def _factor(log: Interval) -> Interval:
-    """A difference of logs as a factor."""
-    low, high = (None if end is None else growth(end) + 1 for end in (log.low, log.high))
-    return Interval(growth(log.value) + 1, low, high)
 
 
 def _undecided(curve: Curve, claim: str, why: str, bound: float) -> Verdict:
@@ -226,11 +229,6 @@ def _verdict(
         n=len(records),
         records=records,
     )
-
-
-def _times(seen: Interval) -> str:
-    ends = "" if seen.low is None or seen.high is None else f" (95 %: {seen.low:.3g} to {seen.high:.3g})"
-    return f"{seen.value:.3g} times{ends}"
 
 
 def _ratio(value: float | None) -> str:

@@ -38,7 +38,7 @@ def sound(measurement: Measurement) -> bool:
 
 def standing(measurement: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Its problems and its degradations, from one look at the sensors."""
-    seen = health(measurement.run, measurement.environment)
+    seen = health(measurement.run, measurement.environment, measurement.replica)
     invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
     broken = tuple(_broken(measurement.run))
     return broken or (*_implausible(measurement), *invalid), degraded

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.errors import BadUsage
@@ -15,6 +15,7 @@ from pytest_slmserve.report.findings import labels
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: told apart by all eyes
 MARKERS = ("o", "s", "^")  # the next one where the colours begin again
 SIZE_INCHES = (11.0, 4.6)
+ROW = 0.6  # height of each further row of panels, where the first with title and key is 1
 DOTS_PER_INCH = 150
 LABELLED_LOADS = 22  # of one picture, side by side
 GREY = "#555555"
@@ -51,17 +52,21 @@ def shown(curves: Sequence[Curve]) -> list[Shown]:
     ]
 
 
-def panels(count: int, sweeps: Sequence[Shown], *, share_y: bool = False) -> tuple[Any, list[Any]]:
-    """A figure under the name of its devices, and the axes in it, side by side. Raises BadUsage without matplotlib."""
+def panels(
+    count: int, sweeps: Sequence[Shown], *, rows: int = 1, share_y: bool | Literal["col"] = False
+) -> tuple[Any, list[Any]]:
+    """A figure under the name of its devices, and the axes in it, `count` side by side, row after row. Raises BadUsage
+    without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise BadUsage("a figure needs matplotlib", "pip install 'pytest-slmserve[figures]'") from None
     width, height = SIZE_INCHES
-    figure: Any = Figure(figsize=(width if count > 1 else 0.6 * width, height), layout="constrained")
+    size = (width if count > 1 else 0.6 * width, height * (1 + ROW * (rows - 1)))
+    figure: Any = Figure(figsize=size, layout="constrained")
     figure.get_layout_engine().set(wspace=0.05)
     figure.suptitle("; ".join(dict.fromkeys(_where(sweep.curve) for sweep in sweeps)), fontsize=10, color=GREY)
-    return figure, list(figure.subplots(1, count, sharey=share_y, squeeze=False)[0])
+    return figure, list(figure.subplots(rows, count, sharey=share_y, squeeze=False).flat)
 
 
 def _where(curve: Curve) -> str:
@@ -78,6 +83,22 @@ def dress(axes: Any, x_label: str, y_label: str = "") -> None:
     axes.grid(True, color="#e6e6e6", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_line(
+    axes: Any, sweep: Shown, dots: Sequence[tuple[float, float, bool]], label: str = "", stroke: str = "-"
+) -> None:
+    """Dots at (x, y) in the order given, joined; those of what is degraded are empty. label: by default the sweep's
+    name; it is in the key also where there are no dots."""
+    look = {"color": sweep.colour, "marker": sweep.marker, "markersize": 4, "linewidth": 1, "linestyle": stroke}
+    axes.plot([x for x, _, _ in dots], [y for _, y, _ in dots], label=label or sweep.name, **look)
+    if doubtful := [(x, y) for x, y, degraded in dots if degraded]:
+        axes.plot(*zip(*doubtful), **look | {"linestyle": "", "markerfacecolor": "white"})
+
+
+def tell_degraded(axes: Any) -> None:
+    """Once, in grey."""
+    axes.plot([], [], "o", color=GREY, markersize=4, markerfacecolor="white", label="degraded")
 
 
 def load_axis(axes: Any, sweeps: Sequence[Shown]) -> None:

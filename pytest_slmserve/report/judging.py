@@ -167,14 +167,14 @@ def text(found: Judgement) -> str:
 def table(found: Judgement) -> str:
     """One row per value of the knob; the one chosen is marked."""
     columns = found.question.columns
-    asked = (columns.knob, columns.throughput, f"{_stem(columns.latency)} ms")
+    asked = (columns.knob, columns.throughput, f"{stem(columns.latency)} ms")
     head = (*asked, "gain %", "eff. %", "in flight", "Pareto", "B_opt", "note")
     sides = ("right",) * 6 + ("center", "center", "left")
     rows = [_cells(entry) for entry in entries(found)]
     return grid(rows, head, sides)
 
 
-def _stem(latency: str) -> str:
+def stem(latency: str) -> str:
     """Its name without its unit."""
     return latency.removesuffix("_ms").removesuffix("_s")
 
@@ -276,12 +276,12 @@ def as_json(found: Judgement) -> str:
 def record(found: Judgement) -> dict[str, Any]:
     law, seen, question = found.law, found.batching, found.question
     return {
-        "plateau_from": _ends(found.plateau),
+        "plateau_from": ends(found.plateau),
         "pareto": {"value": list(found.front), "low": None, "high": None},
-        "t_inf": _ends(law.t_inf if law else None),
-        "b_half": _ends(law.b_half if law else None),
-        "b_opt": _ends(found.choice),
-        "fit_error": {**_ends(Interval(law.error_mean) if law else None), "max": law and law.error_max},
+        "t_inf": ends(law.t_inf if law else None),
+        "b_half": ends(law.b_half if law else None),
+        "b_opt": ends(found.choice),
+        "fit_error": {**ends(Interval(law.error_mean) if law else None), "max": law and law.error_max},
         "points": list(entries(found)),
         "slo_s": seen.limit.seconds if seen and seen.limit else None,
         "efficiency": question.threshold,
@@ -291,7 +291,7 @@ def record(found: Judgement) -> dict[str, Any]:
     }
 
 
-def _ends(seen: Interval | Plateau | Choice | None) -> dict[str, float | None]:
+def ends(seen: Interval | Plateau | Choice | None) -> dict[str, float | None]:
     return {end: None if seen is None else _finite(getattr(seen, end)) for end in ("value", "low", "high")}
 
 

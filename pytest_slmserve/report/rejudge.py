@@ -7,15 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_slmserve.analysis import claims, table1
-from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.replication import shared_points
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.errors import BadArchive, SlmError
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.findings import labels
 
-Plan = Mapping[str, Any]  # {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "cut": [[4, "why"]]}}}
+# {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "cut": [[4, "why"]]}}}, of an adaptive sweep also
+# "adaptive": {"tolerance": 0.1}
+Plan = Mapping[str, Any]
 Judged = tuple[Verdict, claims.Row]
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
 
@@ -43,7 +46,8 @@ def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str
     others, was measured beside them. Raises BadArchive.
     """
     try:
-        return tuple(_curve(series, group, plans) for series, group in by_series(measurements).items())
+        curves = [_curve(series, group, plans) for series, group in by_series(measurements).items()]
+        return tuple(with_shared(curves, shared_points(measurements)))
     except UNUSABLE as error:
         raise unusable("the plan", error) from None
 
@@ -57,6 +61,7 @@ def _curve(series: str, measurements: Sequence[Measurement], plans: Sequence[tup
         measurements,
         planned=[int(c) for c in sweep.get("concurrencies", ())],
         cut=[(int(c), str(why)) for c, why in sweep.get("cut", ())],
+        adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
     )
     return replace(curve, beside=any(sweeps) and not sweep)
 

@@ -15,7 +15,18 @@ from pytest_slmserve.analysis.step_time import REACHABLE_DRAM, REACHABLE_TENSOR,
 from pytest_slmserve.analysis.summary import Summary
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.analysis.utilization import NO_PROFILE, at_table_1
-from pytest_slmserve.report.drawing import GREY, Picture, Shown, dress, key_below, load_axis, panels, share_axis
+from pytest_slmserve.report.drawing import (
+    GREY,
+    Picture,
+    Shown,
+    draw_line,
+    dress,
+    key_below,
+    load_axis,
+    panels,
+    share_axis,
+    tell_degraded,
+)
 from pytest_slmserve.report.rounding import figure as digits
 
 HATCHES = ("", "////", "....", "xxxx")  # of power limits, from the highest
@@ -143,20 +154,10 @@ def _idle(point: Point) -> float | None:
 def _draw_panel(axes: Any, panel: Panel, sweep: Shown) -> None:
     """Means joined; the largest readings dashed."""
     seen = _points(panel.mean, sweep)
-    _draw_line(axes, sweep, [(p.concurrency, share, p) for p, share in seen])
+    draw_line(axes, sweep, [(p.concurrency, share, bool(p.degraded)) for p, share in seen])
     if panel.most and (most := _points(panel.most, sweep)):
         dashed = {"color": sweep.colour, "linestyle": "--", "linewidth": 0.8, "marker": "_", "markersize": 4}
         axes.plot([p.concurrency for p, _ in most], [share for _, share in most], **dashed)
-
-
-def _draw_line(axes: Any, sweep: Shown, dots: Sequence[tuple[float, float, Point]]) -> None:
-    """Dots at (x, y) in the order given; those of degraded points are empty."""
-    if not dots:
-        return
-    look = {"color": sweep.colour, "marker": sweep.marker, "markersize": 4, "linewidth": 1}
-    axes.plot([x for x, _, _ in dots], [y for _, y, _ in dots], label=sweep.name, **look)
-    if doubtful := [(x, y) for x, y, point in dots if point.degraded]:
-        axes.plot(*zip(*doubtful), **look | {"linestyle": "", "markerfacecolor": "white"})
 
 
 def _tell_strokes(places: Sequence[Any], known: Sequence[Panel]) -> None:
@@ -171,7 +172,7 @@ def _tell_strokes(places: Sequence[Any], known: Sequence[Panel]) -> None:
 
 def _tell_degraded(axes: Any, sweeps: Sequence[Shown]) -> None:
     if any(point.degraded for sweep in sweeps for point in sweep.curve.valid):
-        axes.plot([], [], "o", color=GREY, markersize=4, markerfacecolor="white", label="degraded")
+        tell_degraded(axes)
 
 
 # Throughput
@@ -180,7 +181,8 @@ def _tell_degraded(axes: Any, sweeps: Sequence[Shown]) -> None:
 def _draw_throughput(axes: Any, panel: Panel, sweep: Shown) -> None:
     """Joined in the order of the loads."""
     most = max(_throughput(point) for point in sweep.curve.valid)
-    _draw_line(axes, sweep, [(used, _throughput(p) / most, p) for p, used in _points(panel.mean, sweep)])
+    known = _points(panel.mean, sweep)
+    draw_line(axes, sweep, [(used, _throughput(p) / most, bool(p.degraded)) for p, used in known])
 
 
 def _throughput(point: Point) -> float:

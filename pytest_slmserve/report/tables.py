@@ -9,12 +9,15 @@ from typing import Literal
 from pytest_slmserve.analysis.claims import CLAIMS, Row
 from pytest_slmserve.analysis.curve import PLATEAU, TOLERANCE, Curve
 from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Environment, Resolved, WorkloadReference
 from pytest_slmserve.report.findings import findings, hosts, labels, spread
 from pytest_slmserve.report.layout import grid, hanging, named
+from pytest_slmserve.report.replica_tables import replica_report
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.sensor_tables import energy_report, legend, sensor_table
+from pytest_slmserve.report.unneeded import amount, remark
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 
 Judged = tuple[Verdict, Row | None]
@@ -55,7 +58,7 @@ def sweep_report(curve: Curve, *, tolerance: float = TOLERANCE) -> str:
 
 
 def run_lines(
-    curves: Sequence[Curve], judged: Sequence[Judged], *, strict: bool = False
+    curves: Sequence[Curve], judged: Sequence[Judged], *, shared: Sequence[SharedPoint] = (), strict: bool = False
 ) -> Iterator[tuple[str, Colour | None]]:
     """All there is to say at the end of a run: sweeps, how to read them, verdicts. Pieces of text with a colour."""
     tolerances = {v.subject: row.parameters["tolerance"] for v, row in judged if row and v.claim == PLATEAU}
@@ -66,6 +69,8 @@ def run_lines(
         yield f"{LEGEND}\n", None
     if read := legend(curves):
         yield f"{hanging(read, 0)}\n", None
+    for text in replica_report(curves, shared):
+        yield f"{text}\n", None
     for text in energy_report(curves):
         yield f"{text}\n", None
     if judged:
@@ -148,7 +153,7 @@ def _amount(curve: Curve) -> str:
         each = f"{counted(repeats[0], 'repeat')} each"
     launches = counted(len({m.launch for m in curve.trusted}), "launch")
     on_hosts = f", {counted(known, 'host')}" if (known := hosts(curve)) else ""
-    return f"{counted(len(curve.points), 'point')}, {each}, {launches}{on_hosts}"
+    return f"{amount(curve)}, {each}, {launches}{on_hosts}"
 
 
 # Table
@@ -198,6 +203,8 @@ def remarks(curve: Curve) -> Iterator[str]:
     for reason in dict.fromkeys(why for _, why in curve.cut):
         loads = listed(concurrency for concurrency, why in curve.cut if why == reason)
         yield hanging(f"cut: {loads} in flight: {reason}", 2)
+    if unneeded := remark(curve):
+        yield hanging(unneeded, 2)
     if curve.missing:
         yield hanging(f"not measured, though planned: {listed(curve.missing)} in flight", 2)
     for point in curve.points:

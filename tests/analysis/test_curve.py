@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import curves, law, measurement, noisy_curve, point, without
 
-from pytest_slmserve.analysis.curve import Curve, curve_of, obstacle
+from pytest_slmserve.analysis.curve import Curve, curve_of, is_sweep, obstacle
 from pytest_slmserve.analysis.verdict import State, Undecided
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.spec import Burst, ClosedLoop
@@ -218,3 +218,39 @@ def test_different_ways_of_loading_are_not_one_curve(other):
 
 def test_a_curve_does_not_show_its_measurements():
     assert len(repr(curve_of("opt-1.3b", [measurement(1, 100.0)]))) < 1500
+
+
+def swept(*loads: int, repeats: int = 2, adaptive: float | None = 0.10) -> Curve:
+    """An adaptive sweep of BATCHES that has measured some of them."""
+    made = [measurement(c, FLAT[c] * (1 + 0.001 * i), repeat=i) for c in loads for i in range(repeats)]
+    return curve_of("opt-1.3b", made, planned=BATCHES, adaptive=adaptive)
+
+
+def test_loads_that_an_adaptive_sweep_does_not_need_are_not_missing():
+    curve = swept(1, 128, 256, 512)
+    assert curve.missing == () and curve.unneeded == (2, 4, 8, 16, 32, 64) and obstacle(curve) is None
+    assert [p.concurrency for p in curve.predictions] == [2, 4, 8, 16, 32, 64]
+    assert curve.predictions[-1].tokens_per_s.value == pytest.approx(FLAT[64], rel=0.01)
+    verdict = curve.pareto_plateau()
+    assert verdict.why.startswith("plateau from 256 in flight")
+    assert verdict.why.endswith("(adaptive sweep: judged at 1, 128, 256, 512 in flight)")
+
+
+def test_as_long_as_a_load_is_wanted_an_adaptive_sweep_decides_nothing():
+    curve = swept(1, 128, 512)
+    assert curve.missing == (256,) and curve.unneeded == () == curve.predictions
+    assert all(judge(curve).why == "not measured at 256 in flight" for judge in JUDGES)
+    assert swept(1, 128, 256, 512, adaptive=None).missing == (2, 4, 8, 16, 32, 64), "a full sweep misses them all"
+
+
+def test_an_adaptive_sweep_is_one_however_few_its_points():
+    assert is_sweep(swept(1)) and not is_sweep(curve_of("x", [measurement(1)], planned=[1]))
+
+
+def test_an_adaptive_sweep_that_is_undecided_says_how_to_go_on():
+    curve = swept(1, 128, 256, 512)
+    noisy = replace(
+        curve,
+        points=tuple(point(p.concurrency, (0.9 * FLAT[p.concurrency], FLAT[p.concurrency])) for p in curve.points),
+    )
+    assert "too noisy to tell; --slm-sweep full with --slm-resume measures the rest" in noisy.pareto_plateau().why

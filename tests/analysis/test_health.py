@@ -9,7 +9,7 @@ from strategies import WELL, any_telemetry, planted_telemetry, watched_run
 
 from pytest_slmserve import sensors
 from pytest_slmserve.analysis.health import Health, health
-from pytest_slmserve.records import Environment
+from pytest_slmserve.records import Environment, Replica
 
 HOST = Environment(cores=16)
 
@@ -178,6 +178,16 @@ def test_few_readings_of_zero_are_no_dead_counter():
 def test_without_an_environment_no_host_is_full():
     busy = planted_telemetry({**WELL, sensors.HOST_CORES: 15.5})
     assert health(watched_run(busy)) == Health("ok")
+
+
+@pytest.mark.parametrize(("sharing", "bound"), [("time-slicing", 2), ("mps", 3), ("mig", 2)])
+def test_processes_of_other_replicas_are_not_anothers(sharing, bound):
+    replica = Replica("one", 0, 2, "asked", sharing)
+    for processes in (bound, bound + 1):
+        columns = {**WELL, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: float(processes)}
+        found = health(watched_run(planted_telemetry(columns)), HOST, replica)
+        assert found.state == ("ok" if processes == bound else "degraded")
+        assert processes == bound or f"(bound {bound})" in found.reasons[0]
 
 
 def test_the_worst_comes_first():

@@ -431,3 +431,24 @@ def test_more_noise_never_decides(seed, scale, more):
         assert one.value == pytest.approx(other.value)
         assert other.state in (one.state, UNDECIDED)
         assert one.state is not UNDECIDED or other.state is UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("rates", "util", "state"),
+    [
+        ((100.0, 300.0, 900.0), (0.5, 0.95, 1.0), HOLDS),  # and from an earlier load on it grows by no less
+        ((100.0, 600.0, 700.0), (0.5, 0.95, 1.0), UNDECIDED),  # it may have been full at a load that was left out
+        ((100.0, 300.0, 900.0), (0.5, 0.6, 0.7), UNDECIDED),
+    ],
+)
+def test_what_fails_at_the_loads_of_an_adaptive_sweep_need_not_fail_between_them(rates, util, state):
+    whole = served(*rates, util=util)
+    part = replace(whole, adaptive=True, unneeded=(2, 8))
+    verdict = util_saturates_first(part, 1.5, 0.9)
+    assert verdict.state is state and "adaptive sweep: judged at 1, 4, 16 in flight" in verdict.why
+    assert util_saturates_first(whole, 1.5, 0.9).state is (HOLDS if state is HOLDS else FAILS)
+
+
+def test_every_load_means_every_load_measured():
+    part = replace(served(100.0, 300.0, 900.0, util=(1.0, 1.0, 1.0)), adaptive=True, unneeded=(2, 8))
+    assert memory_bound(part, 1.0).why.endswith("(adaptive sweep: judged at 1, 4, 16 in flight)")

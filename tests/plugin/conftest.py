@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
-from inside import SMALL, SWEEP
+from inside import ONE, SMALL, SWEEP
+
+import pytest_slmserve
+
+BENCHMARK = Path(pytest_slmserve.__file__).parents[1] / "benchmarks" / "test_replication_gain.py"
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +36,12 @@ def archive(pytester):
     from pytest_slmserve.store import read
 
     return lambda path=".slm/records.jsonl": read(pytester.path / path)
+
+
+@pytest.fixture
+def gain(pytester):
+    """Runs the shipped benchmark of replicas on the simulated engine."""
+    if not BENCHMARK.exists():  # benchmarks stay in the checkout, tests may not
+        pytest.skip("no checkout")
+    pytester.makepyfile(test_gain=BENCHMARK.read_text("utf-8"))
+    return lambda *args: pytester.runpytest_inprocess(*ONE, *args)

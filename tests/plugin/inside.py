@@ -18,6 +18,7 @@ SWEEP = """
         assert slm_claim()
 """
 SMALL = ("--slm-fake", "--slm-models=opt-125m", "--slm-batches=1,16,64,128,256", "--slm-window=2")
+ONE = ("--slm-fake", "--slm-models=opt-125m", "--slm-window=2", "-p", "no:cacheprovider")
 
 
 def usage_error(result):

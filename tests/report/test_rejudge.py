@@ -24,8 +24,8 @@ def sweep(batches=BATCHES, repeats: int = 2, **facts: object):
 (SERIES,) = by_series([measurement()])
 
 
-def plan_of(concurrencies, cut=(), series: str = SERIES):
-    return {"sweeps": {series: {"model": "opt-1.3b", "concurrencies": list(concurrencies), "cut": cut}}}
+def plan_of(concurrencies, cut=(), series: str = SERIES, **more: object):
+    return {"sweeps": {series: {"model": "opt-1.3b", "concurrencies": list(concurrencies), "cut": cut, **more}}}
 
 
 PLAN = plan_of(BATCHES, [[1024, "too large"]])
@@ -56,6 +56,14 @@ def test_planned_and_cut_loads_come_from_the_session():
     assert curve.missing == (256, 512) and curve.cut == ((1024, "too large"),)
 
 
+def test_an_adaptive_sweep_needs_no_more_than_it_measured():
+    grid, plan = (1, *BATCHES), {"tolerance": 0.1}
+    (whole,) = stored_curves(sweep((1, 128, 256, 512)), [(EARLIER, plan_of(grid, adaptive=plan))])
+    assert whole.adaptive and whole.missing == () and whole.unneeded == (64,)
+    (part,) = stored_curves(sweep((1, 512)), [(EARLIER, plan_of(grid, adaptive=plan))])
+    assert part.missing == (256,) and part.unneeded == ()
+
+
 def test_the_session_that_measured_last_has_the_word():
     smaller = plan_of((64, 128))
     between = "2026-01-01T00:00:00+00:00"
@@ -80,7 +88,16 @@ def test_what_differs_in_more_than_its_concurrency_is_another_curve():
 
 
 @pytest.mark.parametrize(
-    "plan", [{"sweeps": 5}, {"sweeps": {SERIES: 5}}, plan_of(["x"]), plan_of((), cut=5), plan_of((), cut=[[1]])]
+    "plan",
+    [
+        {"sweeps": 5},
+        {"sweeps": {SERIES: 5}},
+        plan_of(["x"]),
+        plan_of((), cut=5),
+        plan_of((), cut=[[1]]),
+        plan_of((1,), adaptive=5),
+        plan_of((1,), adaptive={"tolerance": "much"}),
+    ],
 )
 def test_a_plan_that_is_none_is_the_archives_fault(plan):
     with pytest.raises(BadArchive, match="the plan in the archive cannot be used"):

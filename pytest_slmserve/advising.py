@@ -1,0 +1,41 @@
+"""What to deploy, by what a run has measured so far."""
+
+from __future__ import annotations
+
+from pytest_slmserve.analysis.advisor import Advice, plan
+from pytest_slmserve.analysis.batching import parse_slo
+from pytest_slmserve.analysis.deciding import Wish
+from pytest_slmserve.analysis.verdict import Undecided
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import short_name
+from pytest_slmserve.report.subjects import of_curves
+from pytest_slmserve.session import Session
+
+FEWEST_LOADS = 2  # the law of a step has two parameters
+
+
+def advice_of(session: Session, model: str, slo_itl: str | None, efficiency: float) -> Advice:
+    """As `python -m pytest_slmserve advise --model` would from the run's archive.
+
+    Raises Undecided where fewer than two loads can be judged by, BadUsage where a wish cannot be understood.
+    """
+    if not 0 < efficiency < 1:
+        raise BadUsage(f"an efficiency of {efficiency:g} is no share between 0 and 1", "efficiency=0.1")
+    slo, name = None if slo_itl is None else parse_slo(slo_itl), short_name(model)
+    curves = [curve for curve in session.curves() if curve.subject == name]
+    if not curves:
+        raise _undecided(session, name, "nothing of it was measured in this run (slm_sweep, or a planned sweep)")
+    asked = of_curves(curves, None, None)
+    [advice] = plan(asked.subjects, Wish(slo=slo, threshold=efficiency, gpu_bytes=asked.source.gpu_bytes)).advices
+    if len(advice.subject.usable) < FEWEST_LOADS:
+        why = [advice.decision.reason, *advice.subject.notes, *(text for p in curves[0].points for text in p.problems)]
+        raise _undecided(session, name, "; ".join(dict.fromkeys(why)))
+    return advice
+
+
+def _undecided(session: Session, name: str, why: str) -> Undecided:
+    """Told at the end of the run too: of a test that is undecided, pytest shows no reason."""
+    said = f"no advice on {name}: {why}"
+    if said not in session.notes:
+        session.notes.append(said)
+    return Undecided(said)

@@ -1,0 +1,168 @@
+"""`advise`: the batch, the memory and the number of engines to serve a model with; and whether that holds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_slmserve.commands.archives import curves_of, read_all
+from pytest_slmserve.commands.foreign import add_columns, check_wanted, read_foreign
+from pytest_slmserve.commands.words import (
+    FAILS,
+    HOLDS,
+    INTERRUPTED,
+    UNDECIDED,
+    USAGE,
+    Commands,
+    Parser,
+    add_archives,
+    add_command,
+    check_share,
+)
+from pytest_slmserve.errors import BadUsage
+
+if TYPE_CHECKING:
+    from pytest_slmserve.analysis.advisor import Plan
+    from pytest_slmserve.analysis.curve import Curve
+    from pytest_slmserve.analysis.deciding import Wish
+    from pytest_slmserve.records import Progress
+    from pytest_slmserve.report.subjects import Source
+    from pytest_slmserve.verifying import Terms
+
+STATUS = (
+    f"{HOLDS} something is advised, {UNDECIDED} nothing can be, {USAGE} wrong usage or a file that cannot "
+    "be read. With --knob, --throughput and --latency the files are results that are not ours, as `judge` reads them. "
+    f"With --verify: {HOLDS} all is as predicted, {FAILS} something is not, {UNDECIDED} undecided or nothing to verify."
+)
+
+
+def add(commands: Commands) -> None:
+    words = "advise the batch, the memory and the number of engines to serve with"
+    command = add_command(commands, "advise", words, STATUS, advise)
+    add_archives(command, "RECORDS")
+    add_columns(command, required=False)
+    command.add_argument(
+        "--model", metavar="NAME", help="advise on this model alone; tells the shape of foreign results"
+    )
+    longest = "of a request at full length, prompt and output (default: the longest measured)"
+    command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=longest)
+    memory = "of the GPU: 80GiB, or bytes (default: that of the GPU measured on)"
+    command.add_argument("--gpu-memory", metavar="SIZE", help=memory)
+    part = "of the GPU's memory for all engines together (default: 0.9)"
+    command.add_argument("--memory-share", metavar="SHARE", type=float, default=0.9, help=part)
+    price = "of the GPU, in any currency: adds what a million output tokens cost"
+    command.add_argument("--price-per-hour", metavar="PRICE", type=float, help=price)
+    add_verify(command)
+
+
+def add_verify(command: Parser) -> None:
+    """What is measured of an advice, and how. What is not given is None: nothing of it is for records alone."""
+    group = command.add_argument_group("to verify it, on the kind of host that was measured on")
+    what = "start the engines as advised, measure, and compare with what was predicted"
+    group.add_argument("--verify", action="store_true", help=what)
+    group.add_argument("--repeats", metavar="N", type=int, help="measurements of each (default: 2)")
+    margin = "how far from what was predicted is still as predicted (default: 0.15)"
+    group.add_argument("--verify-margin", metavar="SHARE", type=float, help=margin)
+    sharing = "how several engines share the GPU (default: time-slicing)"
+    group.add_argument("--sharing", choices=("time-slicing", "mps"), help=sharing)
+    where = "archive that the measurements are appended to (default: .slm/verify.jsonl)"
+    group.add_argument("--records", metavar="PATH", help=where)
+    group.add_argument("--python", metavar="PATH", help="interpreter that has vLLM (default: that of the records)")
+
+
+def advise(given: argparse.Namespace) -> int:
+    """Batch, memory and number of engines, from archives or from results that are not ours."""
+    from pytest_slmserve.analysis.advisor import plan
+    from pytest_slmserve.report import advice, advice_json, subjects
+
+    wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
+    curves: Sequence[Curve] = ()
+    if given.knob or given.throughput or given.latency:
+        if terms:
+            raise BadUsage("results that are not ours do not tell enough to be verified", "records of --slm-records")
+        settings, notes = read_foreign(given)
+        asked = subjects.of_settings(settings, model, longest, given.b_half, given.latency, notes)
+    else:
+        contents = read_all(given.paths, given.skip_damaged)
+        curves = curves_of(contents)
+        asked = subjects.of_curves(curves, model, longest, contents.notes)
+    found = plan(asked.subjects, replace(wish, gpu_bytes=wish.gpu_bytes or asked.source.gpu_bytes))
+    if terms and found.possible:
+        return verify(found, asked.source, curves, terms, given.json)
+    print((advice_json.as_json if given.json else advice.text)(found, asked.source))
+    return HOLDS if found.possible else UNDECIDED
+
+
+def verify(found: Plan, source: Source, curves: Sequence[Curve], terms: Terms, as_json: bool) -> int:
+    """The advice, and whether engines that are started so serve what it predicts."""
+    from pytest_slmserve import verifying
+    from pytest_slmserve.report import advice, verified
+
+    alone = verifying.trials(found, curves, terms.python)
+    joint = verifying.joint_of(found, alone, terms.sharing)
+    try:
+        with verifying.opened(alone, joint, terms) as session:
+            session.tell = teller()
+            if not as_json:
+                print(f"{advice.text(found, source)}\n", flush=True)
+            seen = verifying.verify(session, alone, joint, terms)
+    except KeyboardInterrupt:
+        print(f"interrupted: nothing runs any more; what was measured is in {terms.records}", file=sys.stderr)
+        return INTERRUPTED
+    print(verified.as_json(found, source, seen, session.notes) if as_json else verified.text(seen, session.notes))
+    return {"holds": HOLDS, "fails": FAILS}.get(seen.state.value, UNDECIDED)
+
+
+def teller() -> Callable[[str, Progress], None]:
+    """Says on a terminal what is being measured, once."""
+    said = {""}
+
+    def tell(name: str, progress: Progress) -> None:
+        if name not in said and sys.stderr.isatty():
+            print(f"measuring {name}", file=sys.stderr)
+        said.add(name)
+
+    return tell
+
+
+def terms_of(given: argparse.Namespace) -> Terms | None:
+    """How the advice is to be verified, if it is. Raises BadUsage where a number is out of range."""
+    words = {"repeats": given.repeats, "margin": given.verify_margin, "sharing": given.sharing}
+    words |= {"records": given.records, "python": given.python}
+    chosen = {name: value for name, value in words.items() if value is not None}
+    if not given.verify:
+        if chosen:
+            option = "--verify-margin" if "margin" in chosen else f"--{next(iter(chosen))}"
+            raise BadUsage(f"{option} says how to verify an advice, and nothing is verified", f"--verify {option} ...")
+        return None
+    from pytest_slmserve.verifying import Terms
+
+    terms = Terms(**chosen)
+    check_share("verify-margin", terms.margin)
+    if not 0 < terms.repeats < 1000:
+        raise BadUsage(f"--repeats {terms.repeats} is no number of measurements", "--repeats 2")
+    return terms
+
+
+def wish_of(given: argparse.Namespace) -> Wish:
+    """Raises BadUsage where a number is out of range."""
+    from pytest_slmserve.analysis.deciding import Wish
+    from pytest_slmserve.analysis.placement import parse_memory
+
+    slo = check_wanted(given)
+    if not 0 < given.memory_share <= 1:
+        raise BadUsage(f"--memory-share {given.memory_share:g} is no share between 0 and 1", "--memory-share 0.9")
+    if given.price_per_hour is not None and not 0 < given.price_per_hour < 1e9:
+        raise BadUsage(f"--price-per-hour {given.price_per_hour:g} is no price", "--price-per-hour 3.5")
+    if given.max_model_len is not None and not 0 < given.max_model_len < 1e9:
+        raise BadUsage(f"--max-model-len {given.max_model_len} is no number of tokens", "--max-model-len 2048")
+    return Wish(
+        slo=slo,
+        threshold=given.efficiency,
+        gpu_bytes=None if given.gpu_memory is None else parse_memory(given.gpu_memory),
+        memory_share=given.memory_share,
+        price_per_hour=given.price_per_hour,
+    )

@@ -1,0 +1,42 @@
+"""What all commands share: exit statuses, how wrong usage is told, and how a command is added."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+from pytest_slmserve.errors import BadUsage
+
+HOLDS, FAILS, USAGE, UNDECIDED = 0, 1, 4, 10
+INTERRUPTED = 130  # as shells have it
+
+
+class Parser(argparse.ArgumentParser):
+    """Wrong usage is an error like every other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadUsage(message, f"{self.prog} --help")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+CarryOut = Callable[[argparse.Namespace], int]
+
+
+def add_command(commands: Commands, name: str, words: str, status: str, carry_out: CarryOut) -> Parser:
+    """status: what its exit statuses mean."""
+    description = f"{words[0].upper()}{words[1:]}."
+    command = commands.add_parser(name, help=words, description=description, epilog=f"Exit status: {status}")
+    command.set_defaults(carry_out=carry_out)
+    return command
+
+
+def add_archives(command: Parser, metavar: str) -> None:
+    command.add_argument("paths", metavar=metavar, nargs="+", type=Path, help="an archive that --slm-records wrote")
+    command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
+
+
+def check_share(name: str, share: float) -> None:
+    if not 0 < share < 1:
+        raise BadUsage(f"--{name} {share:g} is no share between 0 and 1", f"--{name} 0.1")

@@ -1,0 +1,84 @@
+"""What to type: `vllm serve` for what the advisor found."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pytest_slmserve.analysis.advisor import Advice, Plan
+from pytest_slmserve.analysis.deciding import Engine
+from pytest_slmserve.analysis.placement import utilization
+
+FIRST_PORT = 8000  # of vLLM's server, if nothing else is said
+INDENT = "    "
+CONTINUED = " \\"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Engines to be started one after the other. what: for people. mps: whether they should share the GPU by MPS."""
+
+    what: str
+    commands: tuple[tuple[str, ...], ...]
+    mps: bool = False
+
+
+def starts(plan: Plan) -> Iterator[Start]:
+    """Ways to serve: one engine for each model, and where more of a single model are worth a trial, these."""
+    serving = [(advice, advice.batch) for advice in plan.advices if advice.batch is not None and advice.subject.engine]
+    if serving:
+        what = "one engine" if len(serving) == 1 else f"{len(serving)} engines that fit on the GPU together"
+        yield Start(what, _commands(serving, plan.wish.gpu_bytes))
+    for advice, _ in serving:
+        if advice.replicas and advice.replicas.advised > 1:
+            count, each = advice.replicas.advised, advice.replicas.each
+            several = _commands([(advice, each)] * count, plan.wish.gpu_bytes)
+            yield Start(f"{count} engines of {each} requests each, for a trial", several, mps=True)
+
+
+def _commands(serving: Sequence[tuple[Advice, int]], gpu_bytes: int | None) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        (*serve(advice.subject.engine, batch, gpu_bytes), "--port", str(port))
+        for port, (advice, batch) in enumerate(serving, FIRST_PORT)
+        if advice.subject.engine
+    )
+
+
+def serve(engine: Engine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
+    """The words of one command. What is not known of the engine is left to vLLM."""
+    words = ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
+    if engine.max_num_batched_tokens is not None:
+        words += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
+    if footprint := engine.footprint:
+        words += ["--max-model-len", str(footprint.longest), "--kv-cache-memory-bytes", str(footprint.kv_bytes(batch))]
+        if gpu_bytes is not None:
+            words += ["--gpu-memory-utilization", f"{utilization(footprint.total_bytes(batch), gpu_bytes):.3f}"]
+    return (*words, *engine.arguments)
+
+
+def line(words: Sequence[str]) -> str:
+    """One line for a shell."""
+    return shlex.join(words)
+
+
+def lines(words: Sequence[str], width: int) -> str:
+    """The same, broken for a terminal where a shell may be broken: before an option."""
+    rows: list[str] = []
+    for option in _options(words):
+        if rows and len(rows[-1]) + len(option) + len(CONTINUED) < width:
+            rows[-1] += f" {option}"
+        else:
+            rows.append(f"{INDENT if rows else ''}{option}")
+    return f"{CONTINUED}\n".join(rows)
+
+
+def _options(words: Sequence[str]) -> Iterator[str]:
+    """The command, and each option with what follows it."""
+    group: list[str] = []
+    for word in words:
+        if word.startswith("--") and group:
+            yield shlex.join(group)
+            group = []
+        group.append(word)
+    yield shlex.join(group)

@@ -1,0 +1,258 @@
+"""`advise --verify`: engines started as advised and loaded as the records were, held against what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_slmserve.agenda import requests_for
+from pytest_slmserve.analysis.advisor import Advice, Plan
+from pytest_slmserve.analysis.curve import Curve
+from pytest_slmserve.analysis.kv_cache import block_size_of, kv_bytes_per_token
+from pytest_slmserve.analysis.placement import Footprint, utilization
+from pytest_slmserve.analysis.verification import (
+    MARGIN,
+    Verification,
+    Verified,
+    VerifiedTogether,
+    not_started,
+    together_failed,
+    verified,
+    verified_together,
+)
+from pytest_slmserve.engines.sharing import cannot_share
+from pytest_slmserve.errors import BadArchive, BadUsage, EngineFailed
+from pytest_slmserve.kinds import Sharing
+from pytest_slmserve.models import short_name
+from pytest_slmserve.options import Options, read_options
+from pytest_slmserve.records import MUST_MATCH, Environment, Measurement, Workload
+from pytest_slmserve.session import Session
+from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, ReplicaSpec
+
+RECORDS = ".slm/verify.jsonl"
+MODES = {"cuda": "gpu", "cpu": "cpu", "fake": "fake"}
+# Arguments that an advice sets: what the sweep was given for them beside its specification no longer counts.
+ADVISED = ("max_num_seqs", "max_model_len", "kv_cache_memory_bytes", "gpu_memory_utilization")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How it is verified. margin: how far from what was predicted is still as predicted, a share. sharing: of the
+    device by several engines. records: the archive to append to. python: an interpreter in place of the records'."""
+
+    repeats: int = 2
+    margin: float = MARGIN
+    sharing: Sharing = "time-slicing"
+    records: str = RECORDS
+    python: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One model's engine as advised, with the requests and the load that the records have, but for its concurrency.
+    source: any of the measurements that the advice rests on."""
+
+    advice: Advice
+    source: Measurement
+    spec: EngineSpec
+    load: ClosedLoop
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Engines that are to share the device: `trials` has the model of each."""
+
+    spec: ReplicaSpec
+    trials: tuple[Trial, ...]
+
+    @property
+    def loads(self) -> list[ClosedLoop]:
+        return [replace(t.load, concurrency=e.max_num_seqs) for t, e in zip(self.trials, self.spec.engines)]
+
+    @property
+    def workloads(self) -> list[Workload]:
+        return [trial.workload for trial in self.trials]
+
+
+# What is to be measured
+
+
+def trials(plan: Plan, curves: Sequence[Curve], python: str = "") -> list[Trial]:
+    """One for each model that got an advice. Raises BadUsage or BadDataset where its requests cannot be made again, or
+    are longer than was advised for."""
+    found = []
+    for advice in plan.advices:
+        curve = _curve_of(advice, curves)
+        if advice.batch is not None and curve and curve.first and curve.load:
+            spec = as_advised(advice, curve.first, advice.batch, plan.wish.gpu_bytes, python)
+            if curve.first.workload.longest > spec.max_model_len:
+                longest = curve.first.workload.longest
+                raise BadUsage(f"the records have requests of {longest} tokens", f"--max-model-len {longest}")
+            load, workload = replace(curve.load, concurrency=advice.batch), same_requests(curve.first)
+            found.append(Trial(advice=advice, source=curve.first, spec=spec, load=load, workload=workload))
+    return found
+
+
+def _curve_of(advice: Advice, curves: Sequence[Curve]) -> Curve | None:
+    """The sweep that an advice rests on."""
+    records = [point.records for point in advice.subject.points]
+    return next((curve for curve in curves if [point.records for point in curve.points] == records), None)
+
+
+def same_requests(source: Measurement) -> Workload:
+    """The requests of a record, made again. Raises BadUsage where they are others."""
+    spec, kept = source.spec, source.workload
+    made = requests_for(kept.spec, spec.model, spec.weights)
+    if made.hash != kept.hash:
+        raise BadUsage(
+            f"the requests of {short_name(spec.model)} cannot be made again here: the records have the hash "
+            f"{kept.hash}, their specification now gives {made.hash}",
+            "the release of pytest-slmserve and the dataset that the records were measured with",
+        )
+    return made
+
+
+def as_advised(
+    advice: Advice, source: Measurement, batch: int, gpu_bytes: int | None = None, python: str = ""
+) -> EngineSpec:
+    """The engine of a sweep with the limits that are advised for `batch` requests. gpu_bytes: of the GPU that the
+    advice is for."""
+    spec, footprint = source.spec, advice.subject.footprint
+    limited = replace(
+        spec,
+        max_num_seqs=batch,
+        python=python or spec.python,
+        extra=tuple(pair for pair in spec.extra if pair[0] not in ADVISED),
+    )
+    if spec.backend == "cpu":
+        return replace(limited, kv_cache_bytes=_whole_gib(source, batch))
+    if footprint is None:
+        return limited
+    total, gpus = footprint.total_bytes(batch), (gpu_bytes, source.environment.gpu_memory_bytes)
+    shares = [utilization(total, gpu) for gpu in gpus if gpu is not None]
+    return replace(
+        limited,
+        max_model_len=footprint.longest,
+        kv_cache_bytes=footprint.kv_bytes(batch),
+        # vLLM checks at its start that as much is free: less than its own total would check nothing.
+        memory_share=max(shares, default=spec.memory_share),
+    )
+
+
+def _whole_gib(source: Measurement, batch: int) -> int:
+    """KV cache for the batch on vLLM's CPU backend; that of the sweep where the shape is not known."""
+    spec, resolved, longest = source.spec, source.resolved, source.workload.longest
+    per_token, block = kv_bytes_per_token(spec, resolved), block_size_of(spec, resolved)
+    if per_token is None:
+        return spec.kv_cache_bytes
+    needed = Footprint(weight_bytes=0, kv_bytes_per_token=per_token, longest=longest, block_size=block).kv_bytes(batch)
+    return max(1, -(-needed // GIB)) * GIB
+
+
+def joint_of(plan: Plan, alone: Sequence[Trial], sharing: Sharing) -> Joint | None:
+    """The engines that are advised to share the device: one of each model, or several of a single one; None where one
+    engine is all that is advised."""
+    placed = [trial for trial in alone if trial.advice.needs]
+    if plan.together and plan.together.fits and len(placed) > 1:
+        return Joint(ReplicaSpec(tuple(trial.spec for trial in placed), sharing), tuple(placed))
+    for trial in placed:
+        fit = trial.advice.replicas
+        if fit and fit.advised > 1:
+            python = trial.spec.python
+            each = as_advised(trial.advice, trial.source, fit.each, plan.wish.gpu_bytes, python)
+            return Joint(ReplicaSpec((each,) * fit.advised, sharing), (trial,) * fit.advised)
+    return None
+
+
+# Measuring
+
+
+@contextmanager
+def opened(alone: Sequence[Trial], joint: Joint | None, terms: Terms) -> Iterator[Session]:
+    """A session that holds the device and the archive; whatever happens, it lets go of both and stops its engines.
+
+    Raises BadUsage where this is another kind of host than that of the records, or the device cannot be shared so,
+    DeviceBusy where another run measures.
+    """
+    session = _session_for(alone[0], terms)
+    try:
+        for trial in alone:
+            check_host(trial, session.agenda.environment(trial.spec))
+        if joint and (why := cannot_share(joint.spec, session.host.device)):
+            raise BadUsage(why, "--sharing time-slicing")
+        try:
+            session.open()
+        except (BadUsage, BadArchive) as error:  # its hints name pytest's options
+            raise type(error)(error.problem, error.hint.replace("--slm-", "--")) from None
+        session.begin()
+        yield session
+    finally:
+        session.close()
+
+
+def _session_for(trial: Trial, terms: Terms) -> Session:
+    """Raises BadUsage where the backend cannot run here."""
+    try:
+        return Session.of(_options(trial.spec, terms), Path.cwd())
+    except BadUsage as error:
+        there = trial.source.environment
+        where = there.gpu_name or there.cpu or there.backend
+        raise BadUsage(error.problem, f"the kind of host that was measured on: {where}; or --python") from None
+
+
+def _options(spec: EngineSpec, terms: Terms) -> Options:
+    """Of the environment and the ini file nothing is taken: the records say how it is measured."""
+    given = {
+        MODES[spec.backend]: True,
+        "python": spec.python,
+        "env": [f"{name}={value}" for name, value in spec.env],
+        "repeats": str(terms.repeats),
+        "records": terms.records,
+    }
+    return read_options(given, {}, {})
+
+
+def check_host(trial: Trial, here: Environment) -> None:
+    """Raises BadUsage where the records are of another kind of host, with all that differs."""
+    there = trial.source.environment
+    if there.key == here.key:
+        return
+    facts = ((name.replace("_", " "), getattr(there, name), getattr(here, name)) for name in MUST_MATCH)
+    differ = "; ".join(f"{name}: {_known(a)} there, {_known(b)} here" for name, a, b in facts if a != b)
+    name = short_name(trial.spec.model)
+    raise BadUsage(f"the records of {name} are of another kind of host ({differ})", "records of this one, or that host")
+
+
+def _known(value: object) -> str:
+    return "not known" if value is None else str(value)
+
+
+def verify(session: Session, alone: Sequence[Trial], joint: Joint | None, terms: Terms) -> Verification:
+    """Each model alone, then all that are to share the device."""
+    seen = [_alone(session, trial, terms) for trial in alone]
+    started = all(each.point for each in seen)
+    together = _together(session, joint, seen, terms) if joint and started else None
+    return Verification(terms.margin, terms.repeats, tuple(seen), together)
+
+
+def _alone(session: Session, trial: Trial, terms: Terms) -> Verified:
+    try:
+        found = session.measure(trial.spec, trial.workload, trial.load, terms.repeats)
+    except EngineFailed as error:
+        return not_started(trial.advice, error.problem)
+    return verified(trial.advice, trial.spec, found, terms.margin)
+
+
+def _together(session: Session, joint: Joint, alone: Sequence[Verified], terms: Terms) -> VerifiedTogether:
+    try:
+        session.measure_replicas(joint.spec, joint.workloads, joint.loads, terms.repeats)
+    except EngineFailed as error:
+        names = [engine.model for engine in joint.spec.engines]
+        return together_failed(names, [load.concurrency for load in joint.loads], terms.sharing, error.problem)
+    [runs] = session.shared.values()
+    models = {each.advice.subject.name: each for each in alone}
+    by_itself = [models[trial.advice.subject.name] for trial in joint.trials]
+    return verified_together(runs, by_itself, terms.sharing, terms.margin)

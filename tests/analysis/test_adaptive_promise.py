@@ -1,0 +1,144 @@
+"""The promise of an adaptive sweep on curves that were measured: the plateau of the full grid within one grid point, at
+no more than a third of its seconds. The measured repeats are its answers, their recorded seconds its price."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from published import ROWS
+from sparse import Played, in_turn, play
+from strategies import point
+
+from pytest_slmserve.analysis import gains
+from pytest_slmserve.analysis.adaptive import SHARE
+from pytest_slmserve.analysis.points import Point, by_series, points_of
+from pytest_slmserve.records import Measurement
+from pytest_slmserve.store import read
+
+BASELINES = Path(__file__).parents[2] / "benchmarks" / "baselines"
+SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}.jsonl.gz" for name in ("spread", "together", "sensors"))
+CPU = "cpu-vllm-0.32.0.jsonl.gz"
+FULL_REPEATS = 2
+
+if not BASELINES.is_dir():
+    pytest.skip("the archives are in the checkout", allow_module_level=True)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A sweep with every load measured, and the seconds that one measurement of each took."""
+
+    points: tuple[Point, ...]
+    seconds: dict[int, float]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        return tuple(p.concurrency for p in self.points)
+
+    @property
+    def plateau(self) -> int | None:
+        return gains.plateau(self.points).value
+
+    def played(self) -> Played:
+        answers = in_turn({p.concurrency: p.repeats for p in self.points})
+        return play(self.grid, answers, repeats=FULL_REPEATS, seconds=lambda load, rate: self.seconds[load])
+
+    def share(self, loads: Iterable[int]) -> float:
+        return sum(self.seconds[load] for load in loads) / (FULL_REPEATS * sum(self.seconds.values()))
+
+    def apart(self, found: int | None) -> int:
+        first, second = (len(self.grid) if p is None else self.grid.index(p) for p in (found, self.plateau))
+        return abs(first - second)
+
+
+@cache
+def archive(name: str) -> tuple[Measurement, ...]:
+    return read(BASELINES / name).measurements
+
+
+def measured(name: str, model: str) -> Measured:
+    (group,) = by_series(m for m in archive(name) if m.spec.model == model).values()
+    points = points_of(group)
+    lasted = {p.concurrency: [m.run.window_s[1] for m in group if m.load.concurrency == p.concurrency] for p in points}
+    return Measured(points, {load: fmean(seconds) for load, seconds in lasted.items()})
+
+
+# archive, model, plateau of the full grid, loads in the order asked for, plateau found
+SWEEPS: Sequence[tuple[str, str, int | None, list[int], int | None]] = (
+    (SPREAD, "opt-125m", None, [1, 1024, 512, 512, 1024], None),
+    (SPREAD, "opt-1.3b", 128, [1, 512, 128, 64, 64, 1], 128),
+    (SPREAD, "opt-2.7b", 128, [1, 256, 128, 64, 1], 128),
+    (SENSORS, "opt-125m", 512, [1, 1024, 512, 256, 256], 512),
+    (SENSORS, "opt-1.3b", 128, [1, 512, 128, 64, 64], 128),
+    (SENSORS, "opt-2.7b", 128, [1, 256, 128, 64, 1], 128),
+    (CPU, "opt-tiny", 128, [1, 256, 64, 32, 32], 64),
+)
+
+
+@pytest.mark.parametrize(("name", "model", "full", "loads", "found"), SWEEPS)
+def test_the_plateau_of_the_full_grid_from_a_third_of_its_seconds(name, model, full, loads, found):
+    sweep = measured(name, model)
+    played = sweep.played()
+    assert sweep.plateau == full and played.loads == loads
+    assert gains.plateau(played.points).value == found and sweep.apart(found) <= 1
+    assert sweep.share(loads) <= SHARE
+
+
+@pytest.mark.parametrize(
+    ("model", "loads", "full"), [("opt-1.3b", [64, 512, 128, 64], 128), ("opt-125m", [64, 512, 256, 64], None)]
+)
+def test_of_four_loads_three_are_needed_and_those_are_more_than_a_third(model, loads, full):
+    """What was measured with starts together: too few loads to leave any out. The plateau is the same."""
+    sweep = measured(TOGETHER, model)
+    played = sweep.played()
+    assert sweep.grid == (64, 128, 256, 512) and played.loads == loads
+    assert gains.plateau(played.points).value == full == sweep.plateau
+    assert SHARE < sweep.share(loads) < 0.5
+
+
+def test_a_dent_does_not_end_a_sweep():
+    """OPT-125M gains 8.7 % from 128 to 256 in flight, less than a tenth, and then it doubles."""
+    sweep = measured(SPREAD, "opt-125m")
+    (dent,) = [gain for gain in gains.gains(sweep.points) if gain.start == 128]
+    assert dent.value < 0.10 and gains.plateau(sweep.played().points).value is None
+    best = max(fmean(p.repeats) for p in sweep.points)
+    assert next(fmean(p.repeats) for p in sweep.points if p.concurrency == 128) < 0.5 * best
+
+
+def published() -> Measured:
+    """Its requests have 292 output tokens in the mean; the seconds are those that a sweep of ours would take."""
+    points = tuple(point(load, [rate]) for load, rate, *_ in ROWS)
+    return Measured(points, {load: 5.0 + 1.5 * 292 * load / rate for load, rate, *_ in ROWS})
+
+
+def test_published_results_whose_loads_are_no_doublings():
+    sweep = published()
+    played = sweep.played()
+    found = gains.plateau(played.points).value
+    assert sweep.plateau == 256 and sweep.apart(found) <= 1 and sweep.share(played.loads) <= SHARE
+
+
+@pytest.mark.parametrize(("noise", "off", "as_often"), [(0.01, 0.01, 0.02), (0.05, 0.2, 0.05)])
+def test_noise_moves_the_plateau_hardly_more_often_than_that_of_the_full_grid(noise, off, as_often):
+    """By two grid points or more, in drawn repeats of all curves of the H200: off, where all loads are measured."""
+    chance, sweeps, draws = random.Random(7), [measured(n, m) for n, m, *_ in SWEEPS[:6]], 30
+    wrong = {"full": 0, "adaptive": 0}
+    for sweep in sweeps * draws:
+        true = {p.concurrency: fmean(p.repeats) for p in sweep.points}
+
+        def drawn(load: int, true: dict[int, float] = true) -> float:
+            return true[load] * math.exp(chance.gauss(0, noise))
+
+        whole = [point(load, [drawn(load) for _ in range(FULL_REPEATS)]) for load in sweep.grid]
+        part = play(sweep.grid, drawn, seconds=lambda load, rate, sweep=sweep: sweep.seconds[load])
+        wrong["full"] += sweep.apart(gains.plateau(whole).value) > 1
+        wrong["adaptive"] += sweep.apart(gains.plateau(part.points).value) > 1
+    full, adaptive = (wrong[which] / len(sweeps) / draws for which in ("full", "adaptive"))
+    assert full <= off and adaptive <= full + as_often

@@ -1,0 +1,155 @@
+"""Several engines beside the best of one: which are compared, and what is never chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from strategies import rates
+
+from pytest_slmserve.analysis.replica_gains import Comparison, EngineSet, compare
+from pytest_slmserve.errors import TooFewPoints
+
+CHUNKED, PLAIN = (("chunked", "yes"),), (("chunked", "no"),)
+
+
+def engines(replicas: int, knob: int, *throughput: float, **facts: object) -> EngineSet:
+    latency = tuple(1e-4 * knob for _ in throughput)
+    made = EngineSet(replicas=replicas, knob=knob, throughput=throughput, latency_s=latency)
+    return replace(made, **facts)
+
+
+ONE, TWO = engines(1, 256, 1000.0), engines(2, 128, 1300.0)
+
+
+@st.composite
+def any_sets(draw: st.DrawFn) -> list[EngineSet]:
+    """At least one engine that counts, and several; all else as it may be."""
+    places = st.tuples(st.integers(1, 4), st.sampled_from([32, 64, 128, 256]), st.sampled_from([(), CHUNKED, PLAIN]))
+    found = []
+    for replicas, knob, settings in draw(st.lists(places, max_size=10, unique=True)):
+        repeats = draw(st.lists(rates(), min_size=1, max_size=3))
+        lost = draw(st.sampled_from([0.0, 0.0, 3.0]))
+        found.append(
+            engines(replicas, knob, *repeats, settings=settings, preemptions=lost, eligible=draw(st.booleans()))
+        )
+    assume(any(s.replicas == 1 and s.eligible and not s.preempted for s in found))
+    assume(any(s.replicas > 1 for s in found))
+    return found
+
+
+def gains(found: Comparison) -> list[float]:
+    """All numbers that say how much more there is."""
+    seen = [i for row in found.rows for i in (row.gain, row.at_equal_total)] + [gain for _, gain in found.others]
+    return [end for i in seen if i is not None for end in (i.value, i.low, i.high) if end is not None]
+
+
+def test_the_best_of_several_over_the_best_of_one():
+    found = compare([engines(1, 96, 900.0), ONE, TWO, engines(4, 64, 1250.0)])
+    assert found.baseline == ONE and found.best is not None and found.best.engines == TWO
+    assert found.gain is not None and found.gain.value == pytest.approx(0.3) and found.gain.low is None
+    assert found.best.latency is not None and found.best.latency.value == pytest.approx(0.5)
+
+
+def test_the_baseline_is_compared_with_nothing():
+    [own] = [row for row in compare([ONE, TWO]).rows if row.engines == ONE]
+    assert own.gain is None and own.latency is None and own.at_equal_total is None
+
+
+def test_the_gain_at_equal_total_needs_one_engine_of_that_limit_that_counts():
+    larger = engines(1, 512, 1100.0)
+    [equal] = [row.at_equal_total for row in compare([ONE, larger, TWO]).rows if row.engines == TWO]
+    assert equal is not None and equal.value == pytest.approx(0.3)
+    for useless in (replace(ONE, preemptions=1.0), replace(ONE, eligible=False), replace(ONE, knob=255)):
+        [equal] = [row.at_equal_total for row in compare([useless, larger, TWO]).rows if row.engines == TWO]
+        assert equal is None
+
+
+def test_what_preempted_is_compared_and_not_chosen():
+    lost = engines(4, 128, 2000.0, preemptions=178.0)
+    found = compare([ONE, TWO, lost, engines(1, 512, 1500.0, preemptions=1.0)])
+    assert found.baseline == ONE and found.best is not None and found.best.engines == TWO
+    [gain] = [row.gain for row in found.rows if row.engines == lost]
+    assert gain is not None and gain.value == pytest.approx(1.0)
+
+
+def test_all_of_several_preempted():
+    found = compare([ONE, replace(TWO, preemptions=2.0)])
+    assert found.best is None and found.gain is None and found.others == ()
+
+
+def test_repeats_give_intervals_by_the_pooled_noise():
+    repeated = engines(1, 256, 990.0, 1000.0, 1010.0)
+    alone = compare([repeated, TWO]).gain
+    assert alone is not None and alone.low is not None and alone.high is not None
+    assert alone.low < alone.value < alone.high and alone.value == pytest.approx(0.3)
+    both = compare([repeated, engines(2, 128, 1287.0, 1300.0, 1313.0)]).gain
+    assert both is not None and both.low is not None and alone.low < both.low < both.value
+
+
+def test_noise_tells_what_is_alike():
+    near, far = engines(4, 64, 1295.0, 1285.0), engines(4, 32, 1100.0, 1110.0)
+    found = compare([engines(1, 256, 990.0, 1010.0), engines(2, 128, 1290.0, 1310.0), near, far])
+    assert found.alike == (near,)
+    assert compare([ONE, TWO, engines(4, 64, 1299.0)]).alike == (), "without repeats nothing can be said"
+
+
+def test_other_baselines_are_the_best_of_each_other_setting():
+    chunked = [engines(1, knob, rate, settings=CHUNKED) for knob, rate in ((256, 1100.0), (512, 1200.0))]
+    lost = engines(1, 768, 1250.0, settings=CHUNKED, preemptions=1.0)
+    plain = replace(ONE, settings=PLAIN)
+    found = compare([*(replace(s, eligible=False) for s in chunked), lost, plain, replace(TWO, settings=PLAIN)])
+    [(other, gain)] = found.others
+    assert found.baseline == plain and other.knob == 512 and gain.value == pytest.approx(1300 / 1200 - 1)
+    barred = [replace(s, eligible=False, alternative=False) for s in chunked]
+    assert compare([*barred, plain, TWO]).others == ()
+
+
+def test_energy_is_the_mean_over_repeats_that_are_all_known():
+    assert engines(2, 64, 100.0, 200.0, power_w=(50.0, 50.0)).energy_per_token_j == pytest.approx(0.375)
+    assert engines(2, 64, 100.0, 200.0, power_w=(50.0, None)).energy_per_token_j is None
+    assert TWO.energy_per_token_j is None
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ([], "there is no row of one engine to compare several with"),
+        ([TWO], "there is no row of one engine to compare"),
+        ([replace(ONE, preemptions=1.0), TWO], "no row of one engine without preemption \\(1 with\\)"),
+        ([ONE], "there is no row of several engines"),
+    ],
+)
+def test_one_side_is_missing(sets, words):
+    with pytest.raises(TooFewPoints, match=words):
+        compare(sets)
+
+
+@given(any_sets(), st.randoms(use_true_random=False))
+def test_order_does_not_matter(sets, chance):
+    shuffled = list(sets)
+    chance.shuffle(shuffled)
+    assert compare(shuffled) == compare(sets)
+
+
+@given(any_sets(), st.integers(-20, 20))
+def test_the_unit_of_throughput_changes_no_gain(sets, power):
+    """Powers of two: nothing is rounded, so that equal ones stay equal."""
+    scaled = [replace(s, throughput=tuple(2.0**power * rate for rate in s.throughput)) for s in sets]
+    first, second = compare(sets), compare(scaled)
+    assert gains(first) == pytest.approx(gains(second), rel=1e-6, abs=1e-9)
+    chosen = [(s.best and (s.best.engines.replicas, s.best.engines.knob), s.baseline.knob) for s in (first, second)]
+    assert chosen[0] == chosen[1]
+
+
+@given(any_sets())
+def test_nothing_that_preempted_is_ever_chosen(sets):
+    found = compare(sets)
+    assert not found.baseline.preempted and found.baseline.eligible and found.baseline.replicas == 1
+    assert not any(s.preempted for s, _ in found.others) and not any(s.preempted for s in found.alike)
+    several = [s for s in sets if s.replicas > 1 and not s.preempted]
+    assert (found.best is None) == (not several)
+    if found.best:
+        assert found.best.engines in several and found.best.engines.rate == max(s.rate for s in several)

@@ -1,0 +1,221 @@
+"""What several engines serve together, from records whose truth is planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import H200, WELL, measurement, planted_telemetry, point
+
+from pytest_slmserve import sensors
+from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.curve import Curve, curve_of, with_shared
+from pytest_slmserve.analysis.replication import (
+    common_span,
+    gain_over,
+    latency_ratio,
+    shared_points,
+    shared_runs,
+    summarize_shared,
+    system_throughput,
+)
+from pytest_slmserve.analysis.sharing import (
+    PAY,
+    TAIL,
+    has_replicas,
+    name_of,
+    replicas_keep_the_tail,
+    replicas_pay,
+    trustworthy,
+)
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.records import Replica
+
+HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
+
+
+def together(*rates, concurrency=8, group="one", sharing="mps", models=None, repeat=0, began_s=None, **how):
+    """One run of an engine for each rate."""
+    names = models or ["opt-1.3b"] * len(rates)
+    asked = f"{sharing} {names} {concurrency} {how.get('output_tokens')}"
+    made = []
+    for index, (rate, model) in enumerate(zip(rates, names)):
+        m = measurement(concurrency, rate, model=model, launch=f"{group}-{index}", repeat=repeat, **how)
+        run = replace(m.run, began_s=None if began_s is None else began_s[index])
+        part = Replica(f"{group}-{repeat}", index, len(rates), asked, sharing)
+        made.append(replace(m, run=run, replica=part))
+    return made
+
+
+def alone(*rates, concurrency=16):
+    return [measurement(concurrency, rate, repeat=i) for i, rate in enumerate(rates)]
+
+
+def curve(rates, shared):
+    return with_shared([curve_of("opt-1.3b", alone(*rates))], shared_points(shared))[0]
+
+
+# One run
+
+
+def test_what_all_serve_is_added_up():
+    seen = summarize_shared(tuple(together(400.0, 600.0)))
+    assert seen.output_tokens_per_s == pytest.approx(1000.0) == seen.sum_tokens_per_s
+    assert seen.each_tokens_per_s == pytest.approx((400.0, 600.0))
+
+
+def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
+    slow, fast = together(400.0, 800.0)
+    seen = summarize_shared((slow, fast))
+    each = [window.latency(run) for run in common_span([slow.run, fast.run])]
+    assert seen.largest_e2e_s == pytest.approx(max(one.e2e_s for one in each))
+    requests = [one.requests for one in each]
+    pooled = sum(one.e2e_s * n for one, n in zip(each, requests)) / sum(requests)
+    assert seen.e2e_s == pytest.approx(pooled)
+    assert min(one.e2e_p50_s for one in each) <= seen.e2e_p50_s <= max(one.e2e_p50_s for one in each)
+    assert seen.e2e_p99_s > 0.95 * each[0].e2e_p99_s, "the slow one's"
+
+
+def test_rates_are_of_the_span_that_all_windows_have_in_common():
+    first, second = together(400.0, 400.0, began_s=(100.0, 100.5))
+    runs = common_span([first.run, second.run])
+    spans = [(run.began_s + run.window_s[0], run.began_s + run.window_s[1]) for run in runs]
+    assert spans[0] == pytest.approx(spans[1])
+    assert spans[0][0] == pytest.approx(100.5 + second.run.window_s[0])
+    assert spans[0][1] == pytest.approx(100.0 + first.run.window_s[1])
+
+
+def test_windows_with_nothing_in_common_have_no_rate():
+    first, second = together(400.0, 400.0, began_s=(100.0, 900.0))
+    seen = summarize_shared((first, second))
+    assert seen.output_tokens_per_s is None and seen.sum_tokens_per_s == pytest.approx(800.0)
+
+
+def test_the_sensors_are_of_all():
+    first, second = together(400.0, 600.0)
+    columns = {**WELL, sensors.ENERGY: None, sensors.POWER_INSTANT: 500.0, sensors.POWER: 500.0}
+    telemetry = planted_telemetry(columns, until_s=first.run.window_s[1], interval_s=0.05)
+    seen = summarize_shared((replace(first, run=replace(first.run, telemetry=telemetry)), second))
+    assert (seen.power_w, seen.dram_active) == pytest.approx((500.0, 0.6))
+    assert seen.energy_per_token_j == pytest.approx(0.5)
+
+
+@given(st.permutations(range(3)))
+def test_records_come_in_any_order_and_a_lost_one_makes_no_run(order):
+    members = together(100.0, 200.0, 300.0)
+    (found,) = shared_runs([members[i] for i in order])
+    assert list(found) == members
+    assert shared_runs(members[:2]) == [] == shared_runs([measurement()])
+
+
+# Points
+
+
+def test_repeats_make_a_point_and_invalid_ones_are_left_out():
+    runs = [
+        *together(400.0, 400.0, repeat=0),
+        *together(410.0, 410.0, repeat=1),
+        *together(500.0, 500.0, repeat=2, failures=1),
+    ]
+    (found,) = shared_points(runs)
+    assert found.repeats == pytest.approx((800.0, 820.0)) and found.valid
+    assert (found.models, found.count, found.model) == (("opt-1.3b",) * 2, 2, "opt-1.3b")
+    assert (found.concurrency, found.loads, found.sharing) == (16, (8, 8), "mps")
+    assert found.left_out == 1 and "replica 1: 1 requests failed" in found.problems[0]
+    assert len(found.records) == 4
+    verdict = trustworthy("two", found, 3)
+    assert not verdict and "2 of 3 runs are valid, 3 are wanted: replica 1" in verdict.why
+    assert trustworthy("two", found, 2)
+
+
+def test_different_questions_are_different_points():
+    runs = [
+        *together(400.0, 400.0), *together(300.0, 300.0, 300.0, group="three"),
+        *together(390.0, 390.0, group="turns", sharing="time-slicing"),
+        *together(400.0, 100.0, group="pair", models=["opt-125m", "opt-1.3b"]),
+    ]  # fmt: skip
+    found = shared_points(runs)
+    assert [(p.count, p.sharing, p.model) for p in found] == [
+        (2, "mps", "opt-1.3b"), (3, "mps", "opt-1.3b"), (2, "time-slicing", "opt-1.3b"), (2, "mps", None),
+    ]  # fmt: skip
+
+
+def test_replicas_are_no_points_of_a_sweep():
+    swept = curve_of("opt-1.3b", [*alone(1000.0, 1010.0), *together(400.0, 400.0)])
+    assert [p.concurrency for p in swept.points] == [16] and swept.shared == ()
+
+
+def test_a_curve_has_the_replicas_of_its_own_model_host_and_requests():
+    mine = together(400.0, 400.0)
+    other = replace(mine[0].workload, hash="of other requests")
+    others = [
+        *together(400.0, 400.0, group="a", models=["opt-125m"] * 2),
+        *together(400.0, 400.0, group="b", environment=replace(H200, driver="1")),
+        *(replace(m, workload=other) for m in together(400.0, 400.0, group="c", output_tokens=64)),
+    ]
+    found = with_shared([curve_of("opt-1.3b", alone(1000.0)), Curve(subject="x")], shared_points([*mine, *others]))
+    assert [[s.records for s in c.shared] for c in found] == [[tuple(m.id for m in mine)], []]
+
+
+# Judgements
+
+
+def test_the_gain_by_hand():
+    (shared,) = shared_points([*together(600.0, 600.0), *together(610.0, 610.0, repeat=1)])
+    gain = gain_over(point(16, [1000.0, 1000.0]), shared)
+    assert gain.value == pytest.approx(1210 / 1000)
+    assert gain.low < 1.21 < gain.high
+    assert gain_over(point(16, [1000.0]), shared_points(together(600.0, 600.0))[0]).low is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "state"), [((620.0, 624.0), HOLDS), ((450.0, 452.0), FAILS), ((400.0, 620.0), UNDECIDED)]
+)
+def test_do_replicas_pay(rates, state):
+    runs = [m for i, rate in enumerate(rates) for m in together(rate, rate, repeat=i)]
+    verdict = replicas_pay(curve((1000.0, 1004.0), runs), "mps", 1.0)
+    assert (verdict.claim, verdict.state) == (name_of(PAY, "mps"), state)
+    assert "2 replicas under MPS serve" in verdict.why and "at 16 in flight" in verdict.why
+    assert verdict.n == 6 and verdict.value == pytest.approx(2 * sum(rates) / 2 / 1002)
+
+
+def test_the_best_number_of_replicas_decides_and_the_others_are_told():
+    runs = [m for i in range(2) for m in together(600.0 + i, 600.0 + i, repeat=i)]
+    runs += [m for i in range(2) for m in together(*[260.0 + i] * 4, group="four", concurrency=4, repeat=i)]
+    verdict = replicas_pay(curve((1000.0, 1004.0), runs), "mps", 1.0)
+    assert verdict and verdict.why.startswith("2 replicas") and "(4: 1.04)" in verdict.why
+
+
+@pytest.mark.parametrize(("bound", "state"), [(1.1, HOLDS), (0.5, FAILS)])
+def test_the_tail(bound, state):
+    runs = [m for i in range(2) for m in together(520.0 + i, 520.0 + i, repeat=i)]
+    verdict = replicas_keep_the_tail(curve((1000.0, 1004.0), runs), "mps", bound)
+    assert (verdict.claim, verdict.state) == (name_of(TAIL, "mps"), state)
+    assert verdict.value == pytest.approx(1002 / 1041, rel=0.03)
+
+
+def test_what_is_missing_is_said():
+    runs = together(600.0, 600.0)
+    for judge in (replicas_pay, replicas_keep_the_tail):
+        none = judge(curve((1000.0,), runs), "time-slicing", 1.0)
+        assert (none.state, none.why) == (UNDECIDED, "no replicas were measured by time slicing")
+        elsewhere = with_shared([curve_of("opt-1.3b", [measurement(8, 900.0)])], shared_points(runs))[0]
+        assert judge(elsewhere, "mps", 1.0).why == "one engine alone was not measured at 16 in flight"
+        broken = judge(curve((1000.0,), together(600.0, 600.0, failures=2)), "mps", 1.0)
+        assert broken.state is UNDECIDED and "2 replicas have no valid repeat (replica 1: 2 requests" in broken.why
+    once = replicas_pay(curve((1000.0,), runs), "mps", 1.0)
+    assert once.state is UNDECIDED and "--slm-repeats 2" in once.why
+    assert has_replicas(curve((1.0,), runs), "mps") and not has_replicas(curve((1.0,), runs), "mig")
+
+
+def test_two_models_against_taking_turns():
+    (pair,) = shared_points(together(900.0, 600.0, models=["opt-125m", "opt-1.3b"]))
+    assert system_throughput(pair, [1500.0, 1200.0]) == pytest.approx(0.6 + 0.5)
+    assert system_throughput(pair, [1500.0]) is None and system_throughput(pair, [1500.0, 0.0]) is None
+
+
+def test_a_latency_that_nobody_knows_has_no_ratio():
+    (shared,) = shared_points(together(600.0, 600.0))
+    assert latency_ratio(point(16, [1000.0]), shared, "e2e_p99_s") is None

@@ -1,0 +1,135 @@
+"""`slm_advice` in a user's test: what this run has measured, as the command would have it from the archive."""
+
+from __future__ import annotations
+
+import json
+
+from pytest_slmserve.__main__ import main
+
+ARGUMENTS = ("--slm-fake", "--slm-models=opt-1.3b", "--slm-window=2", "-p", "no:cacheprovider")
+
+
+def test_the_advice_is_that_of_the_command(pytester, capsys):
+    pytester.makepyfile(
+        """
+        from pathlib import Path
+
+        def test_what_to_deploy(slm_sweep, slm_advice):
+            slm_sweep(concurrency=[1, 8, 32, 64, 128])
+            advice = slm_advice("2x@32", efficiency=0.1)
+            tokens_per_s = advice.advised.tokens_per_s
+            Path("said").write_text(f"{advice.batch} {tokens_per_s.value!r} {advice.needs.kv_blocks}")
+            assert slm_advice().batch == 128, "without an objective"
+        """
+    )
+    pytester.runpytest_inprocess(*ARGUMENTS).assert_outcomes(passed=1)
+    capsys.readouterr()
+    assert main(["advise", str(pytester.path / ".slm/records.jsonl"), "--slo-itl", "2x@32", "--json"]) == 0
+    [model] = json.loads(capsys.readouterr().out)["models"]
+    batch, tokens_per_s, blocks = (pytester.path / "said").read_text().split()
+    assert (int(batch), int(blocks)) == (model["batch_requests"], model["memory"]["kv_blocks"])
+    assert abs(float(tokens_per_s) / model["advised"]["tokens_per_s"]["value"] - 1) < 1e-3, "whole microseconds"
+
+
+def test_it_comes_after_the_planned_points_and_starts_no_engine(pytester):
+    pytester.makepyfile(
+        """
+        def test_what_to_deploy(slm_advice, slm_session):
+            assert slm_advice("2x@32").batch == 64
+            assert len(slm_session.pool.starts) == 1
+
+        def test_point(slm_point):
+            assert slm_point.measure()
+        """
+    )
+    result = pytester.runpytest_inprocess(*ARGUMENTS, "--slm-batches=1,8,32,64,128", "-v")
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(["*test_point?opt-1.3b-128?*", "*test_what_to_deploy*"])
+
+
+def test_another_model_is_asked_for_by_name(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.slm(model="opt-125m")
+        def test_sweep(slm_sweep, slm_advice):
+            slm_sweep(concurrency=[1, 8, 32, 64])
+            assert slm_advice("4x@32").subject.name == "opt-125m"
+
+        def test_advice(slm_advice):
+            assert slm_advice("4x@32", model="facebook/opt-125m").batch == 64
+        """
+    )
+    pytester.runpytest_inprocess(*ARGUMENTS).assert_outcomes(passed=2)
+
+
+def test_nothing_measured_is_undecided(pytester):
+    pytester.makepyfile(
+        """
+        def test_nothing(slm_advice):
+            slm_advice("2x@32")
+
+        def test_too_little(slm_measure, slm_advice):
+            slm_measure(concurrency=8)
+            slm_advice("2x@32")
+        """
+    )
+    result = pytester.runpytest_inprocess(*ARGUMENTS)
+    result.assert_outcomes()
+    assert result.ret == 10
+    result.stdout.fnmatch_lines(
+        [
+            "*no advice on opt-1.3b: nothing of it was measured in this run*",
+            "*no advice on opt-1.3b: 1 load to judge by (8 in flight): two are needed*",
+        ]
+    )
+
+
+def test_invalid_points_are_no_ground(pytester):
+    pytester.makepyfile(
+        """
+        def test_failing(slm_sweep, slm_advice):
+            slm_sweep(concurrency=[8, 16])
+            slm_advice()
+        """
+    )
+    result = pytester.runpytest_inprocess(*ARGUMENTS, "--slm-engine-arg=fail_at=1")
+    assert result.ret == 10
+    result.stdout.fnmatch_lines(
+        ["*no advice on opt-1.3b: 0 loads to judge by: two are needed; left out*requests failed*"]
+    )
+
+
+def test_a_wish_that_no_load_fulfils_is_an_answer(pytester):
+    pytester.makepyfile(
+        """
+        def test_sweep(slm_sweep, slm_advice):
+            slm_sweep(concurrency=[1, 8, 32])
+            advice = slm_advice("0.001ms")
+            assert advice.batch is None and "no load that was measured has" in advice.decision.reason
+        """
+    )
+    pytester.runpytest_inprocess(*ARGUMENTS).assert_outcomes(passed=1)
+
+
+def test_wrong_words(pytester):
+    pytester.makepyfile(
+        """
+        def test_objective(slm_advice):
+            slm_advice("twice")
+
+        def test_share(slm_advice):
+            slm_advice("2x@32", efficiency=10)
+        """
+    )
+    result = pytester.runpytest_inprocess(*ARGUMENTS)
+    result.assert_outcomes(failed=2)
+    text = result.stdout.str()
+    assert "BadUsage: 'twice' is no latency objective" in text and "an efficiency of 10 is no share" in text
+    assert "Traceback" not in text
+
+
+def test_without_a_mode_it_is_skipped(pytester):
+    pytester.makepyfile("def test_advice(slm_advice):\n    slm_advice()")
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(skipped=1)

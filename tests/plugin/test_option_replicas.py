@@ -1,0 +1,26 @@
+"""--slm-replicas is how many engines share the device, in tests of replicas."""
+
+from inside import usage_error
+
+
+def test_each_number_is_measured(gain, archive):
+    gain("--slm-replicas=2,4", "--slm-sharing=mps", "-k", "point_of_replicas").assert_outcomes(passed=3)
+    counts = [m.replica.count for m in archive().measurements if m.replica and m.replica.index == 0]
+    assert counts == [2, 2, 4, 4]
+
+
+def test_one_engine_alone_is_always_measured(gain, archive):
+    gain("--slm-replicas=1", "-k", "point_of_replicas").assert_outcomes(passed=1)
+    assert not any(m.replica for m in archive().measurements)
+
+
+def test_what_cannot_be_shared_is_skipped_with_the_reason(gain):
+    result = gain("--slm-models=opt-13b", "--slm-memory-share=0.3", "-rs", "-k", "point_of_replicas")
+    result.assert_outcomes(passed=1, skipped=2)
+    result.stdout.fnmatch_lines(["SKIPPED*weights and reserve take * no room for a KV cache*"])
+    uneven = gain("--slm-replicas=5", "-rs", "-k", "point_of_replicas")
+    uneven.stdout.fnmatch_lines(["SKIPPED*384 requests in flight cannot be divided evenly among 5 replicas*"])
+
+
+def test_other_words_are_refused(gain):
+    assert "'3,2' is not positive whole numbers in ascending order" in usage_error(gain("--slm-replicas=3,2"))

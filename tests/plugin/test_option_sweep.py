@@ -1,0 +1,131 @@
+"""--slm-sweep adaptive measures only the loads that decide where the plateau is."""
+
+from __future__ import annotations
+
+import pytest
+from inside import SWEEP, usage_error
+
+FULL = (
+    "--slm-batches=1,2,4,8,16,32,64,128,256,512",
+    "--slm-lengths=64/32",
+    "--slm-engine-arg=t_inf=20000",
+    "--slm-engine-arg=b_half=10.6",
+)
+ADAPTIVE = ("--slm-sweep=adaptive", *FULL)
+DECIDING = [1, 32, 64, 128, 512]  # of a plateau from 64 in flight
+
+
+def loads(contents):
+    return sorted({m.load.concurrency for m in contents.measurements})
+
+
+def test_every_planned_load_is_measured_unless_told_otherwise(sweep, archive):
+    result = sweep(*FULL)
+    result.assert_outcomes(passed=11)
+    assert len(loads(archive())) == 10 and "adaptive" not in result.stdout.str()
+    result.stdout.fnmatch_lines(["plateau *from 64 in flight*"])
+
+
+def test_only_what_decides_is_measured_and_the_rest_is_skipped_with_what_the_law_says(sweep, archive):
+    result = sweep(*ADAPTIVE, "-rs")
+    result.assert_outcomes(passed=6, skipped=5)
+    assert loads(archive()) == DECIDING and len(archive().measurements) == 6
+    result.stdout.fnmatch_lines(
+        [
+            "slmserve: simulated, no vLLM; adaptive sweep; *",
+            "*measured: 5 points (adaptive sweep, 5 planned loads not needed), 1 to 2 repeats each*",
+            "*not measured, predicted: tokens/s 3,1?? at 2, * at 256 in flight; told the neighbours*",
+            "plateau *from 64 in flight*",
+            "*holds*opt-125m*plateau from 64 in flight*(adaptive sweep: judged at*",
+            "SKIPPED*not needed: the adaptive sweep found the plateau without it; predicted: 3,1?? tokens/s (*",
+        ]
+    )
+    assert "though planned" not in result.stdout.str()
+
+
+def test_without_a_plateau_the_largest_loads_are_measured(sweep, archive):
+    result = sweep(*ADAPTIVE, "--slm-engine-arg=b_half=900")
+    assert result.ret == 1 and loads(archive()) == [1, 256, 512]
+    result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to 512 in flight*"])
+
+
+def test_a_resumed_sweep_goes_on_where_it_ended(sweep, archive):
+    sweep(*FULL, "--slm-batches=1,512", "--slm-repeats=1")
+    result = sweep(*ADAPTIVE, "--slm-resume")
+    result.assert_outcomes(passed=6, skipped=5)
+    result.stdout.fnmatch_lines(["*2 measurements were reused*"])
+    assert loads(archive()) == DECIDING and len(archive().measurements) == 6
+
+
+def test_what_is_known_needs_no_skip(sweep, archive):
+    sweep(*FULL, "--slm-batches=1,2,512", "--slm-repeats=1")
+    sweep(*ADAPTIVE, "--slm-resume").assert_outcomes(passed=7, skipped=4)
+    assert loads(archive()) == [1, 2, 32, 64, 128, 512]
+
+
+def test_a_full_sweep_measures_what_an_adaptive_one_left_out(sweep, archive):
+    sweep(*ADAPTIVE)
+    result = sweep(*FULL, "--slm-resume")
+    result.assert_outcomes(passed=11)
+    result.stdout.fnmatch_lines(["*6 measurements were reused*"])
+    assert len(archive().measurements) == 20
+
+
+def test_any_item_of_a_model_carries_out_its_sweep(sweep, archive):
+    sweep(*ADAPTIVE, "-k", "512 or plateau").assert_outcomes(passed=2)
+    assert loads(archive()) == DECIDING
+
+
+def test_a_load_that_cannot_be_measured_fails_and_ends_the_sweep(sweep, archive):
+    result = sweep(*ADAPTIVE, "--slm-engine-arg=die_at=512", "-rs")
+    result.assert_outcomes(passed=1, skipped=8, failed=1)
+    assert result.ret == 1 and loads(archive()) == [1]
+    result.stdout.fnmatch_lines(
+        [
+            "*EngineFailed: the simulated engine died at 512 in flight*",
+            "*not measured, though planned: 512 in flight*",
+            "*undecided*not measured at 512 in flight*",
+            "note: opt-125m: the adaptive sweep ended at 512 in flight: the simulated engine died*",
+            "SKIPPED*the adaptive sweep ended early: 512 in flight was next*",
+        ]
+    )
+
+
+def test_an_invalid_load_fails_its_item_and_leaves_the_claim_undecided(sweep, archive):
+    result = sweep(*ADAPTIVE, "--slm-engine-arg=fail_at=512")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*undecided*invalid at 512 in flight*"])
+    assert max(load for load in loads(archive()) if load < 512) == 256, "the largest that is valid"
+
+
+def test_points_that_a_marker_names_are_measured_in_any_case(pytester, archive):
+    pytester.makepyfile(
+        SWEEP
+        + """
+    @pytest.mark.slm(points=[("opt-125m", 4)])
+    def test_named(slm_point):
+        assert slm_point.measure()
+    """
+    )
+    result = pytester.runpytest_inprocess("--slm-fake", "--slm-models=opt-125m", "--slm-window=2", *ADAPTIVE)
+    result.assert_outcomes(passed=7, skipped=5)
+    assert loads(archive()) == [1, 4, 32, 64, 128, 512]
+    assert sum(m.load.concurrency == 4 for m in archive().measurements) == 2
+
+
+def test_noise_that_takes_more_than_a_third_to_tell_leaves_it_undecided_and_says_how_to_go_on(sweep):
+    result = sweep(*ADAPTIVE, "--slm-engine-arg=noise=0.05", "--slm-engine-arg=b_half=60")
+    assert result.ret == 10
+    text = " ".join(result.stdout.str().split())
+    assert "too noisy to tell; --slm-sweep full with --slm-resume measures the rest (adaptive sweep" in text
+
+
+def test_a_plan_says_that_it_is_the_most_that_may_be_measured(sweep):
+    result = sweep(*ADAPTIVE, "--slm-plan")
+    result.stdout.fnmatch_lines(["*test_point?opt-125m-2? (* s)", "note: an adaptive sweep takes at most*a third*"])
+    assert "at most" not in sweep("--slm-plan").stdout.str()
+
+
+@pytest.mark.parametrize("how", ["some", ""])
+def test_another_word_is_refused(sweep, how):
+    assert "is not full or adaptive" in usage_error(sweep(f"--slm-sweep={how}"))

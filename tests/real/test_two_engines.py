@@ -1,0 +1,53 @@
+"""Two engines of vLLM's CPU backend on one host: they serve at once, and none is left when one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+from processes import gone, group
+from real_engine import SPEC
+
+from pytest_slmserve.analysis.replication import summarize_shared
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.engines.sharing import start_replicas
+from pytest_slmserve.environment import probe
+from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.measure import measure_together
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.spec import ClosedLoop, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.workload.build import build_workload
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
+LOAD = ClosedLoop(4, window_s=2.0)
+
+
+def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("vLLM's CPU engines need a core each")
+    workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), shape_of(SPEC.model))
+    environment = probe("cpu").environment
+    replicas = start_replicas(ReplicaSpec((SPEC, SPEC), pinned=True))
+    try:
+        found = measure_together(replicas, [workload] * 2, [LOAD] * 2, environment)
+        assert [m.replica.index for m in found] == [0, 1] and len({m.launch for m in found}) == 2
+        spans = [tuple(m.run.began_s + at for at in m.run.window_s) for m in found]
+        assert spans[0] == pytest.approx(spans[1], abs=0.5)
+        shared = summarize_shared(found)
+        assert shared.output_tokens_per_s == pytest.approx(shared.sum_tokens_per_s, rel=0.3)
+        assert all(rate > 0 for rate in shared.each_tokens_per_s)
+        assert not any("failed" in text or "Little" in text for m in found for text in problems(m))
+
+        pids = [engine.child.process.pid for engine in replicas.engines]
+        members = [pid for leader in pids for pid in group(leader)]
+        killer = threading.Timer(3.0, os.kill, (pids[1], signal.SIGKILL))
+        killer.start()
+        with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the engine ended \(signal SIGKILL\)"):
+            replicas.run([workload] * 2, [ClosedLoop(4, window_s=60.0)] * 2)
+        killer.join()
+    finally:
+        replicas.close()
+    for pid in (*pids, *members):
+        assert gone(pid)

@@ -1,0 +1,205 @@
+"""What the advisor says: a table, reasons, commands, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import law, point
+
+from pytest_slmserve.analysis.advisor import Plan, plan
+from pytest_slmserve.analysis.batching import AbsoluteSlo, RelativeSlo
+from pytest_slmserve.analysis.deciding import Engine, Subject, Wish
+from pytest_slmserve.analysis.placement import Footprint
+from pytest_slmserve.report.advice import objective, text
+from pytest_slmserve.report.advice_json import as_json, record
+from pytest_slmserve.report.serving import line, lines, serve, starts
+from pytest_slmserve.report.subjects import Source
+from pytest_slmserve.spec import GIB
+
+SOURCE = Source("NVIDIA H200", "TPOT", 140 * GIB)
+FOOTPRINT = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)
+ENGINE = Engine(
+    model="facebook/opt-1.3b", dtype="float16", max_num_batched_tokens=8192, footprint=FOOTPRINT, kv_had_bytes=120 * GIB
+)
+SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 650.0, "power_limit_w": 700.0}
+GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+WISH = Wish(slo=RelativeSlo(2, 32), gpu_bytes=140 * GIB, price_per_hour=3.5)
+
+
+def subject(name: str = "opt-1.3b", batches=GRID, **facts: object) -> Subject:
+    points = tuple(replace(point(b, [law(b)], [b / law(b)]), **SENSED) for b in batches)
+    return Subject(**{"name": name, "points": points, "engine": ENGINE, **facts})
+
+
+def planned(*subjects: Subject, wish: Wish = WISH) -> Plan:
+    return plan(subjects or [subject()], wish)
+
+
+def options(command: str) -> dict[str, str]:
+    """The words behind each option of a command line."""
+    words = shlex.split(command)
+    return {word: words[i + 1] for i, word in enumerate(words[:-1]) if word.startswith("--")}
+
+
+def flat(out: str) -> str:
+    """Broken lines made whole."""
+    return " ".join(out.split())
+
+
+def test_one_model_as_text():
+    out = text(planned(), SOURCE)
+    table = out.splitlines()[3:7]
+    assert out.splitlines()[0] == "NVIDIA H200, 140 GiB of memory, of which engines may take 90 %"
+    assert "at most 2 times the latency at 32 (TPOT)" in out.splitlines()[1]
+    assert table[3].split()[:9] == ["opt-1.3b", "64", "5,872", "10.9", "63.9", "42.2", "9.00", "111", "13.5"]
+    assert table[3].split()[9:] == ["9", "25", "x", "1.56", "x", "3.30", "0.166", "try", "2", "of", "32"]
+    assert "the host: no kernel runs for 36 % of the time" in out
+    assert "active 27 % of the time, of 89 % that can be reached" in flat(out)
+    assert "power is at 92.9 % of its limit" in flat(out)
+    assert "0.166 at 64; 0.106 at 512, the largest measured; 4.47 at 1, alone" in flat(out)
+    assert out.index("model") < out.index("  batch  ") < out.index("vllm serve")
+    assert all(line == line.rstrip() and len(line) <= 150 for line in out.splitlines())
+
+
+def test_one_engine_and_two_for_a_trial():
+    single, double = starts(planned())
+    assert len(single.commands) == 1 and not single.mps and len(double.commands) == 2 and double.mps
+    assert [options(line(words))["--port"] for words in double.commands] == ["8000", "8001"]
+    assert {options(line(words))["--max-num-seqs"] for words in double.commands} == {"32"}
+    assert "start the MPS daemon" in flat(text(planned(), SOURCE))
+
+
+def test_several_models_share_the_gpu():
+    found = planned(subject("a"), subject("b"), subject("c", batches=(8,)))
+    [start] = starts(found)
+    assert len(start.commands) == 2 and "2 engines that fit on the GPU together" in start.what
+    out = text(found, SOURCE)
+    assert "together: these 2 models take 26.9 of the 126 GiB" in out and "each with its B_opt" in out
+    assert "none: 1 load to judge by (8 in flight): two are needed" in out and "no advice" in out
+
+
+def test_models_that_do_not_fit_at_their_best_or_at_all():
+    small = replace(WISH, gpu_bytes=20 * GIB)
+    out = flat(text(planned(subject("a"), subject("b"), wish=small), SOURCE))
+    assert "with less than B_opt" in out and "not 64" in out and "the memory does not hold that" in out
+    assert "speeds are those of the GPU that was measured on, which has 140 GiB" in out
+    out = flat(text(planned(subject("a"), subject("b"), wish=replace(WISH, gpu_bytes=5 * GIB)), SOURCE))
+    assert "note: nothing fits" in out and "fewer of them (--model)" in out and "vllm serve" not in out
+    assert "does not even hold one request" in out
+
+
+def test_what_is_not_known_is_said():
+    bare = subject(engine=None, points=tuple(point(b, [law(b)], [b / law(b)]) for b in GRID), output_share=None)
+    out = text(planned(bare, wish=Wish(price_per_hour=3.5)), Source("results that are not ours", "itl_ms"))
+    assert "the model is not known: --model NAME" in out
+    assert "no cost: how many of the tokens are output" in out
+    assert "no latency limit was given (--slo-itl)" in out and "vllm serve" not in out
+    assert "GiB" not in out.splitlines()[4], "columns of nothing are left out"
+    nowhere = text(planned(wish=replace(WISH, gpu_bytes=None)), replace(SOURCE, gpu_bytes=None))
+    assert "--gpu-memory 80GiB" in nowhere and "--gpu-memory-utilization" not in nowhere
+
+
+def test_nothing_measured():
+    out = text(plan([], WISH), SOURCE)
+    assert "note: no sweep was measured" in out
+    assert json.loads(as_json(plan([], WISH), SOURCE))["models"] == []
+
+
+def test_a_prediction_is_said_in_the_table_and_below():
+    out = text(planned(subject(batches=(1, 32)), wish=replace(WISH, slo=RelativeSlo(4, 32))), SOURCE)
+    assert "predicted as the largest with" in out and out.splitlines()[6].endswith("predicted")
+    assert "measure there before use" in out
+
+
+def test_objectives_in_words():
+    assert objective(RelativeSlo(2.5, 32)) == "at most 2.5 times the latency at 32"
+    assert objective(AbsoluteSlo(0.03)) == "a latency of at most 30.0 ms"
+
+
+# Commands
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(lambda s: s[0] != "-")
+FOOTPRINTS = st.builds(
+    Footprint,
+    weight_bytes=st.integers(1, 30 * GIB),
+    kv_bytes_per_token=st.integers(1, 10**6),
+    longest=st.integers(1, 4096),
+    allowance_bytes=st.integers(1, 4 * GIB),
+)
+
+
+@given(NAMES, FOOTPRINTS, st.integers(1, 2000), st.integers(1, 200), st.none() | st.integers(1, 10**6))
+def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, tokens):
+    engine = Engine(model=model, dtype="float16", max_num_batched_tokens=tokens, footprint=footprint)
+    words = serve(engine, batch, gib * GIB)
+    seen = options(line(words))
+    assert shlex.split(line(words)) == list(words) and words[:3] == ("vllm", "serve", model)
+    assert int(seen["--max-num-seqs"]) == batch and int(seen["--max-model-len"]) == footprint.longest
+    assert int(seen["--kv-cache-memory-bytes"]) == footprint.kv_bytes(batch) and seen["--dtype"] == "float16"
+    assert seen.get("--max-num-batched-tokens") == (None if tokens is None else str(tokens))
+    share, needed = float(seen["--gpu-memory-utilization"]), footprint.total_bytes(batch) / (gib * GIB)
+    assert share == 1 or (needed <= share + 1e-9 and share - needed <= 0.001)
+
+
+@given(NAMES, st.integers(30, 200))
+def test_a_command_broken_for_a_terminal_is_the_same_for_a_shell(model, width):
+    words = (*serve(replace(ENGINE, model=model), 64, 140 * GIB), "--port", "8000")
+    assert shlex.split(lines(words, width).replace(" \\\n    ", " ")) == list(words)
+
+
+def test_lines_are_as_long_as_they_may_be():
+    words = (*serve(ENGINE, 64, 140 * GIB), "--port", "8000")
+    assert all(len(row) <= 80 for row in lines(words, 80).splitlines()) and lines(words, 1000) == line(words)
+
+
+def test_what_is_not_known_of_the_engine_is_left_to_vllm():
+    bare = replace(ENGINE, max_num_batched_tokens=None, footprint=None, arguments=("--enforce-eager",))
+    assert line(serve(bare, 8, None)) == "vllm serve facebook/opt-1.3b --dtype float16 --max-num-seqs 8 --enforce-eager"
+
+
+# JSON
+
+
+def test_the_json_is_the_record():
+    found = planned(subject("a"), subject("b", batches=(8,)))
+    seen = json.loads(as_json(found, SOURCE))
+    assert seen == record(found, SOURCE)
+    model = seen["models"][0]
+    assert model["b_opt_requests"] == {"value": 64, "low": None, "high": None} and model["batch_requests"] == 64
+    assert model["memory"]["kv_bytes"] == FOOTPRINT.kv_bytes(64) and seen["together"]["fits"]
+    assert model["gain"]["time_slicing"]["unit"] == "host" and model["gain"]["mps"]["unit"] == "dram"
+    assert model["advised"]["tokens_per_s"]["value"] == law(64)
+    assert seen["models"][1]["batch_requests"] is None and "two are needed" in seen["models"][1]["reason"]
+    assert [shlex.split(c)[:2] for start in seen["starts"] for c in start["commands"]] == [["vllm", "serve"]]
+
+
+def numbers(value: object, key: str = "") -> list[str]:
+    """Keys of the numbers in an object; of an estimate, that of the whole."""
+    if isinstance(value, dict):
+        return [found for name, each in value.items() for found in numbers(each, key if name in ENDS else name)]
+    if isinstance(value, list):
+        return [found for each in value for found in numbers(each, key)]
+    return [key] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+
+
+ENDS = ("value", "low", "high", "efficiency", "latency")
+UNITS = ("_requests", "_bytes", "_ratio", "_s", "_tokens", "_blocks", "_count", "_per_hour")
+
+
+def test_every_number_has_its_unit_in_its_key():
+    found = set(numbers(record(planned(), SOURCE)))
+    assert len(found) > 20 and {name for name in found if not name.endswith(UNITS)} == set()
+
+
+@pytest.mark.parametrize("threshold", [5e-324, 0.1])
+def test_what_no_number_can_say_is_null(threshold):
+    for batches in (GRID, (1, 32)):
+        seen = json.loads(as_json(planned(subject(batches=batches), wish=replace(WISH, threshold=threshold)), SOURCE))
+        cap = seen["models"][0]["caps_requests"]["efficiency"]
+        assert cap is None or math.isfinite(cap)

@@ -1,0 +1,151 @@
+"""What the advisor is asked about: sweeps of ours, and results that are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from published import ROWS
+from strategies import H200, law, measurement, planted_telemetry
+
+from pytest_slmserve import sensors
+from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.foreign import Setting
+from pytest_slmserve.records import Environment
+from pytest_slmserve.report.subjects import of_curves, of_settings
+from pytest_slmserve.spec import GIB, ClosedLoop
+
+BATCHES = (1, 16, 64)
+KV_BYTES = 1365 * 16 * 196_608  # of the planted engine's blocks
+WEIGHTS = 2_631_516_160
+
+
+def sweep(model: str = "opt-1.3b", batches=BATCHES, used: float | None = None, **facts: object) -> Curve:
+    made = [measurement(c, law(c), model=model, repeat=i, **facts) for i, c in enumerate(batches)]
+    if used is not None:
+        columns = {sensors.MEMORY_USED: used}
+        made = [
+            replace(m, run=replace(m.run, telemetry=planted_telemetry(columns, until_s=30.0, spans=False)))
+            for m in made
+        ]
+    return curve_of(model, made)
+
+
+def test_a_sweep_brings_its_shape_its_engine_and_its_gpu():
+    asked = of_curves([sweep()], None, None)
+    [subject] = asked.subjects
+    footprint = subject.footprint
+    assert (subject.name, subject.engine.model, subject.engine.dtype) == ("opt-1.3b", "facebook/opt-1.3b", "float16")
+    assert footprint.weight_bytes == WEIGHTS and footprint.kv_bytes_per_token == 196_608 and footprint.longest == 96
+    assert footprint.allowance_bytes == 4 * GIB and not footprint.allowance_seen
+    assert subject.engine.kv_had_bytes == KV_BYTES and subject.engine.max_num_batched_tokens == 8192
+    assert subject.engine.gpu_had_bytes == asked.source.gpu_bytes == H200.gpu_memory_bytes
+    assert asked.source.device == "NVIDIA H200" and subject.work and subject.peaks
+
+
+def test_the_latency_is_the_time_per_output_token():
+    curve = sweep()
+    [subject] = of_curves([curve], None, None).subjects
+    for point, original in zip(subject.points, curve.points, strict=True):
+        assert point.e2e_repeats == (original.tpot_s,) and original.tpot_s < original.e2e_s
+
+
+def test_the_allowance_is_what_the_sensors_saw_beyond_weights_and_kv():
+    seen = of_curves([sweep(used=float(WEIGHTS + KV_BYTES + 3 * GIB))], None, None).subjects[0].footprint
+    assert seen.allowance_seen and seen.allowance_bytes == 3 * GIB
+    less = of_curves([sweep(used=1e9)], None, None).subjects[0].footprint
+    assert not less.allowance_seen and less.allowance_bytes == 4 * GIB
+
+
+def test_one_model_can_be_asked_for_and_the_length_be_given():
+    curves = [sweep(), sweep("opt-125m")]
+    assert [s.name for s in of_curves(curves, None, None).subjects] == ["opt-1.3b", "opt-125m"]
+    [subject] = of_curves(curves, "facebook/opt-125m", 2048).subjects
+    assert subject.name == "opt-125m" and subject.footprint.longest == 2048
+    with pytest.raises(BadUsage, match="no records of opt-2.7b"):
+        of_curves(curves, "opt-2.7b", None)
+
+
+def test_of_several_sweeps_of_a_model_the_one_with_most_loads_is_taken():
+    together = curve_of(
+        "opt-1.3b", [measurement(c, law(c), load=ClosedLoop(c, starts="together")) for c in BATCHES[:2]]
+    )
+    [subject] = of_curves(
+        [
+            together,
+            sweep(),
+        ],
+        None,
+        None,
+    ).subjects
+    assert len(subject.points) == 3
+    assert (
+        "taken is the sweep with the most loads (opt-1.3b, starts spread), not opt-1.3b, starts together"
+        in subject.notes
+    )
+
+
+def test_records_of_two_devices_are_not_mixed():
+    other = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
+    with pytest.raises(BadUsage, match="several devices"):
+        of_curves([sweep(), sweep("opt-125m", environment=other)], None, None)
+    assert of_curves([sweep(), sweep("opt-125m", environment=other)], "opt-125m", None).subjects[0].name == "opt-125m"
+
+
+def test_a_cpu_has_no_memory_of_a_gpu():
+    curve = sweep(environment=Environment(backend="cpu", cpu="some CPU", cores=2))
+    curve = replace(
+        curve, measurements=tuple(replace(m, spec=replace(m.spec, backend="cpu")) for m in curve.measurements)
+    )
+    asked = of_curves([curve], None, None)
+    assert asked.subjects[0].footprint is None and "on a CPU" in asked.subjects[0].engine.no_footprint
+    assert asked.source.gpu_bytes is None and asked.source.device == "some CPU, 2 cores"
+
+
+def test_nothing_measured_is_no_subject():
+    assert of_curves([], None, None).subjects == ()
+
+
+def test_what_moved_the_engine_stays_in_its_arguments():
+    curve = sweep()
+    extra = (("kv_cache_dtype", "fp8"), ("async_scheduling", False), ("compilation_config", {"level": 1}), ("x", True))
+    changed = tuple(replace(m, spec=replace(m.spec, enforce_eager=True, extra=extra)) for m in curve.measurements)
+    [subject] = of_curves([replace(curve, measurements=changed)], None, None).subjects
+    assert subject.engine.arguments == (
+        *("--enforce-eager", "--kv-cache-dtype", "fp8", "--no-async-scheduling"),
+        *("--compilation-config", '{"level": 1}', "--x"),
+    )
+    assert subject.footprint.kv_bytes_per_token == 196_608 / 2
+
+
+PUBLISHED = [
+    Setting(knob=knob, throughput=(total,), latency_s=(ms / 1e3,), output_per_s=(output,), preemptions=0.0)
+    for knob, output, total, ms, _ in ROWS
+]
+
+
+def test_foreign_results_bring_their_batch_and_share_of_output():
+    [subject] = of_settings(PUBLISHED, None, None, None, "itl_ms").subjects
+    assert subject.name == "results" and subject.engine is None and subject.notes == ()
+    assert subject.output_share == pytest.approx(0.7254, abs=1e-4)
+    assert subject.points[-1].batch_repeats == (pytest.approx(584.3, abs=0.1),), "of 768, by Little's law"
+
+
+def test_a_model_gives_foreign_results_a_shape_and_a_length_their_memory():
+    [subject] = of_settings(PUBLISHED, "opt-1.3b", 632, None, "itl_ms").subjects
+    assert subject.name == "opt-1.3b" and subject.footprint.longest == 632 and not subject.footprint.allowance_seen
+    assert subject.engine.max_num_batched_tokens is None and subject.engine.dtype == "float16"
+    [short] = of_settings(PUBLISHED, "opt-1.3b", None, None, "itl_ms").subjects
+    assert short.footprint is None and "--max-model-len" in short.engine.no_footprint
+    with pytest.raises(BadUsage, match="unknown model"):
+        of_settings(PUBLISHED, "no-such-model", None, None, "itl_ms")
+
+
+def test_what_is_odd_about_foreign_results_is_noted():
+    lost = [*PUBLISHED[:-1], replace(PUBLISHED[-1], preemptions=3.0)]
+    [subject] = of_settings(lost, None, None, None, "itl_ms", ["a note"]).subjects
+    assert subject.notes == ("a note", "left out, for they preempted: 768") and len(subject.usable) == len(ROWS) - 1
+    slow = [replace(s, latency_s=(100 * s.latency_s[0],)) for s in PUBLISHED]
+    [subject] = of_settings(slow, None, None, None, "itl_ms").subjects
+    assert "the knob is taken as the batch" in subject.notes[0] and subject.points[0].batch_repeats == (1.0,)

@@ -1,0 +1,59 @@
+"""An adaptive sweep played on a curve that is known beforehand: what it asks for, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+from strategies import point
+
+from pytest_slmserve.analysis.adaptive import Seconds, Wanted, next_measurement
+from pytest_slmserve.analysis.points import Point
+
+Answer = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Played:
+    asked: tuple[Wanted, ...]
+    points: tuple[Point, ...]
+
+    @property
+    def loads(self) -> list[int]:
+        """In the order asked for, each as often as it was."""
+        return [wanted.concurrency for wanted in self.asked]
+
+
+def h200_seconds(concurrency: int, tokens_per_s: float) -> float:
+    """A measurement with starts spread, of requests of 256 tokens: half a ramp, settling, a window of 5 s."""
+    return 5.0 + 1.5 * 256 * concurrency / tokens_per_s
+
+
+def play(
+    grid: Sequence[int],
+    answer: Answer,
+    *,
+    repeats: int = 2,
+    tolerance: float = 0.10,
+    seconds: Seconds = h200_seconds,
+    known: Sequence[Point] = (),
+) -> Played:
+    """Until nothing is asked for. Each answer is a throughput; 0 stands for an invalid measurement."""
+    points = {p.concurrency: p for p in known}
+    asked: list[Wanted] = []
+    while wanted := next_measurement(grid, tuple(points.values()), tolerance, repeats, seconds):
+        assert len(asked) < len(grid) * repeats, "it goes on for ever"
+        asked.append(wanted)
+        before = points.get(wanted.concurrency)
+        rate = answer(wanted.concurrency)
+        points[wanted.concurrency] = point(
+            wanted.concurrency, [*(before.repeats if before else ()), *([rate] if rate else [])]
+        )
+    return Played(tuple(asked), tuple(sorted(points.values(), key=lambda p: p.concurrency)))
+
+
+def in_turn(repeats: Mapping[int, Sequence[float]]) -> Answer:
+    """Answers with the repeats of a load one after the other, from the first again when all have been."""
+    turns: dict[int, Iterator[float]] = {load: cycle(values) for load, values in repeats.items()}
+    return lambda load: next(turns[load])

@@ -1,0 +1,163 @@
+"""`python -m pytest_slmserve advise`: archives of ours, results that are not, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from published import CSV
+from test_main import NAMES, PLAIN, archive, foreign, leaves, measured, run, watched
+
+PAGE = Path(__file__).parent.parent / "docs" / "advisor.md"
+BASELINES = Path(__file__).parent.parent / "benchmarks" / "baselines"
+OUTPUT = ("--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
+MODEL = ("--model", "opt-1.3b", "--gpu-memory", "63.43GiB", "--max-model-len", "632")
+
+
+@pytest.mark.parametrize(("slo", "chosen", "cap"), [("2x@32", 96, 105), ("4x@32", 256, 250)])
+def test_the_published_results(tmp_path, capsys, slo, chosen, cap):
+    """OPT-1.3B of arXiv:2503.08311, epsilon 0.1, b_half from shapes."""
+    asked = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", slo, "--b-half", 40.6, "--price-per-hour", 2)
+    status, out, err = run(capsys, "advise", foreign(tmp_path), *asked, "--json")
+    [model] = json.loads(out)["models"]
+    assert (status, err) == (0, "") and model["b_opt_requests"]["value"] == chosen and not model["predicted"]
+    assert round(model["caps_requests"]["latency"]) == cap and round(model["caps_requests"]["efficiency"]) == 375
+    assert model["memory"]["kv_blocks"] == chosen * 40 + 1
+    assert model["single"]["cost_per_million_output_tokens"]["value"] == pytest.approx(
+        2 / 3600 / 276.593 * 1e6, rel=1e-3
+    )
+    status, out, err = run(capsys, "advise", foreign(tmp_path), *asked)
+    assert (status, err) == (0, "") and f"B_opt is {chosen} in flight, the largest measured" in out
+    assert f"--max-num-seqs {chosen} " in out and all(len(row) <= 150 for row in out.splitlines())
+
+
+def test_two_rows_give_a_prediction(tmp_path, capsys):
+    rows = [row for row in CSV.splitlines(keepends=True) if row.split(",")[1] in ("max_num_seqs", "1", "32")]
+    path = foreign(tmp_path, "".join(rows))
+    status, out, err = run(capsys, "advise", path, *NAMES, *OUTPUT, "--slo-itl", "2x@32", "--json")
+    [model] = json.loads(out)["models"]
+    assert (status, err) == (0, "") and model["predicted"] and model["b_opt_requests"]["value"] == 89
+    assert model["no_memory"] == "the model is not known: --model NAME" and json.loads(out)["starts"] == []
+
+
+def test_an_archive(tmp_path, capsys):
+    path = archive(tmp_path / "a.jsonl", measured((1, *(16, 32, 64, 128, 256))))
+    status, out, err = run(capsys, "advise", path, "--slo-itl", "2x@32", "--price-per-hour", "3.5", "--json")
+    seen = json.loads(out)
+    [model] = seen["models"]
+    assert (status, err) == (0, "") and seen["device"] == "NVIDIA H200" and model["batch_requests"] == 64
+    assert model["b_opt_requests"] == {"value": 64, "low": 64, "high": 64}, "repeats of 0.1 % noise"
+    assert model["memory"]["request_tokens"] == 96 and model["gain"]["mps"]["unit"] == "roofline"
+    words = shlex.split(seen["starts"][0]["commands"][0])
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == str(model["memory"]["kv_bytes"])
+    status, out, err = run(capsys, "advise", path, "--slo-itl", "2x@32")
+    assert (status, err) == (0, "") and "B_opt is 64 in flight" in out and "vllm serve facebook/opt-1.3b" in out
+
+
+def test_nothing_to_advise_is_10(tmp_path, capsys):
+    status, out, err = run(capsys, "advise", archive(tmp_path / "one.jsonl", measured((64,))))
+    assert (status, err) == (10, "") and "1 load to judge by (64 in flight): two are needed" in out
+    status, out, err = run(capsys, "advise", archive(tmp_path / "none.jsonl", []))
+    assert (status, err) == (10, "") and "no sweep was measured" in out
+    path = archive(tmp_path / "large.jsonl", measured((1, 16, 64)))
+    status, out, err = run(capsys, "advise", path, "--gpu-memory", "2GiB")
+    assert (status, err) == (10, "") and "nothing fits" in out and "vllm serve" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--slo-itl", "2x"), "'2x' is no latency objective"),
+        (("--efficiency", "1"), "--efficiency 1 is no share"),
+        (("--memory-share", "0"), "--memory-share 0 is no share"),
+        (("--price-per-hour", "-1"), "--price-per-hour -1 is no price"),
+        (("--price-per-hour", "nan"), "--price-per-hour nan is no price"),
+        (("--gpu-memory", "80"), "'80' is no memory of a GPU"),
+        (("--max-model-len", "0"), "--max-model-len 0 is no number of tokens"),
+        (("--model", "opt-2.7b"), "there are no records of opt-2.7b"),
+        (("--knob", "max_num_seqs"), "need to be told their columns"),
+    ],
+)
+def test_wrong_usage_is_4(tmp_path, capsys, arguments, words):
+    path = archive(tmp_path / "a.jsonl", measured((1, 16, 64)))
+    status, out, err = run(capsys, "advise", path, *arguments)
+    assert (status, out) == (4, "") and err.startswith("error: ") and words in err and err.count("\n") <= 2
+
+
+def test_results_that_are_not_ours_need_their_columns(tmp_path, capsys):
+    status, out, err = run(capsys, "advise", foreign(tmp_path))
+    assert (status, out) == (4, "") and "is not an archive" in err
+    status, out, err = run(capsys, "advise", foreign(tmp_path), *NAMES, "--model", "no-such-model")
+    assert (status, out) == (4, "") and "unknown model 'no-such-model'" in err
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(tmp_path, capsys, data):
+    header, *rows = [row.split(",") for row in CSV.splitlines()]
+    results = [dict(zip(header, row)) for row in rows[: data.draw(st.integers(1, len(rows)))]]
+    for _ in range(data.draw(st.integers(1, 3))):
+        result, name = data.draw(st.sampled_from(results)), data.draw(st.sampled_from(header))
+        result[name] = data.draw(PLAIN | st.sampled_from([0, 1, 1e-12, 1e12, 10**9, "1e3"]))
+    asked = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", "2x@32", *data.draw(st.sampled_from([(), ("--json",)])))
+    status, out, err = run(capsys, "advise", foreign(tmp_path, json.dumps(results)), *asked)
+    assert (status in (0, 10) and ("B_opt" in out or "b_opt" in out or "none: " in out)) or (
+        status == 4 and err.startswith("error: ")
+    )
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> list[str]:
+    path = archive(tmp_path_factory.mktemp("whole") / "a.jsonl", watched(measured((1, 16, 32))))
+    return path.read_text("utf-8").splitlines()
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_value_stands_in_a_record_there_is_an_answer_or_one_sentence(recorded, tmp_path, capsys, data):
+    changed = [json.loads(line) for line in recorded]
+    number = data.draw(st.integers(0, len(changed) - 1))
+    entries = data.draw(st.sampled_from(leaves(changed[number], (number,))))
+    inner = changed
+    for entry in entries[:-1]:
+        inner = inner[entry]
+    inner[entries[-1]] = data.draw(PLAIN | st.sampled_from([0, -1, 1e308, 2**62]))
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in changed), "utf-8")
+    status, out, err = run(capsys, "advise", path, *data.draw(st.sampled_from([(), ("--json",)])))
+    assert (status in (0, 10) and "opt-1.3b" in out) or (status == 4 and err.startswith("error: "))
+
+
+@pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
+@pytest.mark.parametrize("name", ["spread", "sensors"])
+def test_the_committed_records(name, capsys):
+    began = time.process_time()
+    status, out, err = run(
+        capsys, "advise", BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.gz", "--slo-itl", "2x@32", "--json"
+    )
+    took = time.process_time() - began
+    models = {model["model"]: model for model in json.loads(out)["models"]}
+    assert (status, err) == (0, "") and took < 5, "0.7 s on one core of a server"
+    for model in ("opt-125m", "opt-1.3b", "opt-2.7b"):
+        assert models[model]["batch_requests"] in (64, 128) and models[model]["memory"]["freed_of_gpu_ratio"] > 0.7
+    tightest = models["opt-1.3b"]["gain"]["time_slicing"]
+    if name == "sensors":
+        assert tightest["reason"] == "the host: no kernel runs for 36.3 % of the time"
+        assert models["opt-13b"]["batch_requests"] is None and models["opt-1.3b"]["memory"]["allowance_from_sensors"]
+    else:
+        assert tightest["unit"] == "roofline" and not models["opt-1.3b"]["memory"]["allowance_from_sensors"]
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="the documentation is in the checkout")
+def test_the_example_in_the_documentation_is_what_is_printed(monkeypatch, capsys):
+    page = PAGE.read_text("utf-8")
+    _, block, *_ = page.split("\n```\n")
+    [command] = [row for row in page.splitlines() if row.strip().startswith("python -m") and "baselines" in row]
+    monkeypatch.chdir(PAGE.parent.parent)
+    status, out, err = run(capsys, *shlex.split(command)[3:])
+    assert (status, err) == (0, "") and out == f"{block}\n"

@@ -1,0 +1,175 @@
+"""Adaptive sweeps of a session on the simulated engine: what is measured, in which order, and what a report says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_slmserve import session as module
+from pytest_slmserve.commands.archives import judged_again
+from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.measure import measure
+from pytest_slmserve.options import read_options
+from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.session import Session
+from pytest_slmserve.store import read
+from pytest_slmserve.sweeping import AdaptiveSweeps
+
+MODEL = "opt-125m"
+GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+FAST = {"lengths": "64/32", "window": "2", "engine_arg": ["t_inf=20000", "b_half=20"]}
+Open = Callable[..., AdaptiveSweeps]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens adaptive sweeps on one archive, one session after the other; options go by their names."""
+    sessions: list[Session] = []
+
+    def open_session(**given: object) -> AdaptiveSweeps:
+        for earlier in sessions:
+            earlier.close()
+        words = {"fake": True, "models": MODEL, "sweep": "adaptive", "batches": ",".join(map(str, GRID)), **FAST}
+        options = read_options({**words, "records": str(tmp_path / "a.jsonl"), **given}, {}, {})
+        session = Session.of(options, tmp_path)
+        sessions.append(session)
+        session.open()
+        session.agenda.sweep(MODEL)
+        session.begin()
+        return AdaptiveSweeps(session)
+
+    yield open_session
+    for each in sessions:
+        each.close()
+
+
+def measured(sweeps: AdaptiveSweeps) -> list[int]:
+    """Loads in the order measured, over all sessions of the archive."""
+    return [m.load.concurrency for m in read(sweeps.session.options.records).measurements]
+
+
+def reported(sweeps: AdaptiveSweeps) -> str:
+    return judged_again(read(sweeps.session.options.records), False)[2]
+
+
+def said(sweeps: AdaptiveSweeps) -> str:
+    """By the run itself, of the claims on the curve's throughput and latency."""
+    session = sweeps.session
+    judged = [
+        (v, session.row(v.claim, MODEL))
+        for name in ("throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau")
+        for v in [session.judge(name, MODEL)]
+    ]
+    return "\n".join(text for text, _ in run_lines(session.curves(), judged))
+
+
+def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):
+    sweeps = opened()
+    sweeps.carry_out(MODEL)
+    assert measured(sweeps) == [1, 512, 128, 64, 64]
+    assert sweeps.asked == {(MODEL, 1): 1, (MODEL, 512): 1, (MODEL, 128): 1, (MODEL, 64): 2}
+    assert [sweeps.repeats(MODEL, load) for load in (1, 2, 64)] == [1, None, 2]
+    assert len(measured(sweeps)) == 5, "once carried out, it is over"
+    curve = sweeps.session.curve(MODEL)
+    assert curve.adaptive and curve.unneeded == (2, 4, 8, 16, 32, 256) and curve.missing == ()
+    assert sweeps.why_not(MODEL, 256).startswith("not needed: the adaptive sweep found the plateau without it; predict")
+
+
+def test_why_a_load_is_measured_is_told_while_it_is(opened):
+    sweeps, told = opened(repeats="1"), []
+    sweeps.session.tell = lambda name, progress: told.append(name)
+    sweeps.carry_out(MODEL)
+    assert list(dict.fromkeys(told))[:2] == [
+        "opt-125m at 1, repeat 1 (the smallest load: what a step takes, whatever the batch)",
+        "opt-125m at 512, repeat 1 (the largest load: no prediction tells whether there is more to come)",
+    ]
+
+
+def test_the_report_on_the_archive_says_what_the_run_said(opened):
+    sweeps = opened()
+    sweeps.carry_out(MODEL)
+    live, later = said(sweeps), reported(sweeps)
+    assert "adaptive sweep, 6 planned loads not needed" in live and "not measured, predicted: tokens/s" in live
+    for line in live.splitlines():
+        if "verdict" not in line:
+            assert line in later
+    assert read(sweeps.session.options.records).sessions[0].plan["sweeps"][sweeps.session.agenda.series(MODEL)] == {
+        "model": MODEL,
+        "concurrencies": list(GRID),
+        "cut": [],
+        "adaptive": {"tolerance": 0.1},
+    }
+
+
+def test_a_sweep_that_was_interrupted_is_undecided_and_goes_on_where_it_ended(opened, monkeypatch):
+    made = []
+
+    def twice(*arguments):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(measure(*arguments))
+        return made[-1]
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "measure", twice)
+        first = opened()
+        first.carry_out(MODEL)
+    verdict = first.session.judge("throughput-plateau", MODEL)
+    assert verdict.why == "not measured at 128 in flight", "the next one, not those that may not be needed"
+    assert "not measured at 128 in flight" in reported(first) and "not at its end" in reported(first)
+    again = opened(resume=True)
+    again.carry_out(MODEL)
+    assert measured(again)[:4] == [1, 512, 128, 64] and set(measured(again)[4:]) <= {64, 128}
+    assert again.repeats(MODEL, 512) == 1, "known, though this session did not ask for it"
+
+
+def test_a_full_sweep_later_judges_by_all_its_loads(opened):
+    first = opened()
+    first.carry_out(MODEL)
+    full = opened(sweep="full", resume=True).session
+    for load in full.agenda.sweep(MODEL).loads:
+        full.measure(full.agenda.spec(MODEL), full.agenda.workload(MODEL), load, 2)
+    curve = full.curve(MODEL)
+    assert [p.concurrency for p in curve.points] == list(GRID) and not curve.adaptive
+    assert len(measured(first)) == 20
+
+
+def test_a_failure_ends_the_sweep_and_is_that_of_its_load(opened):
+    sweeps = opened(engine_arg=[*FAST["engine_arg"], "die_at=100"])
+    assert sweeps.repeats(MODEL, 1) == 1
+    assert sweeps.repeats(MODEL, 64) is None
+    assert sweeps.why_not(MODEL, 64) == "the adaptive sweep ended early: 512 in flight was next"
+    with pytest.raises(EngineFailed, match="died at 512 in flight"):
+        sweeps.repeats(MODEL, 512)
+    assert measured(sweeps) == [1] and len(sweeps.session.pool.starts) == 1, "not tried again"
+    assert sweeps.session.notes == [
+        "opt-125m: the adaptive sweep ended at 512 in flight: the simulated engine died at 512 in flight, as it was "
+        "told to"
+    ]
+
+
+def test_invalid_measurements_are_made_again_and_it_ends(opened, monkeypatch):
+    left = [1, 1, 1, 1]
+
+    def at_first_broken(*arguments):
+        found = measure(*arguments)
+        return replace(found, run=replace(found.run, failures=left.pop())) if left else found
+
+    monkeypatch.setattr(module, "measure", at_first_broken)
+    sweeps = opened()
+    sweeps.carry_out(MODEL)
+    assert measured(sweeps)[:4] == [1, 1, 2, 2], "twice in vain; the next larger load is then the smallest"
+    curve = sweeps.session.curve(MODEL)
+    assert [p.concurrency for p in curve.points if not p.valid] == [1, 2]
+    assert sweeps.session.judge("throughput-plateau", MODEL).why.startswith("invalid at 1, 2 in flight")
+
+
+def test_two_models_are_two_sweeps(opened):
+    sweeps = opened(models="opt-125m,opt-350m")
+    for model in sweeps.session.agenda.models:
+        sweeps.carry_out(model)
+    assert [c.unneeded for c in sweeps.session.curves()] == [(2, 4, 8, 16, 32, 256)] * 2
+    assert {model for model, _ in sweeps.asked} == {"opt-125m", "opt-350m"}
