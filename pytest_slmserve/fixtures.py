@@ -184,9 +184,12 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
         thread_percentage: int | None = None,
     ) -> SharedEngines:
         from pytest_slmserve.engines.sharing import cannot_share
+        from pytest_slmserve.errors import BadUsage
         from pytest_slmserve.shared_engines import SharedEngines
 
         agenda = slm_session.agenda
+        if not models and n < 2:
+            raise BadUsage(f"{n} replica is an engine like any other", "slm_measure, or two and more")
         spec = agenda.replicas(models or [model or agenda.models[0]] * n, sharing, pinned, thread_percentage)
         if why := cannot_share(spec, agenda.host.device):
             pytest.skip(why)

@@ -204,7 +204,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One engine's part in a run of several on one device.
+    """One engine's part in a run of several on one device; of one alone (count 1), where it is there to compare them
+    with, which makes it no point of a sweep.
 
     group: the same in all records of one run. index, count: which of how many. set: hash of all engines, how they share
     the device, and of all loads and workloads: what was asked.
@@ -217,6 +218,10 @@ class Replica:
     sharing: Sharing
     pinned: bool = False
     thread_percentage: int | None = None
+
+    def key(self, alone: str) -> str:
+        """Of a measurement that has the key `alone` but for what it was measured beside."""
+        return short_hash([alone, self.set, self.index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +242,7 @@ class Measurement:
     @property
     def key(self) -> str:
         alone = measurement_key(self.spec, self.workload.hash, self.load, self.environment)
-        return short_hash([alone, self.replica.set, self.replica.index]) if self.replica else alone
+        return self.replica.key(alone) if self.replica else alone
 
     @property
     def id(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,18 +22,19 @@ from pytest_slmserve.engines.replicas import Replicas
 from pytest_slmserve.engines.sharing import start_replicas
 from pytest_slmserve.environment import Host, memory_used, probe
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend
+from pytest_slmserve.kinds import Backend, Sharing
 from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import Sweep, engine_title, price_s
-from pytest_slmserve.records import Environment, Measurement, Progress, Workload
+from pytest_slmserve.records import Environment, Measurement, Progress, Replica, Workload, replica_set
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 
 SECOND_CHANCES = 1
+ALONE: Sharing = "time-slicing"  # of one engine: nobody to share with
 
 
 @dataclass(slots=True)
@@ -152,7 +154,7 @@ class Session:
                 self.shared.setdefault(asked(members), []).append(members)
                 self.reused.update(m.id for m in members)
         for measurement in contents.measurements:
-            if not problems(measurement) and not measurement.replica:
+            if not problems(measurement) and (measurement.replica is None or measurement.replica.count == 1):
                 self.measured.setdefault(measurement.key, []).append(measurement)
                 self.reused.add(measurement.id)
 
@@ -168,7 +170,24 @@ class Session:
         One that is invalid or degraded (another process in the way, say) is kept, shown, and measured again, once for
         each point.
         """
-        key = self.agenda.key(spec, workload, load)
+        return self._measured(self.agenda.key(spec, workload, load), spec, workload, load, repeats, why)
+
+    def measure_one(self, spec: EngineSpec, workload: Workload, load: ClosedLoop, repeats: int) -> list[Measurement]:
+        """The same of one engine that several are to be compared with: no point of a sweep."""
+        one = Replica(uuid.uuid4().hex[:12], 0, 1, replica_set(ReplicaSpec((spec,)), [workload.hash], [load]), ALONE)
+        key = one.key(self.agenda.key(spec, workload, load))
+        return self._measured(key, spec, workload, load, repeats, one=one)
+
+    def _measured(
+        self,
+        key: str,
+        spec: EngineSpec,
+        workload: Workload,
+        load: ClosedLoop,
+        repeats: int,
+        why: str = "",
+        one: Replica | None = None,
+    ) -> list[Measurement]:
         known = self.measured.setdefault(key, [])
         self.asked.setdefault(key)
         attempts = repeats - len(known) + SECOND_CHANCES
@@ -176,6 +195,7 @@ class Session:
             attempts -= 1
             tell = self._teller(spec, load, len(known), why)
             found = measure(self.engine(spec), workload, load, self.agenda.environment(spec), tell, self.sampler)
+            found = replace(found, replica=one)
             known.append(found)
             if self.archive:
                 self.archive.add(found)

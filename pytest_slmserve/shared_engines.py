@@ -52,7 +52,7 @@ class ReplicaPoint:
         session, plan, repeats = self.session, self.plan, self.session.options.repeats
         if plan.count == 1:
             spec, workload = session.agenda.spec(plan.model), session.agenda.workload(plan.model)
-            found = session.measure(spec, workload, session.agenda.load(plan.concurrency), repeats)
+            found = session.measure_one(spec, workload, session.agenda.load(plan.concurrency), repeats)
             return trustworthy(str(plan), found, repeats)
         engines = SharedEngines(session, session.agenda.replicas([plan.model] * plan.count, plan.sharing))
         return sharing.trustworthy(str(plan), engines.measure(plan.concurrency), repeats)

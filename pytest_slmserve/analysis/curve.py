@@ -35,7 +35,7 @@ class Curve:
     of an adaptive sweep that has not ended, the load that was next. adaptive, unneeded: such a sweep, and the planned
     loads that it found not to be needed.
     beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
-    replicas of the model served, of whom one alone is this curve's.
+    replicas of the model served; alone: what one engine did, measured to compare them with.
     """
 
     subject: str
@@ -46,6 +46,7 @@ class Curve:
     unneeded: tuple[int, ...] = ()
     beside: bool = False
     shared: tuple[SharedPoint, ...] = ()
+    alone: tuple[Point, ...] = ()
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
 
     @property
@@ -85,6 +86,11 @@ class Curve:
     def kv_capacity(self) -> int | None:
         """Longest requests that fit into the KV cache at once."""
         return kv_capacity(self.first.spec, self.first.workload.longest, self.first.resolved) if self.first else None
+
+    def one_engine(self, concurrency: int) -> Point | None:
+        """What one engine alone served under a load: measured for comparisons, or as a point of the sweep."""
+        points = (*over.valid_points(self.alone), *self.valid)
+        return next((point for point in points if point.concurrency == concurrency), None)
 
     @property
     def valid(self) -> list[Point]:
@@ -157,6 +163,7 @@ def curve_of(
         missing=missing,
         adaptive=adaptive is not None,
         unneeded=unneeded,
+        alone=points_of(replace(m, replica=None) for m in loaded if m.replica),
         measurements=loaded,
     )
 

@@ -44,7 +44,7 @@ class Point(Summary):
 
 def concurrency_of(measurement: Measurement) -> int | None:
     """The knob of a sweep, None for a load that has no steady window (a burst, a fixed number of requests), and for an
-    engine that shared its device with others."""
+    engine that shared its device with others, or was measured to be compared with such."""
     load = measurement.load
     if measurement.replica:
         return None
@@ -57,10 +57,12 @@ def series_key(spec: EngineSpec, workload_hash: str, load: ClosedLoop, environme
 
 
 def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """Measurements by the curve they lie on, in the order first met; those that lie on none are left out."""
+    """Measurements by the curve they lie on, or lie beside, in the order first met; those of bursts and of engines that
+    shared their device are left out."""
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
-        if isinstance(m.load, ClosedLoop) and concurrency_of(m) is not None:
+        alone = m.replica is None or m.replica.count == 1
+        if alone and isinstance(m.load, ClosedLoop) and m.load.requests is None:
             found.setdefault(series_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
     return found
 

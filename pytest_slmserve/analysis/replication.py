@@ -105,7 +105,7 @@ def shared_runs(measurements: Iterable[Measurement]) -> list[Members]:
     """The runs of several engines among these, each with its replicas in order; none where a record is lost."""
     found: dict[str, dict[int, Measurement]] = {}
     for m in measurements:
-        if m.replica:
+        if m.replica and m.replica.count > 1:
             found.setdefault(m.replica.group, {})[m.replica.index] = m
     return [
         tuple(members[index] for index in sorted(members))

@@ -60,11 +60,11 @@ def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verd
 
 def compared(curve: Curve, sharing: Sharing) -> list[Pair]:
     """Replicas, and one engine alone under the same load in all; where both are valid."""
-    alone = {point.concurrency: point for point in curve.valid}
+    alone = {load: curve.one_engine(load) for load in {shared.concurrency for shared in curve.shared}}
     return [
-        (shared, alone[shared.concurrency])
+        (shared, one)
         for shared in curve.shared
-        if shared.sharing == sharing and shared.count > 1 and shared.valid and shared.concurrency in alone
+        if shared.sharing == sharing and shared.valid and (one := alone[shared.concurrency])
     ]
 
 
@@ -78,7 +78,7 @@ def trustworthy(subject: str, shared: SharedPoint, wanted: int) -> Verdict:
 
 
 def has_replicas(curve: Curve, sharing: Sharing) -> bool:
-    return any(shared.sharing == sharing and shared.count > 1 for shared in curve.shared)
+    return any(shared.sharing == sharing for shared in curve.shared)
 
 
 def _latency(alone: Point, shared: SharedPoint) -> str:
@@ -87,7 +87,7 @@ def _latency(alone: Point, shared: SharedPoint) -> str:
 
 
 def _undecided(claim: str, curve: Curve, sharing: Sharing, bound: float) -> Verdict:
-    shared = [s for s in curve.shared if s.sharing == sharing and s.count > 1]
+    shared = [s for s in curve.shared if s.sharing == sharing]
     loads = sorted({s.concurrency for s in shared})
     invalid = next((s for s in shared if not s.valid), None)
     if not shared:

@@ -96,8 +96,8 @@ def _place(point: SharedPoint) -> tuple[int, bool, int, int]:
 
 def alone_at(shared: SharedPoint, curves: Sequence[Curve]) -> Point | None:
     """One engine under the load of all the replicas, where it was measured and is valid."""
-    points = (point for curve in curves if shared in curve.shared for point in curve.valid)
-    return next((point for point in points if point.concurrency == shared.concurrency), None)
+    found = (curve.one_engine(shared.concurrency) for curve in curves if shared in curve.shared)
+    return next((point for point in found if point), None)
 
 
 def _alone(point: Point) -> Row:
@@ -189,4 +189,4 @@ def _rate_alone(model: str, load: int, beside: SharedPoint, curves: Sequence[Cur
     here = (model, beside.environment.key, beside.starts)
     alike = (c for c in curves if c.environment and c.load and (c.subject, c.environment.key, c.load.starts) == here)
     mine = (c for c in alike if beside.workload is None or (c.workload and c.workload.hash == beside.workload))
-    return next((p.output_tokens_per_s for c in mine for p in c.valid if p.concurrency == load), None)
+    return next((point.output_tokens_per_s for c in mine if (point := c.one_engine(load))), None)

@@ -62,10 +62,11 @@ def run_lines(
 ) -> Iterator[tuple[str, Colour | None]]:
     """All there is to say at the end of a run: sweeps, how to read them, verdicts. Pieces of text with a colour."""
     tolerances = {v.subject: row.parameters["tolerance"] for v, row in judged if row and v.claim == PLATEAU}
-    for curve, label in zip(curves, labels(curves), strict=True):
+    labelled = [pair for pair in zip(curves, labels(curves), strict=True) if _is_of_a_sweep(pair[0])]
+    for curve, label in labelled:
         tolerance = tolerances.get(label) or tolerances.get(curve.subject, TOLERANCE)
         yield f"{sweep_report(curve, tolerance=tolerance)}\n", None
-    if curves:
+    if labelled:
         yield f"{LEGEND}\n", None
     if read := legend(curves):
         yield f"{hanging(read, 0)}\n", None
@@ -75,6 +76,11 @@ def run_lines(
         yield f"{text}\n", None
     if judged:
         yield from verdict_lines(judged, strict=strict)
+
+
+def _is_of_a_sweep(curve: Curve) -> bool:
+    """One that has nothing but an engine alone, to compare replicas with, stands in their table."""
+    return bool(curve.points) or not curve.alone
 
 
 # Heading

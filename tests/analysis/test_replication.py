@@ -219,3 +219,16 @@ def test_two_models_against_taking_turns():
 def test_a_latency_that_nobody_knows_has_no_ratio():
     (shared,) = shared_points(together(600.0, 600.0))
     assert latency_ratio(point(16, [1000.0]), shared, "e2e_p99_s") is None
+
+
+# One engine, to compare with
+
+
+def test_one_engine_measured_for_comparison_is_no_point_of_a_sweep():
+    swept = [measurement(c, 100.0 * c) for c in (8, 32)]
+    one = replace(measurement(16, 990.0), replica=Replica("g", 0, 1, "one", "time-slicing"))
+    found = curve_of("opt-1.3b", [*swept, one])
+    assert [p.concurrency for p in found.points] == [8, 32] and len(found.measurements) == 3
+    assert found.one_engine(16).repeats == pytest.approx((990.0,))
+    assert found.one_engine(8).repeats == pytest.approx((800.0,)) and found.one_engine(64) is None
+    assert shared_runs([one]) == [] and one.key != replace(one, replica=None).key
