@@ -82,8 +82,9 @@ class Family:
     def _list(self, now_s: float) -> None:
         began = time.perf_counter()
         kept = {process: process for process in self._members}
-        with suppress(psutil.Error):
-            self._members = [kept.get(p, p) for p in (self._head, *self._head.children(recursive=True))]
+        with suppress(psutil.Error):  # looked up anew: after a step of the clock an old head would disown its children
+            head = psutil.Process(self._head.pid)
+            self._members = [kept.get(p, p) for p in (head, *head.children(recursive=True))]
         self._due_s = now_s + max(LIST_S, (time.perf_counter() - began) / LIST_SHARE)
 
     def look(self, now_s: float) -> tuple[float, int]:
