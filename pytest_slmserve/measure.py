@@ -26,16 +26,7 @@ def measure(
     dies; sensors that fail leave a note in the record, nothing more."""
     began = datetime.now(timezone.utc)
     run = _sampled(engine, workload, load, tell, sampler) if sampler else engine.run(workload, load, tell)
-    return Measurement(
-        spec=engine.spec,
-        resolved=engine.resolved,
-        environment=environment,
-        workload=workload.reference(),
-        load=load,
-        run=run,
-        launch=engine.launch,
-        measured_at=began.isoformat(timespec="milliseconds"),
-    )
+    return _record(engine, workload, load, environment, run, began)
 
 
 def measure_together(
@@ -48,23 +39,38 @@ def measure_together(
 ) -> tuple[Measurement, ...]:
     """The same for several engines at once: a record for each. What the sensors said is of all of them, and stands in
     the first."""
-    began = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    began = datetime.now(timezone.utc)
     runs = _sampled_together(replicas, workloads, loads, tell, sampler)
     spec, group = replicas.spec, uuid.uuid4().hex[:12]
     asked = replica_set(spec, [w.hash for w in workloads], loads)
     return tuple(
-        Measurement(
-            spec=engine.spec,
-            resolved=engine.resolved,
-            environment=environment,
-            workload=workload.reference(),
-            load=load,
-            run=run,
-            launch=engine.launch,
-            measured_at=began,
-            replica=Replica(group, i, len(spec), asked, spec.sharing, spec.pinned, spec.thread_percentage),
+        _record(
+            engine, workload, load, environment, run, began,
+            Replica(group, i, len(spec), asked, spec.sharing, spec.pinned, spec.thread_percentage),
         )
         for i, (engine, workload, load, run) in enumerate(zip(replicas.engines, workloads, loads, runs))
+    )  # fmt: skip
+
+
+def _record(
+    engine: Engine,
+    workload: Workload,
+    load: Load,
+    environment: Environment,
+    run: Run,
+    began: datetime,
+    replica: Replica | None = None,
+) -> Measurement:
+    return Measurement(
+        spec=engine.spec,
+        resolved=engine.resolved,
+        environment=environment,
+        workload=workload.reference(),
+        load=load,
+        run=run,
+        launch=engine.launch,
+        measured_at=began.isoformat(timespec="milliseconds"),
+        replica=replica,
     )
 
 

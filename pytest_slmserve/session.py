@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
 from pytest_slmserve.analysis import claims
@@ -33,6 +34,7 @@ from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 
+T = TypeVar("T")
 SECOND_CHANCES = 1
 ALONE: Sharing = "time-slicing"  # of one engine: nobody to share with
 
@@ -190,10 +192,9 @@ class Session:
     ) -> list[Measurement]:
         known = self.measured.setdefault(key, [])
         self.asked.setdefault(key)
-        attempts = repeats - len(known) + SECOND_CHANCES
-        while attempts > 0 and sum(map(sound, known)) < repeats:
-            attempts -= 1
-            tell = self._teller(spec, load, len(known), why)
+        for repeat in _wanted(known, repeats, sound):
+            name = f"{short_name(spec.model)} at {load.concurrency}, repeat {repeat}{why and f' ({why})'}"
+            tell = partial(self.tell, name)
             found = measure(self.engine(spec), workload, load, self.agenda.environment(spec), tell, self.sampler)
             found = replace(found, replica=one)
             known.append(found)
@@ -209,10 +210,8 @@ class Session:
         key = asked_of(spec, workloads, loads, environment)
         known = self.shared.setdefault(key, [])
         self.asked_shared.setdefault(key)
-        attempts = repeats - len(known) + SECOND_CHANCES
-        while attempts > 0 and sum(all(map(sound, members)) for members in known) < repeats:
-            attempts -= 1
-            name = f"{engine_title(spec)} at {sum(load.concurrency for load in loads)}, repeat {len(known) + 1}"
+        for repeat in _wanted(known, repeats, lambda members: all(map(sound, members))):
+            name = f"{engine_title(spec)} at {sum(load.concurrency for load in loads)}, repeat {repeat}"
             tell = partial(self.tell, name)
             replicas = self.pool.replicas(spec)
             found = measure_together(replicas, workloads, loads, environment, tell, self.sampler)
@@ -224,10 +223,6 @@ class Session:
     def shared_points(self) -> tuple[SharedPoint, ...]:
         """What replicas served in this run, in the order asked."""
         return shared_points(m for key in self.asked_shared for members in self.shared[key] for m in members)
-
-    def _teller(self, spec: EngineSpec, load: ClosedLoop, repeat: int, why: str) -> Callable[[Progress], None]:
-        name = f"{short_name(spec.model)} at {load.concurrency}, repeat {repeat + 1}{why and f' ({why})'}"
-        return lambda progress: self.tell(name, progress)
 
     def price_s(self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY) -> float:
         """Seconds that a point will take: its repeats that are not known yet, warm-up included."""
@@ -309,6 +304,15 @@ class Session:
         shared = (m for key in self.asked_shared for members in self.shared[key] for m in members)
         alone = (m for key in self.asked for m in self.measured[key])
         return sum(m.id in self.reused for m in (*alone, *shared))
+
+
+def _wanted(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> Iterator[int]:
+    """Numbers of the repeats still to be made, while those that are made are put into `known`: until so many are sound,
+    with a second chance for one that is not."""
+    for _ in range(repeats - len(known) + SECOND_CHANCES):
+        if sum(map(is_sound, known)) >= repeats:
+            return
+        yield len(known) + 1
 
 
 def _start_replicas(spec: ReplicaSpec, host: Host) -> Replicas:

@@ -9,6 +9,7 @@ from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint, gain_over, latency_ratio
 from pytest_slmserve.analysis.stats import Interval, percent, times
+from pytest_slmserve.analysis.validity import enough
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below
 from pytest_slmserve.kinds import Sharing
 
@@ -70,11 +71,8 @@ def compared(curve: Curve, sharing: Sharing) -> list[Pair]:
 
 def trustworthy(subject: str, shared: SharedPoint, wanted: int) -> Verdict:
     """Are there at least `wanted` runs of which every replica's measurement stands up to every check?"""
-    valid, made = len(shared.repeats), len(shared.repeats) + shared.left_out
-    why = f"{valid} of {made} runs are valid, {wanted} are wanted"
-    state = State.HOLDS if valid >= wanted else State.FAILS
-    wrong = f"{why}: {'; '.join(shared.problems)}" if shared.problems else why
-    return Verdict("valid-point", subject, state, wrong, value=valid, bound=wanted, n=made, records=shared.records)
+    valid = len(shared.repeats)
+    return enough(subject, "runs", valid, valid + shared.left_out, wanted, shared.problems, shared.records)
 
 
 def has_replicas(curve: Curve, sharing: Sharing) -> bool:

@@ -54,20 +54,18 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
 def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int = 1) -> Verdict:
     """Are there at least `wanted` measurements that stand up to every check? Tells the reasons against the others."""
     wrong = [problems(m) for m in measurements]
-    valid = wrong.count(())
-    found = "; ".join(dict.fromkeys(text for each in wrong for text in each))
+    found = tuple(dict.fromkeys(text for each in wrong for text in each))
+    records = tuple(m.id for m in measurements)
+    return enough(subject, "measurements", wrong.count(()), len(measurements), wanted, found, records)
+
+
+def enough(
+    subject: str, what: str, valid: int, made: int, wanted: int, wrong: Sequence[str], records: tuple[str, ...]
+) -> Verdict:
+    """Are as many valid as are wanted? what: was made. wrong: what was found against the others."""
+    why = ": ".join(filter(None, [f"{valid} of {made} {what} are valid, {wanted} are wanted", "; ".join(wrong)]))
     state = State.HOLDS if valid >= wanted else State.FAILS
-    why = f"{valid} of {len(measurements)} measurements are valid, {wanted} are wanted"
-    return Verdict(
-        "valid-point",
-        subject,
-        state,
-        f"{why}: {found}" if found else why,
-        value=valid,
-        bound=wanted,
-        n=len(measurements),
-        records=tuple(m.id for m in measurements),
-    )
+    return Verdict("valid-point", subject, state, why, value=valid, bound=wanted, n=made, records=records)
 
 
 def _broken(run: Run) -> Iterator[str]:

@@ -6,8 +6,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
 from pytest_slmserve.engines.base import Engine, Tell, silent
@@ -54,11 +54,11 @@ class Replicas:
         self._check, self._undo = check, ExitStack()
         if last:
             self._undo.callback(last)
-        cores = cores_of_each(len(spec), spec.pinned)
         try:
+            cores = cores_of_each(len(spec), spec.pinned)
             for index, each in enumerate(spec.engines):
                 place = places[index] if places else {}
-                with self._naming(index):
+                with naming(self.name(index)):
                     engine = start(each, place=place, cores=cores[index], share=len(spec))
                     self.engines.append(engine)
                     self._undo.callback(engine.close)
@@ -89,7 +89,7 @@ class Replicas:
         if any(load.requests is not None for load in loads):
             raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
         for index, (engine, workload) in enumerate(zip(self.engines, workloads)):
-            with self._naming(index):
+            with naming(self.name(index)):
                 engine.hand_over(workload)
         gate = Together(len(self.engines), max(load.window_s for load in loads))
         parts = [
@@ -99,7 +99,7 @@ class Replicas:
         try:
             found = _runs(parts, self.close)
             for index, engine in enumerate(self.engines):
-                with self._naming(index):
+                with naming(self.name(index)):
                     self._check(self.name(index), engine)
             return found
         except BaseException:
@@ -120,21 +120,14 @@ class Replicas:
                     "a fixed kv_cache_bytes, and nobody else on the device",
                 )
 
-    def _naming(self, index: int) -> _Naming:
-        return _Naming(self.name(index))
 
-
-class _Naming:
-    """An engine's failure says which replica it was."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, EngineFailed):
-            raise named(self.name, error) from error
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """An engine's failure in the block says which replica it was."""
+    try:
+        yield
+    except EngineFailed as error:
+        raise named(name, error) from error
 
 
 def named(name: str, error: EngineFailed) -> EngineFailed:

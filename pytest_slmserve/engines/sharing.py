@@ -34,18 +34,14 @@ def start_replicas(spec: ReplicaSpec, device: str = "none", memory_used: Callabl
         places = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in mig_instances(device)]
         return Replicas(spec, start, places=places)
     daemon = mps.MpsDaemon(mps.Mps(device, spec.thread_percentage))
-    try:
-        return Replicas(
-            spec,
-            start,
-            places=[daemon.environment] * len(spec),
-            check=lambda name, engine: daemon.verify(name, processes(engine)),
-            memory_used=memory_used,
-            last=daemon.close,
-        )
-    except BaseException:
-        daemon.close()
-        raise
+    return Replicas(
+        spec,
+        start,
+        places=[daemon.environment] * len(spec),
+        check=lambda name, engine: daemon.verify(name, processes(engine)),
+        memory_used=memory_used,
+        last=daemon.close,
+    )
 
 
 def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
