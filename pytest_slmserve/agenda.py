@@ -111,8 +111,8 @@ class Agenda:
             spec = self.replicas(models, sharing)
         except BadUsage as error:
             return error.problem
-        if concurrency % len(models):
-            return f"{concurrency} requests in flight cannot be divided evenly among {len(models)} replicas"
+        if why := uneven(concurrency, len(models)):
+            return why
         each, longest = concurrency // len(models), [self.workload(model).longest for model in models]
         for engine, tokens in zip(spec.engines, longest):
             if (capacity := kv_capacity(engine, tokens)) is not None and capacity < each:
@@ -151,6 +151,13 @@ def requests_for(spec: WorkloadSpec, model: str, weights: Weights) -> Workload:
     """The requests of `spec` for a model; real weights understand the text of conversations by their own tokenizer."""
     real = weights == "real" and spec.source == "sharegpt"
     return build_workload(spec, shape_of(model), tokenizer=hub_tokenizer(hub_name(model)) if real else None)
+
+
+def uneven(concurrency: int, replicas: int) -> str | None:
+    """Why so many requests cannot be put in flight in so many replicas, the same number in each; None if they can."""
+    if concurrency >= replicas and concurrency % replicas == 0:
+        return None
+    return f"{concurrency} requests in flight cannot be divided evenly among {replicas} replicas"
 
 
 def replica_load(model: str) -> int:

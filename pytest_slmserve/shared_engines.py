@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_slmserve.agenda import uneven
 from pytest_slmserve.analysis import sharing
 from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.validity import trustworthy
@@ -25,14 +26,10 @@ class SharedEngines:
 
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> SharedPoint:
         """Put `concurrency` requests in flight in all, the same number in each; more words are fields of ClosedLoop."""
-        each, rest = divmod(concurrency, len(self.spec))
-        if rest or not each:
-            raise BadUsage(
-                f"{concurrency} requests in flight cannot be divided evenly among {len(self.spec)} replicas",
-                "a multiple, such as 96, 192 or 384",
-            )
+        if why := uneven(concurrency, len(self.spec)):
+            raise BadUsage(why, "a multiple, such as 96, 192 or 384")
         agenda = self.session.agenda
-        loads = [replace(agenda.load(each), **load)] * len(self.spec)
+        loads = [replace(agenda.load(concurrency // len(self.spec)), **load)] * len(self.spec)
         workloads = [agenda.workload(engine.model) for engine in self.spec.engines]
         return self.session.measure_replicas(self.spec, workloads, loads, repeats or self.session.options.repeats)
 

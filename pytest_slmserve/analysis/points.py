@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from statistics import mode
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pytest_slmserve.analysis.stats import mean_of_known
 from pytest_slmserve.analysis.summary import Summary, summarize
 from pytest_slmserve.analysis.validity import standing
 from pytest_slmserve.records import Environment, Measurement, measurement_key
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,22 +78,44 @@ def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
     return tuple(_point(c, [row[3] for row in group]) for c, group in groupby(rows, key=lambda row: row[0]))
 
 
-def _point(concurrency: int, measurements: Sequence[Measurement]) -> Point:
-    judged = [(m, *standing(m)) for m in measurements]
+@dataclass(frozen=True, slots=True)
+class Chosen(Generic[T]):
+    """Which repeats count, and what is wrong with the others; degraded: what is said against those that count."""
+
+    used: tuple[T, ...]
+    left_out: int
+    problems: tuple[str, ...]
+    degraded: tuple[str, ...]
+
+
+def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Sequence[str]]]) -> Chosen[T]:
+    """The sound ones; where there are none of them, the degraded ones; never an invalid one. stand: what makes a repeat
+    invalid, and what degrades it."""
+    judged = [(repeat, *stand(repeat)) for repeat in repeats]
     valid = [entry for entry in judged if not entry[1]]
     used = [entry for entry in valid if not entry[2]] or valid
     others = [entry for entry in judged if not any(entry is other for other in used)]
-    summaries = tuple(summarize(m) for m, _, _ in used)
+    return Chosen(
+        used=tuple(repeat for repeat, _, _ in used),
+        left_out=len(others),
+        problems=tuple(dict.fromkeys(text for _, wrong, doubts in others for text in wrong or doubts)),
+        degraded=tuple(dict.fromkeys(text for _, _, doubts in used for text in doubts)),
+    )
+
+
+def _point(concurrency: int, measurements: Sequence[Measurement]) -> Point:
+    chosen = choose(measurements, standing)
+    summaries = tuple(map(summarize, chosen.used))
     return Point(
         concurrency=concurrency,
         repeats=tuple(s.output_tokens_per_s for s in summaries if s.output_tokens_per_s is not None),
         e2e_repeats=tuple(s.e2e_s for s in summaries if s.e2e_s is not None),
         batch_repeats=tuple(s.batch for s in summaries if s.batch is not None),
-        records=tuple(m.id for m, _, _ in used),
+        records=tuple(m.id for m in chosen.used),
         each=summaries,
-        left_out=len(others),
-        problems=tuple(dict.fromkeys(text for _, wrong, doubts in others for text in wrong or doubts)),
-        degraded=tuple(dict.fromkeys(text for _, _, doubts in used for text in doubts)),
+        left_out=chosen.left_out,
+        problems=chosen.problems,
+        degraded=chosen.degraded,
         **_figures(summaries),
     )
 

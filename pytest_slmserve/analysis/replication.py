@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.device import DeviceFigures, device_figures
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points import Point, choose
 from pytest_slmserve.analysis.stats import (
     Interval,
     factor,
@@ -190,11 +190,8 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 def _point(runs: Sequence[Members]) -> SharedPoint:
-    judged = [(members, *_standing(members)) for members in runs]
-    valid = [entry for entry in judged if not entry[1]]
-    used = [entry for entry in valid if not entry[2]] or valid
-    others = [entry for entry in judged if not any(entry is other for other in used)]
-    each = tuple(summarize_shared(members) for members, _, _ in used)
+    chosen = choose(runs, _standing)
+    each = tuple(map(summarize_shared, chosen.used))
     first = runs[0]
     part = first[0].replica
     assert part is not None
@@ -211,11 +208,11 @@ def _point(runs: Sequence[Members]) -> SharedPoint:
         workload=hashes.pop() if len(hashes) == 1 else None,
         starts=first[0].load.starts if isinstance(first[0].load, ClosedLoop) else "together",
         repeats=tuple(s.output_tokens_per_s for s in each if s.output_tokens_per_s is not None),
-        records=tuple(m.id for members, _, _ in used for m in members),
+        records=tuple(m.id for members in chosen.used for m in members),
         each=each,
-        left_out=len(others),
-        problems=tuple(dict.fromkeys(text for _, wrong, doubts in others for text in wrong or doubts)),
-        degraded=tuple(dict.fromkeys(text for _, _, doubts in used for text in doubts)),
+        left_out=chosen.left_out,
+        problems=chosen.problems,
+        degraded=chosen.degraded,
         **_means(each),
     )
 
