@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import CSV
-from test_main import NAMES, PLAIN, archive, foreign, leaves, measured, run, watched
+from test_main import NAMES, PLAIN, archive, foreign, measured, run, spoilt, watched
 
 PAGE = Path(__file__).parent.parent / "docs" / "advisor.md"
 BASELINES = Path(__file__).parent.parent / "benchmarks" / "baselines"
@@ -120,15 +120,8 @@ def recorded(tmp_path_factory) -> list[str]:
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_value_stands_in_a_record_there_is_an_answer_or_one_sentence(recorded, tmp_path, capsys, data):
-    changed = [json.loads(line) for line in recorded]
-    number = data.draw(st.integers(0, len(changed) - 1))
-    entries = data.draw(st.sampled_from(leaves(changed[number], (number,))))
-    inner = changed
-    for entry in entries[:-1]:
-        inner = inner[entry]
-    inner[entries[-1]] = data.draw(PLAIN | st.sampled_from([0, -1, 1e308, 2**62]))
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in changed), "utf-8")
+    path.write_text(spoilt(data, recorded), "utf-8")
     status, out, err = run(capsys, "advise", path, *data.draw(st.sampled_from([(), ("--json",)])))
     assert (status in (0, 10) and "opt-1.3b" in out) or (status == 4 and err.startswith("error: "))
 

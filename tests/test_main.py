@@ -402,15 +402,8 @@ def test_a_reader_that_leaves_early_sees_no_traceback(tmp_path):
 @given(data=st.data())
 def test_whatever_value_stands_in_a_line_there_is_a_report_or_one_sentence(lines, tmp_path, capsys, data):
     """Of the right type or not: the reader refuses it, or the judgement can live with it."""
-    changed = [json.loads(line) for line in lines]
-    number = data.draw(st.integers(0, len(changed) - 1))
-    entries = data.draw(st.sampled_from(leaves(changed[number], (number,))))
-    inner = changed
-    for entry in entries[:-1]:
-        inner = inner[entry]
-    inner[entries[-1]] = data.draw(PLAIN | st.sampled_from([0, -1, 1e308, 2**62]))
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in changed), "utf-8")
+    path.write_text(spoilt(data, lines), "utf-8")
     status, out, err = run(capsys, "report", path)
     assert (status in (0, 1, 10) and "verdicts" in out) or (status == 4 and err.startswith("error: "))
 
@@ -419,6 +412,18 @@ def test_whatever_value_stands_in_a_line_there_is_a_report_or_one_sentence(lines
 def lines(tmp_path_factory) -> list[str]:
     path = archive(tmp_path_factory.mktemp("whole") / "a.jsonl", measured((16, 32, 64)), (16, 32, 64))
     return path.read_text("utf-8").splitlines()
+
+
+def spoilt(data: st.DataObject, lines: list[str]) -> str:
+    """The text of an archive in which one plain value is any other."""
+    changed = [json.loads(line) for line in lines]
+    number = data.draw(st.integers(0, len(changed) - 1))
+    entries = data.draw(st.sampled_from(leaves(changed[number], (number,))))
+    inner = changed
+    for entry in entries[:-1]:
+        inner = inner[entry]
+    inner[entries[-1]] = data.draw(PLAIN | st.sampled_from([0, -1, 1e308, 2**62]))
+    return "".join(f"{json.dumps(line)}\n" for line in changed)
 
 
 def leaves(value: object, where: tuple[object, ...]) -> list[tuple[object, ...]]:

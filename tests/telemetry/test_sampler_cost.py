@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import math
 import random
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
+from scripts import benchmark_script, loaded
 
 from pytest_slmserve.analysis.stats import Interval
 from pytest_slmserve.errors import SensorFailed
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Recording
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sampler_cost.py"
-if not SCRIPT.exists():  # scripts stay in the checkout, tests may not
-    pytest.skip("no checkout", allow_module_level=True)
+SCRIPT = benchmark_script("sampler_cost")
 READING_S, INTERVAL_S = 0.006, 0.25
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("sampler_cost", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sampler_cost"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["sampler_cost"]
+    with loaded(SCRIPT) as module:
+        yield module
 
 
 def varied(rng, at):

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from fake_nvml import BUSY, FakeNvml, State, installed
+from scripts import benchmark_script, loaded
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sensor_questions.py"
-if not SCRIPT.exists():  # scripts stay in the checkout, tests may not
-    pytest.skip("no checkout", allow_module_level=True)
+SCRIPT = benchmark_script("sensor_questions")
 
 
 @pytest.fixture(scope="module")
 def questions():
-    spec = importlib.util.spec_from_file_location("sensor_questions", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sensor_questions"] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["sensor_questions"]
+    with loaded(SCRIPT) as module:
+        yield module
 
 
 @pytest.fixture
