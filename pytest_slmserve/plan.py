@@ -31,12 +31,13 @@ class Defaults:
     largest: int
     dtype: str
     start_s: float  # what a start costs, for the price of a plan; seen, not promised
+    turn_s: float  # and what each further replica adds
 
 
 DEFAULTS: dict[Backend, Defaults] = {
-    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 50.0),
-    "cpu": Defaults(("opt-tiny",), (64, 32), 4.0, 256, "bfloat16", 30.0),
-    "fake": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 0.0),
+    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 55.0, 27.0),
+    "cpu": Defaults(("opt-tiny",), (64, 32), 4.0, 256, "bfloat16", 30.0, 5.0),
+    "fake": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 0.0, 0.0),
 }
 
 
@@ -159,8 +160,9 @@ def duration_s(load: ClosedLoop, lifetime_s: float) -> float:
 
 
 def start_price_s(spec: EngineSpec | ReplicaSpec) -> float:
-    """Replicas start one after the other."""
-    return DEFAULTS[spec.backend].start_s * (len(spec) if isinstance(spec, ReplicaSpec) else 1)
+    """Replicas are launched together, and then take the device one after the other."""
+    defaults, further = DEFAULTS[spec.backend], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
+    return defaults.start_s + further * defaults.turn_s
 
 
 def engine_title(spec: EngineSpec | ReplicaSpec) -> str:

@@ -126,7 +126,7 @@ class Resolved:
     async_scheduling: bool | None = None
     dtype: str | None = None
     event_loop: str | None = None  # of the front end
-    ready_s: float | None = None  # from the start of the process to the first request it could take
+    ready_s: float | None = None  # until it takes requests, from its process's start; of replicas: from its turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from pytest_slmserve.plan import (
     workload_spec,
 )
 from pytest_slmserve.records import Environment
-from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec
+from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, ReplicaSpec
 
 
 def options(**given: object) -> Options:
@@ -118,7 +118,9 @@ def test_a_price_is_positive_and_grows_with_the_load(backend, concurrency, start
 
 
 def test_a_start_costs_what_the_backend_takes():
-    assert [start_price_s(EngineSpec("x", backend=b, kv_cache_bytes=GIB)) for b in DEFAULTS] == [50.0, 30.0, 0.0]
+    assert [start_price_s(EngineSpec("x", backend=b, kv_cache_bytes=GIB)) for b in DEFAULTS] == [55.0, 30.0, 0.0]
+    one = EngineSpec("x", backend="cuda", kv_cache_bytes=GIB)
+    assert start_price_s(ReplicaSpec((one, one, one))) == 55.0 + 2 * 27.0, "launched together, then in turn"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (187.2, "3:07"), (3600, "60:00")])

@@ -113,6 +113,9 @@ class FakeEngine:
         b_half = (self.shape.weight_bytes() or per_sequence) / per_sequence
         return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
 
+    def start(self) -> None:
+        """It has no device to wait for."""
+
     def hand_over(self, workload: Workload) -> None:
         check_fits(self.spec, workload)
 

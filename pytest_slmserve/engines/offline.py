@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from pytest_slmserve.spec import GIB, EngineSpec, Load
 
 WORKER = Path(__file__).parent.parent / "worker" / "worker.py"
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
+PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn; how long a start may take, we say
 SILENCE_S = 120.0  # progress comes twice a second
 NOWHERE_ELSE: Mapping[str, str] = MappingProxyType({})
 
@@ -71,7 +73,7 @@ def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str,
 
 
 class OfflineEngine:
-    """Starts when made; raises EngineFailed with the cause and the end of the log when it cannot."""
+    """Starts when made, unless held; raises EngineFailed with the cause and the end of the log when it cannot."""
 
     def __init__(
         self,
@@ -80,28 +82,50 @@ class OfflineEngine:
         worker: Path = WORKER,
         place: Mapping[str, str] = NOWHERE_ELSE,
         cores: Collection[int] = (),
+        held: bool = False,
     ) -> None:
         """place: variables that say where it runs beside others, which change no measurement of an engine alone. cores:
-        the CPU cores that it may use; none: all."""
+        the CPU cores that it may use; none: all. held: it imports what it needs, and waits for `start` before it
+        touches the device."""
         self.spec = spec
         self.ready = False
         self.launch = uuid.uuid4().hex[:12]
         self._loaded: str | None = None
-        began = time.monotonic()
+        self._began = time.monotonic()
+        folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
+        self._turn = folder / "turn"
         environment = engine_environment(spec, dict(os.environ)) | dict(place)
+        if held:
+            environment |= {"SLM_TURN": str(self._turn), "VLLM_ENGINE_READY_TIMEOUT_S": f"{PATIENCE_S}"}
         if cores and spec.backend == "cpu":
             environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
-        self.child = Child([spec.python or sys.executable, "-u", str(worker)], environment, cores=cores)
-        try:
-            self.child.send(**engine_arguments(spec, model_for(spec, shape_of(spec.model), self.child.folder)))
+        self.child = Child([spec.python or sys.executable, "-u", str(worker)], environment, folder, cores)
+        with self._or_killed():
+            self.child.send(**engine_arguments(spec, model_for(spec, shape_of(spec.model), folder)))
+        if not held:
+            self._finish_start()
+
+    def start(self) -> None:
+        """The turn of an engine that was held: it takes the device, and is ready for a load when this returns."""
+        self._began = time.monotonic()
+        self._turn.touch()
+        self._finish_start()
+
+    def _finish_start(self) -> None:
+        with self._or_killed():
             ready = self.child.receive(START_S, "starting")
             if ready["event"] == "failed":
                 raise self.child.failed(f"did not start: {ready['cause']}")
+        self.resolved = resolved_from(ready, time.monotonic() - self._began)
+        self.ready = True
+
+    @contextmanager
+    def _or_killed(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             self.child.kill()
             raise
-        self.resolved = resolved_from(ready, time.monotonic() - began)
-        self.ready = True
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
         self.hand_over(workload)

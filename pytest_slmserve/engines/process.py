@@ -25,7 +25,8 @@ POLL_S = 0.5
 class Child:
     """Started with `command + [descriptor, our pid]`; its standard output and error go to a log of its own.
 
-    cores: those that it and its own children may run on; none: all of ours.
+    folder: where its log is, and whatever else is its own; removed in the end. cores: those that it and its own
+    children may run on; none: all of ours.
     """
 
     def __init__(

@@ -22,15 +22,26 @@ SETTLE_S = 600.0  # the slowest replica has settled by then, or something is wro
 STABLE_READINGS, STABLE_S, STABLE_WITHIN_S = 2, 0.5, 30.0  # of the device's memory, between two starts
 
 
-class StartEngine(Protocol):
+class HeldEngine(Engine, Protocol):
+    """One that does not touch the device before its turn."""
+
+    def start(self) -> None:
+        """It is its turn: returns when it is ready. Raises EngineFailed where it does not start."""
+
+
+class Launch(Protocol):
     """place: variables that say where it runs beside others. cores: those that it may use; none: all. share: how many
     it shares the device with, itself included."""
 
-    def __call__(self, spec: EngineSpec, *, place: Mapping[str, str], cores: Collection[int], share: int) -> Engine: ...
+    def __call__(
+        self, spec: EngineSpec, *, place: Mapping[str, str], cores: Collection[int], share: int
+    ) -> HeldEngine: ...
 
 
 class Replicas:
     """Starts all when made; raises EngineFailed, naming the replica, when one does not start, and stops the others.
+
+    All are launched at once, for half of a start is imports. Then each in turn takes its part of the device.
 
     places: variables for each replica, which make it an MPS client or name its MIG instance. check: looks, after a
     start and after each run, whether the replica is where it should be, and raises EngineFailed. memory_used: bytes of
@@ -41,7 +52,7 @@ class Replicas:
     def __init__(
         self,
         spec: ReplicaSpec,
-        start: StartEngine,
+        launch: Launch,
         *,
         places: Sequence[Mapping[str, str]] = (),
         check: Callable[[str, Engine], None] = lambda name, engine: None,
@@ -50,25 +61,33 @@ class Replicas:
     ) -> None:
         self.spec = spec
         self.launch = uuid.uuid4().hex[:12]
-        self.engines: list[Engine] = []
+        self.engines: list[HeldEngine] = []
         self._check, self._undo = check, ExitStack()
         if last:
             self._undo.callback(last)
         try:
-            cores = cores_of_each(len(spec), spec.pinned)
-            for index, each in enumerate(spec.engines):
-                place = places[index] if places else {}
-                with naming(self.name(index)):
-                    engine = start(each, place=place, cores=cores[index], share=len(spec))
-                    self.engines.append(engine)
-                    self._undo.callback(engine.close)
-                    check(self.name(index), engine)
-                if memory_used and index + 1 < len(spec):
-                    wait_until_stable(memory_used)
+            self._launch(launch, places or [{}] * len(spec))
+            self._start_in_turn(memory_used)
             self._check_blocks()
         except BaseException:
             self.close()
             raise
+
+    def _launch(self, launch: Launch, places: Sequence[Mapping[str, str]]) -> None:
+        cores = cores_of_each(len(self.spec), self.spec.pinned)
+        for index, each in enumerate(self.spec.engines):
+            with naming(self.name(index)):
+                engine = launch(each, place=places[index], cores=cores[index], share=len(self.spec))
+            self.engines.append(engine)
+            self._undo.callback(engine.close)
+
+    def _start_in_turn(self, memory_used: Callable[[], int] | None) -> None:
+        for index, engine in enumerate(self.engines):
+            if memory_used and index:
+                wait_until_stable(memory_used)
+            with naming(self.name(index)):
+                engine.start()
+                self._check(self.name(index), engine)
 
     @property
     def ready(self) -> bool:

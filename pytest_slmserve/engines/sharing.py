@@ -11,7 +11,7 @@ from pytest_slmserve.engines import mps
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.engines.replicas import Replicas, cores_of_each
+from pytest_slmserve.engines.replicas import HeldEngine, Replicas, cores_of_each
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.spec import EngineSpec, ReplicaSpec
@@ -27,16 +27,16 @@ def start_replicas(spec: ReplicaSpec, device: str = "none", memory_used: Callabl
     """
     if why := cannot_share(spec, device):
         raise BadUsage(why, "another way of sharing: time-slicing")
-    start = partial(_start, sharing=spec.sharing)
+    launch = partial(_launch, sharing=spec.sharing)
     if spec.backend == "fake" or spec.sharing == "time-slicing":
-        return Replicas(spec, start, memory_used=memory_used)
+        return Replicas(spec, launch, memory_used=memory_used)
     if spec.sharing == "mig":
         places = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in mig_instances(device)]
-        return Replicas(spec, start, places=places)
+        return Replicas(spec, launch, places=places)
     daemon = mps.MpsDaemon(mps.Mps(device, spec.thread_percentage))
     return Replicas(
         spec,
-        start,
+        launch,
         places=[daemon.environment] * len(spec),
         check=lambda name, engine: daemon.verify(name, processes(engine)),
         memory_used=memory_used,
@@ -88,9 +88,9 @@ def processes(engine: Engine) -> set[int]:
         return set()
 
 
-def _start(
+def _launch(
     spec: EngineSpec, *, place: Mapping[str, str], cores: Collection[int], share: int, sharing: Sharing
-) -> Engine:
+) -> HeldEngine:
     if spec.backend == "fake":
         return FakeEngine(spec, speed=IMAGINED_GAIN[sharing] / share)
-    return OfflineEngine(spec, place=place, cores=cores)
+    return OfflineEngine(spec, place=place, cores=cores, held=True)

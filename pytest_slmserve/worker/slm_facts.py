@@ -1,8 +1,27 @@
-"""Facts that only vLLM's model process knows, asked through `worker_extension_cls`."""
+"""Facts that only vLLM's model process knows, asked through `worker_extension_cls`.
+
+vLLM imports this module in that process when all else is imported and the device is not yet touched: the place for an
+engine that shares its device to wait for its turn.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from typing import Any
+
+LOOK_S = 0.05
+
+
+def await_turn() -> None:
+    """Until the file that SLM_TURN names is there; at once without that variable. Our guardian ends the wait."""
+    turn = os.environ.get("SLM_TURN")
+    while turn and not Path(turn).exists():
+        time.sleep(LOOK_S)
+
+
+await_turn()
 
 
 class Facts:

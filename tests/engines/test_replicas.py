@@ -27,7 +27,7 @@ LOAD = ClosedLoop(4, window_s=0.5)
 
 
 def door(spec, *, place, cores, share):
-    return OfflineEngine(spec, place=place, cores=cores)
+    return OfflineEngine(spec, place=place, cores=cores, held=True)
 
 
 def imagined(spec, *, place, cores, share):
@@ -97,9 +97,31 @@ def test_places_cores_and_checks_are_of_each(tmp_path):
     Replicas(spec, start, places=places, check=lambda name, engine: seen.append(name)).close()
     cores = cores_of_each(2, pinned=True)
     assert seen == [
-        ({"WHERE": "here"}, cores[0], 2), "replica 1 of 2 (opt-tiny)",
-        ({"WHERE": "there"}, cores[1], 2), "replica 2 of 2 (opt-tiny)",
+        ({"WHERE": "here"}, cores[0], 2), ({"WHERE": "there"}, cores[1], 2),
+        "replica 1 of 2 (opt-tiny)", "replica 2 of 2 (opt-tiny)",
     ]  # fmt: skip
+
+
+def test_all_are_launched_at_once_and_take_the_device_in_turn():
+    logs = []
+
+    def check(name, engine):
+        """After each start: which of all have touched the device."""
+        logs.append(["starts" in each.child.log.read_text() for each in replicas_made])
+
+    replicas_made = []
+
+    def launch(spec, **how):
+        replicas_made.append(door(spec, **how))
+        return replicas_made[-1]
+
+    def until_all_wait():
+        while not all("imported" in each.child.log.read_text() for each in replicas_made):
+            time.sleep(0.02)
+        return 0
+
+    with started(stand_in(), stand_in(), stand_in(), start=launch, check=check, memory_used=until_all_wait):
+        assert logs == [[True, False, False], [True, True, False], [True, True, True]]
 
 
 def test_a_pinned_replica_keeps_to_its_cores():
@@ -134,7 +156,7 @@ def test_one_that_does_not_start_is_named_and_the_others_are_stopped():
 
     with pytest.raises(EngineFailed, match=r"^replica 2 of 3 \(opt-tiny\): .*did not start: ValueError: max_model_len"):
         Replicas(ReplicaSpec((stand_in(), stand_in(fault="raise"), stand_in())), start)
-    assert len(made) == 1 and gone(made[0].child.process.pid)
+    assert len(made) == 3 and all(gone(each.child.process.pid) for each in made)
 
 
 def test_one_that_is_not_where_it_should_be_is_named():

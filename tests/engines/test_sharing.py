@@ -60,7 +60,7 @@ def under_mps(monkeypatch):
     """Replicas on an imagined GPU that MPS can run on."""
     monkeypatch.setattr(sharing.mps, "unable", lambda gpu: None)
     monkeypatch.setattr(sharing.mps, "MpsDaemon", Daemon)
-    monkeypatch.setattr(sharing, "_start", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
+    monkeypatch.setattr(sharing, "_launch", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
 
 
 def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(under_mps):
@@ -88,7 +88,7 @@ def test_a_daemon_is_closed_when_no_engine_starts(under_mps, monkeypatch):
     def refuse(spec, **how):
         raise EngineFailed("no room")
 
-    monkeypatch.setattr(sharing, "_start", refuse)
+    monkeypatch.setattr(sharing, "_launch", refuse)
     with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\): no room"):
         start_replicas(ReplicaSpec((CUDA, CUDA), "mps"), GPU)
     assert Daemon.log[-1] == "close"
@@ -140,7 +140,7 @@ class Nvml:
 
 def test_instances_that_are_there_are_used_and_none_is_made(monkeypatch):
     Nvml(monkeypatch)
-    monkeypatch.setattr(sharing, "_start", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
+    monkeypatch.setattr(sharing, "_launch", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
     assert mig_instances(GPU) == ["MIG-a", "MIG-b"]
     replicas = start_replicas(ReplicaSpec((CUDA, CUDA), "mig"), GPU)
     assert [engine.place for engine in replicas.engines] == [

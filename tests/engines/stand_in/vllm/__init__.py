@@ -6,6 +6,7 @@ So the worker, its process, the door and what ends them are tested without vLLM.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import subprocess
@@ -94,6 +95,8 @@ class AsyncLLMEngine:
 
     @classmethod
     def from_engine_args(cls, arguments: AsyncEngineArgs, stat_loggers: list[Any]) -> AsyncLLMEngine:
+        print("INFO all is imported", flush=True)
+        importlib.import_module(arguments.worker_extension_cls.partition(".")[0])
         print("INFO the stand-in starts", flush=True)
         match arguments.fault:
             case "raise":
