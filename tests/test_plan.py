@@ -132,12 +132,12 @@ def test_the_plan_as_text_adds_up():
     first, second = EngineSpec("opt-125m"), EngineSpec("opt-1.3b")
     rows = [("point-1", first, 10.0), ("point-2", first, 20.0), ("claim", None, 0.0), ("point-3", second, 30.4)]
     assert plan_lines(rows) == [
-        "   0:00  start opt-125m (cuda, 50 s)",
-        "   0:50    point-1 (10 s)",
-        "   1:00    point-2 (20 s)",
-        "   1:20    claim (reads)",
-        "   1:20  start opt-1.3b (cuda, 50 s)",
-        "   2:10    point-3 (30 s)",
-        "   2:40  end: 4 items",
+        "   0:00  start opt-125m (cuda, 55 s)",
+        "   0:55    point-1 (10 s)",
+        "   1:05    point-2 (20 s)",
+        "   1:25    claim (reads)",
+        "   1:25  start opt-1.3b (cuda, 55 s)",
+        "   2:20    point-3 (30 s)",
+        "   2:50  end: 4 items",
     ]
     assert plan_lines([]) == ["   0:00  end: 0 items"]
