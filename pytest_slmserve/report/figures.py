@@ -14,7 +14,7 @@ from pytest_slmserve.errors import TooFewPoints
 from pytest_slmserve.report.drawing import GREY, Picture, Shown, dress, load_axis, panels, plain, save, shown
 from pytest_slmserve.report.findings import peaks_of_curve, work_of_curve
 from pytest_slmserve.report.replica_figures import replica_pictures
-from pytest_slmserve.report.sensor_figures import energy_per_token, memory_bound, sm_per_batch, utilisation
+from pytest_slmserve.report.sensor_figures import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
 
 SAMPLES = 60  # of a smooth line
 
@@ -22,7 +22,7 @@ SAMPLES = 60  # of a smooth line
 def pictures(curves: Sequence[Curve]) -> list[Picture]:
     """What can be drawn, and what cannot. Raises BadUsage where matplotlib is missing, or no point is valid."""
     sweeps = shown(curves)
-    sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound))
+    sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound, decoding))
     return [Picture("sweeps", _draw(sweeps)), *sensed, *replica_pictures(sweeps)]
 
 

@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.step_time import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
 from pytest_slmserve.analysis.summary import Summary
 from pytest_slmserve.analysis.table1 import PUBLISHED
-from pytest_slmserve.analysis.utilization import NO_PROFILE, at_table_1
+from pytest_slmserve.analysis.utilization import NO_DECODING, NO_PROFILE, at_table_1
 from pytest_slmserve.report.drawing import (
     GREY,
     Picture,
@@ -67,11 +67,14 @@ def sm_per_batch(sweeps: Sequence[Shown]) -> Picture:
 
 def memory_bound(sweeps: Sequence[Shown]) -> Picture:
     """DRAM and tensor cores against the load, each with what it can reach, and the time in which no kernel ran."""
-    dram = Panel("DRAM active", attrgetter("dram_active"), reach=REACHABLE_DRAM)
-    tensor = Panel("tensor cores active", attrgetter("tensor_active"), reach=REACHABLE_TENSOR)
-    units = _known([dram, tensor], sweeps)
+    units = _known(_units("dram_active", "tensor_active"), sweeps)
     idle = _known([Panel("no kernel ran", _idle)], sweeps)
     return _against_load("memory-bound", sweeps, [*units, *idle] if units else [])
+
+
+def decoding(sweeps: Sequence[Shown]) -> Picture:
+    """DRAM and tensor cores against the load while no prompt is processed (arXiv:2503.08311)."""
+    return _against_load("decoding", sweeps, _known(_units("decode_dram", "decode_tensor"), sweeps), NO_DECODING)
 
 
 def utilisation(sweeps: Sequence[Shown]) -> Picture:
@@ -119,9 +122,16 @@ def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
 # Against the load
 
 
-def _against_load(name: str, sweeps: Sequence[Shown], known: Sequence[Panel]) -> Picture:
+def _units(dram: str, tensor: str) -> list[Panel]:
+    return [
+        Panel("DRAM active", attrgetter(dram), reach=REACHABLE_DRAM),
+        Panel("tensor cores active", attrgetter(tensor), reach=REACHABLE_TENSOR),
+    ]
+
+
+def _against_load(name: str, sweeps: Sequence[Shown], known: Sequence[Panel], unknown: str = NO_PROFILE) -> Picture:
     if not known:
-        return Picture(name, None, NO_PROFILE)
+        return Picture(name, None, unknown)
     seen = [sweep for sweep in sweeps if any(_points(panel.mean, sweep) for panel in known)]
     figure, places = panels(len(known), seen, share_y=True)
     for axes, panel in zip(places, known):

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.summary import Summary
 from pytest_slmserve.records import Environment
 from pytest_slmserve.report.drawing import COLOURS, load_axis, panels, shown
 from pytest_slmserve.report.figures import pictures
-from pytest_slmserve.report.sensor_figures import energy_per_token, memory_bound, sm_per_batch, utilisation
+from pytest_slmserve.report.sensor_figures import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
 
 to_hex = pytest.importorskip("matplotlib.colors").to_hex
 
@@ -31,6 +31,8 @@ SENSED = {
     "sm_occupancy_max": 0.2,
     "dram_active": 0.4,
     "tensor_active": 0.05,
+    "decode_dram": 0.6,
+    "decode_tensor": 0.1,
 }
 
 
@@ -140,6 +142,13 @@ def test_where_it_is_not_known_whether_a_kernel_ran_there_are_two_panels():
     assert [axes.get_title("left") for axes in figure.axes] == ["DRAM active", "tensor cores active"]
 
 
+def test_decoding_alone_is_drawn_where_some_reading_was_free_of_prompts():
+    figure = decoding(shown([curve("opt-125m", sensed(1, **SENSED), sensed(2, dram_active=0.4))])).figure
+    drawn = {axes.get_title("left"): lines(axes)["opt-125m"] for axes in figure.axes}
+    assert drawn == {"DRAM active": [(1, 0.6)], "tensor cores active": [(1, 0.1)]}
+    assert "what it can reach" in key(figure)
+
+
 # Throughput against utilisation
 
 
@@ -241,7 +250,7 @@ def test_a_model_has_one_colour_in_all_pictures():
         replace(sensed(256, **SENSED), each=(Summary(power_w=9.0, energy_per_token_j=1.0),)),
     )
     drawn = {picture.name: picture.figure for picture in pictures([first, second])}
-    assert list(drawn) == ["sweeps", "sm-per-batch", "energy-per-token", "utilisation", "memory-bound"]
+    assert list(drawn) == ["sweeps", "sm-per-batch", "energy-per-token", "utilisation", "memory-bound", "decoding"]
     bars = drawn.pop("energy-per-token").axes[0].patches
     assert [to_hex(bar.get_facecolor()).upper() for bar in bars] == [COLOURS[1]]
     for figure in drawn.values():
@@ -253,7 +262,7 @@ def test_simulated_sensors_say_so_in_every_picture():
     fake = Environment(backend="fake", gpu_name="simulated")
     spent = replace(sensed(512, **SENSED), each=(Summary(power_w=9.0, energy_per_token_j=1.0),))
     drawn = pictures([curve("opt-125m", sensed(1, **SENSED), spent, environment=fake)])
-    assert [words(picture.figure) for picture in drawn] == ["SIMULATED, not measured on a device"] * 5
+    assert [words(picture.figure) for picture in drawn] == ["SIMULATED, not measured on a device"] * 6
 
 
 @pytest.mark.parametrize(
@@ -261,6 +270,7 @@ def test_simulated_sensors_say_so_in_every_picture():
     [
         (sm_per_batch, {"gpu_util": 1.0}, "no sensor gave the profiling counters"),
         (memory_bound, {"engine_active": 1.0}, "no sensor gave the profiling counters"),
+        (decoding, {"dram_active": 0.4, "tensor_active": 0.1}, "no reading of the sensors fell between prompts"),
         (utilisation, {"sm_active": 0.5}, "GPU utilisation is not known at two loads of any model"),
         (energy_per_token, SENSED, "power is not known of any model at its largest batch of table 1"),
     ],
