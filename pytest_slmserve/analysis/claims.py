@@ -361,6 +361,14 @@ ROWS: tuple[Row, ...] = (
         evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
     ),
     *(row for how in get_args(Sharing) for row in _rows_of_replicas(how)),
+    Row(
+        sharing.name_of(sharing.PAY, "time-slicing"),
+        model="opt-1.3b",
+        device="H200",
+        parameters={"sharing": "time-slicing", "bound": 1.0},
+        expected="fails",
+        evidence="vLLM 0.26.0: 2 serve 0.937 times as much, 3 0.884: one engine leaves no time without a kernel",
+    ),
     Row(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
     Row(
         table1.REQUEST_CLAIM,
