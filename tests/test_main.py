@@ -236,6 +236,9 @@ def test_a_figure_that_cannot_be_drawn_is_4_and_the_text_is_there(tmp_path, caps
     assert status == 4 and "verdicts" in out and "pip install 'pytest-slmserve[figures]'" in err
 
 
+SENSED = ("sm-per-batch", "energy-per-token", "utilisation", "memory-bound", "decoding")
+
+
 def watched(measurements):
     """The same with the readings of a GPU that is well."""
     return [replace(m, run=replace(m.run, telemetry=readings(m.run.window_s[1]))) for m in measurements]
@@ -252,7 +255,7 @@ def test_figures_of_several_archives_are_written_and_named(suffix, tmp_path, cap
     paths = [archive(tmp_path / f"{i}.jsonl", watched(m)) for i, m in enumerate((small, large))]
     out = tmp_path / "new" / "pictures"
     status, text, err = run(capsys, "figures", *paths, "--out", out, "--format", suffix)
-    names = ("sweeps", "sm-per-batch", "energy-per-token", "utilisation", "memory-bound")
+    names = ("sweeps", *SENSED)
     assert (status, err) == (0, "") and text.splitlines() == [f"drawn: {out / name}.{suffix}" for name in names]
     assert {path.name for path in out.iterdir()} == {f"{name}.{suffix}" for name in names}
     if suffix == "svg":
@@ -267,9 +270,7 @@ def test_without_sensors_the_sweeps_are_drawn_and_the_rest_is_excused(tmp_path, 
     status, text, err = run(capsys, "figures", path, "--out", out)
     note, drawn, *others = text.splitlines()
     assert (status, err) == (0, "") and "ends early" in note and drawn == f"drawn: {out / 'sweeps.png'}"
-    assert [line.split(":")[:2] for line in others] == [
-        ["not drawn", f" {name}"] for name in ("sm-per-batch", "energy-per-token", "utilisation", "memory-bound")
-    ]
+    assert [line.split(":")[:2] for line in others] == [["not drawn", f" {name}"] for name in SENSED]
     assert [path.name for path in out.iterdir()] == ["sweeps.png"]
 
 
