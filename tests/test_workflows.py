@@ -1,0 +1,455 @@
+"""What the workflows promise: rules as data, each tried on a planted violation, and the scripts of their steps, run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / ".github" / "workflows"
+if not FOLDER.is_dir():
+    pytest.skip("no checkout", allow_module_level=True)
+yaml = pytest.importorskip("yaml", reason="needs pyyaml")
+
+WORKFLOWS = sorted(FOLDER.glob("*.yml"))
+OURS = ("gpu.yml", "upgrade-gate.yml")  # those that use our own machines
+HOSTED = "ubuntu-latest"
+TRUSTED = {"actions/checkout", "actions/download-artifact", "actions/upload-artifact"}
+
+Workflow = Mapping[str, Any]
+Job = Mapping[str, Any]
+
+
+def read(path: Path) -> dict[str, Any]:
+    loaded = yaml.safe_load(path.read_text("utf-8"))
+    return {"on": loaded.pop(True), **loaded}  # YAML 1.1 reads the key `on` as true
+
+
+def jobs(workflow: Workflow, own: bool) -> Iterator[tuple[str, Job]]:
+    """Those on our own machines, or the others. What is not known to be GitHub's is ours."""
+    yield from ((name, job) for name, job in workflow["jobs"].items() if (job.get("runs-on") != HOSTED) is own)
+
+
+def steps(workflow: Workflow) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield from ((name, step) for name, job in workflow["jobs"].items() for step in job["steps"])
+
+
+# Rules for workflows that use our own machines: what breaks each
+
+
+def strange_triggers(workflow: Workflow) -> list[str]:
+    """Whatever a stranger can cause: a pull request, a comment, another workflow's end."""
+    wanted = {"workflow_dispatch", "schedule", "push"}
+    found = sorted(set(workflow["on"]) - wanted)
+    push = workflow["on"].get("push", {"branches": ["main"]})
+    return found if push == {"branches": ["main"]} else [*found, f"push: {push}"]
+
+
+def in_forks(workflow: Workflow) -> list[str]:
+    """A job without needs, or on our machines, asks for the repository's own variable; all it asks for has to hold."""
+    guard = "github.repository == vars.SLM_GPU_REPOSITORY"
+    asked = {
+        name: str(job.get("if", ""))
+        for name, job in workflow["jobs"].items()
+        if job["runs-on"] != HOSTED or "needs" not in job
+    }
+    return [name for name, text in asked.items() if not re.fullmatch(rf"{re.escape(guard)}( && [^|]+)?", text)]
+
+
+def too_much_access(workflow: Workflow) -> list[str]:
+    """On our machines reading the code; writing only where nothing but issues can be written."""
+    found = [name for name, job in jobs(workflow, own=True) if job.get("permissions") != {"contents": "read"}]
+    for name, job in jobs(workflow, own=False):
+        given = job.get("permissions", {"contents": "read"})
+        if not isinstance(given, dict) or ("write" in given.values() and given != {"issues": "write"}):
+            found.append(name)
+    return found if workflow.get("permissions") == {"contents": "read"} else [*found, "the whole"]
+
+
+def tokens_on_our_machines(workflow: Workflow) -> list[str]:
+    known = ("secrets", "github.token", "GITHUB_TOKEN", "GH_TOKEN", "id-token", "toJSON(github)", "environment:")
+    texts = {name: yaml.safe_dump(job, width=10_000) for name, job in jobs(workflow, own=True)}
+    shared = yaml.safe_dump(workflow.get("env", {}), width=10_000)
+    return [f"{name}: {word}" for name, text in {**texts, "env": shared}.items() for word in known if word in text]
+
+
+def writers_of_issues_that_run_code(workflow: Workflow) -> list[str]:
+    """Who may write fetches one text and no code."""
+    found = []
+    for name, job in workflow["jobs"].items():
+        if "write" in (job.get("permissions") or {}).values():
+            used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+            fetched = [step.get("with", {}).get("name") for step in job["steps"] if "uses" in step]
+            strange = re.findall(r"pip|git clone|curl|\bsh\b|bash", yaml.safe_dump(job, width=10_000))
+            if used != ["actions/download-artifact"] or fetched != ["gate-summary"] or strange or "defaults" in job:
+                found.append(name)
+    return found
+
+
+def unpinned_actions(workflow: Workflow) -> list[str]:
+    used = [step["uses"] for _, step in steps(workflow) if "uses" in step]
+    used += [job["uses"] for job in workflow["jobs"].values() if "uses" in job]
+    return [
+        use
+        for use in used
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", use) or use.split("@")[0] not in TRUSTED
+    ]
+
+
+def credentials_left_behind(workflow: Workflow) -> list[str]:
+    checkouts = [(name, step) for name, step in steps(workflow) if "actions/checkout@" in step.get("uses", "")]
+    return [name for name, step in checkouts if step.get("with", {}).get("persist-credentials") is not False]
+
+
+def expressions_in_scripts(workflow: Workflow) -> list[str]:
+    """`${{ }}` is put into a script before the shell reads it; a variable is not."""
+    return [name for name, step in steps(workflow) if "${{" in step.get("run", "")]
+
+
+def without_limit(workflow: Workflow) -> list[str]:
+    limits = {name: job.get("timeout-minutes") for name, job in workflow["jobs"].items()}
+    return [name for name, limit in limits.items() if not isinstance(limit, int) or not 0 < limit <= 120]
+
+
+def at_the_same_time(workflow: Workflow) -> list[str]:
+    """One group for all that measure, in all workflows; what measures is not cancelled."""
+    wanted = {"group": "gpu", "cancel-in-progress": False}
+    return [name for name, job in jobs(workflow, own=True) if job.get("concurrency") != wanted or "strategy" in job]
+
+
+def elsewhere(workflow: Workflow) -> list[str]:
+    wanted = ["self-hosted", "linux", "gpu"]
+    return [name for name, job in jobs(workflow, own=True) if job["runs-on"] != wanted or "container" in job]
+
+
+def without_a_gpu(workflow: Workflow) -> list[str]:
+    """A run without a GPU is an error there, and no skip."""
+    found = {name: job.get("env", {}).get("SLM_REQUIRE_GPU") for name, job in jobs(workflow, own=True)}
+    return [name for name, value in found.items() if value != "1"]
+
+
+RULES: dict[str, Callable[[Workflow], Sequence[str]]] = {
+    "no stranger starts it": strange_triggers,
+    "it does not run in a fork": in_forks,
+    "our machines may read, and issues may be written": too_much_access,
+    "no token is on our machines": tokens_on_our_machines,
+    "who writes issues runs no code": writers_of_issues_that_run_code,
+    "actions are pinned": unpinned_actions,
+    "no credentials are left behind": credentials_left_behind,
+    "scripts hold no expressions": expressions_in_scripts,
+    "every job has a limit": without_limit,
+    "one run at a time": at_the_same_time,
+    "the labels are those of the documentation": elsewhere,
+    "a GPU is required": without_a_gpu,
+}
+GUARD = "github.repository == vars.SLM_GPU_REPOSITORY"
+SHA = "0123456789abcdef0123456789abcdef01234567"
+CHECKOUT = {"uses": f"actions/checkout@{SHA}", "with": {"persist-credentials": False}}
+FETCH = {"uses": f"actions/download-artifact@{SHA}", "with": {"name": "gate-summary", "path": "gate"}}
+SOUND: dict[str, Any] = {
+    "on": {"workflow_dispatch": None, "schedule": [{"cron": "0 3 * * *"}], "push": {"branches": ["main"]}},
+    "permissions": {"contents": "read"},
+    "jobs": {
+        "gate": {
+            "if": f"{GUARD} && needs.release.outputs.candidate != ''",
+            "runs-on": ["self-hosted", "linux", "gpu"],
+            "timeout-minutes": 90,
+            "permissions": {"contents": "read"},
+            "concurrency": {"group": "gpu", "cancel-in-progress": False},
+            "env": {"SLM_REQUIRE_GPU": "1"},
+            "steps": [CHECKOUT, {"run": "pytest $ARGUMENTS", "env": {"ARGUMENTS": "${{ inputs.arguments }}"}}],
+        },
+        "report": {
+            "needs": "gate",
+            "runs-on": HOSTED,
+            "timeout-minutes": 10,
+            "permissions": {"issues": "write"},
+            "steps": [FETCH, {"run": "gh issue create", "env": {"GH_TOKEN": "${{ github.token }}"}}],
+        },
+    },
+}
+GATE, REPORT = ("jobs", "gate"), ("jobs", "report")
+DELETED = object()
+PLANTED: list[tuple[str, Sequence[str | int], object]] = [
+    ("no stranger starts it", ("on", "pull_request"), None),
+    ("no stranger starts it", ("on", "pull_request_target"), None),
+    ("no stranger starts it", ("on", "workflow_run"), {"workflows": ["CI"]}),
+    ("no stranger starts it", ("on", "issue_comment"), None),
+    ("no stranger starts it", ("on", "push"), None),
+    ("no stranger starts it", ("on", "push", "branches"), ["main", "**"]),
+    ("it does not run in a fork", (*GATE, "if"), DELETED),
+    ("it does not run in a fork", (*GATE, "if"), f"{GUARD} || true"),
+    ("it does not run in a fork", (*GATE, "if"), "needs.release.outputs.candidate != ''"),
+    ("it does not run in a fork", (*REPORT, "needs"), DELETED),
+    ("our machines may read, and issues may be written", (*GATE, "permissions"), DELETED),
+    ("our machines may read, and issues may be written", (*GATE, "permissions", "issues"), "write"),
+    ("our machines may read, and issues may be written", (*GATE, "permissions"), "write-all"),
+    ("our machines may read, and issues may be written", (*REPORT, "permissions", "contents"), "write"),
+    ("our machines may read, and issues may be written", (*REPORT, "permissions"), "write-all"),
+    ("our machines may read, and issues may be written", ("permissions",), DELETED),
+    ("no token is on our machines", (*GATE, "env", "HF_TOKEN"), "${{ secrets.HF_TOKEN }}"),
+    ("no token is on our machines", (*GATE, "steps", 1, "env", "T"), "${{ github.token }}"),
+    ("no token is on our machines", (*GATE, "environment"), "gpu"),
+    ("no token is on our machines", ("env",), {"T": "${{ secrets.T }}"}),
+    ("who writes issues runs no code", (*REPORT, "steps", 0), CHECKOUT),
+    ("who writes issues runs no code", (*REPORT, "steps", 0, "with"), {"name": "gate-records"}),
+    ("who writes issues runs no code", (*REPORT, "steps", 0, "with"), {}),
+    ("who writes issues runs no code", (*REPORT, "steps", 1, "run"), "pip install vllm"),
+    ("who writes issues runs no code", (*GATE, "permissions", "issues"), "write"),
+    ("actions are pinned", (*GATE, "steps", 0, "uses"), "actions/checkout@v5"),
+    ("actions are pinned", (*GATE, "steps", 0, "uses"), "actions/checkout@0123456"),
+    ("actions are pinned", (*GATE, "steps", 0, "uses"), f"somebody/checkout@{SHA}"),
+    ("actions are pinned", (*GATE, "uses"), "somebody/else/.github/workflows/gpu.yml@main"),
+    ("no credentials are left behind", (*GATE, "steps", 0, "with"), {}),
+    ("no credentials are left behind", (*GATE, "steps", 0, "with", "persist-credentials"), True),
+    ("scripts hold no expressions", (*GATE, "steps", 1, "run"), "pytest ${{ inputs.arguments }}"),
+    ("every job has a limit", (*GATE, "timeout-minutes"), DELETED),
+    ("every job has a limit", (*REPORT, "timeout-minutes"), 360),
+    ("one run at a time", (*GATE, "concurrency"), DELETED),
+    ("one run at a time", (*GATE, "concurrency", "group"), "gate"),
+    ("one run at a time", (*GATE, "concurrency", "cancel-in-progress"), True),
+    ("the labels are those of the documentation", (*GATE, "runs-on"), ["self-hosted"]),
+    ("the labels are those of the documentation", (*REPORT, "runs-on"), "gpu"),
+    ("a GPU is required", (*GATE, "env"), {}),
+]
+
+
+def planted(where: Sequence[str | int], what: object) -> dict[str, Any]:
+    """SOUND with one entry more, another, or one less."""
+    workflow = deepcopy(SOUND)
+    *path, last = where
+    place: Any = workflow
+    for part in path:
+        place = place[part]
+    if what is DELETED:
+        del place[last]
+    else:
+        place[last] = what
+    return workflow
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("rule", RULES)
+def test_a_workflow_on_our_machines_keeps_the_rule(name: str, rule: str) -> None:
+    assert RULES[rule](read(FOLDER / name)) == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_sound_workflow_breaks_no_rule(rule: str) -> None:
+    assert RULES[rule](SOUND) == []
+
+
+@pytest.mark.parametrize(("rule", "where", "what"), PLANTED)
+def test_a_planted_violation_is_found(rule: str, where: Sequence[str | int], what: object) -> None:
+    assert RULES[rule](planted(where, what)) != []
+
+
+def test_every_rule_was_tried() -> None:
+    assert {rule for rule, _, _ in PLANTED} == RULES.keys()
+
+
+# All workflows
+
+
+def test_these_and_no_others_use_our_own_machines() -> None:
+    assert tuple(path.name for path in WORKFLOWS if any(jobs(read(path), own=True))) == OURS
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_every_workflow_reads_only_has_limits_and_names_versions(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"} and without_limit(workflow) == []
+    used = [step["uses"] for _, step in steps(workflow) if "uses" in step]
+    assert used
+    assert [u for u in used if not re.search(r"@(v\d+|release/v\d+|[0-9a-f]{40})$", u)] == []
+
+
+def test_a_pinned_action_has_one_commit_and_says_which_version_it_is() -> None:
+    found = {line for p in WORKFLOWS for line in re.findall(r"uses: (\S+@[0-9a-f]{40}.*)", p.read_text("utf-8"))}
+    assert all(re.search(r" # v\d+\.\d+\.\d+$", line) for line in found)
+    assert len(found) == len({line.split("@")[0] for line in found}) > 0
+
+
+def test_one_job_stands_for_all_of_ci() -> None:
+    everything = read(FOLDER / "ci.yml")["jobs"]
+    (required,) = (job for job in everything.values() if job.get("if") == "always()")
+    assert {*required["needs"]} == {name for name, job in everything.items() if job is not required}
+
+
+def test_the_gate_may_do_what_its_jobs_need() -> None:
+    found = {name: job["permissions"] for name, job in read(FOLDER / "upgrade-gate.yml")["jobs"].items()}
+    assert found == {
+        "release": {"contents": "read", "issues": "read"},
+        "gate": {"contents": "read"},
+        "report": {"issues": "write"},
+    }
+
+
+# The scripts of the steps, with commands that only take notes
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a step ended, what it printed and put into its outputs, and how the commands were called."""
+
+    status: int
+    printed: str
+    outputs: str
+    called: str
+
+
+class Step:
+    """The script of a step, in an empty folder. command: puts a script of bash where the step finds it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.temp, self.bin = folder / "work", folder / "temp", folder / "bin"
+        for path in (self.folder, self.temp, self.bin):
+            path.mkdir()
+        self.files = {name: folder / name for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_ENV", "CALLED")}
+        for path in self.files.values():
+            path.touch()
+
+    def command(self, path: Path, script: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/usr/bin/env bash\necho "{path.name} $*" >> "$CALLED"\n{script}\n', "utf-8")
+        path.chmod(0o755)
+
+    def run(self, script: str, **variables: str) -> Ran:
+        fixed = {name: str(path) for name, path in self.files.items()}
+        env = {"PATH": f"{self.bin}:{os.environ['PATH']}", "RUNNER_TEMP": str(self.temp), "LC_ALL": "C.UTF-8"}
+        bash = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", script]
+        done = subprocess.run(bash, cwd=self.folder, env={**env, **fixed, **variables}, capture_output=True, text=True)
+        outputs, called = (self.files[name].read_text("utf-8") for name in ("GITHUB_OUTPUT", "CALLED"))
+        return Ran(done.returncode, done.stdout + done.stderr, outputs, called)
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Step:
+    if shutil.which("bash") is None or shutil.which("awk") is None:
+        pytest.skip("needs bash and awk")
+    return Step(tmp_path)
+
+
+def script_of(job: str, name: str, workflow: str = "upgrade-gate.yml") -> str:
+    (found,) = (each for each in read(FOLDER / workflow)["jobs"][job]["steps"] if each.get("name") == name)
+    text: str = found["run"]
+    return text
+
+
+def gated(step: Step, status: int) -> Ran:
+    (step.folder / "gate").mkdir()
+    step.command(step.temp / "plugin/bin/pytest", f'echo "# Gate" >> "$GITHUB_STEP_SUMMARY"\nexit {status}')
+    return step.run(script_of("gate", "Gate"), BASELINE="0.26.0", CANDIDATE="0.27.0")
+
+
+@pytest.mark.parametrize(
+    ("status", "word"), [(0, "::notice::passes"), (1, "::error::fails"), (10, "::error::inconclu")]
+)
+def test_the_gate_ends_as_pytest_does_and_tells_its_status(step: Step, status: int, word: str) -> None:
+    ran = gated(step, status)
+    assert (ran.status, ran.outputs) == (status, f"status={status}\n") and word in ran.printed
+    assert (step.folder / "gate/summary.md").read_text("utf-8") == "# Gate\n"
+    assert (
+        f"--slm-gate --junitxml=gate/junit.xml --slm-baseline-python={step.temp}/vllm-0.26.0/bin/python" in ran.called
+    )
+    assert f"--slm-candidate-python={step.temp}/vllm-0.27.0/bin/python" in ran.called
+
+
+@pytest.mark.parametrize("status", [2, 3, 4, 5, 137])
+def test_what_is_no_verdict_fails_the_job_and_tells_no_status(step: Step, status: int) -> None:
+    ran = gated(step, status)
+    assert (ran.status, ran.outputs) == (status, "") and "::error::no verdict" in ran.printed
+
+
+def reported(step: Step, status: str = "1", known: str = "", text: str = "# Gate\n") -> Ran:
+    (step.folder / "gate").mkdir(exist_ok=True)
+    if text:
+        (step.folder / "gate/summary.md").write_text(text, "utf-8")
+    (step.folder / "listing").write_text(known, "utf-8")
+    url = "https://example.org/o/r/issues/7"
+    reply = f'case "$1 $2" in "issue create") echo {url} ;; "api --paginate") cat listing ;; esac'
+    step.command(step.bin / "gh", reply)
+    names = {"GH_REPO": "o/r", "BASELINE": "0.26.0", "CANDIDATE": "0.27.0", "RUN": "https://example.org/run/1"}
+    return step.run(script_of("report", "Write the issue"), STATUS=status, **names)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "last"),
+    [("0", "passes", "close 7"), ("1", "fails", "reopen 7"), ("10", "is inconclusive", "reopen 7")],
+)
+def test_a_result_becomes_an_issue_which_a_pass_closes(step: Step, status: str, said: str, last: str) -> None:
+    ran = reported(step, status)
+    assert ran.status == 0, ran.printed
+    assert "gh issue create --title vLLM 0.27.0: gate --label vllm-gate --body-file body.md\n" in ran.called
+    assert ran.called.endswith(f"gh issue {last}\n")
+    body = (step.folder / "body.md").read_text("utf-8")
+    assert body == f"vLLM 0.27.0 {said} against 0.26.0. [Log and records](https://example.org/run/1)\n\n# Gate\n"
+
+
+def test_a_further_result_of_a_release_is_a_comment(step: Step) -> None:
+    ran = reported(step, known="3\tvLLM 0.27.0: gated\n4\tvLLM 0.27.0: gate\n5\tvLLM 0.27.01: gate\n")
+    assert ran.status == 0 and "issue create" not in ran.called
+    assert "gh issue comment 4 --body-file body.md\n" in ran.called and ran.called.endswith("gh issue reopen 4\n")
+
+
+def test_the_text_of_an_issue_is_cut_and_calls_nobody(step: Step) -> None:
+    ran = reported(step, text="@everyone $(touch harm) `touch harm` é\n" + "x" * 100_000)
+    body = (step.folder / "body.md").read_text("utf-8")
+    assert ran.status == 0 and len(body) < 65_000 and not (step.folder / "harm").exists()
+    assert "@everyone" not in body and "@\u200beveryone $(touch harm) `touch harm` é\n" in body
+
+
+def test_a_text_that_is_no_text_is_written_all_the_same(step: Step) -> None:
+    (step.folder / "gate").mkdir()
+    (step.folder / "gate/summary.md").write_bytes(b"caf\xe9\n")
+    assert reported(step, text="").status == 0
+    assert (step.folder / "body.md").read_text("utf-8").endswith("caf\ufffd\n")
+
+
+def test_a_link_in_place_of_the_text_is_not_read(step: Step) -> None:
+    (step.folder / "gate").mkdir()
+    (step.folder / "gate/summary.md").symlink_to("/proc/self/environ")
+    ran = reported(step, text="")
+    assert ran.status != 0 and ran.called == "" and not (step.folder / "body.md").exists()
+
+
+@pytest.mark.parametrize("status", ["", "4", "0; true", "pass"])
+def test_what_is_no_status_writes_no_issue(step: Step, status: str) -> None:
+    ran = reported(step, status)
+    assert ran.status == 1 and ran.called == "" and "::error::no verdict" in ran.printed
+
+
+def test_each_release_has_an_environment_of_its_own_and_says_what_is_in_it(step: Step) -> None:
+    make = 'mkdir -p "${@: -1}/bin" && cp "$PIP" "${@: -1}/bin/pip"'
+    step.command(step.bin / "python3", make)
+    pip = step.bin / "pip"
+    step.command(pip, 'echo "installed: ${0%/bin/pip}"')
+    name = "Install the plugin, and each release into an environment of its own"
+    ran = step.run(script_of("gate", name), BASELINE="0.26.0", CANDIDATE="0.27.0", PIP=str(pip))
+    assert ran.status == 0, ran.printed
+    assert [line for line in ran.called.splitlines() if "vllm==" in line] == [
+        "pip install --only-binary vllm vllm==0.26.0",
+        "pip install --only-binary vllm vllm==0.27.0",
+    ]
+    assert "vllm-0.27.0" in (step.folder / "gate/vllm-0.27.0.txt").read_text("utf-8")
+
+
+def test_the_nightly_run_takes_the_release_in_use(step: Step) -> None:
+    step.command(step.bin / "python3", 'mkdir -p "${@: -1}/bin" && cp "$PIP" "${@: -1}/bin/pip"')
+    step.command(step.bin / "pip", "")
+    (step.folder / ".github").mkdir()
+    (step.folder / ".github/vllm-baseline.txt").write_text("0.26.0\n", "utf-8")
+    (install,) = (
+        s["run"] for s in read(FOLDER / "gpu.yml")["jobs"]["sweep"]["steps"] if "Install" in s.get("name", "")
+    )
+    ran = step.run(install, PIP=str(step.bin / "pip"))
+    assert ran.status == 0 and "pip install --only-binary vllm vllm==0.26.0\n" in ran.called
+    assert step.files["GITHUB_ENV"].read_text("utf-8") == f"SLM_PYTHON={step.temp}/vllm-0.26.0/bin/python\n"
