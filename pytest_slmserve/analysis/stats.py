@@ -7,16 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from pytest_slmserve.analysis import student
+
 MAX_LOG = 700.0  # exp of a little more is no float
-Z_975 = 1.959963984540054
-# Student's t, 97.5 % quantile, for 1 to 30 degrees of freedom.
-# fmt: off
-T_975 = (
-    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
-    2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
-    2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
-)
-# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +38,8 @@ def ends(seen: Interval) -> tuple[float, float]:
 
 
 def t_975(df: int) -> float:
-    """Student's t at 97.5 %. Beyond 30 degrees of freedom by Fisher's expansion, exact there to 1e-4."""
-    if df < 1:
-        raise ValueError(f"{df} degrees of freedom: at least 1 is needed")
-    if df <= len(T_975):
-        return T_975[df - 1]
-    z = Z_975
-    return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
+    """Student's t at 97.5 %."""
+    return student.quantile(0.975, df)
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -98,8 +98,8 @@ def test_interval_of_a_ratio_covers_the_truth_19_times_in_20():
 
 def test_student_interval_by_hand():
     seen = student_interval([9.0, 11.0])
-    assert seen.value == 10 and seen.high - 10 == pytest.approx(12.7062)
-    assert student_interval([9.0, 11.0], 10.5).low == pytest.approx(10.5 - 12.7062)
+    assert seen.value == 10 and seen.high - 10 == pytest.approx(12.706205)
+    assert student_interval([9.0, 11.0], 10.5).low == pytest.approx(10.5 - 12.706205)
     assert student_interval([5.0]) == Interval(5.0)
 
 
