@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from pytest_slmserve.records import (
     Environment,
     Measurement,
+    Paired,
     Replica,
     Resolved,
     Run,
@@ -55,6 +56,7 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
         "load": asdict(measurement.load),
         "measured_at": measurement.measured_at,
         **({} if measurement.replica is None else {"replica": asdict(measurement.replica)}),
+        **({} if measurement.paired is None else {"paired": asdict(measurement.paired)}),
         "run": {
             "window_us": [_millionths(stamp) for stamp in run.window_s],
             "failures": run.failures,
@@ -148,6 +150,7 @@ def measurement_of(
         launch=facts["engine"],
         measured_at=typed(str, facts["measured_at"]),
         replica=built(Replica, facts["replica"]) if facts.get("replica") else None,
+        paired=built(Paired, facts["paired"]) if facts.get("paired") else None,
     )
 
 

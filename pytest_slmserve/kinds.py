@@ -10,4 +10,5 @@ Source = Literal["lengths", "sharegpt"]
 Rule = Literal["human-first", "vllm"]
 Starts = Literal["spread", "together"]
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
+Side = Literal["baseline", "candidate"]  # of a gate
 Sharing = Literal["time-slicing", "mps", "mig"]  # how several engines share one device

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from pytest_slmserve.kinds import Sharing
+from pytest_slmserve.kinds import Sharing, Side
 from pytest_slmserve.spec import EngineSpec, Load, ReplicaSpec, WorkloadSpec, short_hash
 
 
@@ -225,9 +225,21 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
+class Paired:
+    """A launch's part in a gate: which side, in which pair (from 1), and whether it came second in it. outputs: greedy
+    tokens of its first requests, where they were asked for."""
+
+    gate: str  # the same in all records of one
+    pair: int
+    side: Side
+    second: bool
+    outputs: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """A run with all that is needed to judge it later, on another machine, by another rule. replica: None for an engine
-    that had its device to itself."""
+    that had its device to itself. paired: None but in a gate."""
 
     spec: EngineSpec
     resolved: Resolved
@@ -238,6 +250,7 @@ class Measurement:
     launch: str  # one start of one engine
     measured_at: str  # ISO 8601, UTC
     replica: Replica | None = None
+    paired: Paired | None = None
 
     @property
     def key(self) -> str:

@@ -17,6 +17,7 @@ from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.records import (
     Environment,
     Measurement,
+    Paired,
     Replica,
     Resolved,
     Run,
@@ -272,6 +273,10 @@ def replicas() -> st.SearchStrategy[Replica]:
     )  # fmt: skip
 
 
+def places_in_a_gate() -> st.SearchStrategy[Paired]:
+    return st.builds(Paired, NAMES, st.integers(1, 24), st.sampled_from(["baseline", "candidate"]), st.booleans())
+
+
 def measurements() -> st.SearchStrategy[Measurement]:
     """Any values, to the microsecond: for what must hold of every record, sensible or not."""
     window = st.tuples(STAMPS, STAMPS)
@@ -286,6 +291,7 @@ def measurements() -> st.SearchStrategy[Measurement]:
         launch=st.sampled_from(["first", "second"]),
         measured_at=st.datetimes().map(lambda moment: moment.isoformat(timespec="milliseconds")),
         replica=st.none() | replicas(),
+        paired=st.none() | places_in_a_gate(),
     )
 
 

@@ -24,6 +24,7 @@ from pytest_slmserve.errors import BadArchive, BadUsage
 from pytest_slmserve.records import (
     Environment,
     Measurement,
+    Paired,
     Resolved,
     Run,
     Samples,
@@ -111,6 +112,29 @@ def test_round_trip(name, kept):
     assert contents.measurements == tuple(kept)
     assert [m.id for m in contents.measurements] == [m.id for m in kept]
     assert contents.notes == ()
+
+
+def test_a_launch_of_a_gate_keeps_its_place_and_nobody_else_has_one(tmp_path):
+    place = Paired("gate-1", 3, "candidate", second=True)
+    path = write(tmp_path / "records.jsonl", example(1), replace(example(2), paired=place))
+    assert [m.paired for m in read(path).measurements] == [None, place]
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    [alone, paired] = [line for line in lines if line["kind"] == "measurement"]
+    assert "paired" not in alone and paired["paired"]["side"] == "candidate"
+
+
+def test_archives_from_before_there_were_gates_are_read():
+    found = read(DATA / "archive-format-1.jsonl").measurements
+    assert found and all(m.paired is None for m in found)
+
+
+@pytest.mark.parametrize("place", [{"gate": "g", "pair": "x", "side": "baseline", "second": False}, {"pair": 1}])
+def test_a_place_that_is_none_is_damage(tmp_path, place):
+    path = write(tmp_path / "records.jsonl", replace(example(), paired=Paired("g", 1, "baseline", second=False)))
+    lines = path.read_text("utf-8").splitlines()
+    change(path, len(lines), json.dumps({**json.loads(lines[-1]), "paired": place}))
+    with pytest.raises(BadArchive):
+        read(path)
 
 
 def telemetries() -> st.SearchStrategy[Telemetry]:

@@ -59,11 +59,11 @@ def series_key(spec: EngineSpec, workload_hash: str, load: ClosedLoop, environme
 
 
 def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """Measurements by the curve they lie on, or lie beside, in the order first met; those of bursts and of engines that
-    shared their device are left out."""
+    """Measurements by the curve they lie on, or lie beside, in the order first met; those of bursts, of gates and of
+    engines that shared their device are left out."""
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
-        alone = m.replica is None or m.replica.count == 1
+        alone = (m.replica is None or m.replica.count == 1) and m.paired is None
         if alone and isinstance(m.load, ClosedLoop) and m.load.requests is None:
             found.setdefault(series_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
     return found

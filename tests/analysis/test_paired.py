@@ -1,0 +1,234 @@
+"""A gate from its records: which launches make a pair, which pairs count, and what they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launches import LOADS, RATES, launch, pair_of_launches, pairs
+from stored_records import BUSY
+from strategies import measurement
+
+from pytest_slmserve import sensors
+from pytest_slmserve.analysis.gate import Outcome, Terms
+from pytest_slmserve.analysis.paired import BLOCKS, ENDPOINTS, SIDES, judge_gate, pairs_of
+from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.verdict import State, Undecided
+from pytest_slmserve.kinds import Side
+
+SLOWER = 0.9
+
+
+def state(gated, endpoint):
+    return gated.verdict(endpoint).state
+
+
+# Which launches make a pair
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 5))
+def test_pairs_do_not_depend_on_the_order_of_the_records(chance, count):
+    shuffled = (made := pairs(count))[:]
+    chance.shuffle(shuffled)
+    found = pairs_of(shuffled)
+    assert found == pairs_of(made)
+    assert [pair.number for pair in found] == [*range(1, count + 1)]
+
+
+def test_a_pair_has_its_sides_their_places_and_loads_in_ascending_order():
+    first, second = pairs_of([*reversed(pairs(2))])
+    assert [(p.baseline.side, p.candidate.side) for p in (first, second)] == [SIDES, SIDES]
+    assert [(p.baseline.second, p.candidate.second) for p in (first, second)] == [(False, True), (True, False)]
+    assert tuple(m.load.concurrency for m in first.candidate.measurements) == LOADS
+
+
+@pytest.mark.parametrize("missing", SIDES)
+def test_a_pair_without_one_of_its_launches_is_none(missing: Side):
+    other = launch("candidate" if missing == "baseline" else "baseline", 2)
+    assert [p.number for p in pairs_of([*pair_of_launches(1), *other])] == [1]
+
+
+@pytest.mark.parametrize("broken", SIDES)
+def test_a_launch_that_was_broken_off_makes_no_pair(broken: Side):
+    halves = [*launch("baseline", 2), *launch("candidate", 2)]
+    lost = next(m for m in halves if m.paired.side == broken and m.load.concurrency == LOADS[1])
+    found = [m for m in halves if m is not lost]
+    assert [p.number for p in pairs_of([*pair_of_launches(1), *found])] == [1]
+    assert pairs_of(found) == (), "nor as the first of all"
+
+
+def test_the_second_measurement_of_a_load_on_one_launch_replaces_the_first():
+    made = pair_of_launches(1)
+    bad = replace(made[1], run=replace(made[1].run, failures=3))
+    again = replace(made[1], measured_at="2026-01-01T00:01:05.000+00:00")
+    for order in ([*made, again], [again, *made], [made[0], bad, again, *made[2:]]):
+        [pair] = pairs_of(order)
+        assert pair.baseline.measurements == (made[0], again) and pair.problems == ()
+
+
+def test_nothing_makes_no_pair():
+    assert pairs_of([]) == ()
+
+
+# Which pairs count
+
+
+def test_a_pair_with_a_measurement_that_cannot_be_trusted_is_left_out_with_a_sentence():
+    made = [*pairs(4), *pair_of_launches(5, preempted=2)]
+    gated = judge_gate(made, Terms())
+    assert [p.number for p in gated.pairs] == [1, 2, 3, 4]
+    [why] = gated.dropped
+    assert why.startswith("pair 5: ") and "preemptions in the window" in why
+
+
+def test_a_degraded_measurement_is_not_trusted_either():
+    def clocks_down(at: float) -> float:
+        return 1.5e9 if at % 0.2 < 0.1 else 1.98e9
+
+    made = [*pairs(4), *pair_of_launches(5, columns={**BUSY, sensors.SM_CLOCK: clocks_down})]
+    gated = judge_gate(made, Terms())
+    assert len(gated.pairs) == 4
+    assert "pair 5: the SM clock fell" in gated.dropped[0]
+
+
+def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes():
+    gated = judge_gate(pairs(4, failures=1), Terms())
+    assert gated.pairs == () and len(gated.dropped) == 4 and gated.outcome is Outcome.INCONCLUSIVE
+    for endpoint in ENDPOINTS:
+        verdict = gated.verdict(endpoint)
+        assert verdict.state is State.UNDECIDED
+        assert "no pair of launches counts; pair 1: 1 requests failed" in verdict.why
+        with pytest.raises(Undecided):
+            assert verdict
+
+
+# What they say
+
+
+def test_two_equal_sides_pass_in_every_endpoint_after_four_pairs():
+    gated = judge_gate(pairs(4), Terms())
+    assert gated.outcome is Outcome.PASS and gated.settled
+    assert {name: state(gated, name) for name in ENDPOINTS} == dict.fromkeys(ENDPOINTS, State.HOLDS)
+    assert (gated.model, gated.gate) == ("opt-1.3b", "gate")
+
+
+def test_three_pairs_are_too_few():
+    gated = judge_gate(pairs(3), Terms())
+    assert gated.outcome is Outcome.INCONCLUSIVE and state(gated, "throughput") is State.UNDECIDED
+
+
+def test_a_slower_candidate_fails_where_it_is_slower_and_not_where_it_is_not():
+    gated = judge_gate(pairs(4, speed=SLOWER), Terms())
+    assert gated.outcome is Outcome.FAIL
+    found = {name: state(gated, name) for name in ENDPOINTS}
+    slower = dict.fromkeys(("throughput", "latency", "energy"), State.FAILS)
+    assert found == {**slower, "start": State.HOLDS, BLOCKS: State.HOLDS}
+    verdict = gated.verdict("throughput")
+    assert verdict.value == pytest.approx(SLOWER) and verdict.n == 4 and verdict.claim == "no-worse-throughput"
+    assert set(verdict.records) == {m.id for m in pairs(4, speed=SLOWER)}
+
+
+def test_a_faster_candidate_passes():
+    assert judge_gate(pairs(4, speed=1 / SLOWER), Terms()).outcome is Outcome.PASS
+
+
+def test_each_endpoint_reads_its_own_load():
+    """Slower at the large load alone: the latency is that of the small one."""
+    made = [m for n in range(1, 5) for m in pair_of_launches(n)]
+    slow = {m.id: m for n in range(1, 5) for m in launch("candidate", n, speed=SLOWER)}
+    at_large = [
+        next(s for s in slow.values() if (s.launch, s.load) == (m.launch, m.load))
+        if m.paired.side == "candidate" and m.load.concurrency == LOADS[1]
+        else m
+        for m in made
+    ]
+    gated = judge_gate(at_large, Terms())
+    assert (state(gated, "throughput"), state(gated, "latency")) == (State.FAILS, State.HOLDS)
+    beside = {each.name: each.ratio.value for each in gated.shown}
+    assert beside["output tokens/s, small load"] == pytest.approx(1.0)
+    assert beside["mean TPOT, large load"] == pytest.approx(1 / SLOWER)
+
+
+def test_one_load_is_the_small_and_the_large_one():
+    made = [m for m in pairs(4, speed=SLOWER) if m.load.concurrency == LOADS[0]]
+    gated = judge_gate(made, Terms())
+    assert (state(gated, "throughput"), state(gated, "latency")) == (State.FAILS, State.FAILS)
+
+
+@pytest.mark.parametrize(("ready_s", "wanted"), [(21.0, State.HOLDS), (30.0, State.FAILS), (10.0, State.HOLDS)])
+def test_a_start_has_a_margin_of_its_own(ready_s, wanted):
+    gated = judge_gate(pairs(4, ready_s=ready_s), Terms(margin=0.01))
+    assert state(gated, "start") is wanted and gated.verdict("start").bound == 0.15
+    assert gated.verdict("latency").bound == 0.01
+    assert gated.outcome is (Outcome.FAIL if wanted is State.FAILS else Outcome.PASS)
+
+
+def without_sensors(count):
+    return [m for n in range(1, count + 1) for side in SIDES for m in launch(side, n, sensed=False)]
+
+
+def test_without_sensors_there_is_no_energy_to_judge_and_the_others_pass():
+    gated = judge_gate(without_sensors(4), Terms())
+    assert gated.verdict("energy") is None
+    assert len(gated.gated) == 3 and gated.outcome is Outcome.PASS
+
+
+def test_an_energy_that_one_side_does_not_tell_never_passes():
+    gated = judge_gate(pairs(4, sensed=False), Terms())
+    assert state(gated, "energy") is State.UNDECIDED and gated.outcome is Outcome.INCONCLUSIVE
+    assert "pair 1 has no value of the candidate" in gated.verdict("energy").why
+
+
+def test_an_unknown_endpoint_is_a_key_error():
+    with pytest.raises(KeyError, match="speed"):
+        judge_gate(pairs(1), Terms()).verdict("speed")
+
+
+# KV blocks
+
+
+@pytest.mark.parametrize(
+    ("blocks", "wanted"),
+    [(1365, State.HOLDS), (2000, State.HOLDS), (1352, State.HOLDS), (1351, State.FAILS), (None, State.UNDECIDED)],
+)
+def test_fewer_kv_blocks_fail_and_one_in_a_hundred_is_allowed(blocks, wanted):
+    gated = judge_gate(pairs(4, kv_blocks=blocks), Terms())
+    assert state(gated, BLOCKS) is wanted
+    assert (
+        gated.outcome
+        is {
+            State.HOLDS: Outcome.PASS,
+            State.FAILS: Outcome.FAIL,
+            State.UNDECIDED: Outcome.INCONCLUSIVE,
+        }[wanted]
+    )
+
+
+def test_the_worst_pair_tells_of_the_kv_blocks():
+    gated = judge_gate([*pairs(3), *pair_of_launches(4, kv_blocks=1000)], Terms())
+    assert gated.verdict(BLOCKS).why.startswith("1,000 blocks where the baseline has 1,365")
+
+
+# When more pairs have nothing to decide
+
+
+@pytest.mark.parametrize("facts", [{}, {"speed": SLOWER}, {"kv_blocks": None}, {"sensed": False}, {"ready_s": None}])
+def test_what_is_decided_or_missing_waits_for_no_further_pair(facts):
+    assert judge_gate(pairs(4, **facts), Terms()).settled
+
+
+def test_a_difference_that_noise_may_explain_asks_for_more():
+    made = [m for n in range(1, 5) for m in pair_of_launches(n, speed=1.1 if n % 2 else 0.9)]
+    gated = judge_gate(made, Terms())
+    assert gated.outcome is Outcome.INCONCLUSIVE and not gated.settled
+
+
+# A gate is no sweep
+
+
+def test_measurements_of_a_gate_are_no_points_of_a_sweep():
+    alone = measurement(8, RATES[0])
+    assert by_series(pairs(2)) == {}
+    assert [*by_series([*pairs(2), alone]).values()] == [[alone]]
