@@ -1,0 +1,22 @@
+"""The file of waivers: a list of rows in JSON, which people write and review. Its rules are in `analysis.waivers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pytest_slmserve.analysis.waivers import EXAMPLE, Waiver, waivers_of
+from pytest_slmserve.errors import BadUsage
+
+
+def read_waivers(path: Path) -> tuple[Waiver, ...]:
+    """In the order written. Raises BadUsage for a file that is not there, is no JSON, or holds what is no waiver."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadUsage(f"the waivers {path} cannot be read: {error.strerror}", f"a file of {EXAMPLE}") from None
+    except json.JSONDecodeError as error:
+        raise BadUsage(f"{path}, line {error.lineno}: no JSON ({error.msg})", EXAMPLE) from None
+    except (UnicodeDecodeError, RecursionError):
+        raise BadUsage(f"{path} is no JSON text", EXAMPLE) from None
+    return waivers_of(rows, str(path))

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import H200, RESOLVED, measurement
+from traces import traced
+
+from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.diagnosis import (
+    FEWEST_ALONE,
+    NO_LIMITS,
+    Change,
+    Diagnosis,
+    Difference,
+    Split,
+    Windows,
+    diagnose,
+    differences,
+    explaining,
+    splits,
+    start_ups,
+)
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.records import Replica
+from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.store import read
+
+LAGS = pytest.mark.parametrize("lag", [0, 1])
+PER_REQUEST = 32 / 8  # steps of a request of 32 tokens among eight
+
+DECODE_S = st.floats(0.001, 0.1)  # less would be faster than the roofline, and so invalid
+PROMPT_S = st.floats(0.0, 0.1)
+SIDES = st.fixed_dictionaries(
+    {"decode_s": DECODE_S, "prompt_s": PROMPT_S, "lag": st.integers(0, 1), "idle": st.none() | st.floats(0.0, 1.0)}
+)
+
+
+def split(baseline, candidate) -> Split:
+    (found,) = splits([baseline], [candidate])
+    return found
+
+
+def by_name(*parts: Change) -> dict[str, Change]:
+    return {part.name: part for part in parts}
+
+
+def swapped(change: Change) -> Change:
+    return replace(change, baseline=change.candidate, candidate=change.baseline)
+
+
+@LAGS
+@given(DECODE_S, PROMPT_S)
+@settings(max_examples=20)
+def test_planted_parts_come_out(lag, decode_s, prompt_s):
+    m = traced(decode_s, prompt_s, lag=lag)
+    prefill, decode = split(m, m).by_step
+    assert decode.baseline == pytest.approx(PER_REQUEST * decode_s, rel=1e-6)
+    assert prefill.baseline == pytest.approx(prompt_s, rel=0.02, abs=1e-6 * decode_s + 1e-9)
+
+
+@given(SIDES, SIDES)
+@settings(max_examples=30)
+def test_parts_add_up_to_the_total_on_both_sides(baseline, candidate):
+    found = split(traced(**baseline), traced(**candidate))
+    assert found.by_step
+    for parts in filter(None, (found.by_step, found.by_device)):
+        assert sum(p.baseline for p in parts) == pytest.approx(found.total.baseline)
+        assert sum(p.candidate for p in parts) == pytest.approx(found.total.candidate)
+        scale = found.total.baseline + found.total.candidate
+        assert sum(p.absolute for p in parts) == pytest.approx(found.total.absolute, abs=1e-9 * scale)
+
+
+@given(SIDES, SIDES)
+@settings(max_examples=30)
+def test_swapping_the_sides_swaps_every_part(baseline, candidate):
+    one, other = traced(**baseline), traced(**candidate)
+    there, back = split(one, other), split(other, one)
+    assert back.total == swapped(there.total)
+    assert back.by_step == tuple(map(swapped, there.by_step))
+    assert back.by_device == tuple(map(swapped, there.by_device))
+    assert (back.steps, back.step) == (swapped(there.steps), swapped(there.step))
+    assert back.total.absolute == -there.total.absolute
+
+
+@given(SIDES, SIDES)
+@settings(max_examples=20)
+def test_steps_per_request_times_their_length_are_the_total(baseline, candidate):
+    found = split(traced(**baseline), traced(**candidate))
+    assert found.steps.baseline * found.step.baseline == pytest.approx(found.total.baseline)
+    assert found.steps.candidate * found.step.candidate == pytest.approx(found.total.candidate)
+
+
+def test_the_total_is_one_over_the_throughput():
+    m = traced()
+    assert split(m, m).total.baseline == pytest.approx(32 / window.output_tokens_per_s(m.run))
+
+
+PLANTED = {"decode": {"decode_s": 0.0046}, "prefill": {"prompt_s": 0.008}}
+
+
+@pytest.mark.parametrize("part", PLANTED)
+@LAGS
+@pytest.mark.parametrize("candidate_lag", [0, 1])
+@pytest.mark.parametrize("concurrency", [2, 4, 8, 12])
+def test_a_planted_slowdown_is_found_whatever_the_lag(part, lag, candidate_lag, concurrency):
+    baseline = traced(lag=lag, concurrency=concurrency)
+    candidate = traced(lag=candidate_lag, concurrency=concurrency, **PLANTED[part])
+    assert not problems(baseline) and not problems(candidate)
+    slower, share = explaining(split(baseline, candidate).by_step)
+    assert slower.name == part
+    assert share == pytest.approx(1, abs=0.05)
+    faster, share = explaining(split(candidate, baseline).by_step)
+    assert (faster.name, share) == (part, pytest.approx(1, abs=0.05))
+
+
+def test_slower_decoding_is_decoding_where_most_steps_hold_a_prompt_too():
+    """At 12 of 32 two steps of three are held up: all of their time would be more than all of the others'."""
+    found = split(traced(concurrency=12), traced(decode_s=0.0046, concurrency=12))
+    assert found.baseline.alone < found.baseline.steps / 2
+    assert explaining(found.by_step)[0].name == "decode"
+
+
+def test_a_planted_gap_is_the_gap():
+    baseline, candidate = traced(idle=0.1), traced(0.005, 0.0075, idle=0.28)  # a quarter longer, kernels as before
+    found = split(baseline, candidate)
+    gap, share = explaining(found.by_device)
+    assert (gap.name, share) == ("host gap", pytest.approx(1))
+    assert by_name(*found.by_device)["kernels"].absolute == pytest.approx(0, abs=1e-9)
+
+
+def test_slower_kernels_are_no_gap():
+    found = split(traced(idle=0.2), traced(0.006, 0.009, idle=0.2 / 1.5))
+    assert explaining(found.by_device) == (by_name(*found.by_device)["kernels"], pytest.approx(1))
+
+
+def test_without_sensors_on_one_side_the_gap_is_unknown():
+    found = split(traced(), traced(idle=None))
+    assert found.by_device == () and found.by_step != ()
+    assert found.baseline.gap_s is not None and found.candidate.gap_s is None
+
+
+def test_the_gap_is_that_of_the_measurements_with_sensors():
+    (found,) = splits([traced(idle=0.3), traced(idle=None)], [traced(idle=0.5)])
+    gap, _ = found.by_device
+    assert gap.baseline == pytest.approx(0.3 * found.total.baseline)
+
+
+@pytest.mark.parametrize("concurrency", [16, 32, 64])
+def test_where_nearly_every_step_holds_a_prompt_nothing_is_split(concurrency):
+    found = split(traced(concurrency=concurrency), traced(concurrency=concurrency))
+    assert found.baseline.alone < FEWEST_ALONE
+    assert found.by_step == () and found.by_device != ()
+
+
+def test_a_trace_that_names_no_prompt_is_not_split():
+    m = measurement()
+    assert split(m, m).baseline.alone > FEWEST_ALONE
+    assert split(m, m).by_step == ()
+    assert split(traced(), measurement()).by_step == ()
+
+
+def test_launches_are_counted_together():
+    (found,) = splits([traced(0.004), traced(0.005)], [traced(0.004)])
+    assert (found.baseline.measurements, found.candidate.measurements) == (2, 1)
+    assert by_name(*found.by_step)["decode"].baseline == pytest.approx(PER_REQUEST * 0.0045)
+
+
+def test_each_load_of_each_model_is_split_by_itself():
+    baseline = [traced(concurrency=4), traced(concurrency=8), traced(model="opt-125m")]
+    found = splits(baseline, [*reversed(baseline), traced(concurrency=2)])
+    assert [(s.model, s.load) for s in found] == [
+        ("opt-1.3b", ClosedLoop(4)),
+        ("opt-1.3b", ClosedLoop(8)),
+        ("opt-125m", ClosedLoop(8)),
+    ]
+
+
+def test_invalid_measurements_are_left_out():
+    broken = traced(0.1, preempted=1)
+    assert problems(broken)
+    (found,) = splits([traced(), broken], [traced()])
+    assert found.total.absolute == 0
+    assert splits([broken], [traced()]) == ()
+
+
+def test_engines_that_shared_a_device_are_left_out():
+    shared = replace(traced(), replica=Replica("group", 0, 2, "set", "mps"))
+    alone = replace(traced(), replica=Replica("group", 0, 1, "set", "mps"))
+    assert splits([shared], [shared]) == ()
+    assert len(splits([alone], [alone])) == 1
+
+
+def test_a_prompt_of_several_steps_holds_up_several_rows():
+    """64 tokens of prompt with 8 requests decoding: 40 a step leave room for 32, so a prompt takes two steps."""
+    chunked = traced(resolved=replace(RESOLVED, max_num_batched_tokens=40))
+    whole = traced(resolved=replace(RESOLVED, max_num_batched_tokens=4096))
+    assert split(whole, whole).baseline.alone == pytest.approx(160, abs=2)  # rows 1 and 2 of four
+    assert split(chunked, chunked).baseline.alone == pytest.approx(80, abs=2)
+    assert split(chunked, whole).candidate.alone == split(whole, chunked).baseline.alone == pytest.approx(80, abs=2)
+
+
+def test_no_change_has_no_explanation():
+    m = traced()
+    assert explaining(split(m, m).by_step) is None
+    assert explaining(()) is None
+
+
+def test_a_part_may_explain_more_than_everything():
+    found = split(traced(0.004, 0.008), traced(0.005, 0.007))
+    part, share = explaining(found.by_step)
+    assert part.name == "decode" and share > 1
+
+
+def test_the_relative_change_of_nothing_is_unknown():
+    assert Change("prefill", 0.0, 1.0).relative is None
+    assert Change("prefill", -1e-4, 1.0).relative is None
+    assert Change("prefill", 2.0, 1.0).relative == -0.5
+
+
+def test_start_up_is_of_launches_not_of_measurements():
+    slow, fast = traced(ready_s=60.0, launch="a"), traced(ready_s=20.0, launch="b")
+    (found,) = start_ups([slow, slow, slow, fast], [traced(ready_s=50.0)])
+    assert (found.change.baseline, found.change.candidate) == (40.0, 50.0)
+    assert found.change.relative == pytest.approx(0.25)
+
+
+def test_start_up_that_one_side_does_not_tell_is_not_compared():
+    assert start_ups([traced(ready_s=None)], [traced()]) == ()
+    assert start_ups([traced()], [traced(model="opt-125m")]) == ()
+
+
+# What differs
+
+
+def test_nothing_differs_between_launches_of_one_engine():
+    assert differences([traced(ready_s=20.0)], [traced(0.1, ready_s=60.0, launch="other")]) == ()
+
+
+def test_what_differs_is_told_with_both_values():
+    newer = replace(H200, vllm="0.27.0", torch="2.9.0", cuda="13.0")
+    limits = replace(RESOLVED, async_scheduling=True, attention_backend="FLASHINFER", chunked_prefill=None)
+    older = replace(RESOLVED, async_scheduling=False, attention_backend="FLASH_ATTN", chunked_prefill=None)
+    found = differences([traced(resolved=older)], [traced(resolved=limits, environment=newer)])
+    assert set(found) == {
+        Difference("vllm", ("0.26.0",), ("0.27.0",)),
+        Difference("torch", (None,), ("2.9.0",)),
+        Difference("cuda", (None,), ("13.0",)),
+        Difference("async_scheduling", ("False",), ("True",)),
+        Difference("attention_backend", ("FLASH_ATTN",), ("FLASHINFER",)),
+    }
+
+
+def sized(*sizes: int):
+    return traced(resolved=replace(RESOLVED, capture_sizes=sizes))
+
+
+def test_capture_sizes_are_summarised():
+    assert differences([sized(1, 2, 4, 512)], [sized()]) == (Difference("capture_sizes", ("4 up to 512",), ("none",)),)
+    assert differences([sized(1, 2, 4)], [sized(1, 3, 4)]) == (
+        Difference("capture_sizes", ("(1, 2, 4)",), ("(1, 3, 4)",)),
+    )
+
+
+def with_spec(**asked: object):
+    m = traced()
+    return replace(m, spec=replace(m.spec, **asked))
+
+
+def test_what_was_asked_for_is_told_where_the_engine_does_not_tell():
+    eager = with_spec(enforce_eager=True, extra=(("block_size", 32),), env=(("VLLM_X", "1"),), python="elsewhere")
+    assert differences([with_spec()], [eager]) == (
+        Difference("enforce_eager", ("False",), ("True",)),
+        Difference("extra.block_size", (None,), ("32",)),
+        Difference("env.VLLM_X", (None,), ("1",)),
+    )
+
+
+def test_a_limit_that_was_resolved_is_not_told_twice():
+    asked = with_spec(max_num_seqs=64)
+    resolved = replace(asked, resolved=replace(asked.resolved, max_num_seqs=64))
+    assert differences([with_spec()], [resolved]) == (Difference("max_num_seqs", ("1024",), ("64",)),)
+    assert differences([with_spec()], [asked]) == (Difference("max_num_seqs", ("1024",), ("64",)),)
+
+
+def test_launches_of_a_side_may_differ():
+    here, there = (traced(environment=replace(H200, host=host)) for host in ("a", "b"))
+    assert differences([here, there], [there]) == (Difference("host", ("a", "b"), ("b",)),)
+    assert differences([here, there], [there, here]) == ()
+
+
+def test_models_of_one_side_only_are_no_difference():
+    other = replace(traced(model="opt-125m"), resolved=replace(RESOLVED, kv_blocks=7))
+    assert differences([traced(), other], [traced()]) == ()
+    assert differences([], [traced()]) == ()
+
+
+def test_a_diagnosis_is_all_of_it():
+    baseline, candidate = [traced()], [with_spec(enforce_eager=True)]
+    found = diagnose(baseline, candidate)
+    assert found.splits == splits(baseline, candidate) != ()
+    assert found.start_ups == start_ups(baseline, candidate) != ()
+    assert found.differences == differences(baseline, candidate) != ()
+    assert diagnose([], candidate) == Diagnosis((), (), ())
+
+
+def test_what_is_left_out_of_a_specification_is_in_it():
+    assert set(EngineSpec.__dataclass_fields__).issuperset(NO_LIMITS)
+
+
+# What was measured
+
+BASELINES = Path(__file__).parents[2] / "benchmarks" / "baselines"
+in_checkout = pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
+
+
+def measured(kind: str, concurrency: int) -> Windows:
+    """OPT-1.3B on an H200, vLLM 0.26.0."""
+    records = read(BASELINES / f"h200-vllm-0.26.0-{kind}.jsonl.gz").measurements
+    chosen = [m for m in records if m.spec.model == "opt-1.3b" and m.load.concurrency == concurrency]
+    (found,) = splits(chosen, chosen)
+    return found.baseline
+
+
+@in_checkout
+@pytest.mark.parametrize("concurrency", [64, 128])
+def test_steps_that_only_decode_are_those_of_an_engine_that_decodes_for_seconds(concurrency):
+    spread, together = measured("spread", concurrency), measured("together", concurrency)
+    assert spread.alone < spread.steps / 1.9 and together.alone > 0.95 * together.steps
+    assert spread.alone_s / spread.alone == pytest.approx(together.alone_s / together.alone, rel=0.05)
+
+
+@in_checkout
+def test_what_differs_between_launches_of_one_release_is_the_gap():
+    """Kernels take as long as ever, whatever the host does."""
+    records = read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.gz").measurements
+    pairs = [found.by_device for found in splits(records[0::2], records[1::2])]
+    gaps, kernels = ([abs(parts[i].absolute) for parts in pairs] for i in (0, 1))
+    assert len(pairs) > 20
+    assert median(gap / max(kernel, 1e-9) for gap, kernel in zip(gaps, kernels)) > 3

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies import H200, RESOLVED, measurement
+from traces import traced
+
+from pytest_slmserve.analysis.diagnosis import Difference, diagnose, splits
+from pytest_slmserve.report.diagnosis import SPLIT_LEGEND, diagnosis_lines, difference_text, findings, split_text
+
+
+def split(baseline, candidate):
+    (found,) = splits([baseline], [candidate])
+    return found
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The figures of each row of a table, by its name."""
+    cells = [line.split("  ") for line in text.splitlines()]
+    return {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in cells}
+
+
+def test_a_split_shows_every_part_of_both_sides():
+    text = split_text(split(traced(0.004, idle=0.25, lag=0), traced(0.005, idle=0.2, lag=0)))
+    heading, shown = text.splitlines()[0], rows(text)
+    assert heading == ("where the time goes: opt-1.3b, 8 in flight, seconds per 1,000 requests (1 and 1 measurement)")
+    assert shown["total"] == ["22.0", "26.0", "+4.0", "+18.2"]
+    assert shown["decode"] == ["16.0", "20.0", "+4.0", "+25.0"]
+    assert shown["prefill"] == ["6.00", "6.00", "0.00", "0.0"]
+    assert shown["host gap"] == ["5.50", "5.20", "-0.30", "-5.5"]
+    assert shown["kernels"] == ["16.5", "20.8", "+4.3", "+26.1"]
+    assert shown["steps per request"] == ["4.00", "4.00", "0.00", "0.0"]
+    assert shown["ms per step"] == ["5.50", "6.50", "+1.00", "+18.2"]
+
+
+def test_the_part_that_explains_most_is_named_in_both_views():
+    said = list(findings(split(traced(0.004, idle=0.25, lag=0), traced(0.005, idle=0.2, lag=0))))
+    assert said == [
+        "most of the change is decode: 100 % of it",
+        "most of the change is kernels: 107.5 % of it, and the other part went the other way",
+        "steps per request 0.0 %, time per step +18.2 %",
+    ]
+
+
+def test_a_small_change_is_not_taken_apart():
+    said = list(findings(split(traced(0.004), traced(0.00401))))
+    assert said == ["time per request changed by less than 1 %: there is nothing to explain at this load"]
+
+
+def test_a_gap_that_nobody_saw_is_said_to_be_unknown():
+    found = split(traced(), traced(0.005, idle=None))
+    assert "host gap" not in rows(split_text(found))
+    assert list(findings(found))[-1] == ("host gap unknown: no sensor told how long the GPU ran no kernel (candidate)")
+    nobody = split(traced(idle=None), traced(idle=None))
+    assert list(findings(nobody))[-1].endswith("(baseline and candidate)")
+
+
+def test_a_load_that_cannot_be_split_says_why():
+    crowded = split(traced(concurrency=32), traced(0.005, concurrency=32))
+    assert "decode" not in rows(split_text(crowded))
+    assert (
+        "prefill and decode unknown: nearly every step holds a prompt at this load (0 and 0 steps only decode, 50 are "
+        "wanted of each side); a smaller load tells them apart"
+    ) in list(findings(crowded))
+    unnamed = split(traced(), measurement())
+    assert "prefill and decode unknown: no step is known to hold a prompt (candidate)" in list(findings(unnamed))
+
+
+def test_differences_are_a_table():
+    found = difference_text((Difference("torch", (None,), ("2.9.0",)), Difference("host", ("a", "b"), ("b",))))
+    assert found.splitlines()[0] == "what differs between the sides:"
+    assert rows(found)["torch"] == ["-", "2.9.0"]
+    assert rows(found)["host"] == ["a or b", "b"]
+
+
+def test_no_difference_is_said():
+    assert difference_text(()).startswith("nothing differs in the environments")
+
+
+def test_a_diagnosis_is_told_from_the_split_to_the_differences():
+    newer = replace(H200, vllm="0.27.0")
+    candidate = traced(0.005, environment=newer, resolved=replace(RESOLVED, async_scheduling=True), ready_s=36.0)
+    said = list(diagnosis_lines(diagnose([traced()], [candidate])))
+    assert said[0].startswith("where the time goes: opt-1.3b")
+    assert " ".join(said[1].split()) == SPLIT_LEGEND
+    assert said[2] == "start-up of opt-1.3b: 30.0 -> 36.0 s (+20.0 %), mean of each side's launches"
+    assert {"vllm", "async_scheduling"} <= rows(said[3]).keys()
+    assert len(said) == 4
+
+
+def test_nothing_measured_says_nothing():
+    assert list(diagnosis_lines(diagnose([], []))) == []
+    assert list(diagnosis_lines(diagnose([traced()], []))) == []
+
+
+@pytest.mark.parametrize("candidate", [{"decode_s": 0.04}, {"concurrency": 8, "prompt_s": 3.0}, {"idle": 0.9}])
+def test_lines_fit_a_wide_terminal(candidate):
+    differing = replace(H200, platform="a very long name of a platform " * 2)
+    for text in diagnosis_lines(diagnose([traced()], [traced(environment=differing, **candidate)])):
+        assert all(len(line) <= 150 for line in text.splitlines())

@@ -1,0 +1,68 @@
+"""Runs whose steps take what they were told to: so much to decode, and so much more where there is a prompt."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from strategies import RESOLVED, measurement, planted_telemetry
+
+from pytest_slmserve import sensors
+from pytest_slmserve.records import Measurement, Resolved, Run
+
+PROMPT = 64  # tokens, of all requests of `strategies.measurement`
+
+
+def traced(
+    decode_s: float = 0.004,
+    prompt_s: float = 0.006,
+    *,
+    lag: int = 1,
+    concurrency: int = 8,
+    idle: float | None = 0.25,
+    ready_s: float | None = 30.0,
+    steps: int = 320,
+    resolved: Resolved = RESOLVED,
+    **more: object,
+) -> Measurement:
+    """A measurement of whose steps each takes `decode_s`, and `prompt_s` more for each prompt, whose tokens the trace
+    names `lag` rows later. idle: share of time without a kernel, by the sensors; None: there are none."""
+    limits = replace(resolved, ready_s=ready_s)
+    m = measurement(concurrency, concurrency / 1e-3, steps=steps, resolved=limits, **more)
+    run = _with_times(_with_prompts(m.run), lambda prompts: decode_s + prompts * prompt_s, lag)
+    return replace(m, run=run if idle is None else _watched(run, idle))
+
+
+def _with_prompts(run: Run) -> Run:
+    """The same run whose trace names each prompt in the step that gave the first token."""
+    rows = Counter(bisect_left(run.steps.time_s, at - 1e-9) for at in run.samples.first_token_s if at is not None)
+    return replace(run, steps=replace(run.steps, prompt_tokens=[PROMPT * rows[i] for i in range(len(run.steps))]))
+
+
+def _with_times(run: Run, step_s: Callable[[float], float], lag: int) -> Run:
+    """The same run whose steps take as long as their prompts say."""
+    old, named = [0.0, *run.steps.time_s], [*run.steps.prompt_tokens, *(0,) * lag]
+    new = [0.0, *accumulate(step_s(named[row + lag] / PROMPT) for row in range(len(run.steps)))]
+    at = [new[bisect_left(old, time - 1e-9)] for time in run.window_s]
+
+    def moved(times: Sequence[float | None]) -> list[float | None]:
+        return [None if time is None else new[bisect_left(old, time - 1e-9)] for time in times]
+
+    samples = replace(
+        run.samples,
+        **{
+            name: moved(getattr(run.samples, name))
+            for name in ("sent_s", "admitted_s", "first_token_s", "last_token_s")
+        },
+    )
+    return replace(run, samples=samples, steps=replace(run.steps, time_s=new[1:]), window_s=(at[0], at[1]))
+
+
+def _watched(run: Run, idle: float) -> Run:
+    """The same run, looked at by a sensor that knows for how long no kernel ran."""
+    until_s = run.window_s[1]
+    columns = {sensors.ENGINE_ACTIVE: 1 - idle}
+    return replace(run, telemetry=planted_telemetry(columns, until_s=until_s, interval_s=until_s / 40))
