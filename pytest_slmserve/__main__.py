@@ -6,8 +6,14 @@
 
 `python -m pytest_slmserve replicas FILE`: what several engines on one device serve over one, in such results.
 
+`python -m pytest_slmserve gate PAIRS`: whether a candidate is slower, from anybody's pairs of measurements.
+
+`python -m pytest_slmserve baseline accept RECORDS`: keeps what later runs are held against; also `list` and `show`.
+
 `python -m pytest_slmserve advise RECORDS`: the batch, the memory and the number of engines to serve a model with; with
 `--verify` it starts them and measures whether that holds.
+
+`python -m pytest_slmserve asv RECORDS`: the same records as results for asv, to follow releases of vLLM.
 
 `python -m pytest_slmserve doctor`: what this host can measure, and what would spoil it.
 """
@@ -18,7 +24,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pytest_slmserve.commands import advise, archives, doctor, foreign
+from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, foreign, gate
 from pytest_slmserve.commands.words import FAILS, USAGE, Parser
 from pytest_slmserve.errors import SlmError
 
@@ -26,7 +32,7 @@ from pytest_slmserve.errors import SlmError
 def parser() -> Parser:
     top = Parser("python -m pytest_slmserve", description="What pytest-slmserve measured, without measuring.")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (archives, foreign, advise, doctor):
+    for module in (archives, foreign, gate, baseline, advise, asv, doctor):
         module.add(commands)
     return top
 

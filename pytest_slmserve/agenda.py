@@ -127,7 +127,7 @@ class Agenda:
     def environment(self, spec: EngineSpec) -> Environment:
         """Where `spec` is measured: this host, with what the specification's own interpreter holds."""
         own = spec.python, spec.env
-        if spec.backend == "fake" or own == (self.options.python, self.options.env):
+        if spec.backend == "fake" or own == self.options.engine:
             return self.host.environment
         if own not in self._environments:
             other = probe(spec.backend, spec.python, dict(spec.env))

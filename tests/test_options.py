@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.options import OPTS, Opt, Options, read_options
+from pytest_slmserve.options import OF_A_GATE, OPTS, Opt, Options, read_options
 
 HERE = Path(__file__).parent
 EACH = pytest.mark.parametrize("opt", OPTS, ids=attrgetter("name"))
@@ -30,6 +30,14 @@ GOOD = {  # two texts and their values
     "python": (("/usr/bin/python3", "/usr/bin/python3"), ("python", "python")),
     "env": (("A=1", (("A", "1"),)), ("A=1 B=x=y", (("A", "1"), ("B", "x=y")))),
     "engine_arg": (("a=1", (("a", 1),)), ('a="x" b=true c=word', (("a", "x"), ("b", True), ("c", "word")))),
+    "baseline_python": (("/old/bin/python", "/old/bin/python"), ("python", "python")),
+    "candidate_python": (("/new/bin/python", "/new/bin/python"), ("python", "python")),
+    "baseline_env": (("A=1", (("A", "1"),)), ("A=1 B=x=y", (("A", "1"), ("B", "x=y")))),
+    "candidate_env": (("A=1", (("A", "1"),)), ("PYTHONPATH=/a:/b", (("PYTHONPATH", "/a:/b"),))),
+    "baseline_engine_arg": (("a=1", (("a", 1),)), ("a=1 b=true", (("a", 1), ("b", True)))),
+    "candidate_engine_arg": (("a=1", (("a", 1),)), ("a=[1,2]", (("a", (1, 2)),))),
+    "gate_margin": (("0.05", 0.05), ("0.5", 0.5)),
+    "gate_pairs": (("4", 4), ("24", 24)),
     "telemetry": (("dcgm=node:5555", "dcgm=node:5555"), ("http://h:9400/metrics", "http://h:9400/metrics")),
     "telemetry_interval": (("0.5", 0.5), ("1", 1.0)),
     "records": (("a.jsonl", "a.jsonl"), ("b.gz", "b.gz")),
@@ -53,9 +61,22 @@ BAD = {
     "telemetry_interval": ["0", "soon", "nan"],
     "env": ["A", "=1", "HF_TOKEN=x", "MY_SECRET=x", "db_password=x", "OPENAI_API_KEY=x"],
     "engine_arg": ["a", "=1"],
+    "baseline_env": ["A", "=1", "HF_TOKEN=x"],
+    "candidate_env": ["A", "=1", "MY_SECRET=x"],
+    "baseline_engine_arg": ["a", "=1"],
+    "candidate_engine_arg": ["a", "=1"],
+    "gate_margin": ["0", "1", "3", "3%", "-0.03", "nan"],
+    "gate_pairs": ["0", "3", "-4", "4.5", "many"],
 }
 BAD_FLAG = ["maybe", "2"]
-ANY_TEXT = {"dataset", "python", "records"}  # a path may be anything
+ANY_TEXT = {"dataset", "python", "baseline_python", "candidate_python", "records"}  # a path may be anything
+
+
+def beside(opt: Opt) -> dict[str, object]:
+    """What has to be typed with it."""
+    if opt.name in ("gate", "calibrate"):
+        return {"fake": True}
+    return {"gate": True, "fake": True} if opt.name.startswith(OF_A_GATE) else {}
 
 
 def good(opt: Opt) -> tuple[tuple[str, object], ...]:
@@ -88,7 +109,7 @@ def test_ini_before_default_environment_before_ini_command_line_before_all(opt):
     (first, one), (second, two) = good(opt)
     ini, env = {f"slm_{opt.name}": first}, {f"SLM_{opt.name.upper()}": second}
     seen = []
-    given = {opt.name: True} if opt.is_flag else from_command_line(opt, first)
+    given = {**beside(opt), **({opt.name: True} if opt.is_flag else from_command_line(opt, first))}
     for arguments in (({}, ini, {}), ({}, ini, env), (given, ini, env)):
         options = read_options(*arguments)
         seen.append((getattr(options, opt.name), options.source[opt.name]))

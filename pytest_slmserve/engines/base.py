@@ -10,6 +10,7 @@ from pytest_slmserve.records import Progress, Resolved, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
 
 Tell = Callable[[Progress], None]
+Outputs = tuple[tuple[int, ...], ...]  # ids of tokens, of each request
 
 
 def check_fits(spec: EngineSpec, workload: Workload) -> None:
@@ -53,6 +54,9 @@ class Engine(Protocol):
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
         """Put `load` on the engine and wait for its end. gate: others are measured at the same time. Raises
         EngineFailed when the engine dies."""
+
+    def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
+        """The first `length` greedy tokens of the first requests, one after the other. Raises EngineFailed."""
 
     def close(self) -> None:
         """Stop it and free its device; may be called twice."""

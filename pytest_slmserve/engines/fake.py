@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Tell, check_fits, silent
+from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, silent
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Telemetry, Workload
@@ -32,7 +32,8 @@ class Faults:
 
     t_inf, b_half: output tokens/s and sequences of T(B) = t_inf*B/(B + b_half); None: from the model's shape.
     noise: relative standard deviation of the speed between runs. preempt_from: batch from which a step preempts.
-    die_at, fail_at: concurrency at which the engine dies, or its requests fail.
+    die_at, fail_at: concurrency at which the engine dies, or its requests fail. start_s: seconds that a start took.
+    other_token_at: position from which its outputs are not those of the formula.
     sensors: False for a device that has none; the others of this kind are what they say (`telemetry.simulated`).
     slow_clock_from, hot_from: concurrency from which the SM clock sinks at times, or the heat brakes it.
     """
@@ -48,6 +49,8 @@ class Faults:
     tensor_active: float = 0.05
     sm_occupancy: float = 0.15
     power_w: float = 350.0
+    start_s: float = 20.0
+    other_token_at: float = math.inf
     slow_clock_from: float = math.inf
     hot_from: float = math.inf
 
@@ -103,7 +106,7 @@ class FakeEngine:
             async_scheduling=False,
             dtype=spec.dtype,
             event_loop="simulated",
-            ready_s=0.0,
+            ready_s=self.faults.start_s,
         )
 
     def law(self, workload: Workload) -> tuple[float, float]:
@@ -191,6 +194,12 @@ class FakeEngine:
         waiting = max(0, len(state.running) - self.spec.max_num_seqs)
         state.steps.append((state.now, len(state.running) - waiting, waiting, len(batch), 0, None, preempted))
         return len(ended)
+
+    def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
+        """Drawn from the seed and the request; from `other_token_at` on, others."""
+        drawn = [random.Random(f"{self.spec.seed} {number}") for number in range(min(requests, len(workload.requests)))]
+        tokens = [[each.randrange(self.shape.vocabulary) for _ in range(length)] for each in drawn]
+        return tuple(tuple(t + (at >= self.faults.other_token_at) for at, t in enumerate(row)) for row in tokens)
 
     def close(self) -> None:
         """Nothing to free."""

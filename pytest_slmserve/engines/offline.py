@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Tell, check_fits, silent
+from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, silent
 from pytest_slmserve.engines.process import Child
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import Shape, hub_name, shape_of
@@ -155,6 +155,10 @@ class OfflineEngine:
         prompts = [r.prompt for r in workload.requests]
         self.ask(op="load", prompts=prompts, output_tokens=[r.output_tokens for r in workload.requests])
         self._loaded = workload.hash
+
+    def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
+        self.hand_over(workload)
+        return tuple(map(tuple, self.ask(op="tokens", requests=requests, length=length)["tokens"]))
 
     def close(self) -> None:
         """Politely where it waits for us; in the middle of a load it would not hear that before the load's end."""

@@ -2,8 +2,9 @@
 
     python worker.py FD PARENT_PID
 
-Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts
-and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`.
+Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts,
+`run` a load, and `tokens` asks for outputs; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`,
+`progress`, `done`, `tokens`.
 A run that is one of several at once has a time at which it begins, says `settled`, and is told its window by `open`.
 All times are `time.monotonic()`, the clock that vLLM's engine core stamps requests with.
 """
@@ -94,6 +95,8 @@ class Server:
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["op"] == "load":
             return self.load(message["prompts"], message["output_tokens"])
+        if message["op"] == "tokens":
+            return await self.tokens(message["requests"], message["length"])
         return await self.run(message["load"], message.get("at"))
 
     async def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -103,22 +106,21 @@ class Server:
         return {**resolved(self.engine.vllm_config), **(await self.engine.collective_rpc("slm_facts"))[0]}
 
     def load(self, prompts: list[list[int]], output_tokens: list[int]) -> dict[str, Any]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         self.prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
         self.output_tokens = output_tokens
-        self.parameters = {
-            n: SamplingParams(
-                max_tokens=n,
-                temperature=0,
-                ignore_eos=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            )
-            for n in set(output_tokens)
-        }
+        self.parameters = {n: greedy(n) for n in set(output_tokens)}
         return {"event": "loaded"}
+
+    async def tokens(self, requests: int, length: int) -> dict[str, Any]:
+        """The first tokens of the first requests, one after the other: beside others a request may get other kernels,
+        and other roundings."""
+        found = []
+        for number, prompt in enumerate(self.prompts[:requests]):
+            async for answer in self.engine.generate(prompt, greedy(length), f"tokens{self.runs}-{number}"):
+                output = list(answer.outputs[0].token_ids)
+            found.append(output)
+        self.runs += 1
+        return {"event": "tokens", "tokens": found}
 
     async def run(self, load: dict[str, Any], at: float | None = None) -> dict[str, Any]:
         """at: when it begins, together with others; None: now, and alone."""
@@ -133,6 +135,20 @@ class Server:
         finally:
             Trace.on_step = None
             gc.unfreeze()
+
+
+def greedy(tokens: int) -> Any:
+    """So many tokens, the likeliest each, told when all are there."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=tokens,
+        temperature=0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
 
 
 class Run:

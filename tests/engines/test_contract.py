@@ -198,3 +198,10 @@ def test_requests_that_do_not_fit_are_refused_and_the_engine_lives(engine):
     with pytest.raises(BadUsage, match="requests of 260 tokens do not fit max_model_len 256"):
         engine.run(small_workload(requests=1, output_tokens=244), Burst(1))
     assert engine.ready
+
+
+def test_the_same_requests_get_the_same_greedy_tokens(engine):
+    first, second = engine.outputs(WORKLOAD, 3, 5), engine.outputs(WORKLOAD, 3, 5)
+    assert [len(tokens) for tokens in first] == [5, 5, 5] and first == second
+    assert engine.outputs(WORKLOAD, 1, 3) == (first[0][:3],)
+    assert engine.ready, "and it serves on"

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from inside import ONE, SMALL, SWEEP
+from inside import GATE, ONE, SMALL, SWEEP
 
 import pytest_slmserve
 
-BENCHMARK = Path(pytest_slmserve.__file__).parents[1] / "benchmarks" / "test_replication_gain.py"
+BENCHMARKS = Path(pytest_slmserve.__file__).parents[1] / "benchmarks"
+BENCHMARK = BENCHMARKS / "test_replication_gain.py"
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +46,13 @@ def gain(pytester):
         pytest.skip("no checkout")
     pytester.makepyfile(test_gain=BENCHMARK.read_text("utf-8"))
     return lambda *args: pytester.runpytest_inprocess(*ONE, *args)
+
+
+@pytest.fixture
+def gate(pytester):
+    """Runs the shipped gate on the simulated engine: `gate("--slm-gate-pairs=6")`."""
+    shipped = BENCHMARKS / "test_gate.py"
+    if not shipped.exists():
+        pytest.skip("no checkout")
+    pytester.makepyfile(test_shipped=shipped.read_text("utf-8"))
+    return lambda *args: pytester.runpytest_inprocess(*GATE, *args)

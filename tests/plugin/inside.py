@@ -18,6 +18,19 @@ SWEEP = """
         assert slm_claim()
 """
 SMALL = ("--slm-fake", "--slm-models=opt-125m", "--slm-batches=1,16,64,128,256", "--slm-window=2")
+GATE = (  # steps of some 10 ms, so that a window has a hundred
+    "--slm-fake",
+    "--slm-gate",
+    "--slm-models=opt-125m",
+    "--slm-batches=4,16",
+    "--slm-window=1",
+    "--slm-lengths=64/32",
+    "--slm-engine-arg=t_inf=2000",
+    "--slm-engine-arg=b_half=16",
+    "-p",
+    "no:cacheprovider",
+)
+ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks")
 ONE = ("--slm-fake", "--slm-models=opt-125m", "--slm-window=2", "-p", "no:cacheprovider")
 
 

@@ -27,6 +27,7 @@ def session(strict: bool = False):
         curves=lambda: [curve],
         shared_points=lambda: (),
         judged=[SimpleNamespace(verdict=claims.judge(row.claim, curve, row), row=row) for row in rows],
+        gates=[],
         notes=["the line was torn"],
         reused_count=4,
         options=SimpleNamespace(strict=strict, records="some.jsonl"),

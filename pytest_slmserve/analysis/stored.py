@@ -1,0 +1,248 @@
+"""Is an engine slower than a stored baseline? The cheaper mode: only one side is measured, and it sees less.
+
+Compared are the repeats of both sides under each load that both have. Repeats show the noise within a launch; what
+they cannot show, that launches and hosts differ, widens every interval by what was seen of it.
+
+It was seen with OPT-125M, 1.3B and 2.7B on three H200 hosts (the archives in benchmarks/baselines). Where kernels run
+all of the time, launches on one host are within 0.2 % of each other, and hosts within 4 %. The rest of the time is the
+host's, and may be any: two hosts were up to 40 % apart where the GPU waited for 36 % of the time, two launches 16 %
+where it waited for 32 %. As differences of logarithms, none of some thirty pairs of hosts was farther apart than the
+share of waiting, and no two launches than half of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from pytest_slmserve.analysis.comparability import one_boot, why_not
+from pytest_slmserve.analysis.gains import e2e_s, tokens_per_s
+from pytest_slmserve.analysis.points import Point, concurrency_of, points_of
+from pytest_slmserve.analysis.stats import Interval, factor, log_ratio, percent, pooled_relative_sd
+from pytest_slmserve.analysis.verdict import State, Verdict, below
+from pytest_slmserve.models import short_name
+from pytest_slmserve.records import Measurement
+from pytest_slmserve.spec import ClosedLoop
+
+LAUNCH, LAUNCH_OF_WAITING = 0.002, 0.5
+HOST, HOST_OF_WAITING = 0.04, 1.0
+COMMON, THROUGHPUT, LATENCY = "baseline-in-common", "throughput-not-below-baseline", "latency-not-above-baseline"
+WARNING = (
+    "a stored baseline was measured at another time: a machine that has drifted since, the noise between hosts and "
+    "launches, and the order of measuring cannot be told from a change of the software. What matters is decided by "
+    "measuring both sides in turns: --slm-gate"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What was measured, whatever engine served it."""
+
+    model: str
+    workload: str
+    load: ClosedLoop
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} at {self.load.concurrency} in flight"
+
+    @property
+    def details(self) -> str:
+        """What tells two of one name apart."""
+        load = self.load
+        asked = f"starts {load.starts}, window {load.window_s:g} s, settled {load.settle_lifetimes:g}"
+        return f"{asked}, workload {self.workload[:6]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both sides of one cell. obstacle: why nothing can be said of it, or ""."""
+
+    subject: str
+    baseline: Point
+    candidate: Point
+    obstacle: str
+    same_boot: bool
+
+    @property
+    def unseen(self) -> float | None:
+        return unseen(self.baseline, self.candidate, self.same_boot)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    claim: str
+    words: str
+    repeats: Callable[[Point], Sequence[float]]
+    higher_is_better: bool
+
+
+METRICS = (
+    Metric(THROUGHPUT, "output tokens/s", tokens_per_s, higher_is_better=True),
+    Metric(LATENCY, "mean E2E", e2e_s, higher_is_better=False),
+)
+
+
+def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurement], margin: float) -> list[Verdict]:
+    """For each model and load that both have: is the candidate worse than the baseline by more than `margin`?
+
+    Holds if the whole interval of the ratio lies within the margin, or on its better side; fails if the whole lies
+    beyond; undecided otherwise, where the two cannot be compared (`comparability.why_not`), and where they have nothing
+    in common. value, low, high: candidate over baseline; bound: the ratio at the margin, which for a rate is
+    1/(1 + margin): what takes 3 % longer has 1/1.03 of the rate.
+    """
+    pairs = _pairs(baseline, candidate)
+    if not pairs:
+        return [_nothing_in_common(baseline, candidate)]
+    return [_verdict(pair, metric, margin) for pair in pairs for metric in METRICS]
+
+
+def on_one_side(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[str, ...]:
+    """What was measured, but cannot be compared since the other side has not measured it; one sentence for each
+    side."""
+    there, here = cells(baseline), cells(candidate)
+    sides = (("the baseline", [c for c in there if c not in here]), ("this run", [c for c in here if c not in there]))
+    return tuple(f"measured by {side} alone: {_listed(only)}" for side, only in sides if only)
+
+
+def cells(measurements: Iterable[Measurement]) -> dict[Cell, list[Measurement]]:
+    """Measurements of engines alone under a steady load, by what was measured, in the order first met."""
+    found: dict[Cell, list[Measurement]] = {}
+    for m in measurements:
+        if concurrency_of(m) is not None and isinstance(m.load, ClosedLoop):
+            found.setdefault(Cell(short_name(m.spec.model), m.workload.hash, m.load), []).append(m)
+    return found
+
+
+def unseen(baseline: Point, candidate: Point, same_boot: bool) -> float | None:
+    """By how much two launches may differ, whatever serves, as a difference of logarithms; None where nobody knows.
+
+    Where no sensor told of waiting, as on a CPU, launches are taken to differ as hosts do, and hosts by anything.
+    """
+    waits = waiting(baseline, candidate)
+    if waits is None:
+        return math.log1p(HOST) if same_boot else None
+    least, share = (LAUNCH, LAUNCH_OF_WAITING) if same_boot else (HOST, HOST_OF_WAITING)
+    return max(math.log1p(least), share * waits)
+
+
+def waiting(*points: Point) -> float | None:
+    """Share of the time in which no kernel ran, the largest of those known: the device waited for its host."""
+    ran = [p.gpu_util if p.engine_active is None else p.engine_active for p in points]
+    return max((max(0.0, 1 - share) for share in ran if share is not None), default=None)
+
+
+# Pairs
+
+
+def _pairs(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> list[Pair]:
+    there, here = cells(baseline), cells(candidate)
+    common = [cell for cell in here if cell in there]
+    names = [cell.name for cell in common]
+    subjects = [cell.name if names.count(cell.name) == 1 else f"{cell.name} ({cell.details})" for cell in common]
+    return [_pair(subject, there[cell], here[cell]) for subject, cell in zip(subjects, common, strict=True)]
+
+
+def _pair(subject: str, there: Sequence[Measurement], here: Sequence[Measurement]) -> Pair:
+    there = _of_same_engine(there, here)
+    baseline, candidate = points_of(there)[0], points_of(here)[0]
+    used = [[m for m in side if m.id in point.records] for side, point in ((there, baseline), (here, candidate))]
+    reasons = [*_against("the baseline", baseline, there), *_against("this run", candidate, here)]
+    if not reasons:
+        reasons = list(dict.fromkeys(clause for pair in product(*used) for clause in why_not(*pair)))
+    same_boot = one_boot(*used[0], *used[1])
+    if not reasons and unseen(baseline, candidate, same_boot) is None:
+        reasons = ["another host or boot, and no sensor told how long the device waited for its host"]
+    return Pair(subject, baseline, candidate, "; ".join(reasons), same_boot)
+
+
+def _of_same_engine(there: Sequence[Measurement], here: Sequence[Measurement]) -> list[Measurement]:
+    """Of a baseline with several engines of the model, those that were asked for what is asked for here, if any."""
+    asked = {m.spec.key for m in here}
+    return [m for m in there if m.spec.key in asked] or list(there)
+
+
+def _against(side: str, point: Point, measurements: Sequence[Measurement]) -> Iterator[str]:
+    """Why nothing may rest on this side."""
+    engines = {(m.spec.key, m.environment.vllm, m.environment.torch) for m in measurements}
+    if len(engines) > 1:
+        yield f"{side} has {len(engines)} different engines or releases under this load"
+    elif not point.valid:
+        yield f"{side} is invalid: {'; '.join(point.problems) or 'it has no valid repeat'}"
+    elif point.degraded:
+        yield f"{side} is degraded: {'; '.join(point.degraded)}"
+
+
+# Verdicts
+
+
+def _verdict(pair: Pair, metric: Metric, margin: float) -> Verdict:
+    """The noise is that of the repeats of both sides under this load: where the GPU waits for its host it is many times
+    what it is elsewhere."""
+    bound = 1 / (1 + margin) if metric.higher_is_better else 1 + margin
+    records = (*pair.baseline.records, *pair.candidate.records)
+    if pair.obstacle or pair.unseen is None:
+        why = f"cannot be compared: {pair.obstacle}"
+        return Verdict(metric.claim, pair.subject, State.UNDECIDED, why, bound=bound, n=len(records), records=records)
+    sides = metric.repeats(pair.baseline), metric.repeats(pair.candidate)
+    wide = _widened(log_ratio(*sides, pooled_relative_sd(sides)), pair.unseen)
+    state, seen = below(_cost(wide, metric), math.log1p(margin)), factor(wide)
+    why = f"{metric.words} {_against_baseline(seen)}, bound {_signed(bound)}{_remark(pair, seen, pair.unseen)}"
+    return Verdict(
+        metric.claim, pair.subject, state, why,
+        value=seen.value, low=seen.low, high=seen.high, bound=bound, n=len(records), records=records,
+    )  # fmt: skip
+
+
+def _widened(log: Interval, by: float) -> Interval:
+    low, high = (None if end is None else end + sign * by for end, sign in ((log.low, -1), (log.high, 1)))
+    return Interval(log.value, low, high)
+
+
+def _cost(log: Interval, metric: Metric) -> Interval:
+    """Larger is worse: a rate turned round."""
+    if not metric.higher_is_better:
+        return log
+    low, high = (None if end is None else -end for end in (log.high, log.low))
+    return Interval(-log.value, low, high)
+
+
+def _signed(ratio: float) -> str:
+    """1.03 as "+3 %" """
+    text = percent(ratio - 1)
+    return f"+{text}" if ratio > 1 and text != percent(0) else text
+
+
+def _against_baseline(seen: Interval) -> str:
+    told = "" if seen.low is None or seen.high is None else f" (95 %: {_signed(seen.low)} to {_signed(seen.high)})"
+    return f"{_signed(seen.value)}{told} against the baseline"
+
+
+def _remark(pair: Pair, seen: Interval, by: float) -> str:
+    if seen.low is None:
+        return "; noise unknown: one repeat on each side; --slm-repeats 2"
+    where, waits = (
+        "another launch" if pair.same_boot else "another host or boot",
+        waiting(pair.baseline, pair.candidate),
+    )
+    told = "" if waits is None else f", and a GPU that waits for its host for {percent(waits)} of the time"
+    return f"; widened by a factor of {math.exp(by):.4g} each way for {where}{told}"
+
+
+def _nothing_in_common(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Verdict:
+    there, here = (_listed(cells(side)) or "none" for side in (baseline, candidate))
+    why = f"no model was measured under one load with one workload on both sides: the baseline has {there}; this run"
+    return Verdict(COMMON, "baseline", State.UNDECIDED, f"{why} {here}")
+
+
+def _listed(some: Iterable[Cell]) -> str:
+    """ "opt-1.3b at 1, 2 in flight (starts spread, ...)" """
+    loads: dict[tuple[str, str], list[int]] = {}
+    for cell in some:
+        loads.setdefault((cell.model, cell.details), []).append(cell.load.concurrency)
+    return ", ".join(
+        f"{model} at {', '.join(map(str, sorted(each)))} in flight ({details})"
+        for (model, details), each in loads.items()
+    )

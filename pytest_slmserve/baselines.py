@@ -1,0 +1,188 @@
+"""Baselines: archives of records that later runs are held against, in one folder, named by device and release.
+
+`h200-vllm-0.26.0.jsonl.gz` holds what one kind of GPU served with one release of vLLM: any models and loads, of engines
+that had the device to themselves. It is an archive like every other; `store.read` reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pytest_slmserve.analysis.points import concurrency_of
+from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.errors import BadArchive, BadUsage
+from pytest_slmserve.records import Environment, Measurement
+from pytest_slmserve.store import Archive, read
+
+FOLDER = Path(".slm/baselines")
+SUFFIX = ".jsonl.gz"
+RELEASE = "-vllm-"  # stands between device and release
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A measurement that is no part of a baseline, and why."""
+
+    measurement: Measurement
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One archive as it was written. degraded: what the sensors say against some of it, which keeps it from deciding
+    anything where no better repeat is there."""
+
+    path: Path
+    measurements: tuple[Measurement, ...]
+    degraded: tuple[LeftOut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """An archive of the folder. notes: what of it could not be used, or why none of it can."""
+
+    path: Path
+    measurements: tuple[Measurement, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.path.name.removesuffix(SUFFIX)
+
+
+def device_name(environment: Environment) -> str | None:
+    """ "h200" for an NVIDIA H200, else the backend; None where it is not known."""
+    device = environment.gpu_name if environment.backend == "cuda" else environment.backend
+    return _slug(device) or None if device else None
+
+
+def baseline_name(environment: Environment) -> str | None:
+    """ "h200-vllm-0.26.0"; None where device or release is not known. The simulated engine has no release."""
+    device = device_name(environment)
+    if environment.backend == "fake":
+        return device
+    release = _slug(environment.vllm or "")
+    return f"{device}{RELEASE}{release}" if device and release else None
+
+
+def accept(
+    measurements: Sequence[Measurement], folder: Path, *, replace: bool = False, claims: Mapping[str, Any] | None = None
+) -> tuple[tuple[Kept, ...], tuple[LeftOut, ...]]:
+    """Write what is valid into `folder`, an archive for each device and release; claims: stored beside it.
+
+    Records of several devices or releases are split, not refused: a name says which device and release a baseline is
+    of, so each has its own, and one run over two interpreters is a usual way to make two. Raises BadUsage, with
+    nothing written, where an archive is there already (unless `replace`), and where nothing can be a baseline.
+    """
+    judged = [(m, _obstacle(m)) for m in measurements]
+    left_out = tuple(LeftOut(m, why) for m, why in judged if why)
+    named: dict[str, list[Measurement]] = {}
+    for m in (m for m, why in judged if not why):
+        named.setdefault(f"{baseline_name(m.environment)}{SUFFIX}", []).append(m)
+    if not named:
+        reason = left_out[0].why if left_out else "nothing was measured"
+        raise BadUsage(f"nothing here can be a baseline: {reason}", "records of a run whose points are valid")
+    there = [folder / name for name in named if (folder / name).exists()]
+    if there and not replace:
+        hint = "--replace, or --into with another folder"
+        raise BadUsage(f"{', '.join(map(str, there))} is there already, and would be overwritten", hint)
+    _write(folder, named, claims or {})
+    return tuple(Kept(folder / name, tuple(group), _degraded(group)) for name, group in named.items()), left_out
+
+
+def baselines(folder: Path) -> list[Baseline]:
+    """All archives of a folder, by name; none where there is no such folder. One that cannot be read has a note."""
+    return [_opened(path) for path in _archives(folder)]
+
+
+def baseline(folder: Path, name: str) -> Baseline:
+    """One of them, by its name with or without suffix. Raises BadUsage where it is not there, BadArchive where it
+    cannot be read."""
+    path = next((path for path in _archives(folder) if path.name in (name, f"{name}{SUFFIX}")), None)
+    if path is None:
+        raise BadUsage(f"there is no baseline {name} in {folder}", _what_is_there(folder))
+    contents = read(path)
+    return Baseline(path, contents.measurements, contents.notes)
+
+
+def find_baseline(folder: Path, device: str, vllm: str | None = None) -> Path:
+    """The archive of a device and a release.
+
+    device: a GPU's name as the driver has it, or a backend. vllm: None for the only release there is. Raises BadUsage
+    where there is none, or more than one.
+    """
+    wanted, release = _slug(device), None if vllm is None else _slug(vllm)
+    of_device = [path for path in _archives(folder) if wanted == path.name.removesuffix(SUFFIX).partition(RELEASE)[0]]
+    found = [path for path in of_device if release is None or _release_of(path) == release]
+    if len(found) == 1:
+        return found[0]
+    asked = f"{wanted}{'' if vllm is None else f' with vLLM {vllm}'}"
+    if found:
+        releases = ", ".join(_release_of(path) or path.name for path in found)
+        raise BadUsage(f"{folder} has {len(found)} baselines of {asked}: {releases}", "one of these releases")
+    raise BadUsage(f"there is no baseline of {asked} in {folder}", _what_is_there(folder))
+
+
+def _slug(text: str) -> str:
+    """As it may stand in a file's name, whatever it was."""
+    plain = re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-.")
+    return plain.removeprefix("nvidia-")
+
+
+def _release_of(path: Path) -> str:
+    return path.name.removesuffix(SUFFIX).partition(RELEASE)[2]
+
+
+def _obstacle(measurement: Measurement) -> str | None:
+    """Why it is no part of a baseline."""
+    if measurement.replica is not None:
+        return "it belongs to a run of several engines on one device"
+    if concurrency_of(measurement) is None:
+        return "it is of a load without a steady window"
+    if baseline_name(measurement.environment) is None:
+        return "its device or its release of vLLM is not known"
+    return "; ".join(standing(measurement)[0]) or None
+
+
+def _degraded(measurements: Iterable[Measurement]) -> tuple[LeftOut, ...]:
+    return tuple(LeftOut(m, "; ".join(doubts)) for m in measurements if (doubts := standing(m)[1]))
+
+
+def _write(folder: Path, named: Mapping[str, Sequence[Measurement]], claims: Mapping[str, Any]) -> None:
+    """Whole archives, or none: they are made beside their places, and moved when all are there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder, prefix=".accept-") as made:
+            for name, group in named.items():
+                with Archive.open(Path(made, name)) as archive:
+                    archive.begin(claims, {})
+                    for measurement in group:
+                        archive.add(measurement)
+            for name in named:
+                Path(made, name).replace(folder / name)
+    except OSError as error:
+        raise BadUsage(f"cannot write to {folder}: {error.strerror}", "--into with another folder") from None
+    except BadUsage as error:
+        raise BadUsage(error.problem, "--into with another folder") from None
+
+
+def _archives(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if path.is_file())
+
+
+def _opened(path: Path) -> Baseline:
+    try:
+        contents = read(path, skip_damaged=True)
+    except BadArchive as error:
+        return Baseline(path, notes=(error.problem,))
+    return Baseline(path, contents.measurements, contents.notes)
+
+
+def _what_is_there(folder: Path) -> str:
+    names = [path.name.removesuffix(SUFFIX) for path in _archives(folder)]
+    return f"one of {', '.join(names)}" if names else "python -m pytest_slmserve baseline accept RECORDS"

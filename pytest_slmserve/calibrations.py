@@ -1,0 +1,94 @@
+"""What is known of a runner's own noise: one file beside the archive, an entry for each model and place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.analysis.calibration import Calibration, Noise, Rates
+from pytest_slmserve.analysis.gate import Terms
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Environment
+
+NAME = "calibration.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where noise was measured, and by which terms it was judged: another driver, load or margin is another place."""
+
+    model: str
+    loads: tuple[int, ...]
+    backend: str | None
+    gpu_name: str | None
+    driver: str | None
+    margin: float
+    pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An entry. measured_at: ISO 8601, UTC."""
+
+    place: Place
+    measured_at: str
+    noise: Noise
+    calibration: Calibration
+
+
+def place_of(environment: Environment, model: str, loads: Sequence[int], terms: Terms) -> Place:
+    where = environment.backend, environment.gpu_name, environment.driver
+    return Place(model, tuple(loads), *where, terms.margin, terms.pairs)
+
+
+def beside(records: Path) -> Path:
+    return records.parent / NAME
+
+
+def find(path: Path, place: Place) -> Kept | None:
+    """What is known of a place, if anything. Raises BadUsage where the file cannot be read."""
+    return next((kept for kept in read(path) if kept.place == place), None)
+
+
+def keep(path: Path, kept: Kept) -> None:
+    """Add an entry; the one of the same place is replaced."""
+    others = [each for each in read(path) if each.place != kept.place]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps([_facts(each) for each in (*others, kept)], indent=1) + "\n", "utf-8")
+    new.replace(path)  # so that a reader sees the old file or the new one
+
+
+def read(path: Path) -> list[Kept]:
+    if not path.exists():
+        return []
+    try:
+        return [_kept(facts) for facts in json.loads(path.read_text("utf-8"))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadUsage(
+            f"{path} is no calibration ({error})", "remove it, and calibrate again: --slm-calibrate"
+        ) from None
+
+
+def _facts(kept: Kept) -> dict[str, Any]:
+    seen = kept.calibration
+    return {
+        **asdict(kept.place),
+        "measured_at": kept.measured_at,
+        "noise": asdict(kept.noise),
+        "unchanged": asdict(seen.unchanged),
+        "worse": {name: asdict(rates) for name, rates in seen.worse.items()},
+    }
+
+
+def _kept(facts: Mapping[str, Any]) -> Kept:
+    names = ("model", "backend", "gpu_name", "driver", "margin", "pairs")
+    place = Place(**{name: facts[name] for name in names}, loads=tuple(facts["loads"]))
+    noise = Noise(tuple(facts["noise"]["names"]), tuple(map(tuple, facts["noise"]["costs"])))
+    worse = {name: Rates(**rates) for name, rates in facts["worse"].items()}
+    terms = Terms(place.margin, pairs=place.pairs)
+    seen = Calibration(terms, len(noise.costs), Rates(**facts["unchanged"]), worse)
+    return Kept(place, facts["measured_at"], noise, seen)

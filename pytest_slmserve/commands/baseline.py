@@ -1,0 +1,225 @@
+"""`baseline accept|list|show`: the stored measurements that later runs are held against."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_slmserve.commands.archives import read_all
+from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, Parser, add_archives, add_command
+
+if TYPE_CHECKING:
+    from pytest_slmserve.baselines import Baseline, LeftOut
+    from pytest_slmserve.records import Measurement
+
+FOLDER = ".slm/baselines"  # that of `baselines`, which is imported late
+ACCEPT_STATUS = f"{HOLDS} something was kept, {USAGE} nothing was, wrong usage or an archive that cannot be read."
+STATUS = f"{HOLDS} it was printed, {USAGE} wrong usage or an archive that cannot be read."
+# What of the environment is shown, by the line it stands in.
+LINES = {
+    "device": (("", "gpu_name"), ("", "gpu_memory_bytes"), ("driver ", "driver")),
+    "software": (("vLLM ", "vllm"), ("torch ", "torch"), ("CUDA ", "cuda"), ("Python ", "python")),
+    "host": (("", "cpu"), ("cores: ", "cores"), ("", "platform"), ("", "host")),
+}
+COLUMNS = {
+    "model": "model",
+    "in flight": "in_flight",
+    "starts": "starts",
+    "window/s": "window_s",
+    "in/out": "tokens",
+    "repeats": "repeats",
+    "launches": "launches",
+    "tokens/s": "tokens_per_s",
+}
+
+
+def add(commands: Commands) -> None:
+    words = "keep, list and show the measurements that later runs are held against"
+    command = commands.add_parser("baseline", help=words, description=f"{words[0].upper()}{words[1:]}.")
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+    add_accept(actions)
+    list_ = add_command(actions, "list", "name the baselines of a folder", STATUS, list_all)
+    show_ = add_command(actions, "show", "print what one baseline holds", STATUS, show)
+    show_.add_argument("name", metavar="NAME", help="as `baseline list` prints it")
+    for each in (list_, show_):
+        each.add_argument("--from", dest="folder", metavar="FOLDER", type=Path, default=Path(FOLDER), help=_default())
+        each.add_argument("--json", action="store_true", help="JSON instead of text")
+
+
+def add_accept(actions: Commands) -> Parser:
+    words = "keep the valid measurements of archives as a baseline for each GPU (or backend) and release of vLLM"
+    command = add_command(actions, "accept", words, ACCEPT_STATUS, accept)
+    add_archives(command, "RECORDS")
+    command.add_argument("--into", metavar="FOLDER", type=Path, default=Path(FOLDER), help=_default())
+    command.add_argument("--replace", action="store_true", help="overwrite a baseline of the same name")
+    return command
+
+
+def _default() -> str:
+    return f"where baselines are kept (default: {FOLDER})"
+
+
+def accept(given: argparse.Namespace) -> int:
+    """Says what was kept where, and what was left out and why."""
+    from pytest_slmserve import baselines
+
+    contents = read_all(given.paths, given.skip_damaged)
+    kept, left_out = baselines.accept(contents.measurements, given.into, replace=given.replace, claims=contents.claims)
+    for each in kept:
+        print(f"kept: {each.path}: {_count(each.measurements)} of {', '.join(_models(each.measurements))}")
+        for line in _told(each.degraded):
+            print(f"note: degraded, kept: {line}")
+    for line in _told(left_out):
+        print(f"left out: {line}")
+    for note in contents.notes:
+        print(f"note: {note}")
+    return HOLDS
+
+
+def list_all(given: argparse.Namespace) -> int:
+    """A line for each baseline; those that cannot be read too, with the reason."""
+    from pytest_slmserve.baselines import baselines
+    from pytest_slmserve.report.layout import grid
+
+    found = baselines(given.folder)
+    if given.json:
+        print(json.dumps([_facts(each) for each in found], indent=2))
+        return HOLDS
+    columns = ("name", "measured", "measurements", "launches", "models")
+    rows = [
+        (each.name, _dates(each.measurements), str(len(each.measurements)), str(_launches(each.measurements)), models)
+        for each in found
+        if (models := ", ".join(_models(each.measurements))) or not each.notes
+    ]
+    print(grid(rows, columns, ("left", "left", "right", "right", "left")) if rows else f"no baseline in {given.folder}")
+    for note in (note for each in found for note in each.notes):
+        print(f"note: {note}")
+    return HOLDS
+
+
+def show(given: argparse.Namespace) -> int:
+    """Models, loads, repeats, launches, dates and environment of one baseline."""
+    from pytest_slmserve.baselines import baseline
+
+    found = baseline(given.folder, given.name)
+    if given.json:
+        print(json.dumps({**_facts(found), "loads": _rows(found.measurements)}, indent=2))
+    else:
+        print(_page(found))
+    return HOLDS
+
+
+# What is told of a baseline
+
+
+def _page(found: Baseline) -> str:
+    from pytest_slmserve.report.layout import grid, named
+    from pytest_slmserve.report.rounding import ABSENT, counted, figure
+
+    rows, launches = _rows(found.measurements), counted(_launches(found.measurements), "launch")
+    hosts = counted(len(_values(found.measurements, "host")), "host")
+    head = f"{found.name}: {_count(found.measurements)}, {launches}, {hosts}, measured {_dates(found.measurements)}"
+    about = [(name, _line(found.measurements, line) or ABSENT) for name, line in LINES.items()]
+    table = [[figure(v) if isinstance(v := row[key], float) else str(v) for key in COLUMNS.values()] for row in rows]
+    sides = ["left" if key in ("model", "starts") else "right" for key in COLUMNS.values()]
+    others = len(found.measurements) - sum(row["measured"] for row in rows)
+    notes = [*found.notes, *([f"{others} of engines among several, or of loads without a window"] if others else [])]
+    text = [head, named(about), "", grid(table, list(COLUMNS), sides)]
+    return "\n".join([*text, *(f"note: {note}" for note in notes)])
+
+
+def _facts(found: Baseline) -> dict[str, Any]:
+    """For a program."""
+    seen, names = found.measurements, [name for line in LINES.values() for _, name in line]
+    return {
+        "name": found.name,
+        "path": str(found.path),
+        "measurements": len(seen),
+        "launches": _launches(seen),
+        "models": _models(seen),
+        "measured": sorted(m.measured_at for m in seen)[:: max(len(seen) - 1, 1)],
+        "environment": {name: _values(seen, name) for name in names},
+        "notes": list(found.notes),
+    }
+
+
+def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Of each model and load. repeats: the valid ones, of those measured."""
+    from pytest_slmserve.analysis.points import points_of
+    from pytest_slmserve.analysis.stored import cells
+
+    rows = []
+    for cell, group in cells(measurements).items():
+        point, load, workload = points_of(group)[0], cell.load, group[0].workload
+        rows.append(
+            {
+                "model": cell.model,
+                "in_flight": load.concurrency,
+                "starts": load.starts,
+                "window_s": load.window_s,
+                "tokens": f"{workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f}",
+                "measured": len(group),
+                "repeats": len(point.repeats),
+                "launches": _launches(group),
+                "tokens_per_s": point.output_tokens_per_s,
+            }
+        )
+    return sorted(rows, key=lambda row: (row["model"], row["starts"], row["tokens"], row["window_s"], row["in_flight"]))
+
+
+def _told(left_out: Iterable[LeftOut]) -> list[str]:
+    """A line for each load and reason, with how often."""
+    from pytest_slmserve.models import short_name
+
+    def title(each: LeftOut) -> str:
+        load = each.measurement.load
+        loaded = f"{load.concurrency} in flight" if load.kind == "closed_loop" else f"a burst of {load.requests}"
+        return f"{short_name(each.measurement.spec.model)} at {loaded}: {each.why}"
+
+    lines = [(text, len(list(group))) for text, group in groupby(sorted(map(title, left_out)))]
+    return [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in lines]
+
+
+def _line(measurements: Sequence[Measurement], facts: Iterable[tuple[str, str]]) -> str:
+    """What is known, several values of one thing beside each other."""
+    from pytest_slmserve.spec import GIB
+
+    told = []
+    for words, name in facts:
+        values = _values(measurements, name)
+        if name == "gpu_memory_bytes":
+            values = [f"{size / GIB:.0f} GiB" for size in values]
+        told += [f"{words}{' and '.join(map(str, values))}"] if values else []
+    return ", ".join(told)
+
+
+def _values(measurements: Iterable[Measurement], name: str) -> list[Any]:
+    """Of one entry of the environment, each once, in the order met; none where it is not known."""
+    seen = (getattr(m.environment, name) for m in measurements)
+    return list(dict.fromkeys(value for value in seen if value is not None))
+
+
+def _models(measurements: Iterable[Measurement]) -> list[str]:
+    from pytest_slmserve.models import short_name
+
+    return list(dict.fromkeys(short_name(m.spec.model) for m in measurements))
+
+
+def _launches(measurements: Iterable[Measurement]) -> int:
+    return len({m.launch for m in measurements})
+
+
+def _dates(measurements: Iterable[Measurement]) -> str:
+    """ "2026-01-01 to 2026-01-03" """
+    days = sorted({m.measured_at[:10] for m in measurements})
+    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "-"
+
+
+def _count(measurements: Sequence[Measurement]) -> str:
+    from pytest_slmserve.report.rounding import counted
+
+    return counted(len(measurements), "measurement")

@@ -1,0 +1,55 @@
+"""`gate`: is the candidate slower? For anybody's pairs of numbers, by the same rule as `--slm-gate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_slmserve.commands.words import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, check_share
+from pytest_slmserve.errors import BadUsage
+
+if TYPE_CHECKING:
+    from pytest_slmserve.analysis.gate import Pair
+    from pytest_slmserve.foreign import Row
+
+SIDES = ("baseline", "candidate")
+STATUS = f"{HOLDS} it passes, {FAILS} it fails, {UNDECIDED} inconclusive, {USAGE} wrong usage, or a file without pairs."
+
+
+def add(commands: Commands) -> None:
+    words = "tell whether a candidate is slower, from pairs of measurements that are not ours"
+    command = add_command(commands, "gate", words, STATUS, gate)
+    columns = "a CSV with the columns baseline and candidate, one row per pair in the order measured"
+    command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
+    better = "whether more is better, as of throughput, or less, as of latency"
+    command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
+    margin = "how much worse the candidate may be (default: 0.03, which is 3 %%)"
+    command.add_argument("--margin", metavar="SHARE", type=float, default=0.03, help=margin)
+    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def gate(given: argparse.Namespace) -> int:
+    """The verdict, by as many of the pairs as it takes."""
+    from pytest_slmserve import foreign
+    from pytest_slmserve.analysis import gate
+    from pytest_slmserve.report import comparisons as report
+
+    check_share("margin", given.margin)
+    rows = foreign.read(given.path)
+    if not rows:
+        raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
+    foreign.check_columns(rows, SIDES)
+    series = gate.Series(given.path.stem, given.direction, tuple(map(_pair, rows)))
+    (found,) = gate.gate([series], gate.Terms(given.margin))
+    print(json.dumps(report.as_values(found)) if given.json else report.text([found]))
+    return {gate.Outcome.PASS: HOLDS, gate.Outcome.FAIL: FAILS, gate.Outcome.INCONCLUSIVE: UNDECIDED}[found.outcome]
+
+
+def _pair(row: Row) -> Pair:
+    """An empty cell is a value that is missing. Raises BadUsage for what is no number."""
+    from pytest_slmserve.foreign import positive, text_of
+
+    baseline, candidate = (positive(row, side) if text_of(row, side) else None for side in SIDES)
+    return baseline, candidate

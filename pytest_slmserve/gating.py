@@ -1,0 +1,243 @@
+"""A gate is run: pairs of fresh launches, baseline and candidate in turn, until the outcome is known."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.analysis.calibration import calibrate, noise_of, weakened
+from pytest_slmserve.analysis.gate import Terms, next_look
+from pytest_slmserve.analysis.paired import SIDES, Gated, gated_series, judge_gate
+from pytest_slmserve.analysis.table1 import PUBLISHED
+from pytest_slmserve.analysis.validity import sound
+from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_of
+from pytest_slmserve.engines.base import Engine, check_fits
+from pytest_slmserve.errors import BadUsage, EngineFailed, SlmError
+from pytest_slmserve.kinds import Backend, Side
+from pytest_slmserve.measure import measure
+from pytest_slmserve.models import short_name
+from pytest_slmserve.options import FEWEST_PAIRS, Options, joined
+from pytest_slmserve.records import Measurement, Paired, Workload
+from pytest_slmserve.report.gate import calibration_text
+from pytest_slmserve.session import Session
+from pytest_slmserve.spec import ClosedLoop, EngineSpec
+
+MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
+CHANCES = 2  # of one load on one launch
+ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
+SMALL_LOAD: dict[Backend, int] = {"cuda": 8, "cpu": 4, "fake": 8}
+LARGE_LOAD: dict[Backend, int] = {"cuda": 256, "cpu": 64, "fake": 256}  # of a model that is not in table 1
+
+
+@dataclass
+class Gates:
+    """The gates of a run, each made once. failed: what ended one before its time; it is not tried again."""
+
+    session: Session
+    found: dict[str, Gated] = field(default_factory=dict)
+    failed: dict[str, SlmError] = field(default_factory=dict)
+
+    def of(self, model: str) -> Gated:
+        """Raises what ended it: EngineFailed, say."""
+        if error := self.failed.get(model):
+            cause = error.problem.partition(" ends with\n")[0]  # the log's end was shown once
+            raise type(error)(f"the gate of {short_name(model)} was broken off: {cause}", error.hint)
+        if model not in self.found:
+            try:
+                self.found[model] = in_view_of_noise(self.session, run_gate(self.session, model))
+            except Exception as error:  # a full disk too: launches are dear, and would end in the same way
+                known = isinstance(error, SlmError)
+                self.failed[model] = error if known else EngineFailed(f"{type(error).__name__}: {error}")
+                raise
+            self.session.gates.append(self.found[model])
+        return self.found[model]
+
+
+def check_gate(session: Session, model: str) -> None:
+    """Raises BadUsage, naming the side, where a gate could not be carried out: before anything is started."""
+    loads_of(session, model)
+    for side, spec in sides(session.agenda.spec(model), session.options).items():
+        with naming(f"the {side}"):
+            check_fits(spec, session.agenda.workload(model))
+            if not session.options.plan:  # a plan is made without a GPU too
+                session.agenda.environment(spec)
+
+
+@contextmanager
+def naming(who: str) -> Iterator[None]:
+    """What goes wrong meanwhile is said to be of `who`."""
+    try:
+        yield
+    except SlmError as error:
+        raise type(error)(f"{who}: {error.problem}", error.hint) from error
+
+
+def run_gate(session: Session, model: str) -> Gated:
+    """Measure pairs until the outcome is known, or there are enough of them."""
+    options, found = session.options, list[Measurement]()
+    terms, began = Terms(options.gate_margin, pairs=options.gate_pairs), time.monotonic()
+    one = OneGate(session, model, sides(session.agenda.spec(model), options))
+    try:
+        one.warm_up()
+        for number in _numbers(terms):
+            found += one.pair(number)
+            gated = judge_gate(found, terms)
+            if _is_over(gated, options.calibrate):
+                break
+    finally:
+        session.pool.close()
+    minutes = (time.monotonic() - began) / 60
+    session.notes.append(f"the gate of {short_name(model)} took {minutes:.1f} minutes, {len(gated.pairs)} pairs count")
+    return gated
+
+
+def in_view_of_noise(session: Session, gated: Gated) -> Gated:
+    """Keep the noise of a calibration; tell a gate what such noise lets it find, where that is known of this runner."""
+    loads = [load.concurrency for load in loads_of(session, gated.model)]
+    place = place_of(session.host.environment, gated.model, loads, gated.terms)
+    path = beside(Path(session.options.records))
+    if session.options.calibrate:
+        kept = _calibrated(gated, place)
+        keep(path, kept)
+    elif (known := find(path, place)) is None:
+        session.notes.append(
+            f"what a gate of {gated.model} can find on this runner is not known; --slm-calibrate tells"
+        )
+        return gated
+    else:
+        kept = known
+    session.notes.append(calibration_text(gated.model, kept.calibration, kept.measured_at))
+    return replace(gated, gated=tuple(weakened(each, kept.calibration) for each in gated.gated))
+
+
+def _calibrated(gated: Gated, place: Place) -> Kept:
+    if len(gated.pairs) < FEWEST_PAIRS:
+        raise BadUsage(f"{len(gated.pairs)} pairs of {gated.model} can be trusted", "a quieter host: see doctor")
+    series = gated_series(gated.pairs)
+    noise = noise_of(series)
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Kept(place, now, noise, calibrate(noise, series, gated.terms))
+
+
+def _numbers(terms: Terms) -> range:
+    return range(1, terms.pairs + MAX_DROPPED + 1)
+
+
+def _is_over(gated: Gated, calibrating: bool = False) -> bool:
+    """At a planned look the outcome is asked for; between two it is none of our business. A calibration has no look."""
+    there, dropped = len(gated.pairs), len(gated.dropped)
+    if there >= gated.terms.pairs or dropped > MAX_DROPPED:
+        return True
+    if calibrating:
+        return False
+    looked = there > 0 and next_look(there - 1, gated.terms) == there
+    return looked and gated.settled
+
+
+def order(number: int) -> tuple[Side, Side]:
+    """AB, BA, BA, AB, and again: neither a drift of the host nor a first place favours a side."""
+    baseline, candidate = SIDES
+    return (baseline, candidate) if number % 4 in (0, 1) else (candidate, baseline)
+
+
+def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
+    """What each side is: the engine of the options, with the interpreter, variables and arguments of its own. Raises
+    BadUsage for an argument of the wrong type."""
+    with naming("the baseline"):
+        baseline = _side(spec, options.baseline_python, options.baseline_env, options.baseline_engine_arg)
+    with naming("the candidate"):
+        candidate = _side(spec, options.candidate_python, options.candidate_env, options.candidate_engine_arg)
+    return {"baseline": baseline, "candidate": candidate}
+
+
+def _side(
+    spec: EngineSpec, python: str, env: Sequence[tuple[str, str]], arguments: Sequence[tuple[str, Any]]
+) -> EngineSpec:
+    """An argument that is a field of the specification sets that field, one for both sides too: else it would go over
+    that of a side. Raises BadUsage for a value of another type."""
+    given = joined(spec.extra, arguments)
+    own = {name: _typed(name, value, getattr(spec, name)) for name, value in given if name in OWN_FIELDS}
+    extra = tuple((name, value) for name, value in given if name not in OWN_FIELDS)
+    return replace(spec, python=python or spec.python, env=joined(spec.env, env), extra=extra, **own)
+
+
+def _typed(name: str, value: object, usual: object) -> Any:
+    if type(value) is not type(usual):
+        raise BadUsage(f"{name} is {TYPES[type(usual)]}, not {value!r}", f"{name}={json.dumps(usual)}")
+    return value
+
+
+OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
+TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a name"}
+
+
+def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
+    """A small load and a large one: the ends of `--slm-batches`, or few requests and the model's batch of table 1."""
+    agenda, asked = session.agenda, session.options.batches
+    large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.backend])
+    ends = sorted({asked[0], asked[-1]} if asked else {min(SMALL_LOAD[session.backend], large), large})
+    loads = tuple(agenda.load(n) for n in ends)
+    for load in loads:
+        if why := agenda.overload(model, load):
+            raise BadUsage(f"{short_name(model)} at {load.concurrency} in flight: {why}", "--slm-batches with less")
+    return loads
+
+
+class OneGate:
+    """One model's gate on its way."""
+
+    def __init__(self, session: Session, model: str, specs: dict[Side, EngineSpec]) -> None:
+        self.session, self.model, self.specs = session, model, specs
+        self.id = uuid.uuid4().hex[:12]
+        self.workload: Workload = session.agenda.workload(model)
+        self.loads = loads_of(session, model)
+        if specs["baseline"] == specs["candidate"]:
+            session.notes.append(f"both sides of the gate of {short_name(model)} are the same: what differs is noise")
+
+    def warm_up(self) -> None:
+        """A launch of each side that does not count: it compiles, and reads its files from disk."""
+        if self.session.backend != "fake":
+            for side in SIDES[: len(set(self.specs.values()))]:
+                with naming(f"the {side}, before the first pair"):
+                    self._fresh(self.specs[side])
+
+    def pair(self, number: int) -> Iterator[Measurement]:
+        for place, side in enumerate(order(number)):
+            with naming(f"the {side}, pair {number}"):
+                launched = self._launch(Paired(self.id, number, side, bool(place)))
+            yield from launched
+
+    def _launch(self, paired: Paired) -> list[Measurement]:
+        spec, found = self.specs[paired.side], []
+        engine = self._fresh(spec)
+        if paired.pair == 1:  # once is enough: whoever answers otherwise does so always
+            paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))
+        for load in self.loads:
+            for _ in range(CHANCES):
+                found.append(self._measured(spec, load, paired))
+                if sound(found[-1]):
+                    break
+        return found
+
+    def _fresh(self, spec: EngineSpec) -> Engine:
+        self.session.pool.close()
+        return self.session.engine(spec)
+
+    def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: Paired) -> Measurement:
+        session = self.session
+        name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
+        environment = session.agenda.environment(spec)
+        tell = partial(session.tell, name)
+        found = measure(session.engine(spec), self.workload, load, environment, tell, session.sampler)
+        found = replace(found, paired=paired)
+        if session.archive:
+            session.archive.add(found)
+        return found

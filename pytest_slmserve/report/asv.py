@@ -1,0 +1,193 @@
+"""Measurements as result files of asv (airspeed velocity), whose page then shows one release of vLLM after the other.
+
+asv knows one direction, lower is better, so every quantity is a cost. A value is of one release on one machine. Its
+samples are the launches, each the mean of its repeats: repeats within a launch agree with each other more than with the
+next one. `asv_files` writes them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+from pytest_slmserve.analysis.points import choose, concurrency_of
+from pytest_slmserve.analysis.summary import Summary, summarize
+from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import short_name
+from pytest_slmserve.records import Environment, Measurement
+from pytest_slmserve.spec import EngineSpec, short_hash
+
+DIGITS = 6
+UNKNOWN = "unknown"
+# The model is a parameter; where its interpreter lies and which GPU of a host it has are no matter. How much memory the
+# KV cache gets follows from the card, and does not move the speed of a measurement that stands: one in which requests
+# were thrown out, or had to wait, does not.
+NO_SETTINGS = ("model", "python", "gpu", "env", "kv_cache_bytes", "memory_share")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A cost, None where it was not measured."""
+
+    name: str
+    unit: str
+    of: Callable[[Summary], float | None]
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def _thousand_over(rate: float | None) -> float | None:
+    return 1000 / rate if rate else None
+
+
+METRICS = (
+    Metric("seconds_per_1000_requests", "s/1000 requests", lambda s: _thousand_over(s.requests_per_s)),
+    Metric("ms_per_output_token", "ms/token", lambda s: _times(1000, s.tpot_s)),
+    Metric("joules_per_1000_output_tokens", "J/1000 tokens", lambda s: _times(1000, s.energy_per_token_j)),
+)
+START = "start.seconds_to_start"
+SERVING, STARTING = ("model", "concurrency"), ("model",)  # names of the parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one result file is of. curve: by what values lie on one curve of the page, where they are of one machine; a
+    new driver begins another. torch is not among it: a release of vLLM brings its own."""
+
+    machine: str
+    release: str
+    curve: tuple[tuple[str, str], ...]
+    torch: str
+
+    @property
+    def env_name(self) -> str:
+        return f"vllm-{short_hash([self.curve, self.torch])[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A valid measurement, and what its sensors say against it."""
+
+    measurement: Measurement
+    summary: Summary
+    degraded: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of a benchmark. parameters: as asv writes them. samples: one per launch."""
+
+    benchmark: str
+    parameters: tuple[str, ...]
+    samples: tuple[float, ...]
+    measured_at: str
+
+
+def seen(measurements: Iterable[Measurement]) -> list[Seen]:
+    """Those of sweeps of one engine that are valid, in the order measured."""
+    found = []
+    for m in sorted(measurements, key=lambda m: (m.measured_at, m.launch)):
+        if concurrency_of(m) is not None:
+            invalid, degraded = standing(m)
+            found += [] if invalid else [Seen(m, summarize(m), degraded)]
+    return found
+
+
+def values(found: Iterable[Seen], machine: str | None = None) -> dict[Place, list[Value]]:
+    """What they say, by the file it goes to.
+
+    machine: its name; by default that of the GPU, or of the CPU. Raises BadUsage where one name is for several kinds,
+    or a record is of no release.
+    """
+    found = list(found)
+    kinds = {kind(each.measurement.environment) for each in found}
+    if machine is not None and len(kinds) > 1:
+        raise BadUsage(f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}", "one machine at a time")
+    places: dict[Place, list[Seen]] = {}
+    for each in found:
+        places.setdefault(_place(each, machine), []).append(each)
+    return {place: [*_serving(group), *_starting(group)] for place, group in places.items()}
+
+
+def kind(environment: Environment) -> str:
+    """A machine's name where none is given: hosts with the same GPU have the same."""
+    cores = [f"{environment.cores} cores"] if environment.cores else []
+    words = [environment.gpu_name] if environment.gpu_name else [environment.cpu or "cpu", *cores]
+    return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
+
+
+def release_of(environment: Environment) -> str:
+    """As the package index has it: what comes after a "+" tells the build. Raises BadUsage where no vLLM served."""
+    if environment.vllm is None:
+        raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
+    return environment.vllm.partition("+")[0]
+
+
+def settings(spec: EngineSpec) -> str:
+    """What an engine was told, in words, with a hash of what they leave out too."""
+    facts = {name: value for name, value in asdict(spec).items() if name not in NO_SETTINGS}
+    facts["env"] = [pair for pair in spec.env if pair[0] != "PYTHONPATH"]
+    limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
+    return f"{spec.weights} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"
+
+
+def workload(m: Measurement) -> str:
+    """A group of benchmarks: values of different requests are no history of each other."""
+    asked, starts = m.workload.spec, getattr(m.load, "starts", "")
+    lengths = "natural" if asked.prompt_tokens is None else f"{asked.prompt_tokens}-{asked.output_tokens}"
+    return f"{lengths}-{starts}-{m.workload.hash[:6]}"
+
+
+def _place(each: Seen, machine: str | None) -> Place:
+    where, limit = each.measurement.environment, each.summary.power_limit_w
+    absent = UNKNOWN if where.gpu_name else "none"
+    curve = {
+        "gpu": where.gpu_name or "none",
+        "driver": where.driver or absent,
+        "cuda": where.cuda or absent,
+        "power limit": absent if limit is None else f"{limit:.0f} W",
+        "host": f"{where.cores or UNKNOWN} cores, {where.cpu or UNKNOWN}",
+        "engine": settings(each.measurement.spec),
+    }
+    return Place(machine or kind(where), release_of(where), tuple(curve.items()), where.torch or UNKNOWN)
+
+
+def _serving(group: Sequence[Seen]) -> Iterator[Value]:
+    cells: dict[tuple[str, str, int], list[Seen]] = {}
+    for each in group:
+        m = each.measurement
+        cells.setdefault((workload(m), short_name(m.spec.model), concurrency_of(m) or 0), []).append(each)
+    for (requests, model, concurrency), repeats in cells.items():
+        used = choose(repeats, lambda each: ((), each.degraded)).used
+        for metric in METRICS:
+            if samples := _by_launch((e.measurement, metric.of(e.summary)) for e in used):
+                latest = max(e.measurement.measured_at for e in used)
+                yield Value(f"{requests}.{metric.name}", (repr(model), repr(concurrency)), samples, latest)
+
+
+def _starting(group: Sequence[Seen]) -> Iterator[Value]:
+    models: dict[str, list[Measurement]] = {}
+    for each in group:
+        models.setdefault(short_name(each.measurement.spec.model), []).append(each.measurement)
+    for model, launched in models.items():
+        if samples := _by_launch((m, m.resolved.ready_s) for m in launched):
+            yield Value(START, (repr(model),), samples, max(m.measured_at for m in launched))
+
+
+def rounded(value: float) -> float:
+    """Far finer than any noise, and short in a file."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _by_launch(figures: Iterable[tuple[Measurement, float | None]]) -> tuple[float, ...]:
+    """Means, in the order of the launches."""
+    launches: dict[str, list[float]] = {}
+    for m, figure in figures:
+        if figure is not None:
+            launches.setdefault(m.launch, []).append(figure)
+    return tuple(rounded(fmean(each)) for each in launches.values())

@@ -1,0 +1,105 @@
+"""Gates of planted noise: launches in the order of time, pairs of them, and looks at the pairs as a run has them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+
+from pytest_slmserve.analysis.gate import Better, Comparison, Outcome, Series, Terms, gate, next_look, overall
+from pytest_slmserve.gating import order
+
+Noise = Callable[[random.Random], float]  # of a standard deviation of 1
+
+DIRECTIONS: tuple[Better, ...] = ("higher", "lower", "lower", "lower")  # of the endpoints, as those that are gated
+TERMS = Terms()
+LAUNCHES = 8  # of the shortest gate
+
+
+def gaussian(chance: random.Random) -> float:
+    return chance.gauss(0, 1)
+
+
+def heavy(chance: random.Random) -> float:
+    """Student's t with 3 degrees of freedom, over its own standard deviation."""
+    return chance.gauss(0, 1) / math.sqrt(sum(chance.gauss(0, 1) ** 2 for _ in range(3)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """What a session is like. sd: of the logarithm of a pair's ratio. worse: by endpoint, as a share of its cost.
+    drift: what the host grows worse by over the shortest gate, and goes on to. second: how much worse the second launch
+    of a pair is. common: how far endpoints are correlated."""
+
+    sd: float
+    worse: tuple[float, ...] = (0.0,)
+    noise: Noise = gaussian
+    drift: float = 0.0
+    second: float = 0.0
+    common: float = 0.0
+
+
+def log_costs(planted: Planted, chance: random.Random, number: int) -> list[tuple[float, float]]:
+    """Of one pair, by endpoint: baseline and candidate, measured in the order of the gate."""
+    shared, found = planted.noise(chance) if planted.common else 0.0, []
+    places = {side: place for place, side in enumerate(order(number))}
+    host = {
+        side: math.log1p(planted.drift) * (2 * (number - 1) + place) / (LAUNCHES - 1)
+        + math.log1p(planted.second) * place
+        for side, place in places.items()
+    }
+    for worse in planted.worse:
+        own = planted.noise(chance)
+        noise = planted.sd * (math.sqrt(planted.common) * shared + math.sqrt(1 - planted.common) * own)
+        found.append((host["baseline"] - noise / 2, host["candidate"] + noise / 2 + math.log1p(worse)))
+    return found
+
+
+def measured(cost: float, better: Better) -> float:
+    """A rate or a time."""
+    return 5000.0 * math.exp(-cost) if better == "higher" else 0.02 * math.exp(cost)
+
+
+def session(planted: Planted, chance: random.Random, pairs: int, directions: tuple[Better, ...]) -> list[Series]:
+    rows = [log_costs(planted, chance, number) for number in range(1, pairs + 1)]
+    columns = [tuple((measured(a, d), measured(b, d)) for a, b in costs) for costs, d in zip(zip(*rows), directions)]
+    return [Series(f"endpoint {i}", d, pairs) for i, (pairs, d) in enumerate(zip(columns, directions))]
+
+
+def first(series: list[Series], n: int) -> list[Series]:
+    return [Series(each.name, each.better, each.pairs[:n], each.margin) for each in series]
+
+
+def looked_at(series: list[Series], terms: Terms) -> tuple[Outcome, int, tuple[Comparison, ...]]:
+    """Outcome, pairs and comparisons of a gate that ends at the first look that decides, or at the last."""
+    done = 0
+    while (n := next_look(done, terms)) is not None:
+        found, done = gate(first(series, n), terms), n
+        outcome = overall([each.outcome for each in found])
+        if outcome is not Outcome.INCONCLUSIVE:
+            break
+    return outcome, done, found
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How many of so many gates ended how; fails: by endpoint; pairs: in the mean."""
+
+    gates: int
+    outcomes: Counter[Outcome]
+    fails: Counter[str]
+    pairs: float
+
+
+def many(planted: Planted, gates: int, terms: Terms = TERMS, seed: int = 1) -> Seen:
+    chance, directions = random.Random(seed), DIRECTIONS[: len(planted.worse)]
+    ends = [looked_at(session(planted, chance, terms.pairs, directions), terms) for _ in range(gates)]
+    return Seen(
+        gates,
+        Counter(outcome for outcome, _, _ in ends),
+        Counter(each.name for _, _, found in ends for each in found if each.outcome is Outcome.FAIL),
+        fmean(n for _, n, _ in ends),
+    )

@@ -1,0 +1,127 @@
+"""Each gated endpoint, made worse in records of launches, fails; and it alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from strategies import RESOLVED, measurement, planted_telemetry
+
+from pytest_slmserve import sensors
+from pytest_slmserve.analysis.gate import MAX_GATED, Outcome, Terms
+from pytest_slmserve.analysis.paired import BLOCKS, ENDPOINTS, GATED, Gated, judge_gate
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.gating import order
+from pytest_slmserve.records import Measurement, Paired
+
+SMALL, LARGE = 8, 32
+PAIRS, NOISE = 8, 0.003  # of one launch
+POWER_W = 400.0
+NAMES = tuple(each.name for each in GATED)
+
+
+def launch(paired: Paired, factors: Mapping[str, float]) -> Iterator[Measurement]:
+    """Both loads of one start. factors: of the cost, by endpoint; power is what energy per token leaves it to be."""
+    cost = {name: factors.get(name, 1.0) for name in ENDPOINTS}
+    rates = {SMALL: 1000.0 / cost["latency"], LARGE: 3000.0 / cost["throughput"]}
+    watts = POWER_W * cost["energy"] / cost["throughput"]
+    kv_blocks = round(RESOLVED.kv_blocks / cost[BLOCKS])
+    resolved = replace(RESOLVED, ready_s=30.0 * cost["start"], kv_blocks=kv_blocks)
+    for load, rate in rates.items():
+        made = measurement(load, rate, launch=f"{paired.pair}-{paired.side}", resolved=resolved, output_tokens=16)
+        seen = planted_telemetry({sensors.POWER: watts}, until_s=made.run.window_s[1] + 0.1, interval_s=0.05)
+        yield replace(made, run=replace(made.run, telemetry=seen), paired=paired)
+
+
+def records(planted: Mapping[str, float], seed: int = 1) -> Iterator[Measurement]:
+    """A gate of a candidate with these factors of its costs, and a little noise of every launch."""
+    chance = random.Random(seed)
+    for number in range(1, PAIRS + 1):
+        for place, side in enumerate(order(number)):
+            noise = {name: math.exp(chance.gauss(0, NOISE)) for name in NAMES}
+            worse = planted if side == "candidate" else {}
+            factors = {name: noise.get(name, 1.0) * worse.get(name, 1.0) for name in ENDPOINTS}
+            yield from launch(Paired("gate", number, side, bool(place)), factors)
+
+
+@lru_cache(maxsize=8)
+def gated(endpoint: str = "", factor: float = 1.0) -> Gated:
+    return judge_gate(list(records({endpoint: factor} if endpoint else {})), Terms())
+
+
+def states(found: Gated) -> dict[str, State]:
+    verdicts = {name: found.verdict(name) for name in ENDPOINTS}
+    return {name: verdict.state for name, verdict in verdicts.items() if verdict is not None}
+
+
+def test_the_records_can_be_trusted():
+    found = gated()
+    assert not found.dropped and len(found.pairs) == PAIRS and len(found.gated) == len(GATED) == MAX_GATED
+
+
+def test_an_unchanged_candidate_passes_in_every_endpoint():
+    found = gated()
+    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) and found.outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_ten_percent_worse_fails_there_and_nowhere_else(endpoint):
+    found = gated(endpoint, 1.1)
+    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) | {endpoint: State.FAILS}
+    assert found.outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize("endpoint", NAMES)
+def test_the_ratio_is_the_planted_one(endpoint):
+    found = gated(endpoint, 1.1)
+    seen = {each.name: each for each in found.gated}
+    for each in GATED:
+        cost = 1.1 if each.name == endpoint else 1.0
+        ratio = 1 / cost if each.better == "higher" else cost
+        assert seen[each.label].ratio.value == pytest.approx(ratio, rel=0.01)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_ten_percent_better_passes_everywhere(endpoint):
+    found = gated(endpoint, 1 / 1.1)
+    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) and found.outcome is Outcome.PASS
+
+
+def without_sensor(made: Measurement) -> Measurement:
+    return replace(made, run=replace(made.run, telemetry=None))
+
+
+def without_start(made: Measurement) -> Measurement:
+    return replace(made, resolved=replace(made.resolved, ready_s=None))
+
+
+def without_blocks(made: Measurement) -> Measurement:
+    return replace(made, resolved=replace(made.resolved, kv_blocks=None))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "blind"), [("energy", without_sensor), ("start", without_start), (BLOCKS, without_blocks)]
+)
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+@pytest.mark.parametrize("pair", [1, 4, PAIRS])
+def test_a_value_that_one_launch_did_not_report_leaves_it_undecided(endpoint, blind, side, pair):
+    made = [blind(m) if (m.paired.pair, m.paired.side) == (pair, side) else m for m in records({})]
+    found = judge_gate(made, Terms())
+    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) | {endpoint: State.UNDECIDED}
+    assert found.outcome is Outcome.INCONCLUSIVE
+
+
+def test_a_value_that_only_one_side_ever_reports_leaves_it_undecided():
+    """A release that no longer says how long it took to start, say."""
+    made = [without_start(m) if m.paired.side == "candidate" else m for m in records({})]
+    found = judge_gate(made, Terms())
+    assert states(found)["start"] is State.UNDECIDED and found.outcome is Outcome.INCONCLUSIVE
+
+
+def test_too_few_pairs_pass_nothing():
+    found = judge_gate([m for m in records({}) if m.paired.pair <= 3], Terms())
+    assert {each.outcome for each in found.gated} == {Outcome.INCONCLUSIVE} and found.outcome is Outcome.INCONCLUSIVE

@@ -1,0 +1,326 @@
+"""The gate as a user sees it: items, exit status, the report, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from inside import ENDPOINTS, GATE, usage_error
+
+import pytest_slmserve
+from pytest_slmserve import environment
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.engines import pool
+from pytest_slmserve.engines.fake import FakeEngine
+
+SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
+SLOWER_START = ("--slm-baseline-engine-arg=start_s=20", "--slm-candidate-engine-arg=start_s=30")
+BENCHMARKS = Path(pytest_slmserve.__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def noisy(monkeypatch):
+    """Launches differ by chance, with this standard deviation."""
+
+    def plant(sd):
+        chance = random.Random(1)
+        monkeypatch.setattr(pool, "FakeEngine", lambda spec: FakeEngine(spec, speed=math.exp(chance.gauss(0, sd))))
+
+    return plant
+
+
+def states(pytester):
+    """Of each item in the JUnit file: passed, or the first line of its failure."""
+    cases = ElementTree.parse(pytester.path / "out.xml").getroot().iter("testcase")
+    found = {}
+    for case in cases:
+        failure = case.find("failure")
+        found[case.attrib["name"]] = "passed" if failure is None else failure.attrib["message"]
+    return {name.removeprefix("test_no_worse[opt-125m-").removesuffix("]"): state for name, state in found.items()}
+
+
+# The exit status, and the items
+
+
+def test_two_equal_sides_pass_after_four_pairs(gate):
+    result = gate("-v")
+    assert result.ret == 0
+    result.assert_outcomes(passed=5)
+    for endpoint in ENDPOINTS:
+        result.stdout.fnmatch_lines([f"*test_no_worse?opt-125m-{endpoint}? PASSED*"])
+    result.stdout.fnmatch_lines(["opt-125m: PASS after 4 pairs of launches", "note: both sides *are the same: *"])
+
+
+def test_a_slower_candidate_fails_and_junit_shows_where(gate, pytester):
+    result = gate(*SLOWER, "--junitxml=out.xml")
+    assert result.ret == 1
+    result.assert_outcomes(failed=3, passed=2)
+    found = states(pytester)
+    assert list(found) == list(ENDPOINTS)
+    assert found["start"] == found["kv-blocks"] == "passed"
+    for endpoint in ("throughput", "latency", "energy"):
+        assert f"<fails: no-worse-{endpoint} [opt-125m]" in found[endpoint] and "costs 11 % more" in found[endpoint]
+    suite = ElementTree.parse(pytester.path / "out.xml").getroot()[0]
+    shown = {p.attrib["name"]: p.attrib["value"] for p in next(suite.iter("testcase")).iter("property")}
+    assert shown["slm_gate"] == "fails" and float(shown["slm_ratio"]) == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_faster_candidate_passes(gate):
+    assert gate("--slm-baseline-engine-arg=t_inf=9000", "--slm-candidate-engine-arg=t_inf=10000").ret == 0
+
+
+def test_a_slower_start_fails_the_start_alone(gate, pytester):
+    result = gate(*SLOWER_START, "--junitxml=out.xml")
+    assert result.ret == 1
+    result.assert_outcomes(failed=1, passed=4)
+    assert "costs 50 % more" in states(pytester)["start"]
+
+
+def test_noise_leaves_it_inconclusive(gate, noisy, pytester):
+    noisy(0.1)
+    result = gate("--slm-gate-pairs=4", "--junitxml=out.xml")
+    assert result.ret == 10
+    result.stdout.fnmatch_lines(["opt-125m: INCONCLUSIVE after 4 pairs of launches", "*3 undecided*"])
+    found = states(pytester)
+    assert "Undecided" in found["throughput"] and "neither worse for certain nor within 3 %" in found["throughput"]
+    assert found["kv-blocks"] == "passed", "no matter of chance"
+
+
+def test_noise_does_not_hide_a_failure_from_the_exit_status(gate, noisy):
+    noisy(0.1)
+    assert gate("--slm-gate-pairs=4", *SLOWER_START).ret == 1
+
+
+def test_what_cannot_be_trusted_never_passes(gate):
+    result = gate("--slm-candidate-engine-arg=slow_clock_from=4")
+    assert result.ret == 10
+    result.stdout.fnmatch_lines(["*5 undecided*"])
+    result.stdout.fnmatch_lines(
+        ["opt-125m: INCONCLUSIVE after 0 pairs*", "left out: pair 4: the SM clock fell to 1600*"]
+    )
+
+
+def test_without_sensors_the_energy_is_skipped(gate):
+    result = gate("--slm-engine-arg=sensors=false", "-rs")
+    assert result.ret == 0
+    result.assert_outcomes(passed=4, skipped=1)
+    result.stdout.fnmatch_lines(["*SKIPPED*no launch told its energy"])
+
+
+def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_broken_off(gate):
+    result = gate("--slm-candidate-engine-arg=die_at=16")
+    assert result.ret == 1
+    result.assert_outcomes(failed=5)
+    text = result.stdout.str()
+    died = "the candidate, pair 1: the simulated engine died at 16 in flight, as it was told to"
+    assert text.count(f"EngineFailed: {died}") == 1
+    assert text.count(f"EngineFailed: the gate of opt-125m was broken off: {died}") == 4
+    assert "Traceback" not in text
+
+
+def test_each_model_has_its_gate(gate, archive):
+    result = gate("--slm-models=opt-125m,opt-350m", "--slm-candidate-engine-arg=die_at=16", "--slm-batches=4,8")
+    result.assert_outcomes(passed=10)
+    result.stdout.fnmatch_lines(["opt-125m: PASS*", "opt-350m: PASS*"])
+    assert len({m.paired.gate for m in archive().measurements}) == 2
+
+
+# Which items run
+
+
+@pytest.fixture
+def everything(pytester):
+    """The whole folder of benchmarks."""
+    if not BENCHMARKS.is_dir():
+        pytest.skip("no checkout")
+    shutil.copytree(BENCHMARKS, pytester.path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "baselines"))
+    return lambda *args: pytester.runpytest_inprocess("benchmarks", "-p", "no:cacheprovider", *args)
+
+
+def test_with_a_gate_nothing_else_is_measured_even_where_the_whole_folder_is_given(everything, archive):
+    result = everything(*GATE)
+    assert result.ret == 0
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] == 5 and outcomes["deselected"] > 20 and outcomes.keys() == {"passed", "deselected"}
+    assert all(m.paired for m in archive().measurements)
+    assert archive().sessions[-1].plan["sweeps"] == {}, "what was not to be measured is not missing"
+
+
+def test_without_a_gate_its_items_are_skipped_with_the_reason(pytester, gate):
+    gate("--collect-only")
+    result = pytester.runpytest_inprocess("--slm-fake", "-rs", "-p", "no:cacheprovider")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*SKIPPED*compares two sides: needs --slm-gate"])
+
+
+def test_without_a_mode_they_are_skipped_as_all_that_measures(pytester, gate):
+    gate("--collect-only")
+    result = pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(["*SKIPPED*measures: needs --slm-gpu, --slm-cpu or --slm-fake*"])
+
+
+def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(pytester):
+    path = pytester.makepyfile(
+        """
+        import pytest
+
+        def test_plain(): pass
+
+        @pytest.mark.skip(reason="not today")
+        def test_gate(slm_gate): pass
+        """
+    )
+    result = pytester.runpytest_inprocess(*GATE, path)
+    assert result.ret == 10
+    result.assert_outcomes(passed=1, skipped=5)
+    result.stdout.fnmatch_lines(["note: --slm-gate: nothing was compared, and that is no pass"])
+
+
+def test_a_plan_prices_a_clear_case_once_for_each_model(gate, archive, pytester):
+    result = gate("--slm-plan")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "*0:00    test_no_worse?opt-125m-throughput? (2 s)",
+            "*0:02    test_no_worse?opt-125m-latency? (reads)",
+            "*end: 5 items",
+            "note: a gate is priced as a clear case, 4 pairs; one that is not takes up to 12",
+        ]
+    )
+    assert not (pytester.path / ".slm").exists()
+
+
+def test_what_an_archive_answers_makes_no_gate_cheaper(gate, sweep):
+    alike = ("--slm-batches=4,16", "--slm-window=1", "--slm-lengths=64/32")
+    sweep(*alike, "--slm-engine-arg=t_inf=2000", "--slm-engine-arg=b_half=16", "-k", "test_point")
+    gate("--slm-plan", "--slm-resume").stdout.fnmatch_lines(["*test_no_worse?opt-125m-throughput? (2 s)"])
+
+
+# What is told, and kept
+
+
+def test_the_report_has_the_table_the_sides_and_the_number_of_pairs(gate):
+    result = gate(*SLOWER)
+    result.stdout.fnmatch_lines(
+        [
+            "opt-125m: FAIL after 4 pairs of launches",
+            "*baseline: *t_inf=10000*at 4 and 16 requests in flight",
+            "*candidate: *t_inf=9000*at 4 and 16 requests in flight",
+            "endpoint *better *pairs *candidate*spread*margin*",
+            "output tokens/s, large load *higher *4 *0.9000 *fail",
+            "mean E2E, small load *lower *4 *1.1111 *fail",
+            "s to start *lower *4 *1.0000 *15 *pass",
+            "mean TPOT, large load *lower *4 *1.1111*",
+            "output tokens/s, large load *fail: costs 11 % more*",
+            "KV blocks: holds, *",
+            "note: the gate of opt-125m took * minutes, 4 pairs count",
+        ]
+    )
+
+
+def test_the_archive_holds_every_launch_in_its_place(gate, archive):
+    gate(*SLOWER)
+    found = archive().measurements
+    assert len(found) == 16 and len({m.launch for m in found}) == 8
+    assert "".join(m.paired.side[0] for m in found[::2]) == "bc" + "cb" + "cb" + "bc"
+    assert [m.paired.pair for m in found] == [n for n in range(1, 5) for _ in range(4)]
+    assert {(m.paired.side, dict(m.spec.extra)["t_inf"]) for m in found} == {("baseline", 10000), ("candidate", 9000)}
+    assert {dict(m.spec.extra)["b_half"] for m in found} == {16}
+
+
+def test_an_archive_of_gates_alone_has_no_sweep_to_report(gate, capsys):
+    gate()
+    assert main(["report", ".slm/records.jsonl"]) == 10
+    assert "no sweep was measured" in capsys.readouterr().out
+
+
+# In a user's own tests
+
+OWN = """
+    import pytest
+
+    def test_mine(slm_gates):
+        gated = slm_gates.of("opt-125m")
+        assert gated.outcome.value == "pass" and len(gated.pairs) == 4
+        assert gated.verdict("throughput") and slm_gates.of("opt-125m") is gated
+
+    def test_nothing_of_mine(slm_measure):
+        assert False, "measures something else"
+"""
+
+
+def test_a_user_s_own_test_reads_the_same_gate(pytester):
+    pytester.makepyfile(OWN)
+    result = pytester.runpytest_inprocess(*GATE)
+    result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.fnmatch_lines(["opt-125m: PASS after 4 pairs of launches"])
+
+
+def test_a_user_s_own_test_waits_for_a_gate_to_be_asked_for(pytester):
+    pytester.makepyfile(OWN)
+    result = pytester.runpytest_inprocess("--slm-fake", "-rs", "-k", "test_mine")
+    result.assert_outcomes(skipped=1, deselected=1)
+    result.stdout.fnmatch_lines(["*needs --slm-gate"])
+
+
+def test_a_gate_that_cannot_be_carried_out_is_an_error_before_anything_starts(gate, pytester):
+    text = usage_error(gate("--slm-batches=4,900000"))
+    assert "opt-125m at 900000 in flight: the KV cache holds" in text
+    assert not (pytester.path / ".slm").exists()
+
+
+STAND_IN = Path(__file__).parents[1] / "engines" / "stand_in"
+
+
+@pytest.mark.slow
+def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, monkeypatch, archive):
+    """The door, the worker and the process are real; behind them a stand-in for vLLM takes twice as long for a step."""
+    held = {"python": "3.11.7", "vllm": "0.32.0", "torch": "2.13.0"}
+    monkeypatch.setattr(environment, "interpreter", lambda python, env: held)
+    monkeypatch.setattr("tempfile.tempdir", str(pytester.mkdir("locks")))  # another run may hold the CPU
+    gate("--collect-only")
+    result = pytester.runpytest_inprocess(
+        "--slm-cpu",
+        "--slm-gate",
+        "--slm-models=opt-tiny",
+        "--slm-batches=2,4",
+        "--slm-window=0.4",
+        "--slm-lengths=16/8",
+        "--slm-telemetry=off",
+        f"--slm-env=PYTHONPATH={STAND_IN}",
+        "--slm-engine-arg=step_s=0.006",
+        "--slm-candidate-engine-arg=step_s=0.012",
+    )
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["*<fails: no-worse-throughput ?opt-tiny?*", "opt-tiny: FAIL after * pairs of launches"]
+    )
+    found = archive().measurements
+    assert len({m.launch for m in found}) >= 8 and all(m.environment.vllm == "0.32.0" for m in found)
+
+
+def test_what_was_found_is_there_for_others(gate, pytester, monkeypatch):
+    page = pytester.path / "summary.md"
+    page.write_text("# Before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
+    gate("--slm-candidate-engine-arg", "t_inf=9000", "--slm-baseline-engine-arg", "t_inf=10000")
+    (found,) = json.loads((pytester.path / ".slm" / "gate.json").read_text("utf-8"))
+    assert (found["model"], found["outcome"], found["pairs"]) == ("opt-125m", "fail", 4)
+    speed = found["gated"][0]
+    assert speed["endpoint"] == "output tokens/s, large load" and speed["outcome"] == "fail"
+    assert speed["ratio"] == pytest.approx(0.9, abs=0.01) and found["outputs"]["differs"] is None
+    markdown = (pytester.path / ".slm" / "gate.md").read_text("utf-8")
+    assert "### opt-125m: FAIL after 4 pairs of launches" in markdown and "| s to start | lower | 4 |" in markdown
+    assert "<details>" in markdown and page.read_text("utf-8") == f"# Before\n{markdown}\n"
+
+
+def test_where_it_cannot_be_written_the_run_goes_on(gate, pytester, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(pytester.path / "no" / "such" / "page.md"))
+    result = gate()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["not written for others: *"])

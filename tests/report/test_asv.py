@@ -1,0 +1,264 @@
+"""Measurements as results of asv: planted costs come out, dearer is a larger number, and old values stay."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import H200, RESOLVED, measurement, planted_telemetry
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Measurement, Paired, Replica
+from pytest_slmserve.report import asv, asv_files
+from pytest_slmserve.report.asv import START, Place, Seen, Value
+from pytest_slmserve.spec import Burst, ClosedLoop
+
+statistics = pytest.importorskip("asv_runner.statistics", reason="needs asv")
+
+COMMIT = asv_files.Commit("c6ef7bc849a86350bcc5e10a995c6a715a4bc8ca", 1_784_937_600)
+COSTS = ("seconds_per_1000_requests", "ms_per_output_token", "joules_per_1000_output_tokens")
+READY = replace(RESOLVED, ready_s=40.0)
+
+
+def watched(m: Measurement) -> Measurement:
+    """The same with the readings of a GPU that is well: 400 W at a limit of 700 W."""
+    closes_s = m.run.window_s[1]
+    return replace(m, run=replace(m.run, telemetry=planted_telemetry(until_s=1.1 * closes_s, interval_s=closes_s / 32)))
+
+
+def costs(*measurements: Measurement) -> dict[str, tuple[float, ...]]:
+    """Samples by the last part of the benchmark's name, of records that all go to one file and have one load."""
+    (found,) = asv.values(asv.seen(measurements)).values()
+    samples = {value.benchmark.rpartition(".")[2]: value.samples for value in found}
+    assert len(samples) == len(found)
+    return samples
+
+
+def place_of(m: Measurement) -> Place:
+    (place,) = asv.values(asv.seen([m]))
+    return place
+
+
+def test_planted_costs_come_out() -> None:
+    """8 in flight at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W."""
+    planted = dict(zip((*COSTS, "seconds_to_start"), (32, 8, 400, 40)))
+    assert costs(watched(measurement(8, 1000.0, resolved=READY))) == {
+        name: (pytest.approx(cost, rel=1e-3),) for name, cost in planted.items()
+    }
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 64), st.floats(10, 1000), st.floats(1.01, 4), st.floats(1, 500))
+def test_whatever_is_slower_has_the_larger_number_everywhere(concurrency, rate, factor, ready_s) -> None:
+    fast = watched(measurement(concurrency, rate, resolved=replace(READY, ready_s=ready_s)))
+    slow = watched(measurement(concurrency, rate / factor, resolved=replace(READY, ready_s=ready_s * factor)))
+    before, after = costs(fast), costs(slow)
+    assert before.keys() == after.keys() == {*COSTS, "seconds_to_start"}
+    assert {name: after[name][0] / before[name][0] for name in before} == {
+        name: pytest.approx(factor, rel=2e-3) for name in before
+    }
+
+
+def test_without_sensors_there_is_no_energy_and_the_power_limit_is_not_known() -> None:
+    assert COSTS[2] not in costs(measurement())
+    assert dict(place_of(measurement()).curve)["power limit"] == "unknown"
+    assert dict(place_of(watched(measurement())).curve)["power limit"] == "700 W"
+
+
+def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
+    rates = {"one": (1000.0, 1100.0), "two": (990.0,), "three": (1010.0, 1030.0, 1050.0)}
+    made = [measurement(8, r, launch=name, repeat=i) for name, each in rates.items() for i, r in enumerate(each)]
+    (samples,) = [v.samples for v in next(iter(asv.values(asv.seen(made)).values())) if v.benchmark.endswith(COSTS[0])]
+    means = [sum(32_000 / r for r in each) / len(each) for each in rates.values()]
+    assert sorted(samples) == pytest.approx(sorted(means), rel=1e-3)
+    facts = asv_files.facts_of(samples)
+    result, stats = statistics.compute_stats(list(samples), 1)
+    assert facts["result"] == pytest.approx(result, rel=1e-5) and facts["samples"] == list(samples)
+    assert {name: facts[f"stats_{name}"] for name in stats} == pytest.approx(stats, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        measurement(failures=1),
+        measurement(preempted=1),
+        measurement(load=Burst(8)),
+        measurement(load=ClosedLoop(8, requests=64)),
+        replace(measurement(), replica=Replica("g", 0, 2, "s", "mps")),
+        replace(measurement(), replica=Replica("g", 0, 1, "s", "mps")),
+    ],
+    ids=["failed", "preempted", "burst", "counted", "replica", "alone-beside-replicas"],
+)
+def test_only_valid_measurements_of_a_sweep_of_one_engine_count(other: Measurement) -> None:
+    assert asv.seen([other]) == []
+    assert costs(measurement(), other) == costs(measurement())
+
+
+def test_a_launch_of_a_gate_counts() -> None:
+    of_a_gate = replace(measurement(), paired=Paired("g", 1, "candidate", second=True))
+    assert costs(of_a_gate) == costs(measurement())
+
+
+def test_a_degraded_repeat_counts_only_where_there_is_no_sound_one() -> None:
+    sound, degraded = asv.seen([measurement(8, 1000.0), measurement(8, 500.0, launch="two")])
+    degraded = replace(degraded, degraded=("planted",))
+
+    def samples(*found: Seen) -> tuple[float, ...]:
+        return next(iter(asv.values(found).values()))[0].samples
+
+    assert samples(sound, degraded) == samples(sound) != samples(degraded)
+
+
+@pytest.mark.parametrize(
+    ("changed", "same_curve", "same_file"),
+    [
+        ({"driver": "999.1"}, False, False),
+        ({"gpu_name": "NVIDIA H100"}, False, False),
+        ({"cores": 7}, False, False),
+        ({"torch": "9.9"}, True, False),
+        ({"host": "another"}, True, True),
+        ({"python": "3.99"}, True, True),
+        ({"vllm": "0.26.0+cu129"}, True, True),
+    ],
+)
+def test_a_new_driver_begins_a_new_curve_and_a_new_torch_does_not(changed, same_curve, same_file) -> None:
+    here, there = place_of(measurement()), place_of(measurement(environment=replace(H200, **changed)))
+    assert (here.curve == there.curve, here == there) == (same_curve, same_file)
+    assert (here.env_name == there.env_name) == same_file
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({"max_num_seqs": 4096}, False),
+        ({"dtype": "bfloat16"}, False),
+        ({"extra": (("block_size", 32),)}, False),
+        ({"env": (("VLLM_USE_X", "1"),)}, False),
+        ({"env": (("PYTHONPATH", "/x"),)}, True),
+        ({"python": "/opt/python"}, True),
+        ({"gpu": 3}, True),
+        ({"kv_cache_bytes": 1 << 33}, True),
+    ],
+)
+def test_another_engine_begins_a_new_curve(changed, same) -> None:
+    m = measurement()
+    assert (place_of(m) == place_of(replace(m, spec=replace(m.spec, **changed)))) == same
+
+
+def test_other_requests_and_another_way_of_loading_are_other_benchmarks() -> None:
+    made = [measurement(), measurement(load=ClosedLoop(8, starts="together"))]
+    other = replace(
+        made[0], workload=replace(made[0].workload, hash="ffffff", spec=replace(made[0].workload.spec, seed=1))
+    )
+    (found,) = asv.values(asv.seen([*made, other])).values()
+    groups = {value.benchmark.partition(".")[0] for value in found if value.benchmark != START}
+    assert groups == {"64-32-spread-012345", "64-32-together-012345", "64-32-spread-ffffff"}
+
+
+def test_machines_have_the_names_of_their_gpus_or_the_one_that_is_given() -> None:
+    cpu = replace(H200, gpu_name=None, gpu_memory_bytes=None, cpu="Xeon(R) Gold", cores=8)
+    both = asv.seen([measurement(), measurement(environment=cpu)])
+    assert {place.machine for place in asv.values(both)} == {"nvidia-h200", "xeon-r-gold-8-cores"}
+    assert {place.machine for place in asv.values(both[:1], "runner-1")} == {"runner-1"}
+    with pytest.raises(BadUsage, match=r"runner-1 cannot be the name of nvidia-h200 and of xeon"):
+        asv.values(both, "runner-1")
+
+
+def test_a_simulated_engine_is_of_no_release() -> None:
+    with pytest.raises(BadUsage, match="names no release"):
+        asv.values(asv.seen([measurement(environment=replace(H200, vllm=None))]))
+
+
+def test_without_asv_runner_it_is_said_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
+    with pytest.raises(BadUsage, match=r"pip install 'pytest-slmserve\[asv\]'"):
+        asv_files.facts_of([1.0])
+
+
+# Files
+
+PLACE = Place("nvidia-h200", "0.26.0", (("gpu", "NVIDIA H200"), ("driver", "1")), "2.11.0")
+SAMPLES = st.lists(st.floats(1e-3, 1e6).map(asv.rounded), min_size=1, max_size=4).map(tuple)
+SERVED = st.tuples(
+    st.sampled_from([f"a.{name}" for name in COSTS]), st.sampled_from("xy").map(repr), st.integers(1, 99)
+)
+Cells = dict[tuple[str, tuple[str, ...]], tuple[float, ...]]
+
+
+def cells() -> st.SearchStrategy[Cells]:
+    """Samples by benchmark and parameters."""
+    key = SERVED.map(lambda k: (k[0], (k[1], str(k[2])))) | st.sampled_from("xy").map(lambda m: (START, (repr(m),)))
+    return st.dictionaries(key, SAMPLES, max_size=6)
+
+
+def file_of(planted: Cells, old: asv_files.File | None = None) -> asv_files.File:
+    found = [
+        Value(name, parameters, samples, "2026-01-01T00:00:00+00:00") for (name, parameters), samples in planted.items()
+    ]
+    return asv_files.result_file(PLACE, COMMIT, found, old)
+
+
+def samples_in(file: asv_files.File) -> Cells:
+    rows = asv_files.rows_of(file).items()
+    return {(name, key): tuple(facts["samples"]) for name, row in rows for key, facts in row.facts.items()}
+
+
+@settings(deadline=None)
+@given(cells())
+def test_what_is_written_is_read_again(planted: Cells) -> None:
+    assert samples_in(file_of(planted)) == planted
+
+
+@settings(deadline=None)
+@given(cells(), cells())
+def test_joining_keeps_what_was_not_measured_now(old: Cells, new: Cells) -> None:
+    assert samples_in(file_of(new, file_of(old))) == {**old, **new}
+
+
+@settings(deadline=None)
+@given(cells())
+def test_a_row_is_as_asv_wants_it(planted: Cells) -> None:
+    """Lists over the product of the parameters, the value being the median of its samples."""
+    file = file_of(planted)
+    for name, row in file["results"].items():
+        columns = dict(zip(file["result_columns"], row, strict=True))
+        keys = list(itertools.product(*columns["params"]))
+        assert columns["version"] == "1" and {len(columns[c]) for c in asv_files.PER_VALUE} == {len(keys)}
+        for key, value in zip(keys, columns["result"]):
+            known = planted.get((name, key))
+            assert value == (None if known is None else asv.rounded(statistics.quantile(known, 0.5)))
+    assert (file["commit_hash"], file["date"]) == (COMMIT.hash, 1_784_937_600_000)
+    assert file["params"] == {"machine": "nvidia-h200", "gpu": "NVIDIA H200", "driver": "1"}
+
+
+@settings(deadline=None)
+@given(cells(), cells())
+def test_the_list_of_benchmarks_has_the_parameters_of_all_files(one: Cells, two: Cells) -> None:
+    listed = asv_files.benchmarks_file([file_of(one), file_of(two)], {"theirs.time_it": {"name": "theirs.time_it"}})
+    assert listed.pop("version") == 2 and listed.pop("theirs.time_it") == {"name": "theirs.time_it"}
+    assert listed.keys() == {name for name, _ in (*one, *two)}
+    for name, parameters in (*one, *two):
+        known = listed[name]
+        assert known["name"] == name and len(known["params"]) == len(known["param_names"])
+        assert all(value in axis for value, axis in zip(parameters, known["params"], strict=True))
+
+
+def test_parameters_are_in_the_order_of_numbers() -> None:
+    planted: Cells = {("a.ms_per_output_token", ("'x'", str(c))): (1.0,) for c in (1024, 8, 96, 2)}
+    assert asv_files.benchmarks_file([file_of(planted)])["a.ms_per_output_token"]["params"][1] == [
+        "2",
+        "8",
+        "96",
+        "1024",
+    ]
+
+
+def test_columns_that_asv_left_out_are_not_needed() -> None:
+    """asv writes a column that is empty as null, and leaves empty ones at the end out."""
+    file = {"result_columns": list(asv_files.COLUMNS), "results": {START: [[3.5, None], [["'x'", "'y'"]], "1"]}}
+    (row,) = asv_files.rows_of(file).values()
+    assert row.facts == {("'x'",): {"result": 3.5}} and row.started_at == 0

@@ -1,0 +1,39 @@
+"""Measurements that can be a stored baseline: of an H200 of which all is known, with its sensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from strategies import H200, RESOLVED, WELL, Column, measurement, planted_telemetry
+
+from pytest_slmserve import sensors
+from pytest_slmserve.records import Environment, Measurement, Resolved
+
+KNOWN = replace(
+    H200, driver="580.159.04", cuda="13.0", torch="2.11.0", platform="Linux", cpu="Xeon", cores=16, host="one"
+)
+LIMITS = replace(RESOLVED, max_num_batched_tokens=8192, max_model_len=2048, chunked_prefill=True, prefix_caching=False)
+BUSY: dict[int, Column] = {**WELL, sensors.ENGINE_ACTIVE: 1.0, sensors.MEMORY_CLOCK: 3201e6}
+
+
+def engine_alone(
+    rate: float = 1000.0,
+    concurrency: int = 8,
+    *,
+    environment: Environment = KNOWN,
+    resolved: Resolved = LIMITS,
+    columns: Mapping[int, Column] = BUSY,
+    sensed: bool = True,
+    **facts: object,
+) -> Measurement:
+    """One measurement; keyword arguments of `strategies.measurement`. sensed: were there sensors?"""
+    made = measurement(concurrency, rate, environment=environment, resolved=resolved, **facts)  # type: ignore[arg-type]
+    closes_s = made.run.window_s[1]
+    readings = planted_telemetry(columns, until_s=1.1 * closes_s, interval_s=closes_s / 32)
+    return replace(made, run=replace(made.run, telemetry=readings if sensed else None))
+
+
+def repeats(rates: Sequence[float], concurrency: int = 8, **facts: object) -> list[Measurement]:
+    """One after the other, of one launch unless told."""
+    return [engine_alone(rate, concurrency, repeat=i, **facts) for i, rate in enumerate(rates)]  # type: ignore[arg-type]

@@ -1,0 +1,195 @@
+"""The keeper of baselines: what is kept, under which name, and how it is found again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_records import BUSY, KNOWN, engine_alone, repeats
+
+from pytest_slmserve import sensors
+from pytest_slmserve.analysis.stored import against_stored
+from pytest_slmserve.baselines import (
+    FOLDER,
+    SUFFIX,
+    accept,
+    baseline,
+    baseline_name,
+    baselines,
+    device_name,
+    find_baseline,
+)
+from pytest_slmserve.commands import baseline as command
+from pytest_slmserve.errors import BadArchive, BadUsage
+from pytest_slmserve.records import Environment, Replica
+from pytest_slmserve.spec import Burst
+from pytest_slmserve.store import read
+
+GOOD = repeats([1000, 1001, 1002])
+ON_CPU = Environment(backend="cpu", vllm="0.32.0", cpu="Xeon", cores=2)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        (KNOWN, "h200-vllm-0.26.0"),
+        (
+            replace(KNOWN, gpu_name="NVIDIA A100-SXM4-80GB", vllm="0.27.0rc1+cu130"),
+            "a100-sxm4-80gb-vllm-0.27.0rc1+cu130",
+        ),
+        (replace(KNOWN, gpu_name="NVIDIA GeForce RTX 4090"), "geforce-rtx-4090-vllm-0.26.0"),
+        (replace(KNOWN, gpu_name="NVIDIA H200 MIG 1g.18gb"), "h200-mig-1g.18gb-vllm-0.26.0"),
+        (ON_CPU, "cpu-vllm-0.32.0"),
+        (Environment(backend="fake", gpu_name="simulated"), "fake"),
+        (replace(KNOWN, vllm=None), None),
+        (replace(KNOWN, vllm="../.."), None),
+        (replace(KNOWN, gpu_name=None), None),
+        (Environment(), None),
+    ],
+)
+def test_a_name_is_of_device_and_release(environment, name):
+    assert baseline_name(environment) == name
+
+
+@given(st.text(max_size=12), st.text(min_size=1, max_size=12))
+def test_whatever_a_device_is_called_its_name_stays_in_the_folder(gpu_name, vllm):
+    name = baseline_name(replace(KNOWN, gpu_name=gpu_name, vllm=vllm))
+    if name is not None:
+        assert Path("folder", name).parent == Path("folder") and not name.startswith((".", "-"))
+        assert name.isascii() and name == name.lower()
+
+
+def test_what_is_kept_is_an_ordinary_archive_that_can_be_compared_with(tmp_path):
+    kept, left_out = accept(GOOD, tmp_path / "new" / "folder", claims={"rows": []})
+    (path,) = (each.path for each in kept)
+    assert path == tmp_path / "new" / "folder" / "h200-vllm-0.26.0.jsonl.gz" and left_out == ()
+    contents = read(path)
+    assert [m.id for m in contents.measurements] == [m.id for m in GOOD] and contents.claims == {"rows": []}
+    assert names(path.parent) == [path.name]
+    slower = repeats([900, 901, 902], environment=replace(KNOWN, vllm="0.27.0"))
+    assert [v.state.value for v in against_stored(contents.measurements, slower, 0.03)] == ["fails", "fails"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (engine_alone(failures=2), "2 requests failed"),
+        (engine_alone(preempted=3), "3 preemptions"),
+        (engine_alone(environment=replace(KNOWN, vllm=None)), "release of vLLM is not known"),
+        (replace(GOOD[0], replica=Replica("g", 0, 2, "s", "mps")), "it belongs to a run of several engines"),
+        (replace(GOOD[0], load=Burst(8)), "a load without a steady window"),
+    ],
+)
+def test_what_is_invalid_or_no_part_of_a_baseline_is_left_out_and_told(bad, why, tmp_path):
+    (kept,), (left_out,) = accept([*GOOD, bad], tmp_path)
+    assert kept.measurements == tuple(GOOD) and left_out.measurement is bad and why in left_out.why
+    with pytest.raises(BadUsage, match="nothing here can be a baseline: .*" + why):
+        accept([bad], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_of_nothing_there_is_no_baseline(tmp_path):
+    with pytest.raises(BadUsage, match="nothing was measured"):
+        accept([], tmp_path)
+
+
+def test_what_is_degraded_is_kept_and_told(tmp_path):
+    doubtful = engine_alone(columns={**BUSY, sensors.STOLEN_CORES: 0.5}, repeat=5)
+    (kept,), left_out = accept([*GOOD, doubtful], tmp_path)
+    (told,) = kept.degraded
+    assert left_out == () and kept.measurements == (*GOOD, doubtful)
+    assert told.measurement is doubtful and "the hypervisor took 0.50 cores" in told.why
+
+
+def test_an_archive_that_is_there_is_overwritten_only_when_told(tmp_path):
+    accept(GOOD, tmp_path)
+    before = (tmp_path / "h200-vllm-0.26.0.jsonl.gz").read_bytes()
+    other = [*repeats([2000], 16), engine_alone(environment=replace(KNOWN, gpu_name="NVIDIA H100"))]
+    with pytest.raises(BadUsage, match="h200-vllm-0.26.0.jsonl.gz is there already.*\n.*--replace"):
+        accept(other, tmp_path)
+    assert names(tmp_path) == ["h200-vllm-0.26.0.jsonl.gz"] and (tmp_path / names(tmp_path)[0]).read_bytes() == before
+    accept(other, tmp_path, replace=True)
+    assert [m.load.concurrency for m in baseline(tmp_path, "h200-vllm-0.26.0").measurements] == [16]
+    assert len(names(tmp_path)) == 2
+
+
+def test_each_device_and_release_has_its_own(tmp_path):
+    newer, on_cpu = replace(KNOWN, vllm="0.27.0"), repeats([9, 9], environment=ON_CPU, sensed=False)
+    kept, _ = accept([*GOOD, *repeats([5, 5], environment=newer), *on_cpu], tmp_path)
+    assert [each.path.name for each in kept] == [
+        f"{name}{SUFFIX}" for name in ("h200-vllm-0.26.0", "h200-vllm-0.27.0", "cpu-vllm-0.32.0")
+    ]
+    assert [len(each.measurements) for each in baselines(tmp_path)] == [2, 3, 2]
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadUsage, match="cannot write to .*file: .*\n.*--into") as error:
+        accept(GOOD, tmp_path / "file")
+    assert "--slm-records" not in str(error.value)
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path):
+    endless = replace(GOOD[0], run=replace(GOOD[0].run, began_s=float("inf")))
+    with pytest.raises(ValueError, match="finite"):
+        accept([*GOOD, endless], tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
+    accept(GOOD, tmp_path)
+    (tmp_path / f"broken{SUFFIX}").write_text("not gzip")
+    (tmp_path / "notes.txt").write_text("of no concern")
+    broken, good = baselines(tmp_path)
+    assert (broken.name, broken.measurements) == ("broken", ()) and "is not gzip" in broken.notes[0]
+    assert (good.name, len(good.measurements), good.notes) == ("h200-vllm-0.26.0", 3, ())
+    with pytest.raises(BadArchive):
+        baseline(tmp_path, "broken")
+
+
+def test_one_is_found_by_its_name(tmp_path):
+    accept(GOOD, tmp_path)
+    assert baseline(tmp_path, "h200-vllm-0.26.0") == baseline(tmp_path, "h200-vllm-0.26.0.jsonl.gz")
+    with pytest.raises(BadUsage, match="no baseline ../h200-vllm-0.26.0 in .*\n.*one of h200-vllm-0.26.0"):
+        baseline(tmp_path, "../h200-vllm-0.26.0")
+    with pytest.raises(BadUsage, match="baseline accept RECORDS"):
+        baseline(tmp_path / "none", "h200-vllm-0.26.0")
+    assert baselines(tmp_path / "none") == []
+
+
+def test_the_gate_finds_one_by_device_and_release(tmp_path):
+    mig = replace(KNOWN, gpu_name="NVIDIA H200 MIG 1g.18gb")
+    accept([*GOOD, *repeats([9, 9], environment=mig), *repeats([9, 9], environment=ON_CPU, sensed=False)], tmp_path)
+    wanted = tmp_path / "h200-vllm-0.26.0.jsonl.gz"
+    for device in ("NVIDIA H200", "h200", device_name(KNOWN)):
+        assert find_baseline(tmp_path, device, "0.26.0") == find_baseline(tmp_path, device) == wanted
+    assert find_baseline(tmp_path, "cpu").name == "cpu-vllm-0.32.0.jsonl.gz"
+
+
+def test_none_or_several_are_one_sentence(tmp_path):
+    with pytest.raises(BadUsage, match="no baseline of h200 with vLLM 0.26.0 in .*\n.*baseline accept RECORDS"):
+        find_baseline(tmp_path, "NVIDIA H200", "0.26.0")
+    accept([*GOOD, *repeats([5, 5], environment=replace(KNOWN, vllm="0.27.0"))], tmp_path)
+    with pytest.raises(BadUsage, match="has 2 baselines of h200: 0.26.0, 0.27.0"):
+        find_baseline(tmp_path, "NVIDIA H200")
+    with pytest.raises(BadUsage, match="no baseline of h200 with vLLM 0.20.2 in .*\n.*one of h200-vllm-0.26.0, h200-v"):
+        find_baseline(tmp_path, "NVIDIA H200", "0.20.2")
+    with pytest.raises(BadUsage, match="no baseline of h100 in"):
+        find_baseline(tmp_path, "NVIDIA H100")
+
+
+def test_the_simulated_engine_has_a_baseline_without_a_release(tmp_path):
+    simulated = Environment(backend="fake", gpu_name="simulated", host="one", cpu="Xeon", cores=2)
+    accept(repeats([1000, 1001], environment=simulated), tmp_path)
+    assert find_baseline(tmp_path, "fake").name == "fake.jsonl.gz"
+
+
+def test_the_command_has_the_folder_of_the_keeper():
+    assert str(FOLDER) == command.FOLDER

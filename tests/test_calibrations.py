@@ -1,0 +1,63 @@
+"""The file in which a runner's noise is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_slmserve.analysis.calibration import Calibration, Noise, Rates
+from pytest_slmserve.analysis.gate import Terms
+from pytest_slmserve.calibrations import Kept, beside, find, keep, place_of, read
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Environment
+
+HERE = Environment(backend="cuda", gpu_name="NVIDIA H200", driver="580.1", vllm="0.26.0")
+PLACE = place_of(HERE, "opt-1.3b", [8, 256], Terms())
+RATES = Rates(0.0, 0.99, 4.2)
+KEPT = Kept(
+    PLACE,
+    "2026-11-21T12:00:00+00:00",
+    Noise(("tokens/s",), ((0.01,), (-0.01,))),
+    Calibration(Terms(), 2, RATES, {"tokens/s": Rates(0.97, 0.0, 5.0)}),
+)
+
+
+def test_what_was_kept_is_found_again(tmp_path):
+    path = beside(tmp_path / "new" / "records.jsonl")
+    keep(path, KEPT)
+    assert path == tmp_path / "new" / "calibration.json" and find(path, PLACE) == KEPT
+
+
+def test_another_driver_margin_load_or_model_is_another_place(tmp_path):
+    path = tmp_path / "calibration.json"
+    keep(path, KEPT)
+    others = [
+        place_of(replace(HERE, driver="590.2"), "opt-1.3b", [8, 256], Terms()),
+        place_of(HERE, "opt-1.3b", [8, 128], Terms()),
+        place_of(HERE, "opt-2.7b", [8, 256], Terms()),
+        place_of(HERE, "opt-1.3b", [8, 256], Terms(0.05)),
+        place_of(HERE, "opt-1.3b", [8, 256], Terms(pairs=8)),
+    ]
+    assert [find(path, place) for place in others] == [None] * 5
+    assert find(path, place_of(replace(HERE, vllm="0.27.0"), "opt-1.3b", [8, 256], Terms())) == KEPT
+
+
+def test_a_later_calibration_of_a_place_replaces_the_earlier_one(tmp_path):
+    path = tmp_path / "calibration.json"
+    keep(path, KEPT)
+    keep(path, replace(KEPT, place=replace(PLACE, model="opt-125m")))
+    keep(path, later := replace(KEPT, measured_at="2026-12-01T12:00:00+00:00"))
+    assert len(read(path)) == 2 and find(path, PLACE) == later
+
+
+def test_without_a_file_nothing_is_known(tmp_path):
+    assert read(tmp_path / "calibration.json") == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"model": "x"}]'])
+def test_a_spoilt_file_is_one_sentence(tmp_path, text):
+    path = tmp_path / "calibration.json"
+    path.write_text(text)
+    with pytest.raises(BadUsage, match=r"is no calibration"):
+        find(path, PLACE)

@@ -1,0 +1,400 @@
+"""Running a gate: what each side is, in which order they are launched, and when it ends."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launches import pairs
+
+from pytest_slmserve import agenda as agendas
+from pytest_slmserve import gating
+from pytest_slmserve.agenda import Agenda
+from pytest_slmserve.analysis.gate import Outcome, Terms
+from pytest_slmserve.analysis.paired import SIDES, judge_gate
+from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.environment import Host
+from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.gating import MAX_DROPPED, Gates, check_gate, loads_of, order, sides
+from pytest_slmserve.options import Options, read_options
+from pytest_slmserve.records import Environment, Measurement
+from pytest_slmserve.session import Session
+from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.store import read
+
+MODEL = "opt-125m"
+FEW_STEPS = {  # of some 10 ms, so that a window has a hundred
+    "gate": True,
+    "models": MODEL,
+    "batches": "4,16",
+    "window": "1",
+    "lengths": "64/32",
+    "engine_arg": ["t_inf=2000", "b_half=16"],
+}
+Open = Callable[..., Session]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens sessions that gate; options go by their names. start: in place of that of the simulated engine."""
+    sessions: list[Session] = []
+
+    def open_session(start: Callable[[EngineSpec], Any] = FakeEngine, **given: object) -> Session:
+        for earlier in sessions:
+            earlier.close()
+        options = read_options({**FEW_STEPS, "fake": True, "records": str(tmp_path / "a.jsonl"), **given}, {}, {})
+        session = Session.of(options, tmp_path)
+        session.pool = Pool(start_engine=start)
+        session.open()
+        sessions.append(session)
+        return session
+
+    yield open_session
+    for each in sessions:
+        each.close()
+
+
+def stored(session: Session) -> list[Measurement]:
+    return list(read(session.options.records).measurements)
+
+
+def options(**given: object) -> Options:
+    return read_options({"gate": True, "fake": True, **given}, {}, {})
+
+
+def noisy(sd: float, seed: int = 0) -> Callable[[EngineSpec], FakeEngine]:
+    """Launches whose speeds differ by chance."""
+    chance = random.Random(seed)
+    return lambda spec: FakeEngine(spec, speed=math.exp(chance.gauss(0, sd)))
+
+
+def faulty(launches: int, **faults: object) -> Callable[[EngineSpec], FakeEngine]:
+    """The first so many launches have faults."""
+    left = [1] * launches
+
+    def start(spec: EngineSpec) -> FakeEngine:
+        planted = left and left.pop()
+        engine = FakeEngine(replace(spec, extra=(*spec.extra, *faults.items())) if planted else spec)
+        engine.spec = spec
+        return engine
+
+    return start
+
+
+# In which order
+
+
+@given(st.integers(0, 100), st.integers(1, 12), st.integers(-1000, 1000))
+def test_over_four_pairs_each_side_is_second_twice_and_a_drift_cancels(first, fours, drift_per_launch):
+    """From any pair on. A drift adds the same with every launch."""
+    numbers = range(first, first + 4 * fours)
+    assert Counter(order(n)[1] for n in numbers) == dict.fromkeys(SIDES, 2 * fours)
+    added = Counter(dict.fromkeys(SIDES, 0))
+    for number in numbers:
+        for place, side in enumerate(order(number)):
+            added[side] += drift_per_launch * (2 * number + place)
+    assert added["baseline"] == added["candidate"]
+
+
+def test_it_begins_with_the_baseline_and_each_pair_has_both():
+    assert [order(n)[0][0] for n in range(1, 9)] == list("bccbbccb")
+    assert all(set(order(n)) == set(SIDES) for n in range(1, 9))
+
+
+# What each side is
+
+SPEC = EngineSpec(MODEL, python="common", env=(("A", "1"),), extra=(("block_size", 16), ("max_num_seqs", 512)))
+
+
+def test_a_side_of_which_nothing_is_said_is_the_engine_of_the_options():
+    common = replace(SPEC, extra=(("block_size", 16),), max_num_seqs=512)
+    assert sides(SPEC, options()) == {"baseline": common, "candidate": common}
+
+
+def test_each_side_has_its_interpreter_its_variables_and_its_arguments():
+    found = sides(
+        SPEC,
+        options(
+            baseline_python="old",
+            candidate_env=["A=2", "PYTHONPATH=/checkout"],
+            baseline_engine_arg=["block_size=32"],
+            candidate_engine_arg=["max_num_batched_tokens=2048", "enforce_eager=true", "max_num_seqs=64"],
+        ),
+    )
+    baseline, candidate = found["baseline"], found["candidate"]
+    assert (baseline.python, candidate.python) == ("old", "common")
+    assert (baseline.env, candidate.env) == ((("A", "1"),), (("A", "2"), ("PYTHONPATH", "/checkout")))
+    assert (baseline.extra, candidate.extra) == ((("block_size", 32),), (("block_size", 16),))
+    assert (baseline.max_num_seqs, candidate.max_num_seqs) == (512, 64), "the value of both gives way to that of a side"
+    assert (candidate.max_num_batched_tokens, candidate.enforce_eager) == (2048, True)
+    assert (baseline.max_num_batched_tokens, baseline.enforce_eager) == (8192, False)
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("max_num_seqs=many", "the candidate: max_num_seqs is a whole number, not 'many'"),
+        ("max_num_seqs=true", "the candidate: max_num_seqs is a whole number, not True"),
+        ("enforce_eager=1", "the candidate: enforce_eager is true or false, not 1"),
+        ("dtype=16", "the candidate: dtype is a name, not 16"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_refused_with_its_side(argument, problem):
+    with pytest.raises(BadUsage) as caught:
+        sides(SPEC, options(candidate_engine_arg=[argument]))
+    assert caught.value.problem == problem and caught.value.hint.startswith(argument.partition("=")[0])
+
+
+def test_the_same_engine_on_both_sides_is_noted(opened):
+    session = opened()
+    Gates(session).of(MODEL)
+    assert session.notes[0] == "both sides of the gate of opt-125m are the same: what differs is noise"
+    other = opened(candidate_engine_arg=["b_half=9"])
+    Gates(other).of(MODEL)
+    assert not any("same" in note for note in other.notes)
+
+
+# Which loads
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "wanted"),
+    [
+        (MODEL, "1,2,4,32", (1, 32)),
+        (MODEL, "16", (16,)),
+        (MODEL, None, (8, 512)),  # of table 1
+        ("opt-350m", None, (8, 256)),
+    ],
+)
+def test_a_small_load_and_a_large_one(opened, model, batches, wanted):
+    session = opened(models=model, batches=batches)
+    assert tuple(load.concurrency for load in loads_of(session, model)) == wanted
+    assert {load.window_s for load in loads_of(session, model)} == {1.0}
+
+
+def test_a_load_that_does_not_fit_is_refused_with_what_to_type(opened):
+    with pytest.raises(
+        BadUsage, match=r"opt-125m at 90000 in flight: the KV cache holds .* requests(.|\n)*--slm-batches"
+    ):
+        loads_of(opened(batches="8,90000"), MODEL)
+
+
+def test_requests_that_a_side_cannot_take_are_refused_before_anything_starts(opened):
+    session = opened(candidate_engine_arg=["max_model_len=64"])
+    with pytest.raises(BadUsage, match="the candidate: requests of 96 tokens do not fit max_model_len 64"):
+        check_gate(session, MODEL)
+    assert session.pool.starts == []
+
+
+def test_an_interpreter_of_a_side_is_probed_before_anything_starts(opened, monkeypatch):
+    asked = []
+
+    def probe(backend: str, python: str, env: dict[str, str]) -> Host:
+        asked.append(python)
+        if python == "/old/python":
+            raise BadUsage(f"{python} has no vLLM", f"{python} -m pip install vllm")
+        return Host(Environment(vllm="0.25"), "none")
+
+    monkeypatch.setattr(agendas, "probe", probe)
+    session = real_session(opened(), baseline_python="/old/python")
+    with pytest.raises(BadUsage, match="the baseline: /old/python has no vLLM"):
+        check_gate(session, MODEL)
+    session = real_session(opened(), baseline_python="/older/python", candidate_python="/new/python")
+    check_gate(session, MODEL)
+    assert asked == ["/old/python", "/older/python"], "the candidate's was probed when the session was made"
+    both = sides(session.agenda.spec(MODEL), session.options)
+    assert [session.agenda.environment(both[side]).vllm for side in SIDES] == ["0.25", None]
+
+
+# Every launch is fresh
+
+
+def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
+    session = opened(candidate_engine_arg=["b_half=9"])
+    gated = Gates(session).of(MODEL)
+    assert len(gated.pairs) == 4 and session.pool.current is None
+    both = sides(session.agenda.spec(MODEL), session.options)
+    assert session.pool.starts == [both[side] for number in range(1, 5) for side in order(number)]
+    found = stored(session)
+    each = [[*group] for _, group in groupby(found, key=lambda m: m.launch)]
+    assert len(each) == 8 == len({m.launch for m in found}), "no engine serves twice"
+    assert [[m.load.concurrency for m in launch] for launch in each] == [[4, 16]] * 8
+    assert [(m.paired.pair, m.paired.side) for m, _ in each] == [(n, side) for n in range(1, 5) for side in order(n)]
+    assert [m.paired.second for m, _ in each] == [False, True] * 4
+    assert {m.paired.gate for m in found} == {gated.gate} and {m.workload.hash for m in found} == {
+        found[0].workload.hash
+    }
+
+
+def test_two_gates_have_names_of_their_own(opened):
+    session = opened(models="opt-125m,opt-350m")
+    gates = Gates(session)
+    assert gates.of("opt-125m").gate != gates.of("opt-350m").gate
+    assert [gated.model for gated in session.gates] == ["opt-125m", "opt-350m"]
+
+
+def test_a_gate_is_made_once(opened):
+    session = opened()
+    gates = Gates(session)
+    assert gates.of(MODEL) is gates.of(MODEL)
+    assert session.gates == [gates.of(MODEL)] and len(session.pool.starts) == 8
+
+
+def real_session(session: Session, start: Callable[[EngineSpec], Any] = FakeEngine, **given: object) -> Session:
+    """The same on a device that warms up; what it starts is simulated all the same."""
+    options = read_options({**FEW_STEPS, "cpu": True, **given}, {}, {})
+    agenda = Agenda(options, "cpu", Host(Environment(backend="cpu"), "none"))
+    return Session(agenda, pool=Pool(start_engine=start), archive=session.archive)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "warm_ups"), [([], ["baseline"]), (["b_half=9"], ["baseline", "candidate"])], ids=["same", "other"]
+)
+def test_a_real_engine_is_launched_once_before_it_counts(opened, candidate, warm_ups):
+    session = real_session(opened(), candidate_engine_arg=candidate)
+    gated = Gates(session).of(MODEL)
+    both = sides(session.agenda.spec(MODEL), session.options)
+    counted = [side for number in range(1, 5) for side in order(number)]
+    assert session.pool.starts == [both[side] for side in (*warm_ups, *counted)]
+    measured = [m for p in gated.pairs for side in (p.baseline, p.candidate) for m in side.measurements]
+    assert len(measured) == 16 and len({m.launch for m in measured}) == 8
+
+
+# When it ends
+
+
+def test_it_ends_at_planned_looks_only():
+    made = pairs(12)
+    over = [n for n in range(1, 13) if gating._is_over(judge_gate(made[: 4 * n], Terms()))]
+    assert over == [4, 6, 8, 12]
+
+
+@pytest.mark.parametrize("most", [4, 5, 7])
+def test_it_ends_when_there_are_as_many_pairs_as_may_be(opened, most):
+    session = opened(start=noisy(0.1), gate_pairs=str(most))
+    gated = Gates(session).of(MODEL)
+    assert gated.outcome is Outcome.INCONCLUSIVE and len(gated.pairs) == most
+    assert len(session.pool.starts) == 2 * most
+
+
+def test_noise_takes_more_pairs_than_a_clear_case(opened):
+    gated = Gates(opened(start=noisy(0.02))).of(MODEL)
+    assert len(gated.pairs) in (6, 8, 12)
+
+
+def test_pairs_that_cannot_be_trusted_are_made_again(opened):
+    session = opened(start=faulty(1, slow_clock_from=8))
+    gated = Gates(session).of(MODEL)
+    assert [p.number for p in gated.pairs] == [2, 3, 4, 5] and gated.outcome is Outcome.PASS
+    [why] = gated.dropped
+    assert why.startswith("pair 1: the SM clock fell")
+    assert any(note.endswith("minutes, 4 pairs count") for note in session.notes)
+
+
+def test_after_too_many_of_them_it_gives_up(opened):
+    session = opened(candidate_engine_arg=["slow_clock_from=8"])
+    gated = Gates(session).of(MODEL)
+    assert len(gated.dropped) == MAX_DROPPED + 1 and gated.pairs == ()
+    assert len(session.pool.starts) == 2 * (MAX_DROPPED + 1)
+    assert gated.outcome is Outcome.INCONCLUSIVE
+
+
+def test_as_many_as_may_be_dropped_do_not_cost_the_pairs_that_were_asked_for(opened):
+    session = opened(start=faulty(2 * MAX_DROPPED, preempt_from=8), gate_pairs="4")
+    gated = Gates(session).of(MODEL)
+    assert (len(gated.dropped), len(gated.pairs), gated.outcome) == (MAX_DROPPED, 4, Outcome.PASS)
+
+
+class SecondTime(FakeEngine):
+    """Its first run has failed requests, the others have none."""
+
+    runs = 0
+
+    def run(self, *arguments: Any) -> Any:
+        self.runs += 1
+        found = super().run(*arguments)
+        return replace(found, failures=1) if self.runs == 1 else found
+
+
+def test_a_load_has_a_second_chance_on_its_launch(opened):
+    session = opened(start=SecondTime)
+    gated = Gates(session).of(MODEL)
+    assert gated.outcome is Outcome.PASS and gated.dropped == () and len(gated.pairs) == 4
+    first = [m for m in stored(session) if m.launch == stored(session)[0].launch]
+    assert [m.load.concurrency for m in first] == [4, 4, 16]
+
+
+def test_resuming_reuses_no_measurement_of_a_gate(opened):
+    session = opened()
+    Gates(session).of(MODEL)
+    again = opened(resume=True)
+    assert again.measured == {} and again.reused == set() and again.curves() == []
+    before = len(stored(again))
+    Gates(again).of(MODEL)
+    assert len(stored(again)) == 2 * before == 32
+
+
+# When it is broken off
+
+
+def test_a_gate_that_was_broken_off_is_not_tried_again_and_says_so(opened):
+    session = opened(candidate_engine_arg=["die_at=16"])
+    gates = Gates(session)
+    with pytest.raises(EngineFailed, match="^the candidate, pair 1: the simulated engine died at 16 in flight"):
+        gates.of(MODEL)
+    assert len(session.pool.starts) == 2 and session.pool.current is None
+    for _ in range(2):
+        with pytest.raises(
+            EngineFailed, match="^the gate of opt-125m was broken off: the candidate, pair 1: the simul"
+        ):
+            gates.of(MODEL)
+    assert len(session.pool.starts) == 2 and session.gates == []
+    assert [m.paired.side for m in stored(session)] == ["baseline", "baseline", "candidate"], "what there is, is kept"
+
+
+def test_a_side_that_does_not_start_is_named_at_its_warm_up(opened):
+    def start(spec: EngineSpec) -> FakeEngine:
+        if ("b_half", 9) in spec.extra:
+            raise EngineFailed("it did not start: no memory. The log ends with\nmany\nlines")
+        return FakeEngine(spec)
+
+    session = real_session(opened(), start, candidate_engine_arg=["b_half=9"])
+    gates = Gates(session)
+    with pytest.raises(EngineFailed, match="^the candidate, before the first pair: it did not start(.|\n)*lines"):
+        gates.of(MODEL)
+    with pytest.raises(EngineFailed) as again:
+        gates.of(MODEL)
+    assert "no memory" in str(again.value) and "lines" not in str(again.value), "the log is shown once"
+    assert len(session.pool.starts) == 2
+
+
+def test_what_nobody_foresaw_is_not_tried_again_either(opened, monkeypatch):
+    def full(measurement: Measurement) -> None:
+        raise OSError("No space left on device")
+
+    session = opened()
+    monkeypatch.setattr(session.archive, "add", full)
+    gates = Gates(session)
+    with pytest.raises(OSError, match="No space left"):
+        gates.of(MODEL)
+    with pytest.raises(EngineFailed, match="broken off: OSError: No space left on device"):
+        gates.of(MODEL)
+    assert len(session.pool.starts) == 1
+
+
+def test_one_model_s_failure_is_not_another_s(opened):
+    session = opened(models="opt-125m,opt-350m", batches=None, engine_arg=[], candidate_engine_arg=["die_at=512"])
+    gates = Gates(session)
+    with pytest.raises(EngineFailed):
+        gates.of("opt-125m")  # at 512, the other at 256
+    assert gates.of("opt-350m").outcome is Outcome.PASS
