@@ -30,7 +30,8 @@ from pytest_slmserve.sensors import (
 from pytest_slmserve.telemetry.base import Reading
 
 LIST_S = 2.0  # between two looks at who our descendants are
-LIST_SHARE = 0.005  # of a core, at most, for these looks: on a host with thousands of processes they are rarer
+LIST_SHARE = 0.005  # of a core, for these looks: on a host with thousands of processes they are rarer,
+LATEST_S = 10.0  # but never so rare that a new engine, which takes longer to start, is not seen at its first reading
 BUSY = (0, 1, 2, 5, 6)  # of the line "cpu": user, nice, system, irq, softirq; guests' time is in user already
 STEAL = 7
 
@@ -61,10 +62,10 @@ def newly_used(before: Mapping[K, Used], now: Mapping[K, Used]) -> float:
 
 
 class Family:
-    """A process and its descendants; who they are is looked up every LIST_S.
+    """A process and its descendants; who they are is looked up every LIST_S, or somewhat later.
 
     A process that is found late brings what it used before in one reading. So that one may be above the number of
-    cores, while the mean over a window is right to what was used within LIST_S of its ends.
+    cores, while the mean over a window is right to what was used by those that were listed in it.
     """
 
     def __init__(self, pid: int) -> None:
@@ -80,12 +81,12 @@ class Family:
         return self._members
 
     def _list(self, now_s: float) -> None:
-        began = time.perf_counter()
+        began = time.thread_time()  # not the clock's: on a busy host a look waits, and costs no more for it
         kept = {process: process for process in self._members}
         with suppress(psutil.Error):  # looked up anew: after a step of the clock an old head would disown its children
             head = psutil.Process(self._head.pid)
             self._members = [kept.get(p, p) for p in (head, *head.children(recursive=True))]
-        self._due_s = now_s + max(LIST_S, (time.perf_counter() - began) / LIST_SHARE)
+        self._due_s = now_s + min(max(LIST_S, (time.thread_time() - began) / LIST_SHARE), LATEST_S)
 
     def look(self, now_s: float) -> tuple[float, int]:
         """CPU time used since the first look, in seconds, and resident memory now, in bytes (shared pages in each)."""

@@ -231,6 +231,18 @@ def test_a_child_that_burns_half_a_second_is_found_with_all_of_it():
     assert found.values[OWN_CORES] < 1.5
 
 
+@pytest.mark.parametrize(("cost_s", "next_s"), [(0.0, 2.0), (0.03, 6.0), (4.0, 10.0)])
+def test_a_look_at_the_family_is_paid_by_rarer_looks_but_never_for_long(monkeypatch, cost_s, next_s):
+    """A busy host once made a look so slow that the next engine was taken for somebody else's processes."""
+    spent = iter([0.0, cost_s, 100.0, 100.0 + cost_s])
+    monkeypatch.setattr(host.time, "thread_time", lambda: next(spent))
+    family, looks = host.Family(os.getpid()), []
+    monkeypatch.setattr(host.psutil.Process, "children", lambda self, recursive: looks.append(recursive) or [])
+    for at in (50.0, 50.0 + next_s - 0.01, 50.0 + next_s):
+        family.members(at)
+    assert looks == [True, True], "at the first and the last of these moments"
+
+
 def test_a_child_that_ends_between_two_readings_is_not_lost_or_counted_twice(monkeypatch):
     monkeypatch.setattr(host, "LIST_S", 0.0)
     source = open_host()
