@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.gating import Gates
+    from pytest_slmserve.holding import StoredBaseline
     from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.records import Measurement, Workload
     from pytest_slmserve.session import Session
@@ -226,6 +227,22 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     if row.expected == "fails" and not slm_session.options.strict:
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=True, reason=row.evidence))
     return lambda: slm_session.judge(name, slm_model, variant)
+
+
+@pytest.fixture(scope="session")
+def slm_baseline(slm_session: Session) -> StoredBaseline:
+    """What `--slm-baseline` names; tests that ask for it are skipped without."""
+    from pytest_slmserve.holding import StoredBaseline
+
+    if not slm_session.options.baseline:
+        pytest.skip("nothing to be held against: needs --slm-baseline")
+    return StoredBaseline(slm_session)
+
+
+@pytest.fixture
+def slm_against_baseline(slm_baseline: StoredBaseline, slm_model: str) -> Callable[[], Verdict]:
+    """Holds what was measured of `slm_model` against the stored baseline; measures nothing."""
+    return lambda: slm_baseline.judge(slm_model)
 
 
 @pytest.fixture(scope="session")

@@ -235,6 +235,7 @@ OPTS = (
         "NAME=JSON",
         many=True,
     ),
+    Opt("--slm-baseline", str, "", "archive, or kept baseline, that this run's points are held against", "PATH"),
     Opt("--slm-gate", truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else"),
     Opt("--slm-baseline-python", str, "", "the baseline's interpreter; default: that of --slm-python", "PATH"),
     Opt("--slm-candidate-python", str, "", "the candidate's interpreter; default: that of --slm-python", "PATH"),
@@ -299,6 +300,7 @@ class Options:
     python: str
     env: tuple[tuple[str, str], ...]
     engine_arg: tuple[tuple[str, Any], ...]
+    baseline: str
     gate: bool
     baseline_python: str
     candidate_python: str
@@ -351,7 +353,7 @@ def _check_gate(options: Options) -> None:
     """What was typed for this run must mean something in it. An ini file may hold it for other runs."""
     typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
     lost = next((opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)), None)
-    if lost and not options.gate:
+    if lost and not options.gate and not (options.baseline and lost == "--slm-gate-margin"):
         raise BadUsage(f"{lost} says what a gate compares, and no gate was asked for", f"--slm-gate {lost} ...")
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.backend is None:

@@ -208,6 +208,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from pytest_slmserve.errors import SlmError
 
     try:
+        if slm.options.baseline:
+            from pytest_slmserve.holding import check_baseline
+
+            check_baseline(slm)
         slm.open()
     except SlmError as error:
         raise pytest.UsageError(f"slmserve: {error}") from None

@@ -49,6 +49,7 @@ TOP = {
     "agenda",
     "advising",
     "gating",
+    "holding",
     "session",
     "sweeping",
     "verifying",

@@ -30,6 +30,7 @@ GOOD = {  # two texts and their values
     "python": (("/usr/bin/python3", "/usr/bin/python3"), ("python", "python")),
     "env": (("A=1", (("A", "1"),)), ("A=1 B=x=y", (("A", "1"), ("B", "x=y")))),
     "engine_arg": (("a=1", (("a", 1),)), ('a="x" b=true c=word', (("a", "x"), ("b", True), ("c", "word")))),
+    "baseline": (("old.jsonl.gz", "old.jsonl.gz"), ("h200-vllm-0.26.0", "h200-vllm-0.26.0")),
     "baseline_python": (("/old/bin/python", "/old/bin/python"), ("python", "python")),
     "candidate_python": (("/new/bin/python", "/new/bin/python"), ("python", "python")),
     "baseline_env": (("A=1", (("A", "1"),)), ("A=1 B=x=y", (("A", "1"), ("B", "x=y")))),
@@ -69,7 +70,7 @@ BAD = {
     "gate_pairs": ["0", "3", "-4", "4.5", "many"],
 }
 BAD_FLAG = ["maybe", "2"]
-ANY_TEXT = {"dataset", "python", "baseline_python", "candidate_python", "records"}  # a path may be anything
+ANY_TEXT = {"dataset", "python", "baseline", "baseline_python", "candidate_python", "records"}  # a path may be anything
 
 
 def beside(opt: Opt) -> dict[str, object]:
