@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.calibration import calibrate, noise_of, weakened
-from pytest_slmserve.analysis.gate import Terms, next_look
-from pytest_slmserve.analysis.paired import SIDES, Gated, gated_series, judge_gate
+from pytest_slmserve.analysis.gate import Outcome, Terms, next_look
+from pytest_slmserve.analysis.paired import ENDPOINTS, SIDES, Gated, gated_series, judge_gate
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.analysis.validity import sound
+from pytest_slmserve.analysis.waivers import Waiver, waiver_for
 from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_of
 from pytest_slmserve.engines.base import Engine, check_fits
 from pytest_slmserve.errors import BadUsage, EngineFailed, SlmError
 from pytest_slmserve.kinds import Backend, Side
 from pytest_slmserve.measure import measure
 from pytest_slmserve.models import short_name
-from pytest_slmserve.options import FEWEST_PAIRS, Options, joined
+from pytest_slmserve.options import FEWEST_PAIRS, Options, as_words, joined
 from pytest_slmserve.records import Measurement, Paired, Workload
 from pytest_slmserve.report.gate import calibration_text
 from pytest_slmserve.session import Session
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.waivers import read_waivers
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
 CHANCES = 2  # of one load on one launch
@@ -44,6 +47,20 @@ class Gates:
     session: Session
     found: dict[str, Gated] = field(default_factory=dict)
     failed: dict[str, SlmError] = field(default_factory=dict)
+
+    @cached_property
+    def waivers(self) -> tuple[Waiver, ...]:
+        """Raises BadUsage where the file cannot be read, or names what no gate compares."""
+        path = self.session.options.waivers
+        found = read_waivers(Path(path)) if path else ()
+        if unknown := next((w for w in found if w.endpoint not in ENDPOINTS), None):
+            raise BadUsage(f"{path}: no gate compares {unknown.endpoint!r}", ", ".join(ENDPOINTS))
+        return found
+
+    def waiver(self, model: str, endpoint: str) -> Waiver | None:
+        """Who answers for a regression here, if anybody does, or did."""
+        device = self.session.host.environment.gpu_name or self.session.backend
+        return waiver_for(self.waivers, model, endpoint, device)
 
     def of(self, model: str) -> Gated:
         """Raises what ended it: EngineFailed, say."""
@@ -96,7 +113,14 @@ def run_gate(session: Session, model: str) -> Gated:
         session.pool.close()
     minutes = (time.monotonic() - began) / 60
     session.notes.append(f"the gate of {short_name(model)} took {minutes:.1f} minutes, {len(gated.pairs)} pairs count")
+    if gated.outcome is Outcome.FAIL:
+        session.notes.append(f"to repeat it: {repeat_command(options, model)}")
     return gated
+
+
+def repeat_command(options: Options, model: str) -> str:
+    """What to type for this gate alone."""
+    return shlex.join(["pytest", *as_words(options, ("models", "plan")), f"--slm-models={model}"])
 
 
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -175,7 +175,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 OF_A_SIDE = ("baseline_", "candidate_")
-OF_A_GATE = (*OF_A_SIDE, "gate_")  # options that say nothing without one
+OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers")  # options that say nothing without one
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 OPTS = (
     Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),
@@ -254,6 +254,7 @@ OPTS = (
         "SHARE",
     ),
     Opt("--slm-gate-pairs", enough_pairs, 12, "pairs of launches a gate may take, 4 at least", "N"),
+    Opt("--slm-waivers", str, "", "file of known regressions that a gate excuses until a day", "PATH"),
     Opt(
         "--slm-telemetry", telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"
     ),
@@ -311,6 +312,7 @@ class Options:
     calibrate: bool
     gate_margin: float
     gate_pairs: int
+    waivers: str
     telemetry: str
     telemetry_interval: float | None
     records: str
@@ -347,6 +349,28 @@ def read_options(
         raise BadUsage("--slm-gpu, --slm-cpu and --slm-fake exclude each other", "one of them")
     _check_gate(options)
     return options
+
+
+def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
+    """What to type for these options: all that are not their default, wherever they came from."""
+    told = [opt for opt in OPTS if options.source[opt.name] != "default" and opt.name not in leave_out]
+    return [word for opt in told for word in _words(opt, getattr(options, opt.name))]
+
+
+def _words(opt: Opt, value: Any) -> list[str]:
+    if opt.is_flag:
+        return [opt.flag] if value else []
+    if opt.many:
+        return [f"{opt.flag}={_text(opt, *pair)}" for pair in value]
+    if isinstance(value, tuple):
+        return [f"{opt.flag}={('/' if opt.read is lengths else ',').join(map(str, value))}"]
+    return [f"{opt.flag}={value}"]
+
+
+def _text(opt: Opt, name: str, value: Any) -> str:
+    """As it stands where it is read as what it is: "5" as a text is not 5."""
+    plain = f"{name}={value}"
+    return plain if opt.read(plain) == (name, value) else f"{name}={json.dumps(value)}"
 
 
 def _check_gate(options: Options) -> None:

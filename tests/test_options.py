@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.options import OF_A_GATE, OPTS, Opt, Options, read_options
+from pytest_slmserve.options import OF_A_GATE, OPTS, Opt, Options, as_words, read_options
 
 HERE = Path(__file__).parent
 EACH = pytest.mark.parametrize("opt", OPTS, ids=attrgetter("name"))
@@ -30,6 +30,7 @@ GOOD = {  # two texts and their values
     "python": (("/usr/bin/python3", "/usr/bin/python3"), ("python", "python")),
     "env": (("A=1", (("A", "1"),)), ("A=1 B=x=y", (("A", "1"), ("B", "x=y")))),
     "engine_arg": (("a=1", (("a", 1),)), ('a="x" b=true c=word', (("a", "x"), ("b", True), ("c", "word")))),
+    "waivers": (("known.json", "known.json"), ("w.json", "w.json")),
     "baseline": (("old.jsonl.gz", "old.jsonl.gz"), ("h200-vllm-0.26.0", "h200-vllm-0.26.0")),
     "baseline_python": (("/old/bin/python", "/old/bin/python"), ("python", "python")),
     "candidate_python": (("/new/bin/python", "/new/bin/python"), ("python", "python")),
@@ -70,7 +71,15 @@ BAD = {
     "gate_pairs": ["0", "3", "-4", "4.5", "many"],
 }
 BAD_FLAG = ["maybe", "2"]
-ANY_TEXT = {"dataset", "python", "baseline", "baseline_python", "candidate_python", "records"}  # a path may be anything
+ANY_TEXT = {
+    "dataset",
+    "python",
+    "baseline",
+    "baseline_python",
+    "candidate_python",
+    "waivers",
+    "records",
+}  # a path may be anything
 
 
 def beside(opt: Opt) -> dict[str, object]:
@@ -164,3 +173,32 @@ def test_the_backend_that_was_asked_for(flag, backend):
 def test_backends_exclude_each_other_wherever_they_were_given():
     with pytest.raises(BadUsage, match="exclude each other"):
         read_options({"gpu": True}, {}, {"SLM_CPU": "1"})
+
+
+def typed(name):
+    """An option by itself, as the other tests give it, with what it needs beside it."""
+    opt = next(opt for opt in OPTS if opt.name == name)
+    gate = {"gate": True} if name.startswith(OF_A_GATE) else {}
+    text = True if opt.is_flag else GOOD[name][0][0]
+    return {"fake": True, **gate, name: text.split() if opt.many else text}
+
+
+def retyped(words):
+    """What a command line of these words gives."""
+    flags = {opt.flag: opt for opt in OPTS}
+    pairs = [(flags[flag], text) for flag, _, text in (word.partition("=") for word in words)]
+    many = {opt.name: [text for each, text in pairs if each is opt] for opt, _ in pairs if opt.many}
+    return {opt.name: True if opt.is_flag else text for opt, text in pairs} | many
+
+
+@pytest.mark.parametrize("name", [opt.name for opt in OPTS if opt.name not in ("gpu", "cpu")])
+def test_what_is_typed_again_means_the_same(name):
+    options = read_options(typed(name), {}, {})
+    assert read_options(retyped(as_words(options)), {}, {}) == options
+    assert not retyped(as_words(options, (name,))).keys() & {name}
+
+
+@pytest.mark.parametrize("argument", ['a="5"', "a=5", "a=[1, 2]", "a=true", "a=word", 'a={"b": 1}', "a=x=y"])
+def test_an_argument_that_is_typed_again_means_the_same(argument):
+    options = read_options({"fake": True, "engine_arg": [argument]}, {}, {})
+    assert read_options(retyped(as_words(options)), {}, {}) == options

@@ -13,7 +13,7 @@ from pytest_slmserve.models import short_name
 
 ANY = "*"
 EXAMPLE = (
-    '[{"endpoint": "requests_per_s", "model": "opt-1.3b", "device": "H200", "owner": "a name", '
+    '[{"endpoint": "throughput", "model": "opt-1.3b", "device": "H200", "owner": "a name", '
     '"reason": "a sentence", "until": "2027-01-31"}]'
 )
 

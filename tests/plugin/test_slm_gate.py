@@ -324,3 +324,9 @@ def test_where_it_cannot_be_written_the_run_goes_on(gate, pytester, monkeypatch)
     result = gate()
     assert result.ret == 0
     result.stdout.fnmatch_lines(["not written for others: *"])
+
+
+def test_a_failure_says_how_to_repeat_it(gate):
+    said = gate(*SLOWER).stdout
+    said.fnmatch_lines(["note: to repeat it: pytest --slm-fake * --slm-gate * --slm-models=opt-125m"])
+    gate().stdout.no_fnmatch_line("*to repeat it*")
