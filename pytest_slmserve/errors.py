@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class SlmError(Exception):
     """A problem the user can act on: `problem` is one sentence, `hint` is what to do about it."""
@@ -10,6 +13,19 @@ class SlmError(Exception):
         super().__init__(f"{problem}\n  try: {hint}" if hint else problem)
         self.problem = problem
         self.hint = hint
+
+
+@contextmanager
+def naming(who: str, kind: type[SlmError] = SlmError) -> Iterator[None]:
+    """What goes wrong meanwhile, if it is of this kind, is said to be of `who`."""
+    try:
+        yield
+    except kind as error:
+        raise named(who, error) from error
+
+
+def named(who: str, error: SlmError) -> SlmError:
+    return type(error)(f"{who}: {error.problem}", error.hint)
 
 
 class BadUsage(SlmError):

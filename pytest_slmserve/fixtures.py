@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_slmserve.items import (
+    BASELINE,
     CLOCK,
     SESSION,
     is_named_point,
@@ -231,13 +232,11 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
 
 
 @pytest.fixture(scope="session")
-def slm_baseline(slm_session: Session) -> StoredBaseline:
+def slm_baseline(request: pytest.FixtureRequest) -> StoredBaseline:
     """What `--slm-baseline` names; tests that ask for it are skipped without."""
-    from pytest_slmserve.holding import StoredBaseline
-
-    if not slm_session.options.baseline:
+    if BASELINE not in request.config.stash:
         pytest.skip("nothing to be held against: needs --slm-baseline")
-    return StoredBaseline(slm_session)
+    return request.config.stash[BASELINE]
 
 
 @pytest.fixture

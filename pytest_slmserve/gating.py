@@ -7,10 +7,9 @@ import shlex
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,17 @@ from pytest_slmserve.analysis.validity import sound
 from pytest_slmserve.analysis.waivers import Waiver, waiver_for
 from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_of
 from pytest_slmserve.engines.base import Engine, check_fits
-from pytest_slmserve.errors import BadUsage, EngineFailed, SlmError
+from pytest_slmserve.errors import BadUsage, EngineFailed, SlmError, naming
 from pytest_slmserve.kinds import Backend, Side
-from pytest_slmserve.measure import measure
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import FEWEST_PAIRS, Options, as_words, joined
 from pytest_slmserve.records import Measurement, Paired, Workload
 from pytest_slmserve.report.gate import calibration_text
-from pytest_slmserve.session import Session
+from pytest_slmserve.session import Session, wanted
 from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.waivers import read_waivers
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
-CHANCES = 2  # of one load on one launch
 ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
 SMALL_LOAD: dict[Backend, int] = {"cuda": 8, "cpu": 4, "fake": 8}
 LARGE_LOAD: dict[Backend, int] = {"cuda": 256, "cpu": 64, "fake": 256}  # of a model that is not in table 1
@@ -86,15 +83,6 @@ def check_gate(session: Session, model: str) -> None:
             check_fits(spec, session.agenda.workload(model))
             if not session.options.plan:  # a plan is made without a GPU too
                 session.agenda.environment(spec)
-
-
-@contextmanager
-def naming(who: str) -> Iterator[None]:
-    """What goes wrong meanwhile is said to be of `who`."""
-    try:
-        yield
-    except SlmError as error:
-        raise type(error)(f"{who}: {error.problem}", error.hint) from error
 
 
 def run_gate(session: Session, model: str) -> Gated:
@@ -240,28 +228,18 @@ class OneGate:
             yield from launched
 
     def _launch(self, paired: Paired) -> list[Measurement]:
-        spec, found = self.specs[paired.side], []
+        spec, found = self.specs[paired.side], list[Measurement]()
         engine = self._fresh(spec)
         if paired.pair == 1:  # once is enough: whoever answers otherwise does so always
             paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))
         for load in self.loads:
-            for _ in range(CHANCES):
-                found.append(self._measured(spec, load, paired))
-                if sound(found[-1]):
-                    break
+            name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
+            known: list[Measurement] = []
+            for _ in wanted(known, 1, sound):
+                self.session.measure_into(known, spec, self.workload, load, name, paired=paired)
+            found += known
         return found
 
     def _fresh(self, spec: EngineSpec) -> Engine:
         self.session.pool.close()
         return self.session.engine(spec)
-
-    def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: Paired) -> Measurement:
-        session = self.session
-        name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
-        environment = session.agenda.environment(spec)
-        tell = partial(session.tell, name)
-        found = measure(session.engine(spec), self.workload, load, environment, tell, session.sampler)
-        found = replace(found, paired=paired)
-        if session.archive:
-            session.archive.add(found)
-        return found

@@ -10,6 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_slmserve.agenda import Variant
+    from pytest_slmserve.holding import StoredBaseline
     from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.options import Options
     from pytest_slmserve.records import Progress
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     MarkedPoint = tuple[str, ClosedLoop, list[pytest.MarkDecorator]]
 
 SESSION = pytest.StashKey["Session"]()
+BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs")
 # Fixtures whose parameters come from the options.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.items import PARAMETRISED, SESSION, is_gate, is_measured, seconds_left
+from pytest_slmserve.items import BASELINE, PARAMETRISED, SESSION, is_gate, is_measured, seconds_left
 
 if TYPE_CHECKING:
     from pytest_slmserve.options import Options
@@ -209,9 +209,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     try:
         if slm.options.baseline:
-            from pytest_slmserve.holding import check_baseline
+            from pytest_slmserve.holding import StoredBaseline
 
-            check_baseline(slm)
+            session.config.stash[BASELINE] = StoredBaseline.of(slm)
         slm.open()
     except SlmError as error:
         raise pytest.UsageError(f"slmserve: {error}") from None

@@ -253,6 +253,11 @@ class Measurement:
     paired: Paired | None = None
 
     @property
+    def alone(self) -> bool:
+        """Did its engine have the device to itself?"""
+        return self.replica is None or self.replica.count == 1
+
+    @property
     def key(self) -> str:
         alone = measurement_key(self.spec, self.workload.hash, self.load, self.environment)
         return self.replica.key(alone) if self.replica else alone

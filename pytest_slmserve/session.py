@@ -29,7 +29,7 @@ from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import Sweep, engine_title, price_s
-from pytest_slmserve.records import Environment, Measurement, Progress, Replica, Workload, replica_set
+from pytest_slmserve.records import Environment, Measurement, Paired, Progress, Replica, Workload, replica_set
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.choose import open_sampler
@@ -159,8 +159,7 @@ class Session:
                 self.shared.setdefault(asked(members), []).append(members)
                 self.reused.update(m.id for m in members)
         for measurement in contents.measurements:
-            alone = measurement.replica is None or measurement.replica.count == 1
-            if alone and measurement.paired is None and not problems(measurement):
+            if measurement.alone and measurement.paired is None and not problems(measurement):
                 self.measured.setdefault(measurement.key, []).append(measurement)
                 self.reused.add(measurement.id)
 
@@ -196,15 +195,29 @@ class Session:
     ) -> list[Measurement]:
         known = self.measured.setdefault(key, [])
         self.asked.setdefault(key)
-        for repeat in _wanted(known, repeats, sound):
+        for repeat in wanted(known, repeats, sound):
             name = f"{short_name(spec.model)} at {load.concurrency}, repeat {repeat}{why and f' ({why})'}"
-            tell = partial(self.tell, name)
-            found = measure(self.engine(spec), workload, load, self.agenda.environment(spec), tell, self.sampler)
-            found = replace(found, replica=one)
-            known.append(found)
-            if self.archive:
-                self.archive.add(found)
+            self.measure_into(known, spec, workload, load, name, replica=one)
         return known
+
+    def measure_into(
+        self,
+        known: list[Measurement],
+        spec: EngineSpec,
+        workload: Workload,
+        load: ClosedLoop,
+        name: str,
+        *,
+        replica: Replica | None = None,
+        paired: Paired | None = None,
+    ) -> None:
+        """Measure once, on the engine that runs or on one that is started; the archive gets it too. name: for whoever
+        is told how it is going."""
+        tell, environment = partial(self.tell, name), self.agenda.environment(spec)
+        found = measure(self.engine(spec), workload, load, environment, tell, self.sampler)
+        known.append(replace(found, replica=replica, paired=paired))
+        if self.archive:
+            self.archive.add(known[-1])
 
     def measure_replicas(
         self, spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], repeats: int
@@ -214,7 +227,7 @@ class Session:
         key = asked_of(spec, workloads, loads, environment)
         known = self.shared.setdefault(key, [])
         self.asked_shared.setdefault(key)
-        for repeat in _wanted(known, repeats, lambda members: all(map(sound, members))):
+        for repeat in wanted(known, repeats, lambda members: all(map(sound, members))):
             name = f"{engine_title(spec)} at {sum(load.concurrency for load in loads)}, repeat {repeat}"
             tell = partial(self.tell, name)
             replicas = self.pool.replicas(spec)
@@ -315,7 +328,7 @@ class Session:
         return sum(m.id in self.reused for m in (*alone, *shared))
 
 
-def _wanted(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> Iterator[int]:
+def wanted(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> Iterator[int]:
     """Numbers of the repeats still to be made, while those that are made are put into `known`: until so many are sound,
     with a second chance for one that is not."""
     for _ in range(repeats - len(known) + SECOND_CHANCES):

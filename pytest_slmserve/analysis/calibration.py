@@ -13,7 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.gate import Comparison, Outcome, Pair, Series, Terms, decisions, log_costs, overall
+from pytest_slmserve.analysis.gate import (
+    Comparison,
+    Outcome,
+    Pair,
+    Series,
+    Terms,
+    decisions,
+    log_costs,
+    margin_of,
+    overall,
+)
 from pytest_slmserve.analysis.sequential import looks_until
 
 GATES = 1000  # drawn for each rate: half a percent is then known to a quarter
@@ -72,8 +82,8 @@ def calibrate(noise: Noise, series: Sequence[Series], terms: Terms, gates: int =
     drawn = random.Random(SEED)
     worse = {}
     for each in series:
-        margin = terms.margin if each.margin is None else each.margin
-        worse[each.name] = _rates(noise, series, terms, gates, drawn, {each.name: math.log1p(margin)})
+        planted = {each.name: math.log1p(margin_of(each, terms))}
+        worse[each.name] = _rates(noise, series, terms, gates, drawn, planted)
     return Calibration(terms, len(noise.costs), _rates(noise, series, terms, gates, drawn, {}), worse)
 
 
@@ -109,8 +119,7 @@ def _flipped(row: Sequence[float], drawn: random.Random) -> list[float]:
 
 def _planted(series: Series, costs: Sequence[float], worse: float) -> Series:
     """Pairs that have these costs and are worse by so much."""
-    sign = 1.0 if series.better == "lower" else -1.0
-    pairs: tuple[Pair, ...] = tuple((1.0, math.exp(sign * (cost + worse))) for cost in costs)
+    pairs: tuple[Pair, ...] = tuple((1.0, math.exp(series.sign * (cost + worse))) for cost in costs)
     return replace(series, pairs=pairs)
 
 

@@ -217,7 +217,7 @@ def _by_load(measurements: Iterable[Measurement]) -> dict[tuple[str, str, Load],
     """Measurements that may be used, and have a window with steps in it."""
     groups: dict[tuple[str, str, Load], list[Measurement]] = {}
     for m in measurements:
-        if (m.replica is None or m.replica.count == 1) and window.output_tokens_per_s(m.run):
+        if m.alone and window.output_tokens_per_s(m.run):
             groups.setdefault((short_name(m.spec.model), m.workload.hash, m.load), []).append(m)
     used = {key: list(choose(group, standing).used) for key, group in groups.items()}
     return {key: group for key, group in used.items() if group}

@@ -67,6 +67,11 @@ class Series:
     pairs: tuple[Pair, ...]
     margin: float | None = None
 
+    @property
+    def sign(self) -> float:
+        """By which the logarithm of a ratio becomes that of a cost ratio."""
+        return 1.0 if self.better == "lower" else -1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -130,7 +135,7 @@ def decisions(series: Sequence[Series], terms: Terms) -> dict[str, tuple[Outcome
     failing take no account of passes.
     """
     costs = {each.name: log_costs(each) for each in series}
-    margins = {each.name: math.log1p(_margin(each, terms)) for each in series}
+    margins = {each.name: math.log1p(margin_of(each, terms)) for each in series}
     made = min(len(each.pairs) for each in series)
     looks, maximum = looks_until(made), max(terms.pairs, made)
     decided: dict[str, tuple[Outcome, int]] = {}
@@ -177,8 +182,7 @@ def _t(costs: Sequence[float], against: float = 0.0) -> float:
 
 def log_costs(series: Series) -> list[float | None]:
     """Of each pair the logarithm of its cost ratio, positive where the candidate is worse; None where missing."""
-    sign = 1.0 if series.better == "lower" else -1.0
-    return [None if ratio is None else sign * ratio for ratio in map(_log_ratio, series.pairs)]
+    return [None if ratio is None else series.sign * ratio for ratio in map(_log_ratio, series.pairs)]
 
 
 def _log_ratio(pair: Pair) -> float | None:
@@ -192,7 +196,8 @@ def _is_there(value: float | None) -> bool:
     return value is not None and math.isfinite(value) and value > 0
 
 
-def _margin(series: Series, terms: Terms) -> float:
+def margin_of(series: Series, terms: Terms) -> float:
+    """Its own, or that of the gate."""
     return terms.margin if series.margin is None else series.margin
 
 
@@ -201,10 +206,10 @@ def _margin(series: Series, terms: Terms) -> float:
 
 def _comparison(series: Series, terms: Terms, decision: tuple[Outcome, int] | None, family: int) -> Comparison:
     outcome, at = decision or (Outcome.INCONCLUSIVE, None)
-    margin, ratios = _margin(series, terms), [r for r in map(_log_ratio, series.pairs) if r is not None]
+    margin, ratios = margin_of(series, terms), [r for r in map(_log_ratio, series.pairs) if r is not None]
     if not ratios:
         return Comparison(series.name, series.better, outcome, _missing(series) or "no pairs", margin, 0)
-    sign, n = (1.0 if series.better == "lower" else -1.0), len(ratios)
+    sign, n = series.sign, len(ratios)
     sd = stdev(ratios) if n > 1 else None
     worse, detectable = sign * fmean(ratios), _detectable(sd, n, terms, margin, family)
     if outcome is Outcome.FAIL:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
+from typing import get_args
 
 from pytest_slmserve.analysis.gate import Better, Comparison, Outcome, Pair, Series, Terms, gate, overall, shown
 from pytest_slmserve.analysis.outputs import Answers, Outputs, compare_outputs
@@ -21,7 +22,7 @@ from pytest_slmserve.kinds import Side
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Measurement
 
-SIDES: tuple[Side, Side] = ("baseline", "candidate")
+SIDES: tuple[Side, Side] = get_args(Side)
 START_MARGIN = 0.15  # a start is imports and compilation, and nobody serves meanwhile
 BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
 STATES = {Outcome.PASS: State.HOLDS, Outcome.FAIL: State.FAILS, Outcome.INCONCLUSIVE: State.UNDECIDED}
@@ -29,21 +30,19 @@ STATES = {Outcome.PASS: State.HOLDS, Outcome.FAIL: State.FAILS, Outcome.INCONCLU
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One fresh start of one side, measured at each load, ascending."""
+    """One fresh start of one side, measured at each load, ascending. figures: of each measurement. problems: why it
+    cannot be trusted, what is invalid and what is degraded."""
 
     side: Side
     second: bool
     measurements: tuple[Measurement, ...]
+    figures: tuple[Summary, ...]
+    problems: tuple[str, ...]
 
     @property
     def outputs(self) -> Outputs:
         """Of whichever measurement asked for them."""
         return next((m.paired.outputs for m in self.measurements if m.paired and m.paired.outputs), ())
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Why it cannot be trusted: what is invalid and what is degraded."""
-        return tuple(text for m in self.measurements for texts in standing(m) for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +55,10 @@ class PairOfLaunches:
 
     def launch(self, side: Side) -> Launch:
         return self.baseline if side == "baseline" else self.candidate
+
+    @property
+    def launches(self) -> tuple[Launch, Launch]:
+        return self.baseline, self.candidate
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -121,12 +124,8 @@ class Gated:
         return None if found is None else _verdict(self, endpoint, found)
 
 
-def _summary(launch: Launch, which: int) -> Summary:
-    return summarize(launch.measurements[which])
-
-
 def _read(name: str, which: int, launch: Launch) -> float | None:
-    value: float | None = getattr(_summary(launch, which), name)
+    value: float | None = getattr(launch.figures[which], name)
     return value
 
 
@@ -159,8 +158,8 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
         launches = {launch.side: launch for launch in _launches(list(members))}
         if set(launches) == set(SIDES):
             found.append(PairOfLaunches(number, launches["baseline"], launches["candidate"]))
-    loads = max((len(side.measurements) for pair in found for side in (pair.baseline, pair.candidate)), default=0)
-    return tuple(p for p in found if len(p.baseline.measurements) == len(p.candidate.measurements) == loads)
+    loads = max((len(launch.measurements) for pair in found for launch in pair.launches), default=0)
+    return tuple(pair for pair in found if all(len(launch.measurements) == loads for launch in pair.launches))
 
 
 def _launches(members: Sequence[Measurement]) -> list[Launch]:
@@ -170,7 +169,8 @@ def _launches(members: Sequence[Measurement]) -> list[Launch]:
         last = {m.load: m for m in group}
         ascending = sorted(last.values(), key=lambda m: getattr(m.load, "concurrency", 0))
         _, second, side = _paired(ascending[0])
-        found.append(Launch(side, second, tuple(ascending)))
+        problems = tuple(text for m in ascending for texts in standing(m) for text in texts)
+        found.append(Launch(side, second, tuple(ascending), tuple(map(summarize, ascending)), problems))
     return found
 
 
@@ -222,26 +222,21 @@ def _nothing_counts(dropped: Sequence[str]) -> str:
 
 def _blocks(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]) -> Verdict:
     """No fewer KV blocks than before, but for one in a hundred: a number that every launch reports, without noise."""
-    sides = [(_kv_blocks(p.baseline), _kv_blocks(p.candidate)) for p in pairs]
+    sides = [tuple(launch.measurements[0].resolved.kv_blocks for launch in pair.launches) for pair in pairs]
     known = [(before, after) for before, after in sides if before and after is not None]
     if not sides:
         return Verdict(BLOCKS, model, State.UNDECIDED, _nothing_counts(dropped))
     if not known or len(known) < len(sides):
         return Verdict(BLOCKS, model, State.UNDECIDED, "the engines did not report their KV blocks in every pair")
-    worst = min(known, key=lambda pair: pair[1] / pair[0])
-    before, after = worst
+    before, after = min(known, key=lambda pair: pair[1] / pair[0])
     state = State.HOLDS if after >= (1 - BLOCKS_MARGIN) * before else State.FAILS
     why = f"{after:,} blocks where the baseline has {before:,} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
     return Verdict(BLOCKS, model, state, why, after / before, bound=1 - BLOCKS_MARGIN, n=len(known))
 
 
-def _kv_blocks(launch: Launch) -> int | None:
-    return launch.measurements[0].resolved.kv_blocks
-
-
 def _verdict(gated: Gated, endpoint: str, found: Comparison) -> Verdict:
     ratio = found.ratio
-    records = tuple(m.id for p in gated.pairs for side in (p.baseline, p.candidate) for m in side.measurements)
+    records = tuple(m.id for pair in gated.pairs for launch in pair.launches for m in launch.measurements)
     return Verdict(
         claim=f"no-worse-{endpoint}",
         subject=gated.model,

@@ -63,8 +63,7 @@ def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement
     engines that shared their device are left out."""
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
-        alone = (m.replica is None or m.replica.count == 1) and m.paired is None
-        if alone and isinstance(m.load, ClosedLoop) and m.load.requests is None:
+        if m.alone and m.paired is None and isinstance(m.load, ClosedLoop) and m.load.requests is None:
             found.setdefault(series_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
     return found
 

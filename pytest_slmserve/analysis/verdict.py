@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.stats import Interval, ends
@@ -46,6 +47,14 @@ class Verdict:
 
     def __repr__(self) -> str:
         return f"<{self.state.value}: {self.claim} [{self.subject}]: {self.why}>"
+
+
+def all_of(states: Iterable[State]) -> State:
+    """Of several promises: fails where one is broken, holds where all are kept; of none: undecided."""
+    seen = set(states)
+    if State.FAILS in seen:
+        return State.FAILS
+    return State.HOLDS if seen == {State.HOLDS} else State.UNDECIDED
 
 
 def below(seen: Interval, bound: float) -> State:

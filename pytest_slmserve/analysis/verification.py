@@ -28,7 +28,7 @@ from pytest_slmserve.analysis.stats import (
     pooled_relative_sd,
     times,
 )
-from pytest_slmserve.analysis.verdict import State, Verdict, below
+from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below
 from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Measurement
@@ -99,10 +99,7 @@ class Verification:
     @property
     def state(self) -> State:
         """Fails where one promise is broken; undecided where one is not decided, or none was looked at."""
-        states = {verdict.state for verdict in self.verdicts}
-        if State.FAILS in states:
-            return State.FAILS
-        return State.HOLDS if states == {State.HOLDS} else State.UNDECIDED
+        return all_of(verdict.state for verdict in self.verdicts)
 
 
 def within(seen: Interval, margin: float) -> State:

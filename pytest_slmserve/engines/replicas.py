@@ -6,12 +6,12 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 from pytest_slmserve.engines.base import Engine, Tell, silent
-from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.errors import BadUsage, EngineFailed, named, naming
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Run, Workload
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
@@ -76,7 +76,7 @@ class Replicas:
     def _launch(self, launch: Launch, places: Sequence[Mapping[str, str]]) -> None:
         cores = cores_of_each(len(self.spec), self.spec.pinned)
         for index, each in enumerate(self.spec.engines):
-            with naming(self.name(index)):
+            with naming(self.name(index), EngineFailed):
                 engine = launch(each, place=places[index], cores=cores[index], share=len(self.spec))
             self.engines.append(engine)
             self._undo.callback(engine.close)
@@ -85,7 +85,7 @@ class Replicas:
         for index, engine in enumerate(self.engines):
             if memory_used and index:
                 wait_until_stable(memory_used)
-            with naming(self.name(index)):
+            with naming(self.name(index), EngineFailed):
                 engine.start()
                 self._check(self.name(index), engine)
 
@@ -108,7 +108,7 @@ class Replicas:
         if any(load.requests is not None for load in loads):
             raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
         for index, (engine, workload) in enumerate(zip(self.engines, workloads)):
-            with naming(self.name(index)):
+            with naming(self.name(index), EngineFailed):
                 engine.hand_over(workload)
         gate = Together(len(self.engines), max(load.window_s for load in loads))
         parts = [
@@ -118,7 +118,7 @@ class Replicas:
         try:
             found = _runs(parts, self.close)
             for index, engine in enumerate(self.engines):
-                with naming(self.name(index)):
+                with naming(self.name(index), EngineFailed):
                     self._check(self.name(index), engine)
             return found
         except BaseException:
@@ -138,19 +138,6 @@ class Replicas:
                     f"replicas of {short_name(spec.model)} got different numbers of KV blocks: {blocks}",
                     "a fixed kv_cache_bytes, and nobody else on the device",
                 )
-
-
-@contextmanager
-def naming(name: str) -> Iterator[None]:
-    """An engine's failure in the block says which replica it was."""
-    try:
-        yield
-    except EngineFailed as error:
-        raise named(name, error) from error
-
-
-def named(name: str, error: EngineFailed) -> EngineFailed:
-    return EngineFailed(f"{name}: {error.problem}", error.hint)
 
 
 class Stopped(EngineFailed):
