@@ -15,7 +15,16 @@ from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_shared
 from pytest_slmserve.analysis.paired import Gated
 from pytest_slmserve.analysis.points import by_series
-from pytest_slmserve.analysis.replication import Members, SharedPoint, asked, asked_of, shared_points, shared_runs
+from pytest_slmserve.analysis.replication import (
+    Members,
+    SharedPoint,
+    asked,
+    asked_of,
+    shared_points,
+    shared_runs,
+    sound_together,
+    standing_together,
+)
 from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.engines.base import Engine
@@ -155,7 +164,7 @@ class Session:
         contents = read(path, skip_damaged=self.options.skip_damaged)
         self.notes.extend(contents.notes)
         for members in shared_runs(contents.measurements):
-            if not any(map(problems, members)):
+            if not standing_together(members)[0]:
                 self.shared.setdefault(asked(members), []).append(members)
                 self.reused.update(m.id for m in members)
         for measurement in contents.measurements:
@@ -227,7 +236,7 @@ class Session:
         key = asked_of(spec, workloads, loads, environment)
         known = self.shared.setdefault(key, [])
         self.asked_shared.setdefault(key)
-        for repeat in wanted(known, repeats, lambda members: all(map(sound, members))):
+        for repeat in wanted(known, repeats, sound_together):
             name = f"{engine_title(spec)} at {sum(load.concurrency for load in loads)}, repeat {repeat}"
             tell = partial(self.tell, name)
             replicas = self.pool.replicas(spec)

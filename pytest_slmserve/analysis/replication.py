@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.stats import (
     percentile,
     pooled_relative_sd,
 )
-from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.analysis.validity import not_steady, standing
 from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Environment, Measurement, Run, Workload, replica_set
@@ -189,8 +189,33 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
+def sound_together(members: Members) -> bool:
+    """Neither invalid nor degraded, any of them."""
+    return not any(standing_together(members))
+
+
+def standing_together(members: Members) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Problems and degradations of any replica, with its number, are those of the whole. Steady are to be all engines
+    of one model together: one may lose what another gains meanwhile."""
+    problems: list[str] = []
+    doubts: list[str] = []
+    for number, m in enumerate(members, 1):
+        wrong, degraded = standing(m)
+        problems += [f"replica {number}: {text}" for text in wrong]
+        doubts += [f"replica {number}: {text}" for text in degraded]
+    return tuple(problems) or _not_steady(members), tuple(doubts)
+
+
+def _not_steady(members: Members) -> tuple[str, ...]:
+    runs = common_span([m.run for m in members])
+    by_model: dict[str, list[Measurement]] = {}
+    for m, run in zip(members, runs, strict=True):
+        by_model.setdefault(short_name(m.spec.model), []).append(replace(m, run=run))
+    return tuple(f"{model}: {text}" for model, same in by_model.items() for text in not_steady(same))
+
+
 def _point(runs: Sequence[Members]) -> SharedPoint:
-    chosen = choose(runs, _standing)
+    chosen = choose(runs, standing_together)
     each = tuple(map(summarize_shared, chosen.used))
     first = runs[0]
     part = first[0].replica
@@ -215,17 +240,6 @@ def _point(runs: Sequence[Members]) -> SharedPoint:
         degraded=chosen.degraded,
         **_means(each),
     )
-
-
-def _standing(members: Members) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Problems and degradations of any replica, which are those of the whole; each with the replica's number."""
-    problems: list[str] = []
-    doubts: list[str] = []
-    for number, m in enumerate(members, 1):
-        wrong, degraded = standing(m)
-        problems += [f"replica {number}: {text}" for text in wrong]
-        doubts += [f"replica {number}: {text}" for text in degraded]
-    return tuple(problems), tuple(doubts)
 
 
 def _means(each: Sequence[SharedSummary]) -> dict[str, Any]:

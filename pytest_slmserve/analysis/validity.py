@@ -48,7 +48,8 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     yield from _little(measurement.run, measurement.workload.mean_output_tokens)
     yield from _roofline(measurement)
     yield from _load_not_reached(measurement)
-    yield from _not_steady(measurement)
+    if measurement.alone:  # of engines that share a device the sum counts, which one of them cannot tell
+        yield from not_steady([measurement])
 
 
 def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int = 1) -> Verdict:
@@ -122,20 +123,30 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
         yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
 
 
-def _not_steady(measurement: Measurement) -> Iterator[str]:
-    load, run = measurement.load, measurement.run
-    if not isinstance(load, ClosedLoop) or load.requests is not None:
-        return  # a burst is not meant to be steady
-    period = round(measurement.workload.mean_output_tokens + 1)
-    halves = _halves(run) if load.starts == "spread" else _convoys(run, period)
-    if min(len(half) for half in halves) <= MIN_STEPS_PER_HALF:
+def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
+    """Did the sum of their throughputs change within the window? Of engines that ran at the same time."""
+    known = [ends for ends in map(_ends, together) if ends is not None]
+    if len(known) < len(together):
         return
-    first, second = (window.tokens_per_s(run, half) for half in halves)
-    if first and second and abs(second / first - 1) > STEADY_TOLERANCE:
+    first, second = (sum(side) for side in zip(*known, strict=True))
+    if abs(second / first - 1) > STEADY_TOLERANCE:
         yield (
             f"not steady: {first:.0f} output tokens/s in the first half of the window, {second:.0f} in the second "
             f"({percent(second / first - 1)} apart, bound {percent(STEADY_TOLERANCE)})"
         )
+
+
+def _ends(measurement: Measurement) -> tuple[float, float] | None:
+    """Output tokens/s at both ends of a window that is meant to be steady; None where it is not, or is too short."""
+    load, run = measurement.load, measurement.run
+    if not isinstance(load, ClosedLoop) or load.requests is not None or window.span_s(run) is None:
+        return None  # a burst is not meant to be steady
+    period = round(measurement.workload.mean_output_tokens + 1)
+    halves = _halves(run) if load.starts == "spread" else _convoys(run, period)
+    if min(len(half) for half in halves) <= MIN_STEPS_PER_HALF:
+        return None
+    first, second = (window.tokens_per_s(run, half) for half in halves)
+    return (first, second) if first and second else None
 
 
 def _halves(run: Run) -> tuple[range, range]:

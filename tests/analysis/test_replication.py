@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import H200, WELL, measurement, planted_telemetry, point
+from strategies import H200, WELL, measurement, planted_run, planted_telemetry, point
 
 from pytest_slmserve import sensors
 from pytest_slmserve.analysis import window
@@ -18,6 +18,8 @@ from pytest_slmserve.analysis.replication import (
     latency_ratio,
     shared_points,
     shared_runs,
+    sound_together,
+    standing_together,
     summarize_shared,
     system_throughput,
 )
@@ -47,6 +49,12 @@ def together(*rates, concurrency=8, group="one", sharing="mps", models=None, rep
         part = Replica(f"{group}-{repeat}", index, len(rates), asked, sharing)
         made.append(replace(m, run=run, replica=part))
     return made
+
+
+def slowed(m, factor):
+    """The same, its second half by so much slower."""
+    run = planted_run(8, 400.0, output_tokens=32, steps=200, slow_from=100, slow_factor=factor)
+    return replace(m, run=run)
 
 
 def alone(*rates, concurrency=16):
@@ -128,6 +136,22 @@ def test_repeats_make_a_point_and_invalid_ones_are_left_out():
     verdict = trustworthy("two", found, 3)
     assert not verdict and "2 of 3 runs are valid, 3 are wanted: replica 1" in verdict.why
     assert trustworthy("two", found, 2)
+
+
+@pytest.mark.parametrize(
+    ("factors", "caught"), [((1.0, 1.0), False), ((1.25, 0.84), False), ((1.3, 1.0), True), ((1.25, 1.25), True)]
+)
+def test_what_one_loses_and_another_gains_is_steady(factors, caught):
+    members = tuple(slowed(m, factor) for m, factor in zip(together(400.0, 400.0, steps=200), factors))
+    found, doubts = standing_together(members)
+    assert [text.partition(" not steady")[0] for text in found] == ["opt-1.3b:"] * caught and not doubts
+    assert sound_together(members) is not caught
+
+
+def test_of_different_models_each_is_to_be_steady():
+    pair = together(400.0, 400.0, models=["opt-125m", "opt-1.3b"], steps=200)
+    found, _ = standing_together((slowed(pair[0], 1.25), slowed(pair[1], 0.84)))
+    assert [text.partition(" not steady")[0] for text in found] == ["opt-125m:", "opt-1.3b:"]
 
 
 def test_different_questions_are_different_points():
