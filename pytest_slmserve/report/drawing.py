@@ -41,8 +41,8 @@ class Picture:
 
 
 def shown(curves: Sequence[Curve]) -> list[Shown]:
-    """The sweeps that have a valid point, in the order given. Raises BadUsage where there is none."""
-    found = [curve for curve in curves if curve.valid]
+    """Those that have a valid point, of a sweep or of replicas, in the order given. Raises BadUsage where none has."""
+    found = [curve for curve in curves if curve.valid or any(point.valid for point in curve.shared)]
     if not found:
         raise BadUsage("there is no valid point to draw", "python -m pytest_slmserve report says what is wrong")
     many = len(COLOURS)

@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.roofline import ceiling_tokens_per_s
 from pytest_slmserve.analysis.saturation import Fit, fit
-from pytest_slmserve.errors import TooFewPoints
+from pytest_slmserve.errors import BadUsage, TooFewPoints
 from pytest_slmserve.report.drawing import GREY, Picture, Shown, dress, load_axis, panels, plain, save, shown
 from pytest_slmserve.report.findings import peaks_of_curve, work_of_curve
 from pytest_slmserve.report.replica_figures import replica_pictures
@@ -21,9 +21,12 @@ SAMPLES = 60  # of a smooth line
 
 def pictures(curves: Sequence[Curve]) -> list[Picture]:
     """What can be drawn, and what cannot. Raises BadUsage where matplotlib is missing, or no point is valid."""
-    sweeps = shown(curves)
+    known = shown(curves)
+    replicas = replica_pictures(known)
+    if not (sweeps := _swept(known)):
+        return replicas
     sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound, decoding))
-    return [Picture("sweeps", _draw(sweeps)), *sensed, *replica_pictures(sweeps)]
+    return [Picture("sweeps", _draw(sweeps)), *sensed, *replicas]
 
 
 def draw_sweeps(curves: Sequence[Curve], path: Path) -> None:
@@ -33,7 +36,15 @@ def draw_sweeps(curves: Sequence[Curve], path: Path) -> None:
     plane, output tokens/s against mean E2E. Raises BadUsage where matplotlib is missing, where `path` cannot be
     written, and where there is no valid point.
     """
-    save(_draw(shown(curves)), path)
+    sweeps = _swept(shown(curves))
+    if not sweeps:
+        raise BadUsage("there are replicas only, and no sweep", "python -m pytest_slmserve figures draws them")
+    save(_draw(sweeps), path)
+
+
+def _swept(known: Sequence[Shown]) -> list[Shown]:
+    """Not those of which replicas alone were measured."""
+    return [one for one in known if one.curve.valid]
 
 
 def _draw(sweeps: Sequence[Shown]) -> Any:

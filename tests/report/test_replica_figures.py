@@ -15,9 +15,10 @@ from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint, gain_over
 from pytest_slmserve.analysis.summary import Summary
+from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Environment, Replica
 from pytest_slmserve.report.drawing import COLOURS, Picture, shown
-from pytest_slmserve.report.figures import pictures
+from pytest_slmserve.report.figures import draw_sweeps, pictures
 from pytest_slmserve.report.rejudge import stored_curves
 from pytest_slmserve.report.replica_figures import replica_pictures
 
@@ -247,6 +248,17 @@ def test_without_sensors_it_says_so():
 
 def test_where_no_replicas_were_measured_nothing_is_said_of_them():
     assert drawn(curve()) == {}
+
+
+def test_replicas_are_drawn_where_no_sweep_was_measured(tmp_path):
+    made = (measurement(),)
+    only = Curve(subject="opt-1.3b", shared=(shared_point(2, [1200.0]),), alone=(alone(),), measurements=made)
+    found = pictures([only])
+    assert [picture.name for picture in found] == NAMES and found[0].figure
+    with pytest.raises(BadUsage, match="replicas only"):
+        draw_sweeps([only], tmp_path / "sweeps.png")
+    swept = curve(points=[alone()], model="opt-125m")
+    assert next(picture.name for picture in pictures([only, swept])) == "sweeps"
 
 
 def test_replicas_that_cannot_be_compared_are_excused():
