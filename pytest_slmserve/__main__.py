@@ -15,6 +15,8 @@
 
 `python -m pytest_slmserve asv RECORDS`: the same records as results for asv, to follow releases of vLLM.
 
+`python -m pytest_slmserve measure --endpoint URL`: one load on a server that runs, without pytest.
+
 `python -m pytest_slmserve doctor`: what this host can measure, and what would spoil it.
 """
 
@@ -24,7 +26,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, foreign, gate
+from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, foreign, gate, measure
 from pytest_slmserve.commands.words import FAILS, USAGE, Parser
 from pytest_slmserve.errors import SlmError
 
@@ -32,7 +34,7 @@ from pytest_slmserve.errors import SlmError
 def parser() -> Parser:
     top = Parser("python -m pytest_slmserve", description="What pytest-slmserve measured, without measuring.")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (archives, foreign, gate, baseline, advise, asv, doctor):
+    for module in (archives, foreign, gate, baseline, advise, asv, measure, doctor):
         module.add(commands)
     return top
 

@@ -11,6 +11,7 @@ from typing import Any
 from pytest_slmserve.analysis.calibration import Calibration, Noise, Rates
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.kinds import Caches
 from pytest_slmserve.records import Environment
 
 NAME = "calibration.json"
@@ -18,7 +19,8 @@ NAME = "calibration.json"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where noise was measured, and by which terms it was judged: another driver, load or margin is another place."""
+    """Where noise was measured, and by which terms it was judged: another driver, load or margin is another place,
+    and a start that compiles is noisy in another way."""
 
     model: str
     loads: tuple[int, ...]
@@ -27,6 +29,7 @@ class Place:
     driver: str | None
     margin: float
     pairs: int
+    caches: Caches = "warm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,11 @@ class Kept:
     calibration: Calibration
 
 
-def place_of(environment: Environment, model: str, loads: Sequence[int], terms: Terms) -> Place:
+def place_of(
+    environment: Environment, model: str, loads: Sequence[int], terms: Terms, caches: Caches = "warm"
+) -> Place:
     where = environment.backend, environment.gpu_name, environment.driver
-    return Place(model, tuple(loads), *where, terms.margin, terms.pairs)
+    return Place(model, tuple(loads), *where, terms.margin, terms.pairs, caches)
 
 
 def beside(records: Path) -> Path:
@@ -86,7 +91,9 @@ def _facts(kept: Kept) -> dict[str, Any]:
 
 def _kept(facts: Mapping[str, Any]) -> Kept:
     names = ("model", "backend", "gpu_name", "driver", "margin", "pairs")
-    place = Place(**{name: facts[name] for name in names}, loads=tuple(facts["loads"]))
+    given = {name: facts[name] for name in names}
+    caches = facts.get("caches", "warm")  # the first entries did not say
+    place = Place(**given, loads=tuple(facts["loads"]), caches=caches)
     noise = Noise(tuple(facts["noise"]["names"]), tuple(map(tuple, facts["noise"]["costs"])))
     worse = {name: Rates(**rates) for name, rates in facts["worse"].items()}
     terms = Terms(place.margin, pairs=place.pairs)

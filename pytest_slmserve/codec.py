@@ -24,15 +24,17 @@ from pytest_slmserve.records import (
     Run,
     Samples,
     Steps,
+    Stream,
     Telemetry,
     WorkloadReference,
     known_fields,
 )
 from pytest_slmserve.sensors import per_unit
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec
+from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, OpenLoop, load_facts
 
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)
+LOADS: dict[str, type] = {"burst": Burst, "closed_loop": ClosedLoop, "open_loop": OpenLoop}
 
 # Writing
 
@@ -53,7 +55,7 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
         "kind": "measurement",
         "engine": measurement.launch,
         "workload": asdict(measurement.workload),
-        "load": asdict(measurement.load),
+        "load": load_facts(measurement.load),
         "measured_at": measurement.measured_at,
         **({} if measurement.replica is None else {"replica": asdict(measurement.replica)}),
         **({} if measurement.paired is None else {"paired": asdict(measurement.paired)}),
@@ -65,6 +67,7 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
             "steps": dict(_columns(run.steps)),
             **({} if run.began_s is None else {"began_us": _millionths(run.began_s)}),
             **({} if run.telemetry is None else {"telemetry": _telemetry(run.telemetry)}),
+            **({} if run.stream is None else {"stream": asdict(run.stream)}),
         },
     }
 
@@ -145,7 +148,7 @@ def measurement_of(
         resolved=resolved,
         environment=environment,
         workload=_workload(facts["workload"]),
-        load=built(Burst if facts["load"]["kind"] == "burst" else ClosedLoop, facts["load"]),
+        load=built(LOADS.get(facts["load"]["kind"], ClosedLoop), facts["load"]),
         run=_run(facts["run"]),
         launch=facts["engine"],
         measured_at=typed(str, facts["measured_at"]),
@@ -213,7 +216,26 @@ def _run(facts: dict[str, Any]) -> Run:
         first_failure=typed(str | None, facts["first_failure"]),
         began_s=None if "began_us" not in facts else typed(int, facts["began_us"]) / 1e6,
         telemetry=None if "telemetry" not in facts else _telemetry_of(facts["telemetry"]),
+        stream=None if "stream" not in facts else _stream_of(facts["stream"]),
     )
+
+
+def _stream_of(facts: dict[str, Any]) -> Stream:
+    """Its numbers are few, so they are plain."""
+    scheduled = facts.get("scheduled_s")
+    found = Stream(
+        bin_s=typed(float, facts["bin_s"]),
+        begins_s=typed(float, facts["begins_s"]),
+        tokens=typed(tuple[float, ...], facts["tokens"]),
+        gaps=typed(dict, facts["gaps"]),
+        tokens_per_chunk=typed(float | None, facts.get("tokens_per_chunk")),
+        scheduled_s=None if scheduled is None else typed(tuple[float, ...], scheduled),
+        cpu_s=typed(float | None, facts.get("cpu_s")),
+        fetched_late_s=typed(tuple[float, float] | None, facts.get("fetched_late_s")),
+    )
+    if found.bin_s <= 0:
+        raise ValueError(f"bins of {found.bin_s} s")
+    return found
 
 
 def _telemetry_of(facts: dict[str, Any]) -> Telemetry:

@@ -60,6 +60,11 @@ def probe(backend: Backend, python: str = "", env: dict[str, str] | None = None,
     return Host(on_gpu, gpu.uuid, warnings)
 
 
+def remote(root: Path | None = None) -> Environment:
+    """This host, whose client measures what answers somewhere: of that host nothing is known."""
+    return _here("remote", root)
+
+
 def _here(backend: Backend, root: Path | None) -> Environment:
     """What is true of this host whatever serves on it."""
     return Environment(

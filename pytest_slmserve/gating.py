@@ -6,32 +6,37 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from pytest_slmserve.analysis.calibration import calibrate, noise_of, weakened
-from pytest_slmserve.analysis.gate import Outcome, Terms, next_look
-from pytest_slmserve.analysis.paired import ENDPOINTS, SIDES, Gated, gated_series, judge_gate
+from pytest_slmserve.analysis.calibration import calibrate, noise_of
+from pytest_slmserve.analysis.gate import Terms, next_look
+from pytest_slmserve.analysis.paired import ENDPOINTS, SIDES, Gated, gated_series, judge_gate, weaker
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.analysis.validity import sound
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.analysis.waivers import Waiver, waiver_for
 from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_of
-from pytest_slmserve.engines.base import Engine, check_fits
+from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
+from pytest_slmserve.engines.offline import NOWHERE_ELSE
 from pytest_slmserve.errors import BadUsage, EngineFailed, SlmError, naming
-from pytest_slmserve.kinds import Backend, Side
+from pytest_slmserve.kinds import Backend, Caches, Side
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import FEWEST_PAIRS, Options, as_words, joined
 from pytest_slmserve.records import Measurement, Paired, Workload
 from pytest_slmserve.report.gate import calibration_text
 from pytest_slmserve.session import Session, wanted
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load
 from pytest_slmserve.waivers import read_waivers
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
+CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
 SMALL_LOAD: dict[Backend, int] = {"cuda": 8, "cpu": 4, "fake": 8}
 LARGE_LOAD: dict[Backend, int] = {"cuda": 256, "cpu": 64, "fake": 256}  # of a model that is not in table 1
@@ -88,7 +93,7 @@ def check_gate(session: Session, model: str) -> None:
 def run_gate(session: Session, model: str) -> Gated:
     """Measure pairs until the outcome is known, or there are enough of them."""
     options, found = session.options, list[Measurement]()
-    terms, began = Terms(options.gate_margin, pairs=options.gate_pairs), time.monotonic()
+    terms, began = session.gate_terms, time.monotonic()
     one = OneGate(session, model, sides(session.agenda.spec(model), options))
     try:
         one.warm_up()
@@ -97,11 +102,14 @@ def run_gate(session: Session, model: str) -> Gated:
             gated = judge_gate(found, terms)
             if _is_over(gated, options.calibrate):
                 break
+        traced = one.traced(gated.failing_load) if options.profile and not options.calibrate else ""
     finally:
         session.pool.close()
     minutes = (time.monotonic() - began) / 60
     session.notes.append(f"the gate of {short_name(model)} took {minutes:.1f} minutes, {len(gated.pairs)} pairs count")
-    if gated.outcome is Outcome.FAIL:
+    if traced:
+        session.notes.append(traced)
+    if gated.outcome is State.FAILS:
         session.notes.append(f"to repeat it: {repeat_command(options, model)}")
     return gated
 
@@ -114,7 +122,7 @@ def repeat_command(options: Options, model: str) -> str:
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     """Keep the noise of a calibration; tell a gate what such noise lets it find, where that is known of this runner."""
     loads = [load.concurrency for load in loads_of(session, gated.model)]
-    place = place_of(session.host.environment, gated.model, loads, gated.terms)
+    place = place_of(session.host.environment, gated.model, loads, gated.terms, gated.caches)
     path = beside(Path(session.options.records))
     if session.options.calibrate:
         kept = _calibrated(gated, place)
@@ -127,7 +135,7 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     else:
         kept = known
     session.notes.append(calibration_text(gated.model, kept.calibration, kept.measured_at))
-    return replace(gated, gated=tuple(weakened(each, kept.calibration) for each in gated.gated))
+    return weaker(gated, kept.calibration)
 
 
 def _calibrated(gated: Gated, place: Place) -> Kept:
@@ -215,31 +223,79 @@ class OneGate:
             session.notes.append(f"both sides of the gate of {short_name(model)} are the same: what differs is noise")
 
     def warm_up(self) -> None:
-        """A launch of each side that does not count: it compiles, and reads its files from disk."""
+        """A launch of each side that does not count: it reads its files from disk, and fills caches that stay warm."""
         if self.session.backend != "fake":
             for side in SIDES[: len(set(self.specs.values()))]:
-                with naming(f"the {side}, before the first pair"):
-                    self._fresh(self.specs[side])
+                with naming(f"the {side}, before the first pair"), self._fresh(self.specs[side]):
+                    pass  # it has started
 
     def pair(self, number: int) -> Iterator[Measurement]:
         for place, side in enumerate(order(number)):
             with naming(f"the {side}, pair {number}"):
-                launched = self._launch(Paired(self.id, number, side, bool(place)))
+                caches = self.session.options.gate_caches
+                launched = self._launch(Paired(self.id, number, side, bool(place), caches=caches))
             yield from launched
 
     def _launch(self, paired: Paired) -> list[Measurement]:
         spec, found = self.specs[paired.side], list[Measurement]()
-        engine = self._fresh(spec)
-        if paired.pair == 1:  # once is enough: whoever answers otherwise does so always
-            paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))
-        for load in self.loads:
-            name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
-            known: list[Measurement] = []
-            for _ in wanted(known, 1, sound):
-                self.session.measure_into(known, spec, self.workload, load, name, paired=paired)
-            found += known
+        with self._fresh(spec) as engine:
+            if paired.pair == 1:  # once is enough: whoever answers otherwise does so always
+                paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))
+            for load in self.loads:
+                found += self._measured(spec, load, paired)
         return found
 
-    def _fresh(self, spec: EngineSpec) -> Engine:
-        self.session.pool.close()
-        return self.session.engine(spec)
+    def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: Paired) -> list[Measurement]:
+        name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
+        known: list[Measurement] = []
+        for _ in wanted(known, 1, sound):
+            self.session.measure_into(known, spec, self.workload, load, name, paired=paired)
+        return known
+
+    @contextmanager
+    def _fresh(self, spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Iterator[Engine]:
+        """A launch, and its end. place: variables of it alone."""
+        pool = self.session.pool
+        pool.close()
+        with caches(self.session.options.gate_caches) as own:
+            try:
+                yield pool.engine(spec, {**own, **place})
+            finally:
+                pool.close()
+
+    def traced(self, load: Load | None) -> str:
+        """One more launch of each side serves `load` under its profiler. Says where the traces are, or why there are
+        none: what was measured stands. Nothing where there is no load."""
+        if not isinstance(load, ClosedLoop):
+            return ""
+        of = f"{short_name(self.model)} at {load.concurrency}"
+        return f"traces of {of}: {'; '.join(f'{side}: {self._trace(side, load)}' for side in SIDES)}"
+
+    def _trace(self, side: Side, load: Load) -> str:
+        folder = Path(self.session.options.profile).absolute() / short_name(self.model) / side
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            before = set(folder.iterdir())
+            with self._fresh(self.specs[side], {PROFILE_FOLDER: str(folder)}) as engine:
+                problem = (
+                    engine.profile(self.workload, load) if isinstance(engine, CanProfile) else "not through this door"
+                )
+        except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
+            return f"none ({str(error).partition(' ends with')[0]})"
+        written = sorted(str(path) for path in set(folder.iterdir()) - before)
+        return ", ".join(written) or f"none ({problem or 'its profiler wrote nothing'})"
+
+
+@contextmanager
+def caches(how: Caches) -> Iterator[Mapping[str, str]]:
+    """Variables of a launch that finds no compiled code, in a folder that ends with it; none where it may find some.
+
+    vLLM 0.32 keeps what it compiles in VLLM_CACHE_ROOT (`vllm/envs.py`), and inductor's part of it too; Triton's unless
+    TRITON_CACHE_DIR is set (`vllm/compilation/compiler_interface.py`). What is compiled beside that is kept where
+    TORCHINDUCTOR_CACHE_DIR (`torch/_inductor/runtime/cache_dir_utils.py`) and TRITON_CACHE_DIR say.
+    """
+    if how == "warm":
+        yield NOWHERE_ELSE
+        return
+    with TemporaryDirectory(prefix="pytest-slmserve-cold-", ignore_cleanup_errors=True) as folder:
+        yield {name: str(Path(folder) / name.lower()) for name in CACHES}

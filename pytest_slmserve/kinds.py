@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-Backend = Literal["cuda", "cpu", "fake"]
+Backend = Literal["cuda", "cpu", "fake", "remote"]  # remote: whatever answers at a URL
 Weights = Literal["dummy", "real"]
-Source = Literal["lengths", "sharegpt"]
+Door = Literal["offline", "server", "endpoint"]  # into vLLM's engine itself, by HTTP into its server, or into any other
+OwnDoor = Literal["offline", "server"]  # of an engine that is started here
+Source = Literal["lengths", "sharegpt", "trace"]
 Rule = Literal["human-first", "vllm"]
 Starts = Literal["spread", "together"]
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
 Side = Literal["baseline", "candidate"]  # of a gate
+Caches = Literal["warm", "cold"]  # of compiled code, at a launch of a gate
 Sharing = Literal["time-slicing", "mps", "mig"]  # how several engines share one device

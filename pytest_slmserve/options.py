@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Rule, Sharing, Starts, Sweeping, Weights
+from pytest_slmserve.kinds import Backend, Caches, OwnDoor, Rule, Sharing, Starts, Sweeping, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 OF_A_SIDE = ("baseline_", "candidate_")
-OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers")  # options that say nothing without one
+OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers", "profile")  # options that say nothing without one
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 OPTS = (
     Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),
@@ -199,6 +199,13 @@ OPTS = (
     Opt("--slm-window", positive, None, "seconds a point is measured, after its warm-up", "S"),
     Opt(
         "--slm-starts", one_of(*get_args(Starts)), "spread", "spread (steady traffic) or together (a batch job)", "HOW"
+    ),
+    Opt(
+        "--slm-door",
+        one_of(*get_args(OwnDoor)),
+        "offline",
+        "how requests come in: offline (into the engine itself) or server (by HTTP)",
+        "DOOR",
     ),
     Opt("--slm-repeats", count, 2, "measurements of each point; with one there is no interval and no verdict", "N"),
     Opt(
@@ -254,6 +261,14 @@ OPTS = (
         "SHARE",
     ),
     Opt("--slm-gate-pairs", enough_pairs, 12, "pairs of launches a gate may take, 4 at least", "N"),
+    Opt(
+        "--slm-gate-caches",
+        one_of(*get_args(Caches)),
+        "warm",
+        "compiled code at a launch of a gate: warm (each side was launched before) or cold (each launch makes its own)",
+        "HOW",
+    ),
+    Opt("--slm-profile", str, "", "where to put a trace of each side's failing load, if a gate fails", "DIR"),
     Opt("--slm-waivers", str, "", "file of known regressions that a gate excuses until a day", "PATH"),
     Opt(
         "--slm-telemetry", telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"
@@ -287,6 +302,7 @@ class Options:
     sweep: Sweeping
     window: float | None
     starts: Starts
+    door: OwnDoor
     repeats: int
     lengths: tuple[int, int] | Literal["natural"] | None
     dataset: str
@@ -312,6 +328,8 @@ class Options:
     calibrate: bool
     gate_margin: float
     gate_pairs: int
+    gate_caches: Caches
+    profile: str
     waivers: str
     telemetry: str
     telemetry_interval: float | None

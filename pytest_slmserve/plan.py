@@ -88,6 +88,7 @@ def engine_spec(options: Options, backend: Backend, model: str, environment: Env
         python=options.python,
         env=options.env,
         extra=options.engine_arg,
+        door=options.door,
     )
     if backend == "cpu":
         return spec

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from pytest_slmserve.kinds import Sharing, Side
-from pytest_slmserve.spec import EngineSpec, Load, ReplicaSpec, WorkloadSpec, short_hash
+from pytest_slmserve.kinds import Caches, Sharing, Side
+from pytest_slmserve.spec import EngineSpec, Load, ReplicaSpec, WorkloadSpec, load_facts, short_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,31 @@ class Telemetry:
 
 
 @dataclass(frozen=True, slots=True)
+class Stream:
+    """What the client of a server saw of the tokens, beside each request's first and last.
+
+    tokens: received in successive spans of `bin_s` from `begins_s` on, since the run began. gaps: a histogram of the
+    times between successive pieces of a request that lie in the window; `counts` has at i those from
+    least_s * growth**i on, at -1 those below. tokens_per_chunk: by the server's count. scheduled_s: when each request
+    was to be sent, in the order of the samples; None without a schedule. cpu_s: of the client. fetched_late_s: how long
+    after its arrival a piece was fetched, in the mean and at most: gaps of that size are told too coarsely.
+    """
+
+    bin_s: float
+    begins_s: float
+    tokens: Sequence[float]
+    gaps: Mapping[str, Any]
+    tokens_per_chunk: float | None = None
+    scheduled_s: Sequence[float] | None = None
+    cpu_s: float | None = None
+    fetched_late_s: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """What one load did to one engine. `window_s`: from and to, in seconds since the run began, which was at `began_s`
-    of the host's monotonic clock (None for an engine with a clock of its own)."""
+    of the host's monotonic clock (None for an engine with a clock of its own). steps: none where a server does not tell
+    them. stream: where there was a client."""
 
     samples: Samples
     steps: Steps
@@ -200,6 +222,7 @@ class Run:
     first_failure: str | None = None
     began_s: float | None = None
     telemetry: Telemetry | None = None
+    stream: Stream | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +250,14 @@ class Replica:
 @dataclass(frozen=True, slots=True)
 class Paired:
     """A launch's part in a gate: which side, in which pair (from 1), and whether it came second in it. outputs: greedy
-    tokens of its first requests, where they were asked for."""
+    tokens of its first requests, where they were asked for. caches: was compiled code there when it started?"""
 
     gate: str  # the same in all records of one
     pair: int
     side: Side
     second: bool
     outputs: tuple[tuple[int, ...], ...] = ()
+    caches: Caches = "warm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +293,12 @@ class Measurement:
 
 def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:
     """Equal hashes, the same question asked of several engines on one device."""
-    return short_hash([spec.key, list(workload_hashes), [asdict(load) for load in loads]])
+    return short_hash([spec.key, list(workload_hashes), [load_facts(load) for load in loads]])
 
 
 def measurement_key(spec: EngineSpec, workload_hash: str, load: Load, environment: Environment) -> str:
     """Equal keys, same question asked: a stored measurement of this key answers it again."""
-    return short_hash([spec.key, workload_hash, asdict(load), environment.key])
+    return short_hash([spec.key, workload_hash, load_facts(load), environment.key])
 
 
 def known_fields(cls: type, facts: dict[str, Any]) -> dict[str, Any]:

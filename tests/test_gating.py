@@ -19,8 +19,9 @@ from launches import pairs
 from pytest_slmserve import agenda as agendas
 from pytest_slmserve import gating
 from pytest_slmserve.agenda import Agenda
-from pytest_slmserve.analysis.gate import Outcome, Terms
+from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.analysis.paired import SIDES, judge_gate
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.environment import Host
@@ -283,7 +284,7 @@ def test_it_ends_at_planned_looks_only():
 def test_it_ends_when_there_are_as_many_pairs_as_may_be(opened, most):
     session = opened(start=noisy(0.1), gate_pairs=str(most))
     gated = Gates(session).of(MODEL)
-    assert gated.outcome is Outcome.INCONCLUSIVE and len(gated.pairs) == most
+    assert gated.outcome is State.UNDECIDED and len(gated.pairs) == most
     assert len(session.pool.starts) == 2 * most
 
 
@@ -295,7 +296,7 @@ def test_noise_takes_more_pairs_than_a_clear_case(opened):
 def test_pairs_that_cannot_be_trusted_are_made_again(opened):
     session = opened(start=faulty(1, slow_clock_from=8))
     gated = Gates(session).of(MODEL)
-    assert [p.number for p in gated.pairs] == [2, 3, 4, 5] and gated.outcome is Outcome.PASS
+    assert [p.number for p in gated.pairs] == [2, 3, 4, 5] and gated.outcome is State.HOLDS
     [why] = gated.dropped
     assert why.startswith("pair 1: the SM clock fell")
     assert any(note.endswith("minutes, 4 pairs count") for note in session.notes)
@@ -306,13 +307,13 @@ def test_after_too_many_of_them_it_gives_up(opened):
     gated = Gates(session).of(MODEL)
     assert len(gated.dropped) == MAX_DROPPED + 1 and gated.pairs == ()
     assert len(session.pool.starts) == 2 * (MAX_DROPPED + 1)
-    assert gated.outcome is Outcome.INCONCLUSIVE
+    assert gated.outcome is State.UNDECIDED
 
 
 def test_as_many_as_may_be_dropped_do_not_cost_the_pairs_that_were_asked_for(opened):
     session = opened(start=faulty(2 * MAX_DROPPED, preempt_from=8), gate_pairs="4")
     gated = Gates(session).of(MODEL)
-    assert (len(gated.dropped), len(gated.pairs), gated.outcome) == (MAX_DROPPED, 4, Outcome.PASS)
+    assert (len(gated.dropped), len(gated.pairs), gated.outcome) == (MAX_DROPPED, 4, State.HOLDS)
 
 
 class SecondTime(FakeEngine):
@@ -329,7 +330,7 @@ class SecondTime(FakeEngine):
 def test_a_load_has_a_second_chance_on_its_launch(opened):
     session = opened(start=SecondTime)
     gated = Gates(session).of(MODEL)
-    assert gated.outcome is Outcome.PASS and gated.dropped == () and len(gated.pairs) == 4
+    assert gated.outcome is State.HOLDS and gated.dropped == () and len(gated.pairs) == 4
     first = [m for m in stored(session) if m.launch == stored(session)[0].launch]
     assert [m.load.concurrency for m in first] == [4, 4, 16]
 
@@ -397,4 +398,4 @@ def test_one_model_s_failure_is_not_another_s(opened):
     gates = Gates(session)
     with pytest.raises(EngineFailed):
         gates.of("opt-125m")  # at 512, the other at 256
-    assert gates.of("opt-350m").outcome is Outcome.PASS
+    assert gates.of("opt-350m").outcome is State.HOLDS

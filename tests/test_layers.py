@@ -41,6 +41,7 @@ LEFT: dict[str, set[str]] = {
     "foreign_replicas": {"foreign"},
     "report": {"analysis", "foreign", "foreign_replicas"},
     "worker": set(),
+    "client": set(),
 }
 # May import all, also each other.
 TOP = {
@@ -64,6 +65,7 @@ ADMISSION = "worker.admission"
 EXCEPTIONS = {
     ("engines", "telemetry.simulated"),  # pure, and an imagined engine has an imagined device
     ("engines", ADMISSION),  # pure, so that the fake engine admits requests by the same rule as the worker
+    ("client", ADMISSION),  # likewise, over HTTP
     ("plan", "analysis.kv_cache"),  # arithmetic over shapes: what a plan is cut by, before anything is measured
 }
 MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items"}
@@ -153,6 +155,13 @@ def foreign_to_the_worker(sources: Sources) -> list[tuple[str, str]]:
     return [(name, top_of(i)) for name, text in worker for i in imports(text) if top_of(i) not in known]
 
 
+def foreign_to_the_client(sources: Sources) -> list[tuple[str, str]]:
+    """It is a process of its own, which must start fast and do nothing beside: the standard library alone."""
+    client = [(name, text) for name, text in sources.items() if room(name) == "client"]
+    known = sys.stdlib_module_names | {ROOT}
+    return [(name, top_of(i)) for name, text in client for i in imports(text) if top_of(i) not in known]
+
+
 def impure_admission(sources: Sources) -> list[str]:
     return sorted({top_of(i) for i in imports(sources[ADMISSION])} - sys.stdlib_module_names)
 
@@ -183,6 +192,7 @@ RULES: dict[str, Callable[[Sources], Sequence[object]]] = {
     "imports are absolute": relative_imports,
     "only plugin, fixtures and items import pytest": imports_of_pytest,
     "the worker needs only the standard library and vLLM": foreign_to_the_worker,
+    "the client needs only the standard library": foreign_to_the_client,
     "admission is pure": impure_admission,
     "no cycles": cycle,
 }
@@ -209,6 +219,9 @@ PLANTED = [
     ("only plugin, fixtures and items import pytest", {"session": "from _pytest.config import Config"}),
     ("the worker needs only the standard library and vLLM", {"worker.worker": "import numpy as np"}),
     ("the worker needs only the standard library and vLLM", {"worker.worker": "from pytest_slmserve import errors"}),
+    ("the client needs only the standard library", {"client.streams": "import psutil"}),
+    ("imports point left", {"client.run": "from pytest_slmserve.errors import SlmError"}),
+    ("imports point left", {"client.run": "from pytest_slmserve.worker.worker import Server"}),
     ("admission is pure", {ADMISSION: "def admit():\n    from torch import Tensor"}),
     ("no cycles", {"a": "from pytest_slmserve.b import x", "b": "def f():\n    from pytest_slmserve import a"}),
     ("no cycles", {"a": "from pytest_slmserve.a.b import x", "a.b": "import pytest_slmserve.a"}),
@@ -242,6 +255,7 @@ def test_allowed_imports_are_not_found() -> None:
         "plan.cut": "def cut():\n    from pytest_slmserve.analysis.kv_cache import kv_capacity",
         "report.tables": "from pytest_slmserve.analysis.curve import Curve\nfrom pytest_slmserve import records",
         "worker.worker": "import asyncio\nfrom admission import ClosedLoop\nfrom vllm import SamplingParams",
+        "client.run": f"import gc\nfrom pytest_slmserve.{ADMISSION} import ClosedLoop",
         "plugin": "import pytest\nfrom pytest_slmserve.options import Options",
     }
     assert {rule: find({**SOUND, **allowed_here}) for rule, find in RULES.items()} == {rule: [] for rule in RULES}

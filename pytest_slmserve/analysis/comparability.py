@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.device import device_figures, watched
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.sensors import MEMORY_CLOCK, SM_CLOCK
-from pytest_slmserve.spec import Burst, Load
+from pytest_slmserve.spec import Burst, Load, OpenLoop
 
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
 POWER_HELD = 0.01  # share of a window from which on the power limit, not a setting, decides the clock
@@ -130,6 +130,8 @@ def _untold(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
 def _load(load: Load) -> str:
     if isinstance(load, Burst):
         return f"burst of {load.requests}"
+    if isinstance(load, OpenLoop):
+        return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
     window = f"window {load.window_s:g} s" if load.requests is None else f"{load.requests} requests"
     return f"{load.concurrency} in flight (starts {load.starts}, {window}, settled {load.settle_lifetimes:g})"
 

@@ -191,7 +191,7 @@ def decode_figures(run: Run) -> DecodeFigures:
     """The figures of the decoding alone, known where requests begin together: no reading is short enough to fall
     between the prompts of requests that begin one by one."""
     watch = watched(run)
-    if watch is None:
+    if watch is None or not len(run.steps):
         return DecodeFigures()
     prompts, spans, at = _prompt_times(run), watch.telemetry.span_s, watch.telemetry.time_s
     rows = tuple(

@@ -13,7 +13,6 @@ Neither at the last look: inconclusive. A value that is missing never passes.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Literal
 from pytest_slmserve.analysis import student
 from pytest_slmserve.analysis.sequential import FIRST_LOOKS, NORMAL, boundaries, looks_until
 from pytest_slmserve.analysis.stats import Interval, factor, growth, student_interval
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.errors import BadUsage
 
 Better = Literal["higher", "lower"]
@@ -31,12 +31,6 @@ Pair = tuple[float | None, float | None]  # baseline, candidate
 MAX_GATED = 4
 POWER = 0.9
 RANKS_FROM = 6  # with fewer pairs no 95 % interval by ranks exists
-
-
-class Outcome(enum.Enum):
-    PASS = "pass"
-    FAIL = "fail"
-    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +76,7 @@ class Comparison:
 
     name: str
     better: Better
-    outcome: Outcome
+    outcome: State
     why: str
     margin: float
     n: int
@@ -108,15 +102,8 @@ def gate(series: Sequence[Series], terms: Terms) -> tuple[Comparison, ...]:
     return tuple(_comparison(each, terms, decided.get(each.name), len(series)) for each in series)
 
 
-def overall(outcomes: Sequence[Outcome]) -> Outcome:
-    """Fails where one fails, passes where all pass; of nothing: inconclusive."""
-    if Outcome.FAIL in outcomes:
-        return Outcome.FAIL
-    return Outcome.PASS if outcomes and set(outcomes) == {Outcome.PASS} else Outcome.INCONCLUSIVE
-
-
 def shown(series: Series, terms: Terms) -> Comparison:
-    """An endpoint that is not gated: its ratio, and no outcome but "inconclusive"."""
+    """An endpoint that is not gated: its ratio, and never an outcome."""
     return _comparison(series, terms, None, 1)
 
 
@@ -128,7 +115,7 @@ def next_look(done: int, terms: Terms) -> int | None:
 # Decisions
 
 
-def decisions(series: Sequence[Series], terms: Terms) -> dict[str, tuple[Outcome, int]]:
+def decisions(series: Sequence[Series], terms: Terms) -> dict[str, tuple[State, int]]:
     """By endpoint: the outcome and the look at which it was known; those that are not decided are not there.
 
     One that passed is looked at again as long as others are open: what it fails by then counts, for the boundaries of
@@ -138,17 +125,17 @@ def decisions(series: Sequence[Series], terms: Terms) -> dict[str, tuple[Outcome
     margins = {each.name: math.log1p(margin_of(each, terms)) for each in series}
     made = min(len(each.pairs) for each in series)
     looks, maximum = looks_until(made), max(terms.pairs, made)
-    decided: dict[str, tuple[Outcome, int]] = {}
+    decided: dict[str, tuple[State, int]] = {}
     for number, n in enumerate(looks):
-        failed = {name for name, (outcome, _) in decided.items() if outcome is Outcome.FAIL}
+        failed = {name for name, (outcome, _) in decided.items() if outcome is State.FAILS}
         open_ = {name: c[:n] for name, c in costs.items() if name not in failed and None not in c[:n]}
         known = {name: [c for c in cost if c is not None] for name, cost in open_.items()}
         for name in _failures(known, margins, terms, looks, number, maximum, len(series) - len(failed)):
-            decided[name] = Outcome.FAIL, n
+            decided[name] = State.FAILS, n
         enough = boundaries(looks, maximum, terms.beta)[number]
         for name, cost in known.items():
             if name not in decided and None not in costs[name] and _t(cost, margins[name]) < -enough:
-                decided[name] = Outcome.PASS, n
+                decided[name] = State.HOLDS, n
     return decided
 
 
@@ -204,15 +191,15 @@ def margin_of(series: Series, terms: Terms) -> float:
 # What is shown
 
 
-def _comparison(series: Series, terms: Terms, decision: tuple[Outcome, int] | None, family: int) -> Comparison:
-    outcome, at = decision or (Outcome.INCONCLUSIVE, None)
+def _comparison(series: Series, terms: Terms, decision: tuple[State, int] | None, family: int) -> Comparison:
+    outcome, at = decision or (State.UNDECIDED, None)
     margin, ratios = margin_of(series, terms), [r for r in map(_log_ratio, series.pairs) if r is not None]
     if not ratios:
         return Comparison(series.name, series.better, outcome, _missing(series) or "no pairs", margin, 0)
     sign, n = series.sign, len(ratios)
     sd = stdev(ratios) if n > 1 else None
     worse, detectable = sign * fmean(ratios), _detectable(sd, n, terms, margin, family)
-    if outcome is Outcome.FAIL:
+    if outcome is State.FAILS:
         why = _why_failed(sign * fmean(ratios[:at]), n, at)
     else:
         why = _missing(series) or _why(outcome, n, margin, terms, detectable)
@@ -236,10 +223,10 @@ def _why_failed(worse: float, n: int, at: int | None) -> str:
     return f"costs {100 * growth(worse):.2g} % more{pairs}, which noise does not explain"
 
 
-def _why(outcome: Outcome, n: int, margin: float, terms: Terms, detectable: float | None) -> str:
+def _why(outcome: State, n: int, margin: float, terms: Terms, detectable: float | None) -> str:
     found = "" if detectable is None else f"; {100 * detectable:.2g} % worse would be found (90 %)"
     match outcome:
-        case Outcome.PASS:
+        case State.HOLDS:
             return f"does not cost {100 * margin:.3g} % more{found}"
         case _ if n < FIRST_LOOKS[0]:
             return f"{n} pairs, {FIRST_LOOKS[0]} are wanted at least"

@@ -6,26 +6,31 @@ compiler's choices, the heat of the card) would else pass for a difference betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import get_args
 
-from pytest_slmserve.analysis.gate import Better, Comparison, Outcome, Pair, Series, Terms, gate, overall, shown
+from pytest_slmserve.analysis.calibration import Calibration, weakened
+from pytest_slmserve.analysis.device import watched
+from pytest_slmserve.analysis.gate import Better, Comparison, Pair, Series, Terms, gate, shown
 from pytest_slmserve.analysis.outputs import Answers, Outputs, compare_outputs
 from pytest_slmserve.analysis.summary import Summary, summarize
 from pytest_slmserve.analysis.validity import standing
-from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.kinds import Side
+from pytest_slmserve.analysis.verdict import State, Verdict, all_of
+from pytest_slmserve.kinds import Caches, Side
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Measurement
+from pytest_slmserve.sensors import MEMORY_USED
+from pytest_slmserve.spec import GIB, Load
 
 SIDES: tuple[Side, Side] = get_args(Side)
 START_MARGIN = 0.15  # a start is imports and compilation, and nobody serves meanwhile
 BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
-STATES = {Outcome.PASS: State.HOLDS, Outcome.FAIL: State.FAILS, Outcome.INCONCLUSIVE: State.UNDECIDED}
+MEMORY_MARGIN = 0.01  # of the device's memory in use, as of KV blocks; small engines are allowed a few hundred MiB:
+MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB and more, each captured graph a pool of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +73,36 @@ class PairOfLaunches:
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A quantity that sides are compared by. label: with its unit. read: from a launch. margin: its own, or that of the
-    gate."""
+    gate. load: which of a launch it is read at; None: at none."""
 
     name: str
     label: str
     better: Better
     read: Callable[[Launch], float | None]
     margin: float | None = None
+    load: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """A quantity that is no matter of chance, judged by the worst pair. least: is there a least that the candidate must
+    have, or a most that it may? bound: that value, from the baseline's. told: in words, of both and of the bound.
+    needed: is a launch without a value a fault? Else a sensor told it, and not every device has one."""
+
+    name: str
+    label: str
+    read: Callable[[Launch], float | None]
+    least: bool
+    bound: Callable[[float], float]
+    told: Callable[[float, float, float], str]
+    needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
     """What a gate found for one model. pairs: those that count. dropped: why others do not, a sentence each. gated,
-    shown: comparisons by endpoint; none of an endpoint of which nothing was measured. blocks: of the KV cache."""
+    shown: comparisons by endpoint, exact: verdicts on what is no matter of chance; none of an endpoint of which nothing
+    was measured."""
 
     model: str
     gate: str
@@ -89,7 +111,8 @@ class Gated:
     dropped: tuple[str, ...]
     gated: tuple[Comparison, ...]
     shown: tuple[Comparison, ...]
-    blocks: Verdict
+    exact: tuple[Verdict, ...]
+    caches: Caches = "warm"
 
     @property
     def answers(self) -> Answers | None:
@@ -98,23 +121,29 @@ class Gated:
         return compare_outputs(baseline, candidate)
 
     @property
-    def outcome(self) -> Outcome:
-        """Of the comparisons, and of the KV blocks, which are no matter of chance."""
-        exact = [outcome for outcome, state in STATES.items() if state is self.blocks.state]
-        return overall([*(each.outcome for each in self.gated), *exact])
+    def outcome(self) -> State:
+        """Of the comparisons, and of what is no matter of chance."""
+        return all_of([*(each.outcome for each in self.gated), *(each.state for each in self.exact)])
 
     @property
     def settled(self) -> bool:
-        """Have more pairs nothing to decide? What is missing in one stays missing, and KV blocks that nobody reports
-        stay unknown."""
-        waiting = [each for each in self.gated if each.outcome is Outcome.INCONCLUSIVE and each.n == len(self.pairs)]
-        return bool(self.gated) and (not waiting or self.outcome is Outcome.FAIL)
+        """Have more pairs nothing to decide? What is missing in one stays missing, and what is no matter of
+        chance stays unknown where it is."""
+        waiting = [each for each in self.gated if each.outcome is State.UNDECIDED and each.n == len(self.pairs)]
+        return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
+
+    @property
+    def failing_load(self) -> Load | None:
+        """That of the first endpoint that fails by how it was served; None where none does."""
+        failed = {each.name for each in self.gated if each.outcome is State.FAILS}
+        which = next((each.load for each in GATED if each.label in failed and each.load is not None), None)
+        return None if which is None else self.pairs[0].baseline.measurements[which].load
 
     def verdict(self, endpoint: str) -> Verdict | None:
         """For a test; None where the pairs that count tell nothing of it, undecided where no pair counts. Raises
         KeyError for an unknown endpoint."""
-        if endpoint == BLOCKS:
-            return self.blocks
+        if endpoint in (each.name for each in EXACT):
+            return next((each for each in self.exact if each.claim == endpoint), None)
         label = next((each.label for each in GATED if each.name == endpoint), None)
         if label is None:
             raise KeyError(endpoint)
@@ -133,22 +162,58 @@ def _start(launch: Launch) -> float | None:
     return launch.measurements[0].resolved.ready_s
 
 
+def _kv_blocks(launch: Launch) -> float | None:
+    return launch.measurements[0].resolved.kv_blocks
+
+
+def _memory(launch: Launch) -> float | None:
+    """Bytes of the device's memory in use at most, over all loads; None where one of them was not watched."""
+    watches = [watched(m.run) for m in launch.measurements]
+    seen = [used for watch in watches if watch and (used := watch.largest(MEMORY_USED)) is not None]
+    return max(seen) if len(seen) == len(watches) else None
+
+
+def _of_load(name: str, label: str, better: Better, figure: str, which: int) -> Endpoint:
+    return Endpoint(name, label, better, partial(_read, figure, which), load=which)
+
+
+def _enough_blocks(before: float) -> float:
+    return (1 - BLOCKS_MARGIN) * before
+
+
+def _told_blocks(before: float, after: float, bound: float) -> str:
+    return f"{after:,.0f} blocks where the baseline has {before:,.0f} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
+
+
+def _allowed_memory(before: float) -> float:
+    return before + max(MEMORY_MARGIN * before, MEMORY_GRAIN)
+
+
+def _told_memory(before: float, after: float, bound: float) -> str:
+    had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
+    return f"{used} in use where the baseline has {had} (bound: {most})"
+
+
 SMALL, LARGE = 0, -1
-BLOCKS = "kv-blocks"
 GATED = (
-    Endpoint("throughput", "output tokens/s, large load", "higher", partial(_read, "output_tokens_per_s", LARGE)),
-    Endpoint("latency", "mean E2E, small load", "lower", partial(_read, "e2e_s", SMALL)),
-    Endpoint("energy", "J per output token, large load", "lower", partial(_read, "energy_per_token_j", LARGE)),
+    _of_load("throughput", "output tokens/s, large load", "higher", "output_tokens_per_s", LARGE),
+    _of_load("latency", "mean E2E, small load", "lower", "e2e_s", SMALL),
+    _of_load("energy", "J per output token, large load", "lower", "energy_per_token_j", LARGE),
     Endpoint("start", "s to start", "lower", _start, START_MARGIN),
 )
 SHOWN = (
-    Endpoint("large-ttft", "mean TTFT, large load", "lower", partial(_read, "ttft_s", LARGE)),
-    Endpoint("large-tpot", "mean TPOT, large load", "lower", partial(_read, "tpot_s", LARGE)),
-    Endpoint("large-tail", "p99 E2E, large load", "lower", partial(_read, "e2e_p99_s", LARGE)),
-    Endpoint("small-throughput", "output tokens/s, small load", "higher", partial(_read, "output_tokens_per_s", SMALL)),
-    Endpoint("small-ttft", "mean TTFT, small load", "lower", partial(_read, "ttft_s", SMALL)),
+    _of_load("large-ttft", "mean TTFT, large load", "lower", "ttft_s", LARGE),
+    _of_load("large-tpot", "mean TPOT, large load", "lower", "tpot_s", LARGE),
+    _of_load("large-tail", "p99 E2E, large load", "lower", "e2e_p99_s", LARGE),
+    _of_load("small-throughput", "output tokens/s, small load", "higher", "output_tokens_per_s", SMALL),
+    _of_load("small-ttft", "mean TTFT, small load", "lower", "ttft_s", SMALL),
 )
-ENDPOINTS = (*(each.name for each in GATED), BLOCKS)
+BLOCKS, MEMORY = "kv-blocks", "memory"
+EXACT = (
+    Exact(BLOCKS, "KV blocks", _kv_blocks, True, _enough_blocks, _told_blocks, needed=True),
+    Exact(MEMORY, "device memory", _memory, False, _allowed_memory, _told_memory),
+)
+ENDPOINTS = tuple(each.name for each in (*GATED, *EXACT))
 
 
 def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
@@ -199,8 +264,14 @@ def judge_gate(measurements: Sequence[Measurement], terms: Terms) -> Gated:
         dropped=dropped,
         gated=gate(series, terms) if series else (),
         shown=tuple(shown(each, terms) for each in beside),
-        blocks=_blocks(short_name(first.spec.model), pairs, dropped),
+        exact=tuple(_exact(first, pairs, dropped)),
+        caches=first.paired.caches if first.paired else "warm",
     )
+
+
+def weaker(gated: Gated, calibration: Calibration) -> Gated:
+    """In view of a runner's noise: what passes there says nothing where a worsening would mostly be missed."""
+    return replace(gated, gated=tuple(weakened(each, calibration) for each in gated.gated))
 
 
 def gated_series(pairs: Sequence[PairOfLaunches]) -> list[Series]:
@@ -220,18 +291,39 @@ def _nothing_counts(dropped: Sequence[str]) -> str:
     return "; ".join(["no pair of launches counts", *dropped[:1]])
 
 
-def _blocks(model: str, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]) -> Verdict:
-    """No fewer KV blocks than before, but for one in a hundred: a number that every launch reports, without noise."""
-    sides = [tuple(launch.measurements[0].resolved.kv_blocks for launch in pair.launches) for pair in pairs]
-    known = [(before, after) for before, after in sides if before and after is not None]
-    if not sides:
-        return Verdict(BLOCKS, model, State.UNDECIDED, _nothing_counts(dropped))
-    if not known or len(known) < len(sides):
-        return Verdict(BLOCKS, model, State.UNDECIDED, "the engines did not report their KV blocks in every pair")
-    before, after = min(known, key=lambda pair: pair[1] / pair[0])
-    state = State.HOLDS if after >= (1 - BLOCKS_MARGIN) * before else State.FAILS
-    why = f"{after:,} blocks where the baseline has {before:,} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
-    return Verdict(BLOCKS, model, state, why, after / before, bound=1 - BLOCKS_MARGIN, n=len(known))
+def _exact(first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]) -> Iterator[Verdict]:
+    for endpoint in EXACT:
+        if (verdict := _exactly(endpoint, first, pairs, dropped)) is not None:
+            yield verdict
+
+
+def _exactly(
+    endpoint: Exact, first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]
+) -> Verdict | None:
+    """By the worst pair; None where no launch has a value and none need have one."""
+    undecided = partial(Verdict, endpoint.name, short_name(first.spec.model), State.UNDECIDED)
+    seen = [(endpoint.read(pair.baseline), endpoint.read(pair.candidate)) for pair in pairs]
+    known = [(before, after) for before, after in seen if before and after is not None]
+    if not pairs:
+        return undecided(_nothing_counts(dropped))
+    if len(known) < len(seen):
+        nobody = all(value is None for pair in seen for value in pair)
+        return None if nobody and not endpoint.needed else undecided(_untold(endpoint))
+    return _worst(endpoint, short_name(first.spec.model), known)
+
+
+def _untold(endpoint: Exact) -> str:
+    return f"not every launch told its {endpoint.label}: what is missing never passes"
+
+
+def _worst(endpoint: Exact, model: str, known: Sequence[tuple[float, float]]) -> Verdict:
+    """Of the pair that leaves the least room to its bound."""
+    sign = 1 if endpoint.least else -1
+    before, after = min(known, key=lambda pair: sign * (pair[1] / endpoint.bound(pair[0])))
+    bound = endpoint.bound(before)
+    state = State.HOLDS if sign * (after - bound) >= 0 else State.FAILS
+    why = endpoint.told(before, after, bound)
+    return Verdict(endpoint.name, model, state, why, after / before, bound=bound / before, n=len(known))
 
 
 def _verdict(gated: Gated, endpoint: str, found: Comparison) -> Verdict:
@@ -240,7 +332,7 @@ def _verdict(gated: Gated, endpoint: str, found: Comparison) -> Verdict:
     return Verdict(
         claim=f"no-worse-{endpoint}",
         subject=gated.model,
-        state=STATES[found.outcome],
+        state=found.outcome,
         why=f"{found.name}: {found.why}",
         value=None if ratio is None else ratio.value,
         low=None if ratio is None else ratio.low,

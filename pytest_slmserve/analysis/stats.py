@@ -58,8 +58,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
         return None
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
+    below, above = math.floor(position), math.ceil(position)
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 

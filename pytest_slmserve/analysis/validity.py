@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.health import health
+from pytest_slmserve.analysis.latency import open_loop_latencies
 from pytest_slmserve.analysis.roofline import roofline_fraction
+from pytest_slmserve.analysis.schedule_delay import lag, schedule_delay
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Measurement, Run
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.spec import ClosedLoop, OpenLoop
 
 MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5 %
 MIN_STEPS_PER_HALF = 20
@@ -45,9 +47,11 @@ def standing(measurement: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:
-    yield from _little(measurement.run, measurement.workload.mean_output_tokens)
     yield from _roofline(measurement)
-    yield from _load_not_reached(measurement)
+    if measurement.spec.door == "offline":  # a client of a server does not see when its requests were admitted
+        yield from _little(measurement.run, measurement.workload.mean_output_tokens)
+        yield from _load_not_reached(measurement)
+    yield from _lagged(measurement)
     if measurement.alone:  # of engines that share a device the sum counts, which one of them cannot tell
         yield from not_steady([measurement])
 
@@ -123,6 +127,15 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
         yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
 
 
+def _lagged(measurement: Measurement) -> Iterator[str]:
+    """Was the load what its schedule says?"""
+    run, stream = measurement.run, measurement.run.stream
+    if isinstance(measurement.load, OpenLoop) and stream and stream.scheduled_s is not None:
+        delay = schedule_delay(stream.scheduled_s, run.samples.sent_s, run.window_s)
+        if why := lag(delay, open_loop_latencies(run).ttft_s.p50):
+            yield why
+
+
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
     """Did the sum of their throughputs change within the window? Of engines that ran at the same time."""
     known = [ends for ends in map(_ends, together) if ends is not None]
@@ -151,7 +164,7 @@ def _ends(measurement: Measurement) -> tuple[float, float] | None:
 
 def _halves(run: Run) -> tuple[range, range]:
     """The steps of the window, cut at the middle of its time."""
-    steps, times = window.window_steps(run), run.steps.time_s
+    steps, (times, _) = window.window_steps(run), window.spans(run)
     middle = next(i for i in steps if times[i] >= (times[steps[0]] + times[steps[-1]]) / 2)
     return range(steps[0], middle + 1), range(middle, steps[-1] + 1)
 
@@ -159,8 +172,11 @@ def _halves(run: Run) -> tuple[range, range]:
 def _convoys(run: Run, period: int) -> tuple[range, range]:
     """As many whole periods of a convoy at the window's beginning as at its end; none where it is one period long.
 
-    A convoy prefills, then decodes: parts of a period are not alike, however steady the engine is.
+    A convoy prefills, then decodes: parts of a period are not alike, however steady the engine is. Without steps there
+    is no telling its period.
     """
+    if not len(run.steps):
+        return range(0), range(0)
     steps = window.window_steps(run)
     each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0])
     if not each:

@@ -11,9 +11,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pytest_slmserve.analysis.stats import mean, percentile
 from pytest_slmserve.records import Run
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +49,27 @@ class LittlesLaw:
     deviation: float
 
 
+def spans(run: Run) -> tuple[Sequence[float], Sequence[float]]:
+    """When each engine step ended, and its tokens; where a server tells no steps, the same of the equal spans of time
+    in which its client received them."""
+    stream = run.stream
+    if len(run.steps) or stream is None:
+        return run.steps.time_s, run.steps.new_tokens
+    return [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))], stream.tokens
+
+
 def window_steps(run: Run) -> range:
-    """Indices of the steps whose end lies in the window."""
-    opens, closes = run.window_s
-    return range(bisect_left(run.steps.time_s, opens), bisect_right(run.steps.time_s, closes))
+    """Indices of the steps, or spans, whose end lies in the window."""
+    (opens, closes), (times, _) = run.window_s, spans(run)
+    return range(bisect_left(times, opens), bisect_right(times, closes))
 
 
 def span_s(run: Run) -> tuple[float, float] | None:
     """From the first to the last step boundary in the window; None where that is no time at all."""
-    steps = window_steps(run)
+    steps, (times, _) = window_steps(run), spans(run)
     if len(steps) < 2:
         return None
-    began, ended = run.steps.time_s[steps[0]], run.steps.time_s[steps[-1]]
+    began, ended = times[steps[0]], times[steps[-1]]
     return (began, ended) if ended > began else None
 
 
@@ -65,8 +77,9 @@ def tokens_per_s(run: Run, steps: range) -> float | None:
     """Output tokens per second between the ends of the first and the last of `steps`."""
     if len(steps) < 2:
         return None
-    seconds = run.steps.time_s[steps[-1]] - run.steps.time_s[steps[0]]
-    return sum(run.steps.new_tokens[i] for i in steps[1:]) / seconds if seconds > 0 else None
+    times, tokens = spans(run)
+    seconds = times[steps[-1]] - times[steps[0]]
+    return sum(tokens[i] for i in steps[1:]) / seconds if seconds > 0 else None
 
 
 def output_tokens_per_s(run: Run) -> float | None:
@@ -75,13 +88,16 @@ def output_tokens_per_s(run: Run) -> float | None:
 
 
 def step_s(run: Run) -> float | None:
-    """Mean time between successive engine steps: what a running request waits for its next token."""
-    span = span_s(run)
+    """Mean time between successive engine steps: what a running request waits for its next token. None where a server
+    tells no steps."""
+    span = span_s(run) if len(run.steps) else None
     return None if span is None else (span[1] - span[0]) / (len(window_steps(run)) - 1)
 
 
 def _time_weighted(run: Run, column: Sequence[int | float | None]) -> float | None:
     """Mean of a step's value, each weighted by the time from the step before to its own end."""
+    if not len(run.steps):
+        return None
     span, steps = span_s(run), window_steps(run)
     values = [column[i] for i in steps[1:]]
     known = [v for v in values if v is not None]
@@ -96,8 +112,11 @@ def mean_batch(run: Run) -> float | None:
 
     It is the new tokens of a step, also where the step did some prefills: a prefill that ends in the step yields its
     first token there and counts as the sequence it is. One whose prompt is not through yields none and does not count,
-    although it takes part: with chunked prefill the true number can be a little higher, never lower.
+    although it takes part: with chunked prefill the true number can be a little higher, never lower. Where a server
+    tells no steps, it is the mean number of requests in flight as its client saw them, those that wait among them.
     """
+    if not len(run.steps) and run.stream is not None:
+        return _mean_open(run, run.samples.sent_s)
     return _time_weighted(run, run.steps.new_tokens)
 
 
@@ -112,14 +131,19 @@ def requests_in_flight(run: Run) -> float | None:
     A request cut off by the end of the run counts until the end of the window. None where no request says when it was
     admitted, or the window has no steps.
     """
+    return _mean_open(run, run.samples.admitted_s)
+
+
+def _mean_open(run: Run, begins: Sequence[float | None]) -> float | None:
+    """Mean number of requests between their beginning and their last token."""
     span, samples = span_s(run), run.samples
-    if span is None or all(at is None for at in samples.admitted_s):
+    if span is None or all(at is None for at in begins):
         return None
     inside = []
-    for admitted, last, finished in zip(samples.admitted_s, samples.last_token_s, samples.finished, strict=True):
-        if admitted is not None:
+    for began, last, finished in zip(begins, samples.last_token_s, samples.finished, strict=True):
+        if began is not None:
             ended = last if finished and last is not None else span[1]
-            inside.append(max(0.0, min(ended, span[1]) - max(admitted, span[0])))
+            inside.append(max(0.0, min(ended, span[1]) - max(began, span[0])))
     return math.fsum(inside) / (span[1] - span[0])
 
 
@@ -133,13 +157,18 @@ def littles_law(run: Run) -> LittlesLaw | None:
 
 def kv_usage(run: Run) -> float | None:
     """Largest share of the KV blocks in use in the window, 0 to 1."""
-    known = [v for v in (run.steps.kv_usage[i] for i in window_steps(run)) if v is not None]
+    known = [v for v in _in_window(run, run.steps.kv_usage) if v is not None]
     return max(known, default=None)
 
 
 def preemptions(run: Run) -> int:
     """Requests thrown out of the engine in the window, to be computed again later."""
-    return sum(run.steps.preempted[i] for i in window_steps(run))
+    return sum(_in_window(run, run.steps.preempted))
+
+
+def _in_window(run: Run, column: Sequence[T]) -> list[T]:
+    """Of a column of the step trace; nothing where a server tells no steps."""
+    return [column[i] for i in window_steps(run)] if len(run.steps) else []
 
 
 def finished_in_window(run: Run) -> list[int]:

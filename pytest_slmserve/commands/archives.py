@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.words import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_archives, add_command
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.spec import ClosedLoop
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.curve import Curve
+    from pytest_slmserve.analysis.paired import Gated
     from pytest_slmserve.report.rejudge import Judged
     from pytest_slmserve.store import Contents
 
 REPORT_STATUS = (
-    f"{HOLDS} all verdicts are as expected, {FAILS} one is not, {UNDECIDED} none is wrong but one is "
-    f"undecided or nothing was measured, {USAGE} wrong usage or an archive that cannot be read."
+    f"{HOLDS} all verdicts are as expected and gates pass, {FAILS} one is not or fails, {UNDECIDED} none is wrong but "
+    f"one is undecided or nothing was measured, {USAGE} wrong usage or an archive that cannot be read."
 )
 FIGURES_STATUS = f"{HOLDS} something was drawn, {USAGE} nothing was, wrong usage or an archive that cannot be read."
 
@@ -37,17 +40,21 @@ def add(commands: Commands) -> None:
 
 def report(given: argparse.Namespace) -> int:
     """Tables and verdicts, and the sweeps' picture where one is wanted."""
-    contents = read_all(given.paths, given.skip_damaged)
+    archives = read_each(given.paths, given.skip_damaged)
+    contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
     curves, judged, text = judged_again(contents, given.strict)
-    print(text)
-    for note in contents.notes if curves else (*contents.notes, "no sweep was measured"):
+    for piece in ([text] if curves or not gates else []) + gate_texts(gates):
+        print(piece)
+    nothing = [] if curves or gates else ["no sweep was measured"]
+    for note in (*contents.notes, *remarks, *nothing):
         print(f"note: {note}")
     if given.figure is not None:
         from pytest_slmserve.report.figures import draw_sweeps
 
         draw_sweeps(curves, given.figure)
         print(f"drawn: {given.figure}")
-    return exit_status(judged, given.strict) if curves else UNDECIDED
+    statuses = {*([exit_status(judged, given.strict)] if curves else []), *(status_of(each.outcome) for each in gates)}
+    return next((status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses), UNDECIDED)
 
 
 def figures(given: argparse.Namespace) -> int:
@@ -77,11 +84,52 @@ def make(folder: Path) -> None:
         raise BadUsage(f"cannot make the folder {folder}: {error.strerror}", "--out with another folder") from None
 
 
-def read_all(paths: Sequence[Path], skip_damaged: bool) -> Contents:
-    """Archives are read as if they were one: their sweeps of one engine and workload are repeats of each other."""
+def read_each(paths: Sequence[Path], skip_damaged: bool) -> list[Contents]:
     from pytest_slmserve.store import read
 
-    return merged([read(path, skip_damaged=skip_damaged) for path in paths])
+    return [read(path, skip_damaged=skip_damaged) for path in paths]
+
+
+def read_all(paths: Sequence[Path], skip_damaged: bool) -> Contents:
+    """Archives are read as if they were one: their sweeps of one engine and workload are repeats of each other."""
+    return merged(read_each(paths, skip_damaged))
+
+
+def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[Gated], list[str]]:
+    """Each gate of the archives once, in view of the noise that is known beside its archive; and what is to be said of
+    them. Raises BadArchive where stored terms are none, BadUsage where the calibration beside one is none."""
+    from pytest_slmserve.report.regate import stored_gates
+
+    found: dict[str, Gated] = {}
+    notes: list[str] = []
+    for path, contents in zip(paths, archives):
+        for gated, note in stored_gates(contents.measurements, [(s.started, s.plan) for s in contents.sessions]):
+            if gated.gate not in found:
+                found[gated.gate], noise = noted(gated, path)
+                notes += filter(None, (note, noise))
+    return list(found.values()), notes
+
+
+def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
+    """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
+    from pytest_slmserve.analysis.paired import weaker
+    from pytest_slmserve.calibrations import beside, find, place_of
+    from pytest_slmserve.report.gate import calibration_text
+
+    if not gated.pairs:
+        return gated, ""
+    seen = gated.pairs[0].candidate.measurements
+    loads = [m.load.concurrency for m in seen if isinstance(m.load, ClosedLoop)]
+    place = place_of(seen[0].environment, gated.model, loads, gated.terms, gated.caches)
+    if (known := find(beside(records), place)) is None:
+        return gated, ""
+    return weaker(gated, known.calibration), calibration_text(gated.model, known.calibration, known.measured_at)
+
+
+def gate_texts(gates: Sequence[Gated]) -> list[str]:
+    from pytest_slmserve.report.gate import gate_text
+
+    return [f"{gate_text(gated)}\n" for gated in gates]
 
 
 def curves_of(contents: Contents) -> Sequence[Curve]:

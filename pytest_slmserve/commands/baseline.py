@@ -174,11 +174,11 @@ def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
 def _told(left_out: Iterable[LeftOut]) -> list[str]:
     """A line for each load and reason, with how often."""
     from pytest_slmserve.models import short_name
+    from pytest_slmserve.report.tables import load_in_short
 
     def title(each: LeftOut) -> str:
-        load = each.measurement.load
-        loaded = f"{load.concurrency} in flight" if load.kind == "closed_loop" else f"a burst of {load.requests}"
-        return f"{short_name(each.measurement.spec.model)} at {loaded}: {each.why}"
+        m = each.measurement
+        return f"{short_name(m.spec.model)} at {load_in_short(m.load)}: {each.why}"
 
     lines = [(text, len(list(group))) for text, group in groupby(sorted(map(title, left_out)))]
     return [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in lines]

@@ -12,6 +12,7 @@ from pytest_slmserve.errors import BadUsage
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.gate import Pair
+    from pytest_slmserve.analysis.verdict import State
     from pytest_slmserve.foreign import Row
 
 SIDES = ("baseline", "candidate")
@@ -44,7 +45,12 @@ def gate(given: argparse.Namespace) -> int:
     series = gate.Series(given.path.stem, given.direction, tuple(map(_pair, rows)))
     (found,) = gate.gate([series], gate.Terms(given.margin))
     print(json.dumps(report.as_values(found)) if given.json else report.text([found]))
-    return {gate.Outcome.PASS: HOLDS, gate.Outcome.FAIL: FAILS, gate.Outcome.INCONCLUSIVE: UNDECIDED}[found.outcome]
+    return status_of(found.outcome)
+
+
+def status_of(outcome: State) -> int:
+    """The exit status of what a gate found."""
+    return {"holds": HOLDS, "fails": FAILS}.get(outcome.value, UNDECIDED)
 
 
 def _pair(row: Row) -> Pair:

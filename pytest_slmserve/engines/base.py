@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Progress, Resolved, Run, Workload
-from pytest_slmserve.spec import EngineSpec, Load
+from pytest_slmserve.spec import EngineSpec, Load, OpenLoop
 
 Tell = Callable[[Progress], None]
 Outputs = tuple[tuple[int, ...], ...]  # ids of tokens, of each request
+PROFILE_FOLDER = "SLM_PROFILE"  # variable of an engine that shall be profiled: where its traces go
 
 
 def check_fits(spec: EngineSpec, workload: Workload) -> None:
@@ -20,6 +21,12 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
             f"requests of {workload.longest} tokens do not fit max_model_len {spec.max_model_len}",
             f"max_model_len={workload.longest}, or shorter requests",
         )
+
+
+def check_needs_no_server(load: Load) -> None:
+    """Raises BadUsage for a load that only a client of a server can make."""
+    if isinstance(load, OpenLoop):
+        raise BadUsage("a schedule of arrivals is for a server", "the server door, or an endpoint")
 
 
 def silent(progress: Progress) -> None:
@@ -60,3 +67,12 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop it and free its device; may be called twice."""
+
+
+@runtime_checkable
+class CanProfile(Protocol):
+    """An engine that has a profiler of its own."""
+
+    def profile(self, workload: Workload, load: Load) -> str | None:
+        """Serve a short window of `load` under it; the traces lie in the folder that `PROFILE_FOLDER` named when the
+        engine started. Says why there are none. Raises EngineFailed."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 import random
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, silent
+from pytest_slmserve.engines.base import PROFILE_FOLDER, Gate, Outputs, Tell, check_fits, check_needs_no_server, silent
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Telemetry, Workload
 from pytest_slmserve.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
-from pytest_slmserve.spec import Burst, EngineSpec, Load
+from pytest_slmserve.spec import Burst, EngineSpec, Load, OpenLoop
 from pytest_slmserve.telemetry.simulated import simulated
 from pytest_slmserve.worker.admission import ClosedLoop
 
@@ -34,7 +36,8 @@ class Faults:
     noise: relative standard deviation of the speed between runs. preempt_from: batch from which a step preempts.
     die_at, fail_at: concurrency at which the engine dies, or its requests fail. start_s: seconds that a start took.
     other_token_at: position from which its outputs are not those of the formula.
-    sensors: False for a device that has none; the others of this kind are what they say (`telemetry.simulated`).
+    sensors: False for a device that has none; the others of this kind are what they say (`telemetry.simulated`); of
+    memory in use, in bytes, they say nothing unless told. profiler: False for a release without.
     slow_clock_from, hot_from: concurrency from which the SM clock sinks at times, or the heat brakes it.
     """
 
@@ -45,10 +48,12 @@ class Faults:
     die_at: float = math.inf
     fail_at: float = math.inf
     sensors: bool = True
+    profiler: bool = True
     dram_active: float = 0.85
     tensor_active: float = 0.05
     sm_occupancy: float = 0.15
     power_w: float = 350.0
+    memory_used: float | None = None
     start_s: float = 20.0
     other_token_at: float = math.inf
     slow_clock_from: float = math.inf
@@ -79,15 +84,15 @@ class _Simulation:
 class FakeEngine:
     """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s.
 
-    speed: of that, what the others on its device leave it.
+    speed: of that, what the others on its device leave it. place: variables of this start alone.
     """
 
-    def __init__(self, spec: EngineSpec, speed: float = 1.0) -> None:
+    def __init__(self, spec: EngineSpec, speed: float = 1.0, place: Mapping[str, str] | None = None) -> None:
         try:
             self.faults = Faults(**dict(spec.extra))
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
-        self.spec, self.speed = spec, speed
+        self.spec, self.speed, self.place = spec, speed, dict(place or {})
         self.ready = True
         self.launch = uuid.uuid4().hex[:12]
         self.shape = shape_of(spec.model)
@@ -124,6 +129,7 @@ class FakeEngine:
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
         """gate: its own clock needs none, and all that are alike have settled after the same time."""
+        check_needs_no_server(load)
         self.hand_over(workload)
         loop = self._loop(workload, load)
         if loop.concurrency >= self.faults.die_at:
@@ -160,6 +166,7 @@ class FakeEngine:
             window_s,
             {DRAM_ACTIVE: faults.dram_active, TENSOR_ACTIVE: faults.tensor_active, SM_OCCUPANCY: faults.sm_occupancy},
             power_w=faults.power_w,
+            memory_used=faults.memory_used,
             slow_clock=concurrency >= faults.slow_clock_from,
             hot=concurrency >= faults.hot_from,
         )
@@ -168,6 +175,7 @@ class FakeEngine:
         lifetime = workload.mean_output_tokens
         if isinstance(load, Burst):
             return ClosedLoop(load.requests, lifetime, requests=load.requests)
+        assert not isinstance(load, OpenLoop), "refused by `run`"
         return ClosedLoop(load.concurrency, lifetime, load.settle_lifetimes, load.window_s, load.requests, load.starts)
 
     def _send(self, state: _Simulation, loop: ClosedLoop, workload: Workload, users: int) -> None:
@@ -200,6 +208,14 @@ class FakeEngine:
         drawn = [random.Random(f"{self.spec.seed} {number}") for number in range(min(requests, len(workload.requests)))]
         tokens = [[each.randrange(self.shape.vocabulary) for _ in range(length)] for each in drawn]
         return tuple(tuple(t + (at >= self.faults.other_token_at) for at, t in enumerate(row)) for row in tokens)
+
+    def profile(self, workload: Workload, load: Load) -> str | None:
+        """A file where its traces would lie, with nothing in it."""
+        self.hand_over(workload)
+        if not self.faults.profiler:
+            return "the simulated engine has no profiler, as it was told to"
+        (Path(self.place[PROFILE_FOLDER]) / f"{self.launch}.trace.json").write_text("{}\n", "utf-8")
+        return None
 
     def close(self) -> None:
         """Nothing to free."""

@@ -15,17 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, silent
-from pytest_slmserve.engines.process import Child
+from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_needs_no_server, silent
+from pytest_slmserve.engines.process import Child, converse
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import Shape, hub_name, shape_of
-from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Workload, known_fields
+from pytest_slmserve.records import Resolved, Run, Samples, Steps, Workload, known_fields
 from pytest_slmserve.spec import GIB, EngineSpec, Load
 
 WORKER = Path(__file__).parent.parent / "worker" / "worker.py"
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn; how long a start may take, we say
-SILENCE_S = 120.0  # progress comes twice a second
 NOWHERE_ELSE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -72,6 +71,16 @@ def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str,
     return env
 
 
+def place_of(spec: EngineSpec, place: Mapping[str, str], cores: Collection[int], turn: Path | None) -> dict[str, str]:
+    """Variables that say where an engine runs beside others. turn: the file that it waits for; None: it need not."""
+    env = dict(place)
+    if turn:
+        env |= {"SLM_TURN": str(turn), "VLLM_ENGINE_READY_TIMEOUT_S": f"{PATIENCE_S}"}
+    if cores and spec.backend == "cpu":
+        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
+    return env
+
+
 class OfflineEngine:
     """Starts when made, unless held; raises EngineFailed with the cause and the end of the log when it cannot."""
 
@@ -94,11 +103,9 @@ class OfflineEngine:
         self._began = time.monotonic()
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self._turn = folder / "turn"
-        environment = engine_environment(spec, dict(os.environ)) | dict(place)
-        if held:
-            environment |= {"SLM_TURN": str(self._turn), "VLLM_ENGINE_READY_TIMEOUT_S": f"{PATIENCE_S}"}
-        if cores and spec.backend == "cpu":
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
+        environment = engine_environment(spec, dict(os.environ)) | place_of(
+            spec, place, cores, self._turn if held else None
+        )
         self.child = Child([spec.python or sys.executable, "-u", str(worker)], environment, folder, cores)
         with self._or_killed():
             self.child.send(**engine_arguments(spec, model_for(spec, shape_of(spec.model), folder)))
@@ -128,6 +135,7 @@ class OfflineEngine:
             raise
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+        check_needs_no_server(load)
         self.hand_over(workload)
         at = {"at": gate.begins_s} if gate else {}
         run = run_from(self.ask(tell, gate, op="run", load=asdict(load), **at))
@@ -139,12 +147,7 @@ class OfflineEngine:
     def ask(self, tell: Tell = silent, gate: Gate | None = None, /, **message: Any) -> dict[str, Any]:
         """One message there, its answer back; also for a worker that answers more than ours does."""
         self.ready = False
-        self.child.send(**message)
-        while (answer := self.child.receive(SILENCE_S, "measuring"))["event"] in ("progress", "settled"):
-            if answer["event"] == "progress":
-                tell(Progress(**known_fields(Progress, answer)))
-            elif gate:
-                self.child.send(op="open", window=gate.settled())
+        answer = converse(self.child, tell, gate, **message)
         self.ready = True
         return answer
 
@@ -159,6 +162,11 @@ class OfflineEngine:
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         self.hand_over(workload)
         return tuple(map(tuple, self.ask(op="tokens", requests=requests, length=length)["tokens"]))
+
+    def profile(self, workload: Workload, load: Load) -> str | None:
+        self.hand_over(workload)
+        problem: str | None = self.ask(op="profile", load=asdict(load))["problem"]
+        return problem
 
     def close(self) -> None:
         """Politely where it waits for us; in the middle of a load it would not hear that before the load's end."""

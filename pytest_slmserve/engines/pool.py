@@ -8,15 +8,17 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.engines.offline import NOWHERE_ELSE, OfflineEngine
 from pytest_slmserve.engines.replicas import Replicas
+from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.engines.sharing import start_replicas
 from pytest_slmserve.errors import DeviceBusy, EngineFailed
 from pytest_slmserve.spec import EngineSpec, ReplicaSpec
@@ -25,13 +27,15 @@ Spec = TypeVar("Spec", EngineSpec, ReplicaSpec)
 Started = TypeVar("Started", Engine, Replicas)
 
 
-def start(spec: EngineSpec) -> Engine:
-    """Start the engine that `spec` asks for."""
+def start(spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
+    """Start the engine that `spec` asks for. place: variables of this start alone."""
     match spec.backend:
         case "fake":
-            return FakeEngine(spec)
+            return FakeEngine(spec, place=place)
+        case _ if spec.door == "server":
+            return ServerEngine(spec, place=place)
         case _:
-            return OfflineEngine(spec)
+            return OfflineEngine(spec, place=place)
 
 
 class DeviceLock:
@@ -94,7 +98,7 @@ class Pool:
 
     def __init__(
         self,
-        start_engine: Callable[[EngineSpec], Engine] = start,
+        start_engine: Callable[..., Engine] = start,
         start_replicas: Callable[[ReplicaSpec], Replicas] = start_replicas,
     ) -> None:
         self._start, self._start_replicas = start_engine, start_replicas
@@ -106,12 +110,13 @@ class Pool:
     def current(self) -> EngineSpec | ReplicaSpec | None:
         return self._there.spec if self._there else None
 
-    def engine(self, spec: EngineSpec) -> Engine:
-        """A running engine for `spec`, started if it is not what runs, or if that has failed.
+    def engine(self, spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
+        """A running engine for `spec`, started if it is not what runs, or if that has failed. place: variables of that
+        start alone.
 
         Raises EngineFailed where it does not start; one that did not is not tried again.
         """
-        return self._held(self._start, spec)
+        return self._held(partial(self._start, place=place) if place else self._start, spec)
 
     def replicas(self, spec: ReplicaSpec) -> Replicas:
         """The same for several engines at once."""

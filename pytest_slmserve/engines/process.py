@@ -16,22 +16,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.engines.base import Gate, Tell, silent
 from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.records import Progress, known_fields
 
 LOG_LINES = 25
 POLL_S = 0.5
+SILENCE_S = 120.0  # progress comes twice a second
 
 
 class Child:
     """Started with `command + [descriptor, our pid]`; its standard output and error go to a log of its own.
 
     folder: where its log is, and whatever else is its own; removed in the end. cores: those that it and its own
-    children may run on; none: all of ours.
+    children may run on; none: all of ours. name: of what it is, in errors.
     """
 
     def __init__(
-        self, command: Sequence[str], env: dict[str, str], folder: Path | None = None, cores: Collection[int] = ()
+        self,
+        command: Sequence[str],
+        env: dict[str, str],
+        folder: Path | None = None,
+        cores: Collection[int] = (),
+        name: str = "the engine",
     ) -> None:
+        self.name = name
         self.folder = folder or Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self.log = self.folder / "engine.log"
         self.socket, theirs = socket.socketpair()
@@ -88,7 +97,7 @@ class Child:
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
         """An error that shows the end of the log, which is kept."""
         self.keep_log = True
-        return EngineFailed(f"the engine {problem}; {self.log} ends with\n{self.log_tail()}", hint)
+        return EngineFailed(f"{self.name} {problem}; {self.log} ends with\n{self.log_tail()}", hint)
 
     def log_tail(self) -> str:
         lines = self.log.read_text("utf-8", errors="replace").splitlines()
@@ -108,3 +117,14 @@ class Child:
         self.socket.close()
         if not self.keep_log:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def converse(child: Child, tell: Tell = silent, gate: Gate | None = None, /, **message: Any) -> dict[str, Any]:
+    """One message there, its answer back; meanwhile progress is told, and the window of a gated run is asked for."""
+    child.send(**message)
+    while (answer := child.receive(SILENCE_S, "measuring"))["event"] in ("progress", "settled"):
+        if answer["event"] == "progress":
+            tell(Progress(**known_fields(Progress, answer)))
+        elif gate:
+            child.send(op="open", window=gate.settled())
+    return answer

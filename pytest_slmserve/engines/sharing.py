@@ -12,6 +12,7 @@ from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas import HeldEngine, Replicas, cores_of_each
+from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.spec import EngineSpec, ReplicaSpec
@@ -79,7 +80,7 @@ def mig_instances(device: str) -> list[str]:
 
 def processes(engine: Engine) -> set[int]:
     """Ids of an engine's own processes; none of a simulated one."""
-    if not isinstance(engine, OfflineEngine):
+    if not isinstance(engine, OfflineEngine | ServerEngine):
         return set()
     try:
         worker = psutil.Process(engine.child.process.pid)
@@ -93,4 +94,5 @@ def _launch(
 ) -> HeldEngine:
     if spec.backend == "fake":
         return FakeEngine(spec, speed=IMAGINED_GAIN[sharing] / share)
-    return OfflineEngine(spec, place=place, cores=cores, held=True)
+    door = ServerEngine if spec.door == "server" else OfflineEngine
+    return door(spec, place=place, cores=cores, held=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.gate import Comparison
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.layout import grid, named
 from pytest_slmserve.report.rounding import ABSENT, figure
 
@@ -22,6 +23,7 @@ HEAD = (
     "",
 )
 SIDES = ("left", "left", "right", "right", "left", "right", "right", "right", "left")
+WORDS = {State.HOLDS: "pass", State.FAILS: "fail", State.UNDECIDED: "inconclusive"}  # as a gate says them
 KEY = (
     "candidate / baseline: the median of all means of two pairs. spread: standard deviation of a pair. found from: the "
     "smallest worsening that so many pairs find with a power of 90 %. Without a margin: shown, not gated."
@@ -31,7 +33,7 @@ KEY = (
 def text(found: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> str:
     """Table, and why each gated endpoint has its outcome. shown: endpoints that are not gated."""
     rows = [*(row(each, gated=True) for each in found), *(row(each, gated=False) for each in shown)]
-    said = [(each.name, f"{each.outcome.value}: {each.why}") for each in found]
+    said = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in found]
     return "\n".join([grid(rows, HEAD, SIDES), "", named(said)])
 
 
@@ -48,7 +50,7 @@ def row(seen: Comparison, gated: bool) -> tuple[str, ...]:
         ABSENT if seen.sd is None else figure(100 * seen.sd, 2),
         ABSENT if seen.detectable is None else figure(100 * seen.detectable, 2),
         f"{100 * seen.margin:.3g}" if gated else ABSENT,
-        seen.outcome.value if gated else "",
+        WORDS[seen.outcome] if gated else "",
     )
 
 
@@ -61,7 +63,7 @@ def as_values(seen: Comparison) -> dict[str, Any]:
     ratio = seen.ratio
     return {
         "endpoint": seen.name,
-        "outcome": seen.outcome.value,
+        "outcome": WORDS[seen.outcome],
         "why": seen.why,
         "direction": seen.better,
         "pairs": seen.n,

@@ -8,7 +8,7 @@ from pytest_slmserve.analysis.diagnosis import FEWEST_ALONE, Change, Diagnosis, 
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths
-from pytest_slmserve.spec import ClosedLoop, Load
+from pytest_slmserve.report.tables import load_in_short
 
 COLUMNS = ("", "baseline", "candidate", "change", "%")
 SIDES = ("left", *("right",) * 4)
@@ -34,7 +34,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
 def split_text(split: Split) -> str:
     """Heading, table and findings of one load."""
     counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
-    heading = f"where the time goes: {split.model}, {_load(split.load)}, seconds per 1,000 requests ({counts})"
+    heading = f"where the time goes: {split.model}, {load_in_short(split.load)}, seconds per 1,000 requests ({counts})"
     rows = [_row(each, 1000) for each in (split.total, *split.by_step, *split.by_device)]
     rows += [_row(split.steps, 1), _row(split.step, 1000, "ms per step")]
     return "\n".join([heading, grid(rows, COLUMNS, SIDES), *(hanging(line, 2) for line in findings(split))])
@@ -60,10 +60,6 @@ def difference_text(differences: Sequence[Difference]) -> str:
     rows = [(d.field, _values(d.baseline), _values(d.candidate)) for d in differences]
     table = grid(rows, ("", "baseline", "candidate"), ("left",) * 3)
     return f"what differs between the sides:\n{table}"
-
-
-def _load(load: Load) -> str:
-    return f"{load.concurrency} in flight" if isinstance(load, ClosedLoop) else f"{load.requests} at once"
 
 
 def _row(change: Change, scale: float, name: str = "") -> tuple[str, ...]:

@@ -36,6 +36,7 @@ def _facts(curve: Curve) -> list[str]:
         return []
     where = first.environment
     return [
+        f"{first.spec.door} door",
         f"starts {load.starts}",
         f"window {load.window_s:g} s",
         f"settled {load.settle_lifetimes:g}",

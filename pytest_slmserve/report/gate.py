@@ -8,31 +8,39 @@ from typing import Any
 
 from pytest_slmserve.analysis.calibration import Calibration
 from pytest_slmserve.analysis.diagnosis import Diagnosis, diagnose
-from pytest_slmserve.analysis.gate import Comparison, Outcome
-from pytest_slmserve.analysis.paired import SIDES, Gated
+from pytest_slmserve.analysis.gate import Comparison
+from pytest_slmserve.analysis.paired import EXACT, SIDES, Gated
 from pytest_slmserve.analysis.stats import percent
+from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.kinds import Side
 from pytest_slmserve.records import Measurement
-from pytest_slmserve.report.comparisons import KEY, as_values, row, text
+from pytest_slmserve.report.comparisons import KEY, WORDS, as_values, row, text
 from pytest_slmserve.report.diagnosis import diagnosis_lines
 from pytest_slmserve.report.layout import hanging
 from pytest_slmserve.report.rounding import counted
+from pytest_slmserve.spec import ClosedLoop
+
+CACHES = {
+    "warm": "compile caches were warm: each side was launched before the first pair",
+    "cold": "compile caches were cold: each launch had empty ones",
+}
 
 
 def gate_text(gated: Gated) -> str:
     """What was compared, the table, why it failed if it did, and what does not count."""
     found = text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
-    pieces = [title(gated), *(f"  {side}: {words}" for side, words in _sides(gated)), "", found, _blocks(gated)]
+    pieces = [title(gated), *(f"  {side}: {words}" for side, words in _sides(gated)), f"  {CACHES[gated.caches]}"]
+    pieces += ["", found, *_exact(gated)]
     pieces += [outputs] if (outputs := outputs_text(gated)) else []
     pieces += [f"left out: {why}" for why in gated.dropped]
     pieces += ["", hanging(KEY, 0)]
-    for lines in diagnosis_lines(diagnosis(gated)) if gated.outcome is Outcome.FAIL else ():
+    for lines in diagnosis_lines(diagnosis(gated)) if gated.outcome is State.FAILS else ():
         pieces += ["", lines]
     return "\n".join(pieces)
 
 
 def title(gated: Gated) -> str:
-    return f"{gated.model}: {gated.outcome.value.upper()} after {len(gated.pairs)} pairs of launches"
+    return f"{gated.model}: {WORDS[gated.outcome].upper()} after {len(gated.pairs)} pairs of launches"
 
 
 def diagnosis(gated: Gated) -> Diagnosis:
@@ -45,8 +53,11 @@ def measurements(gated: Gated, side: Side) -> list[Measurement]:
     return [m for pair in gated.pairs for m in pair.launch(side).measurements]
 
 
-def _blocks(gated: Gated) -> str:
-    return f"KV blocks: {gated.blocks.state.value}, {gated.blocks.why}"
+def _exact(gated: Gated) -> Iterator[str]:
+    """A line for each verdict on what is no matter of chance."""
+    for endpoint in EXACT:
+        if (verdict := gated.verdict(endpoint.name)) is not None:
+            yield f"{endpoint.label}: {WORDS[verdict.state]}, {verdict.why}"
 
 
 def outputs_text(gated: Gated) -> str:
@@ -78,7 +89,7 @@ def _sides(gated: Gated) -> Iterator[tuple[Side, str]]:
     """What each side was, from its first launch that counts."""
     for side in SIDES if gated.pairs else ():
         each = gated.pairs[0].launch(side).measurements
-        loads = " and ".join(str(getattr(m.load, "concurrency", m.load.requests)) for m in each)
+        loads = " and ".join(str(m.load.concurrency) for m in each if isinstance(m.load, ClosedLoop))
         vllm = each[0].environment.vllm
         yield side, f"{f'vLLM {vllm}' if vllm else 'no vLLM'}, {engine_words(each[0])}, at {loads} requests in flight"
 
@@ -104,6 +115,7 @@ def _markdown(gated: Gated) -> Iterator[str]:
     yield f"### {title(gated)}"
     yield ""
     yield from (f"- {side}: {words}" for side, words in _sides(gated))
+    yield f"- {CACHES[gated.caches]}"
     yield ""
     yield "| endpoint | better | pairs | candidate / baseline | 95 % | margin | outcome |"
     yield "|---|---|---:|---:|---|---:|---|"
@@ -111,10 +123,10 @@ def _markdown(gated: Gated) -> Iterator[str]:
         name, better, pairs, ratio, interval, _, _, margin, outcome = row(each, gated=each in gated.gated)
         yield f"| {name} | {better} | {pairs} | {ratio} | {interval} | {margin} | {outcome} |"
     yield ""
-    yield _blocks(gated)
+    yield "\n\n".join(_exact(gated))
     yield from ("", outputs) if (outputs := outputs_text(gated)) else ()
     yield from (f"\nleft out: {why}" for why in gated.dropped)
-    if gated.outcome is Outcome.FAIL and (lines := list(diagnosis_lines(diagnosis(gated)))):
+    if gated.outcome is State.FAILS and (lines := list(diagnosis_lines(diagnosis(gated)))):
         yield from ("", "<details><summary>Where the time goes, and what differs</summary>", "", "```")
         yield from lines
         yield from ("```", "", "</details>")
@@ -125,15 +137,24 @@ def gate_values(gated: Gated) -> dict[str, Any]:
     """For JSON."""
     return {
         "model": gated.model,
-        "outcome": gated.outcome.value,
+        "outcome": WORDS[gated.outcome],
         "pairs": len(gated.pairs),
         "left_out": list(gated.dropped),
         "sides": dict(_sides(gated)),
         "gated": [as_values(each) for each in gated.gated],
         "shown": [_shown_values(each) for each in gated.shown],
         "outputs": None if gated.answers is None else asdict(gated.answers),
-        "kv_blocks": {"state": gated.blocks.state.value, "ratio": gated.blocks.value, "why": gated.blocks.why},
+        "caches": gated.caches,
+        **{each.name.replace("-", "_"): _exact_values(gated.verdict(each.name)) for each in EXACT},
     }
+
+
+def _exact_values(verdict: Verdict | None) -> dict[str, Any] | None:
+    """None where nothing told it. bound: of the ratio."""
+    if verdict is None:
+        return None
+    state, ratio, bound = verdict.state.value, verdict.value, verdict.bound
+    return {"state": state, "ratio": ratio, "bound": bound, "why": verdict.why}
 
 
 def _shown_values(seen: Comparison) -> dict[str, Any]:

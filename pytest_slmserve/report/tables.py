@@ -18,7 +18,7 @@ from pytest_slmserve.report.replica_tables import replica_report
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.sensor_tables import energy_report, legend, sensor_table
 from pytest_slmserve.report.unneeded import amount, remark
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load, OpenLoop
 
 Judged = tuple[Verdict, Row | None]
 Colour = Literal["green", "red", "yellow"]
@@ -92,16 +92,24 @@ def heading(curve: Curve) -> Iterator[str]:
     if spec is None or where is None:
         yield f"{curve.subject}: nothing was measured"
         return
-    yield f"{curve.subject} on {device(where)}"
-    vllm = "no vLLM" if spec.backend == "fake" else f"vLLM {where.vllm or ABSENT}"
-    dtype = next((r.dtype for r in curve.resolved if r.dtype), spec.dtype)
-    yield f"  {vllm}, {spec.door} door, {dtype}, {spec.weights} weights"
+    if spec.door == "endpoint":
+        yield f"{curve.subject} at {spec.url}"
+    else:
+        yield f"{curve.subject} on {device(where)}"
+        yield f"  {_engine(spec, where, curve.resolved)}"
     if curve.workload:
         yield hanging(f"  workload: {workload_text(curve.workload)}", 4)
     if curve.load:
         yield f"  load: {load_text(curve.load)}"
-    yield hanging(f"  engine: {_limits(spec, curve.resolved)}{_capacity(curve)}", 4)
+    if spec.door != "endpoint":
+        yield hanging(f"  engine: {_limits(spec, curve.resolved)}{_capacity(curve)}", 4)
     yield f"  measured: {_amount(curve)}"
+
+
+def _engine(spec: EngineSpec, where: Environment, resolved: Sequence[Resolved]) -> str:
+    vllm = "no vLLM" if spec.backend == "fake" else f"vLLM {where.vllm or ABSENT}"
+    dtype = next((r.dtype for r in resolved if r.dtype), spec.dtype)
+    return f"{vllm}, {spec.door} door, {dtype}, {spec.weights} weights"
 
 
 def device(where: Environment) -> str:
@@ -121,6 +129,17 @@ def workload_text(workload: WorkloadReference) -> str:
     natural = f"natural lengths, {workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f} tokens in the mean"
     lengths = f"{spec.prompt_tokens}/{spec.output_tokens} tokens" if fixed else natural
     return f"{lengths}, {workload.requests:,} requests, {workload.source}, hash {workload.hash}"
+
+
+def load_in_short(load: Load) -> str:
+    """ "8 in flight", "10 requests/s", "20 at once" """
+    match load:
+        case ClosedLoop():
+            return f"{load.concurrency} in flight"
+        case OpenLoop():
+            return f"{load.rate:g} requests/s"
+        case _:
+            return f"{load.requests} at once"
 
 
 def load_text(load: ClosedLoop) -> str:

@@ -13,6 +13,7 @@ from pytest_slmserve.sensors import (
     FOREIGN_PROCESSES,
     GPU_PROCESSES,
     GPU_UTIL,
+    MEMORY_USED,
     POWER,
     POWER_INSTANT,
     POWER_LIMIT,
@@ -36,6 +37,7 @@ def simulated(
     ratios: Mapping[int, float],
     *,
     power_w: float,
+    memory_used: float | None = None,
     slow_clock: bool = False,
     hot: bool = False,
 ) -> Telemetry:
@@ -45,6 +47,8 @@ def simulated(
     clocks = [SLOW_HZ if slow_clock and i % 4 == 0 else CLOCK_HZ for i in range(rows)]
     alike = {**STEADY, **QUIET, **ratios, POWER: power_w, POWER_INSTANT: power_w}
     columns: dict[int, Sequence[float]] = {number: (value,) * rows for number, value in alike.items()}
+    if memory_used is not None:
+        columns[MEMORY_USED] = (float(memory_used),) * rows
     columns[ENERGY] = tuple(round(power_w * at, 3) for at in times)
     columns[SM_CLOCK] = tuple(clocks)
     columns[CLOCK_REASONS] = (float(HW_THERMAL_SLOWDOWN if hot else 0),) * rows

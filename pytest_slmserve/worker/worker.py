@@ -3,8 +3,8 @@
     python worker.py FD PARENT_PID
 
 Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts,
-`run` a load, and `tokens` asks for outputs; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`,
-`progress`, `done`, `tokens`.
+`run` a load, `tokens` asks for outputs, and `profile` for a trace of a load; `close` ends it, unanswered. Lines out:
+`ready` or `failed`, `loaded`, `progress`, `done`, `tokens`, `profiled`.
 A run that is one of several at once has a time at which it begins, says `settled`, and is told its window by `open`.
 All times are `time.monotonic()`, the clock that vLLM's engine core stamps requests with.
 """
@@ -19,20 +19,22 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from admission import ClosedLoop  # this folder is on the path, its package is not
+from slm_steps import resolved, step_row
 
 LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB
 PROGRESS_S = 0.5
 FAILURES_UNTIL_GIVEN_UP = 5
+PROFILED_S = 1.0  # of a load: hundreds of steps, each of thousands of events
 STALL_S = 60.0  # an engine that makes no step for so long will make none
 
 
 class Trace:
-    """vLLM's stat logger, duck-typed: one row per engine step. Those classes are not stable between releases, so
-    every field may be missing."""
+    """vLLM's stat logger, duck-typed: one row per engine step."""
 
     rows: ClassVar[list[tuple[Any, ...]]] = []
     on_step: ClassVar[Any] = None
@@ -40,20 +42,10 @@ class Trace:
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
-        new_tokens = getattr(iteration_stats, "num_generation_tokens", 0)
-        if not new_tokens:
-            return  # the scheduler reports again when it runs dry; nothing was computed
-        Trace.rows.append(
-            (
-                time.monotonic(),
-                getattr(scheduler_stats, "num_running_reqs", None),
-                getattr(scheduler_stats, "num_waiting_reqs", None),
-                new_tokens,
-                getattr(iteration_stats, "num_prompt_tokens", 0),
-                getattr(scheduler_stats, "kv_cache_usage", None),
-                getattr(iteration_stats, "num_preempted_reqs", 0),
-            )
-        )
+        row = step_row(scheduler_stats, iteration_stats)
+        if row is None:
+            return
+        Trace.rows.append(row)
         if Trace.on_step:
             Trace.on_step()
 
@@ -97,13 +89,19 @@ class Server:
             return self.load(message["prompts"], message["output_tokens"])
         if message["op"] == "tokens":
             return await self.tokens(message["requests"], message["length"])
+        if message["op"] == "profile":
+            return await self.run(message["load"], time.monotonic(), Profiled)
         return await self.run(message["load"], message.get("at"))
 
     async def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
         from vllm import AsyncEngineArgs, AsyncLLMEngine
 
+        if folder := os.environ.get("SLM_PROFILE"):
+            arguments |= profiler_arguments(AsyncEngineArgs, folder)
         self.engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[Trace])
-        return {**resolved(self.engine.vllm_config), **(await self.engine.collective_rpc("slm_facts"))[0]}
+        loop = type(asyncio.get_running_loop()).__module__.split(".")[0]
+        facts: dict[str, Any] = (await self.engine.collective_rpc("slm_facts"))[0]
+        return {**resolved(self.engine.vllm_config), "event_loop": loop, **facts}
 
     def load(self, prompts: list[list[int]], output_tokens: list[int]) -> dict[str, Any]:
         self.prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -122,13 +120,13 @@ class Server:
         self.runs += 1
         return {"event": "tokens", "tokens": found}
 
-    async def run(self, load: dict[str, Any], at: float | None = None) -> dict[str, Any]:
+    async def run(self, load: dict[str, Any], at: float | None = None, kind: type[Run] | None = None) -> dict[str, Any]:
         """at: when it begins, together with others; None: now, and alone."""
         self.runs += 1
         Trace.rows = []
         gc.collect()
         gc.freeze()  # a collection in the middle of a window would stop the front end for tens of milliseconds
-        run = Run(self, load, gated=at is not None)
+        run = (kind or Run)(self, load, gated=at is not None)
         await asyncio.sleep(max(0.0, (at or 0.0) - time.monotonic()))
         try:
             return await run.result()
@@ -288,29 +286,50 @@ class Run:
             )
 
 
+class Profiled(Run):
+    """A load under vLLM's own profiler, which begins when the load has settled; its window is measured by nobody."""
+
+    problem: str | None = None
+
+    async def result(self) -> dict[str, Any]:
+        await super().result()
+        if self.problem is None:
+            await self.tried("stop_profile")
+        return {"event": "profiled", "problem": self.problem}
+
+    async def wait_for_window(self) -> None:
+        while not self.loop.settled:
+            await asyncio.sleep(0.01)
+        await self.tried("start_profile")
+        now = time.monotonic()
+        self.loop.open(now, now + PROFILED_S)
+
+    async def tried(self, name: str) -> None:
+        """What goes wrong here is told, and spoils nothing."""
+        method = getattr(self.server.engine, name, None)
+        if method is None:
+            self.problem = "this vLLM has no profiler by that name"
+            return
+        try:
+            await method()
+        except Exception as error:
+            self.problem = f"{type(error).__name__}: {error}"
+
+
+def profiler_arguments(known: type, folder: str) -> dict[str, Any]:
+    """For traces of the kernels and of what launches them, without Python's stacks, which slow it down. Releases before
+    0.13 take the folder from a variable, which 0.16 no longer knows (vllm-project/vllm#29912, #33536)."""
+    if "profiler_config" not in {field.name for field in fields(known)}:
+        os.environ["VLLM_TORCH_PROFILER_DIR"] = folder
+        return {}
+    chosen = {"torch_profiler_with_stack": False, "ignore_frontend": True}
+    return {"profiler_config": {"profiler": "torch", "torch_profiler_dir": folder, **chosen}}
+
+
 def recent_tokens_per_s(rows: list[tuple[Any, ...]], steps: int = 50) -> float | None:
     recent = rows[-steps:]
     seconds = recent[-1][0] - recent[0][0] if len(recent) > 1 else 0
     return sum(row[3] for row in recent[1:]) / seconds if seconds else None
-
-
-def resolved(config: Any) -> dict[str, Any]:
-    """The limits the engine really runs with."""
-    cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
-    capture = getattr(config.compilation_config, "cudagraph_capture_sizes", None)
-    return {
-        "kv_blocks": cache.num_gpu_blocks,
-        "block_size": cache.block_size,
-        "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "max_model_len": model.max_model_len,
-        "capture_sizes": None if capture is None else list(capture),
-        "chunked_prefill": getattr(scheduler, "enable_chunked_prefill", None),
-        "prefix_caching": cache.enable_prefix_caching,
-        "async_scheduling": getattr(scheduler, "async_scheduling", None),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "event_loop": type(asyncio.get_running_loop()).__module__.split(".")[0],
-    }
 
 
 def use_fast_event_loop() -> None:

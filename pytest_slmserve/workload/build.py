@@ -35,23 +35,31 @@ def build_workload(spec: WorkloadSpec, shape: Shape, *, tokenizer: Tokenize | No
     twice), BadUsage for a package that is missing or a tokenizer of another model.
     """
     match spec.source:
+        case "trace":
+            raise BadUsage("the lengths of a trace are read with its arrivals", "measure --trace")
         case "lengths":
-            requests, source = _from_lengths(spec, shape)
+            requests, source = requests_of_lengths(spec, shape.vocabulary)
         case "sharegpt":
             requests, source = _from_conversations(spec, tokenizer or opt_tokenizer(shape))
             _check_ids(requests, shape)
     return Workload(spec, tuple(requests), source)
 
 
-def _from_lengths(spec: WorkloadSpec, shape: Shape) -> tuple[list[Request], str]:
+def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Request], str]:
+    """Requests of synthetic ids below `vocabulary`, and where their lengths came from."""
     match spec.prompt_tokens, spec.output_tokens:
         case int(prompt), int(output):
             lengths, source = [(prompt, output)] * spec.requests, "synthetic token ids"
         case _:
             lengths = _natural_lengths(spec)
             source = f"synthetic token ids, lengths of ShareGPT ({spec.rule})"
-    prompts = synthetic_prompts([prompt for prompt, _ in lengths], shape.vocabulary, spec.seed)
-    return [Request(ids, output) for ids, (_, output) in zip(prompts, lengths, strict=True)], source
+    return synthetic_requests(lengths, vocabulary, spec.seed), source
+
+
+def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int) -> list[Request]:
+    """A request of ids below `vocabulary` for each pair of prompt and output tokens."""
+    prompts = synthetic_prompts([prompt for prompt, _ in lengths], vocabulary, seed)
+    return [Request(ids, output) for ids, (_, output) in zip(prompts, lengths, strict=True)]
 
 
 def _natural_lengths(spec: WorkloadSpec) -> list[tuple[int, int]]:

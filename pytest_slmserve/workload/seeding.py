@@ -13,13 +13,16 @@ from itertools import count
 from typing import Literal, TypeVar
 
 T = TypeVar("T")
-Purpose = Literal["order", "ids"]
+Purpose = Literal["order", "ids", "arrivals", "trace"]
+
+# Two streams for each seed in the numbers below 2^64, two above: apart for all seeds below 2^62.
+STREAMS: dict[Purpose, int] = {"order": 0, "ids": 1, "arrivals": 1 << 64, "trace": (1 << 64) + 1}
 
 
 def draws(seed: int, purpose: Purpose) -> Iterator[float]:
     """An endless stream in [0, 1), one for each purpose, so that one choice does not depend on another."""
     distinct = 2 * seed if seed >= 0 else -2 * seed - 1  # Random takes the absolute value of a seed
-    draw = random.Random(2 * distinct + (purpose == "ids")).random
+    draw = random.Random(2 * distinct + STREAMS[purpose]).random
     while True:
         yield draw()
 

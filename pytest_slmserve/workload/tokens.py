@@ -73,8 +73,9 @@ def opt_tokenizer(shape: Shape) -> Tokenize:
     return lambda texts: [[SPECIAL_IDS + token for token in ids] for ids in tokenize(texts)]
 
 
-def hub_tokenizer(model: str) -> Tokenize:
-    """The tokenizer of a Hub name or local folder; no special tokens are added. Raises BadUsage if it cannot be had."""
+def hub_tokenizer(model: str, *, special_tokens: bool = False) -> Tokenize:
+    """The tokenizer of a Hub name or local folder, by default without its special tokens. Raises BadUsage if it cannot
+    be had."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
@@ -84,4 +85,4 @@ def hub_tokenizer(model: str) -> Tokenize:
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise BadUsage(f"no tokenizer for {model}: {reason}", "a local folder that holds tokenizer.json") from None
-    return lambda texts: [list(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+    return lambda texts: [list(ids) for ids in tokenizer(list(texts), add_special_tokens=special_tokens)["input_ids"]]

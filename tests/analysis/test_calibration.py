@@ -8,7 +8,8 @@ import random
 import pytest
 
 from pytest_slmserve.analysis.calibration import calibrate, noise_of, weakened
-from pytest_slmserve.analysis.gate import Comparison, Outcome, Series, Terms
+from pytest_slmserve.analysis.gate import Comparison, Series, Terms
+from pytest_slmserve.analysis.verdict import State
 
 TERMS = Terms()
 GATES = 200
@@ -54,7 +55,7 @@ def test_an_endpoint_is_held_to_its_own_margin():
     assert calibrate(noise_of(series), series, TERMS, GATES).worse["start"].fail > 0.95
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
+@pytest.mark.parametrize("outcome", list(State))
 def test_only_a_pass_that_says_nothing_is_weakened(outcome):
     series = [noisy(0.05), noisy(0.003, "latency")]
     seen = calibrate(noise_of(series), series, TERMS, GATES)
@@ -63,7 +64,7 @@ def test_only_a_pass_that_says_nothing_is_weakened(outcome):
     )
     assert weakened(strong, seen) == strong
     found = weakened(weak, seen)
-    if outcome is Outcome.PASS:
-        assert found.outcome is Outcome.INCONCLUSIVE and "too noisy to pass: 3 % worse would fail" in found.why
+    if outcome is State.HOLDS:
+        assert found.outcome is State.UNDECIDED and "too noisy to pass: 3 % worse would fail" in found.why
     else:
         assert found == weak

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis import gate as module
-from pytest_slmserve.analysis.gate import Comparison, Outcome, Series, Terms, gate, hodges_lehmann, next_look, overall
+from pytest_slmserve.analysis.gate import Comparison, Series, Terms, gate, hodges_lehmann, next_look
 from pytest_slmserve.analysis.sequential import boundaries, looks_until
 from pytest_slmserve.analysis.stats import student_interval
+from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.errors import BadUsage
 
-PASS, FAIL, INCONCLUSIVE = Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE
+PASS, FAIL, INCONCLUSIVE = State.HOLDS, State.FAILS, State.UNDECIDED
 TERMS = Terms()
 HALF = math.log1p(TERMS.margin) / 2
 CRITICAL = {family: boundaries((4, 6, 8, 12), 12, TERMS.alpha / family) for family in (1, 2, 3, 4)}
@@ -40,7 +41,7 @@ def one(series: Series, terms: Terms = TERMS) -> Comparison:
     return found
 
 
-def outcomes(*series: Series, terms: Terms = TERMS) -> list[Outcome]:
+def outcomes(*series: Series, terms: Terms = TERMS) -> list[State]:
     return [found.outcome for found in gate(series, terms)]
 
 
@@ -169,7 +170,7 @@ def test_more_pairs_than_planned_are_all_looked_at():
 )
 def test_overall(seen, expected):
     for order in itertools.permutations(seen):
-        assert overall(order) is expected
+        assert all_of(order) is expected
 
 
 # Values without noise
@@ -402,12 +403,12 @@ def test_what_passed_early_and_turns_bad_while_others_are_open_fails():
     turned = Series("turned", "lower", (*[(1.0, 1.0 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 1.2)] * 8))
     noisy = Series("noisy", "lower", tuple((1.0, 1.0 + 0.06 * (-1) ** i) for i in range(12)))
     early = {c.name: c.outcome for c in gate([replace(s, pairs=s.pairs[:4]) for s in (turned, noisy)], Terms())}
-    assert early["turned"] is Outcome.PASS and early["noisy"] is Outcome.INCONCLUSIVE
+    assert early["turned"] is State.HOLDS and early["noisy"] is State.UNDECIDED
     late = {c.name: c for c in gate([turned, noisy], Terms())}
-    assert late["turned"].outcome is Outcome.FAIL and late["turned"].decided_at == 12
+    assert late["turned"].outcome is State.FAILS and late["turned"].decided_at == 12
 
 
 def test_why_it_failed_is_told_by_the_pairs_that_decided():
     recovers = Series("latency", "lower", (*[(1.0, 1.1 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 0.9)] * 8))
     (found,) = gate([recovers], Terms())
-    assert found.outcome is Outcome.FAIL and "costs 10 % more in the first 4 pairs" in found.why
+    assert found.outcome is State.FAILS and "costs 10 % more in the first 4 pairs" in found.why

@@ -12,8 +12,8 @@ from stored_records import BUSY
 from strategies import measurement
 
 from pytest_slmserve import sensors
-from pytest_slmserve.analysis.gate import Outcome, Terms
-from pytest_slmserve.analysis.paired import BLOCKS, ENDPOINTS, SIDES, judge_gate, pairs_of
+from pytest_slmserve.analysis.gate import Terms
+from pytest_slmserve.analysis.paired import BLOCKS, ENDPOINTS, MEMORY, SIDES, judge_gate, pairs_of
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.verdict import State, Undecided
 from pytest_slmserve.kinds import Side
@@ -95,7 +95,7 @@ def test_a_degraded_measurement_is_not_trusted_either():
 
 def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes():
     gated = judge_gate(pairs(4, failures=1), Terms())
-    assert gated.pairs == () and len(gated.dropped) == 4 and gated.outcome is Outcome.INCONCLUSIVE
+    assert gated.pairs == () and len(gated.dropped) == 4 and gated.outcome is State.UNDECIDED
     for endpoint in ENDPOINTS:
         verdict = gated.verdict(endpoint)
         assert verdict.state is State.UNDECIDED
@@ -109,29 +109,30 @@ def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes()
 
 def test_two_equal_sides_pass_in_every_endpoint_after_four_pairs():
     gated = judge_gate(pairs(4), Terms())
-    assert gated.outcome is Outcome.PASS and gated.settled
+    assert gated.outcome is State.HOLDS and gated.settled
     assert {name: state(gated, name) for name in ENDPOINTS} == dict.fromkeys(ENDPOINTS, State.HOLDS)
+    assert (gated.caches, gated.failing_load) == ("warm", None)
     assert (gated.model, gated.gate) == ("opt-1.3b", "gate")
 
 
 def test_three_pairs_are_too_few():
     gated = judge_gate(pairs(3), Terms())
-    assert gated.outcome is Outcome.INCONCLUSIVE and state(gated, "throughput") is State.UNDECIDED
+    assert gated.outcome is State.UNDECIDED and state(gated, "throughput") is State.UNDECIDED
 
 
 def test_a_slower_candidate_fails_where_it_is_slower_and_not_where_it_is_not():
     gated = judge_gate(pairs(4, speed=SLOWER), Terms())
-    assert gated.outcome is Outcome.FAIL
+    assert gated.outcome is State.FAILS
     found = {name: state(gated, name) for name in ENDPOINTS}
     slower = dict.fromkeys(("throughput", "latency", "energy"), State.FAILS)
-    assert found == {**slower, "start": State.HOLDS, BLOCKS: State.HOLDS}
+    assert found == {**slower, "start": State.HOLDS, BLOCKS: State.HOLDS, MEMORY: State.HOLDS}
     verdict = gated.verdict("throughput")
     assert verdict.value == pytest.approx(SLOWER) and verdict.n == 4 and verdict.claim == "no-worse-throughput"
     assert set(verdict.records) == {m.id for m in pairs(4, speed=SLOWER)}
 
 
 def test_a_faster_candidate_passes():
-    assert judge_gate(pairs(4, speed=1 / SLOWER), Terms()).outcome is Outcome.PASS
+    assert judge_gate(pairs(4, speed=1 / SLOWER), Terms()).outcome is State.HOLDS
 
 
 def test_each_endpoint_reads_its_own_load():
@@ -162,7 +163,7 @@ def test_a_start_has_a_margin_of_its_own(ready_s, wanted):
     gated = judge_gate(pairs(4, ready_s=ready_s), Terms(margin=0.01))
     assert state(gated, "start") is wanted and gated.verdict("start").bound == 0.15
     assert gated.verdict("latency").bound == 0.01
-    assert gated.outcome is (Outcome.FAIL if wanted is State.FAILS else Outcome.PASS)
+    assert gated.outcome is (State.FAILS if wanted is State.FAILS else State.HOLDS)
 
 
 def without_sensors(count):
@@ -172,12 +173,12 @@ def without_sensors(count):
 def test_without_sensors_there_is_no_energy_to_judge_and_the_others_pass():
     gated = judge_gate(without_sensors(4), Terms())
     assert gated.verdict("energy") is None
-    assert len(gated.gated) == 3 and gated.outcome is Outcome.PASS
+    assert len(gated.gated) == 3 and gated.outcome is State.HOLDS
 
 
 def test_an_energy_that_one_side_does_not_tell_never_passes():
     gated = judge_gate(pairs(4, sensed=False), Terms())
-    assert state(gated, "energy") is State.UNDECIDED and gated.outcome is Outcome.INCONCLUSIVE
+    assert state(gated, "energy") is State.UNDECIDED and gated.outcome is State.UNDECIDED
     assert "pair 1 has no value of the candidate" in gated.verdict("energy").why
 
 
@@ -199,9 +200,9 @@ def test_fewer_kv_blocks_fail_and_one_in_a_hundred_is_allowed(blocks, wanted):
     assert (
         gated.outcome
         is {
-            State.HOLDS: Outcome.PASS,
-            State.FAILS: Outcome.FAIL,
-            State.UNDECIDED: Outcome.INCONCLUSIVE,
+            State.HOLDS: State.HOLDS,
+            State.FAILS: State.FAILS,
+            State.UNDECIDED: State.UNDECIDED,
         }[wanted]
     )
 
@@ -222,7 +223,7 @@ def test_what_is_decided_or_missing_waits_for_no_further_pair(facts):
 def test_a_difference_that_noise_may_explain_asks_for_more():
     made = [m for n in range(1, 5) for m in pair_of_launches(n, speed=1.1 if n % 2 else 0.9)]
     gated = judge_gate(made, Terms())
-    assert gated.outcome is Outcome.INCONCLUSIVE and not gated.settled
+    assert gated.outcome is State.UNDECIDED and not gated.settled
 
 
 # A gate is no sweep

@@ -13,7 +13,7 @@ import pytest
 from doors import small_workload, stand_in
 from processes import gone, group
 
-from pytest_slmserve.engines import offline
+from pytest_slmserve.engines import offline, process
 from pytest_slmserve.engines.offline import OfflineEngine, engine_arguments, engine_environment, model_for, run_from
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.errors import EngineFailed
@@ -261,7 +261,7 @@ def test_a_hidden_end_of_a_request_is_a_failure_too(start):
 
 def test_silence_in_the_middle_is_a_failure(start, monkeypatch):
     engine = start()
-    monkeypatch.setattr(offline, "SILENCE_S", 1.0)
+    monkeypatch.setattr(process, "SILENCE_S", 1.0)
     os.kill(engine.child.process.pid, signal.SIGSTOP)
     with pytest.raises(EngineFailed, match="was silent for 1 s while measuring"):
         engine.run(small_workload(), LONG)
@@ -328,3 +328,10 @@ def test_prompts_are_handed_over_once_for_each_workload(start, monkeypatch):
     for workload in (one, one, other, one):
         engine.run(workload, Burst(2))
     assert sent == ["load", "run", "run", "load", "run", "load", "run"]
+
+
+def test_a_release_without_a_profiler_is_said_and_goes_on_serving(start):
+    engine = start()
+    workload = small_workload()
+    assert engine.profile(workload, ClosedLoop(4, window_s=0.2)) == "this vLLM has no profiler by that name"
+    assert engine.run(workload, ClosedLoop(4, window_s=0.2)).failures == 0

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_slmserve.analysis.gate import Better, Comparison, Outcome, Series, Terms, gate, next_look, overall
+from pytest_slmserve.analysis.gate import Better, Comparison, Series, Terms, gate, next_look
+from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.gating import order
 
 Noise = Callable[[random.Random], float]  # of a standard deviation of 1
@@ -73,13 +74,13 @@ def first(series: list[Series], n: int) -> list[Series]:
     return [Series(each.name, each.better, each.pairs[:n], each.margin) for each in series]
 
 
-def looked_at(series: list[Series], terms: Terms) -> tuple[Outcome, int, tuple[Comparison, ...]]:
+def looked_at(series: list[Series], terms: Terms) -> tuple[State, int, tuple[Comparison, ...]]:
     """Outcome, pairs and comparisons of a gate that ends at the first look that decides, or at the last."""
     done = 0
     while (n := next_look(done, terms)) is not None:
         found, done = gate(first(series, n), terms), n
-        outcome = overall([each.outcome for each in found])
-        if outcome is not Outcome.INCONCLUSIVE:
+        outcome = all_of([each.outcome for each in found])
+        if outcome is not State.UNDECIDED:
             break
     return outcome, done, found
 
@@ -89,7 +90,7 @@ class Seen:
     """How many of so many gates ended how; fails: by endpoint; pairs: in the mean."""
 
     gates: int
-    outcomes: Counter[Outcome]
+    outcomes: Counter[State]
     fails: Counter[str]
     pairs: float
 
@@ -100,6 +101,6 @@ def many(planted: Planted, gates: int, terms: Terms = TERMS, seed: int = 1) -> S
     return Seen(
         gates,
         Counter(outcome for outcome, _, _ in ends),
-        Counter(each.name for _, _, found in ends for each in found if each.outcome is Outcome.FAIL),
+        Counter(each.name for _, _, found in ends for each in found if each.outcome is State.FAILS),
         fmean(n for _, n, _ in ends),
     )

@@ -12,15 +12,19 @@ import pytest
 from strategies import RESOLVED, measurement, planted_telemetry
 
 from pytest_slmserve import sensors
-from pytest_slmserve.analysis.gate import MAX_GATED, Outcome, Terms
-from pytest_slmserve.analysis.paired import BLOCKS, ENDPOINTS, GATED, Gated, judge_gate
+from pytest_slmserve.analysis.gate import MAX_GATED, Terms
+from pytest_slmserve.analysis.paired import BLOCKS, ENDPOINTS, GATED, MEMORY, Gated, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.gating import order
+from pytest_slmserve.kinds import Side
 from pytest_slmserve.records import Measurement, Paired
+from pytest_slmserve.spec import GIB
 
 SMALL, LARGE = 8, 32
 PAIRS, NOISE = 8, 0.003  # of one launch
 POWER_W = 400.0
+MEMORY_USED = 8.0 * GIB
+MIB = 1 << 20
 NAMES = tuple(each.name for each in GATED)
 
 
@@ -31,9 +35,10 @@ def launch(paired: Paired, factors: Mapping[str, float]) -> Iterator[Measurement
     watts = POWER_W * cost["energy"] / cost["throughput"]
     kv_blocks = round(RESOLVED.kv_blocks / cost[BLOCKS])
     resolved = replace(RESOLVED, ready_s=30.0 * cost["start"], kv_blocks=kv_blocks)
+    readings = {sensors.POWER: watts, sensors.MEMORY_USED: MEMORY_USED * cost[MEMORY]}
     for load, rate in rates.items():
         made = measurement(load, rate, launch=f"{paired.pair}-{paired.side}", resolved=resolved, output_tokens=16)
-        seen = planted_telemetry({sensors.POWER: watts}, until_s=made.run.window_s[1] + 0.1, interval_s=0.05)
+        seen = planted_telemetry(readings, until_s=made.run.window_s[1] + 0.1, interval_s=0.05)
         yield replace(made, run=replace(made.run, telemetry=seen), paired=paired)
 
 
@@ -65,14 +70,14 @@ def test_the_records_can_be_trusted():
 
 def test_an_unchanged_candidate_passes_in_every_endpoint():
     found = gated()
-    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) and found.outcome is Outcome.PASS
+    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) and found.outcome is State.HOLDS
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_ten_percent_worse_fails_there_and_nowhere_else(endpoint):
     found = gated(endpoint, 1.1)
     assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) | {endpoint: State.FAILS}
-    assert found.outcome is Outcome.FAIL
+    assert found.outcome is State.FAILS
 
 
 @pytest.mark.parametrize("endpoint", NAMES)
@@ -88,7 +93,7 @@ def test_the_ratio_is_the_planted_one(endpoint):
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_ten_percent_better_passes_everywhere(endpoint):
     found = gated(endpoint, 1 / 1.1)
-    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) and found.outcome is Outcome.PASS
+    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) and found.outcome is State.HOLDS
 
 
 def without_sensor(made: Measurement) -> Measurement:
@@ -103,25 +108,73 @@ def without_blocks(made: Measurement) -> Measurement:
     return replace(made, resolved=replace(made.resolved, kv_blocks=None))
 
 
+def without_memory(made: Measurement) -> Measurement:
+    seen = made.run.telemetry
+    columns = {number: values for number, values in seen.columns.items() if number != sensors.MEMORY_USED}
+    return replace(made, run=replace(made.run, telemetry=replace(seen, columns=columns)))
+
+
+def test_where_no_sensor_tells_memory_there_is_no_verdict_on_it():
+    found = judge_gate([without_memory(m) for m in records({})], Terms())
+    assert found.verdict(MEMORY) is None and found.outcome is State.HOLDS
+
+
+@pytest.mark.parametrize("unknown", [SMALL, LARGE])
+def test_memory_that_a_side_tells_at_one_load_alone_leaves_it_undecided(unknown):
+    """It may have needed more at the other."""
+    made = [
+        without_memory(m) if (m.paired.side, m.load.concurrency) == ("candidate", unknown) else m for m in records({})
+    ]
+    assert states(judge_gate(made, Terms()))[MEMORY] is State.UNDECIDED
+
+
 @pytest.mark.parametrize(
-    ("endpoint", "blind"), [("energy", without_sensor), ("start", without_start), (BLOCKS, without_blocks)]
+    ("before", "more", "wanted"),
+    [
+        (8 * GIB, 250 * MIB, State.HOLDS),  # within the grain
+        (8 * GIB, 260 * MIB, State.FAILS),
+        (100 * GIB, 1000 * MIB, State.HOLDS),  # within one in a hundred
+        (100 * GIB, 1040 * MIB, State.FAILS),
+    ],
+)
+def test_a_candidate_may_need_one_in_a_hundred_more_or_256_mib(before, more, wanted):
+    def launched(number: int, side: Side) -> Iterator[Measurement]:
+        worse = side == "candidate" and number == 2  # one pair is enough
+        used = {MEMORY: (before + more * worse) / MEMORY_USED}
+        return launch(Paired("gate", number, side, False), dict.fromkeys(ENDPOINTS, 1.0) | used)
+
+    made = [m for number in range(1, 5) for side in order(number) for m in launched(number, side)]
+    found = judge_gate(made, Terms()).verdict(MEMORY)
+    assert found.state is wanted and found.n == 4
+    assert found.value == pytest.approx(1 + more / before) and "GiB in use where the baseline has" in found.why
+
+
+@pytest.mark.parametrize(
+    ("lost", "blind"),
+    [
+        (("energy", MEMORY), without_sensor),
+        (("start",), without_start),
+        ((BLOCKS,), without_blocks),
+        ((MEMORY,), without_memory),
+    ],
+    ids=["sensors", "start", BLOCKS, MEMORY],
 )
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
 @pytest.mark.parametrize("pair", [1, 4, PAIRS])
-def test_a_value_that_one_launch_did_not_report_leaves_it_undecided(endpoint, blind, side, pair):
+def test_a_value_that_one_launch_did_not_report_leaves_it_undecided(lost, blind, side, pair):
     made = [blind(m) if (m.paired.pair, m.paired.side) == (pair, side) else m for m in records({})]
     found = judge_gate(made, Terms())
-    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) | {endpoint: State.UNDECIDED}
-    assert found.outcome is Outcome.INCONCLUSIVE
+    assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) | dict.fromkeys(lost, State.UNDECIDED)
+    assert found.outcome is State.UNDECIDED
 
 
 def test_a_value_that_only_one_side_ever_reports_leaves_it_undecided():
     """A release that no longer says how long it took to start, say."""
     made = [without_start(m) if m.paired.side == "candidate" else m for m in records({})]
     found = judge_gate(made, Terms())
-    assert states(found)["start"] is State.UNDECIDED and found.outcome is Outcome.INCONCLUSIVE
+    assert states(found)["start"] is State.UNDECIDED and found.outcome is State.UNDECIDED
 
 
 def test_too_few_pairs_pass_nothing():
     found = judge_gate([m for m in records({}) if m.paired.pair <= 3], Terms())
-    assert {each.outcome for each in found.gated} == {Outcome.INCONCLUSIVE} and found.outcome is Outcome.INCONCLUSIVE
+    assert {each.outcome for each in found.gated} == {State.UNDECIDED} and found.outcome is State.UNDECIDED

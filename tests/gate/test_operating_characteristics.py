@@ -16,9 +16,10 @@ from dataclasses import replace
 import pytest
 from sessions import DIRECTIONS, Planted, first, heavy, looked_at, many, measured, session
 
-from pytest_slmserve.analysis.gate import Outcome, Pair, Series, Terms, gate, next_look, overall
+from pytest_slmserve.analysis.gate import Pair, Series, Terms, gate, next_look
+from pytest_slmserve.analysis.verdict import State, all_of
 
-PASS, FAIL, INCONCLUSIVE = Outcome.PASS, Outcome.FAIL, Outcome.INCONCLUSIVE
+PASS, FAIL, INCONCLUSIVE = State.HOLDS, State.FAILS, State.UNDECIDED
 TAIL = 0.001
 ALARMS, MISSES = 0.01, 0.01
 UNCHANGED, SLOWER = (0.0,) * 4, (0.05, 0.0, 0.0, 0.0)
@@ -231,7 +232,7 @@ def test_a_value_that_is_missing_never_passes(value, side):
         gappy = [with_gap(QUIET[0], at, value, side), *QUIET[1:]]
         found = gate(gappy, Terms())
         assert [each.outcome for each in found] == [INCONCLUSIVE, PASS, PASS, PASS]
-        assert overall([each.outcome for each in found]) is INCONCLUSIVE
+        assert all_of([each.outcome for each in found]) is INCONCLUSIVE
         assert f"pair {at + 1} has no value" in found[0].why and found[0].decided_at is None
 
 

@@ -16,7 +16,8 @@ BENCHMARK = BENCHMARKS / "test_replication_gain.py"
 
 @pytest.fixture(autouse=True)
 def no_options_from_outside(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("SLM_")]:
+    """Nor a word that tests run side by side: the inner run does not, and pytest-benchmark would switch itself off."""
+    for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST"))]:
         monkeypatch.delenv(name)
 
 

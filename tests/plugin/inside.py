@@ -27,10 +27,11 @@ GATE = (  # steps of some 10 ms, so that a window has a hundred
     "--slm-lengths=64/32",
     "--slm-engine-arg=t_inf=2000",
     "--slm-engine-arg=b_half=16",
+    "--slm-engine-arg=memory_used=8e9",
     "-p",
     "no:cacheprovider",
 )
-ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks")
+ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks", "memory")
 ONE = ("--slm-fake", "--slm-models=opt-125m", "--slm-window=2", "-p", "no:cacheprovider")
 
 

@@ -12,7 +12,7 @@ def calibrate(gate, *args):
 
 def test_all_pairs_are_made_and_their_noise_is_kept(pytester, gate, archive):
     result = calibrate(gate)
-    result.assert_outcomes(passed=5)
+    result.assert_outcomes(passed=6)
     result.stdout.fnmatch_lines(["opt-125m: PASS after 12 pairs*", "note: opt-125m, by 12 pairs of equal sides*100 %*"])
     assert len({m.launch for m in archive().measurements}) == 24
     (kept,) = json.loads((pytester.path / ".slm" / "calibration.json").read_text("utf-8"))

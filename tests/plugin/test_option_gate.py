@@ -14,7 +14,7 @@ def test_the_environment_needs_one_too(gate, pytester, monkeypatch):
     gate("--collect-only")
     monkeypatch.setenv("SLM_GATE", "1")
     usage_error(pytester.runpytest_inprocess())
-    pytester.runpytest_inprocess(*GATE[2:], "--slm-fake").assert_outcomes(passed=5)
+    pytester.runpytest_inprocess(*GATE[2:], "--slm-fake").assert_outcomes(passed=6)
 
 
 def test_an_ini_file_may_wait_for_one(gate, pytester):
@@ -28,7 +28,7 @@ def test_without_it_the_same_file_measures_its_points(pytester, gate):
     pytester.makepyfile(test_sweep=SWEEP)
     words = [word for word in GATE if word != "--slm-gate"]
     pytester.runpytest_inprocess(*words, "-k", "not plateau").assert_outcomes(passed=2, skipped=1, deselected=1)
-    pytester.runpytest_inprocess(*GATE).assert_outcomes(passed=5, deselected=3)
+    pytester.runpytest_inprocess(*GATE).assert_outcomes(passed=6, deselected=3)
 
 
 def test_no_item_to_gate_is_no_pass(pytester):

@@ -14,7 +14,6 @@ from inside import ENDPOINTS, GATE, usage_error
 
 import pytest_slmserve
 from pytest_slmserve import environment
-from pytest_slmserve.__main__ import main
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.fake import FakeEngine
 
@@ -29,7 +28,7 @@ def noisy(monkeypatch):
 
     def plant(sd):
         chance = random.Random(1)
-        monkeypatch.setattr(pool, "FakeEngine", lambda spec: FakeEngine(spec, speed=math.exp(chance.gauss(0, sd))))
+        monkeypatch.setattr(pool, "FakeEngine", lambda spec, place: FakeEngine(spec, math.exp(chance.gauss(0, sd))))
 
     return plant
 
@@ -50,7 +49,7 @@ def states(pytester):
 def test_two_equal_sides_pass_after_four_pairs(gate):
     result = gate("-v")
     assert result.ret == 0
-    result.assert_outcomes(passed=5)
+    result.assert_outcomes(passed=6)
     for endpoint in ENDPOINTS:
         result.stdout.fnmatch_lines([f"*test_no_worse?opt-125m-{endpoint}? PASSED*"])
     result.stdout.fnmatch_lines(["opt-125m: PASS after 4 pairs of launches", "note: both sides *are the same: *"])
@@ -59,10 +58,10 @@ def test_two_equal_sides_pass_after_four_pairs(gate):
 def test_a_slower_candidate_fails_and_junit_shows_where(gate, pytester):
     result = gate(*SLOWER, "--junitxml=out.xml")
     assert result.ret == 1
-    result.assert_outcomes(failed=3, passed=2)
+    result.assert_outcomes(failed=3, passed=3)
     found = states(pytester)
     assert list(found) == list(ENDPOINTS)
-    assert found["start"] == found["kv-blocks"] == "passed"
+    assert found["start"] == found["kv-blocks"] == found["memory"] == "passed"
     for endpoint in ("throughput", "latency", "energy"):
         assert f"<fails: no-worse-{endpoint} [opt-125m]" in found[endpoint] and "costs 11 % more" in found[endpoint]
     suite = ElementTree.parse(pytester.path / "out.xml").getroot()[0]
@@ -77,7 +76,7 @@ def test_a_faster_candidate_passes(gate):
 def test_a_slower_start_fails_the_start_alone(gate, pytester):
     result = gate(*SLOWER_START, "--junitxml=out.xml")
     assert result.ret == 1
-    result.assert_outcomes(failed=1, passed=4)
+    result.assert_outcomes(failed=1, passed=5)
     assert "costs 50 % more" in states(pytester)["start"]
 
 
@@ -99,7 +98,7 @@ def test_noise_does_not_hide_a_failure_from_the_exit_status(gate, noisy):
 def test_what_cannot_be_trusted_never_passes(gate):
     result = gate("--slm-candidate-engine-arg=slow_clock_from=4")
     assert result.ret == 10
-    result.stdout.fnmatch_lines(["*5 undecided*"])
+    result.stdout.fnmatch_lines(["*6 undecided*"])
     result.stdout.fnmatch_lines(
         ["opt-125m: INCONCLUSIVE after 0 pairs*", "left out: pair 4: the SM clock fell to 1600*"]
     )
@@ -108,24 +107,24 @@ def test_what_cannot_be_trusted_never_passes(gate):
 def test_without_sensors_the_energy_is_skipped(gate):
     result = gate("--slm-engine-arg=sensors=false", "-rs")
     assert result.ret == 0
-    result.assert_outcomes(passed=4, skipped=1)
-    result.stdout.fnmatch_lines(["*SKIPPED*no launch told its energy"])
+    result.assert_outcomes(passed=4, skipped=2)
+    result.stdout.fnmatch_lines(["*SKIPPED*no launch told its energy", "*SKIPPED*no launch told its memory"])
 
 
 def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_broken_off(gate):
     result = gate("--slm-candidate-engine-arg=die_at=16")
     assert result.ret == 1
-    result.assert_outcomes(failed=5)
+    result.assert_outcomes(failed=6)
     text = "\n".join(line for line in result.outlines if not line.startswith("FAILED"))  # CI repeats all there
     died = "the candidate, pair 1: the simulated engine died at 16 in flight, as it was told to"
     assert text.count(f"EngineFailed: {died}") == 1
-    assert text.count(f"EngineFailed: the gate of opt-125m was broken off: {died}") == 4
+    assert text.count(f"EngineFailed: the gate of opt-125m was broken off: {died}") == 5
     assert "Traceback" not in text
 
 
 def test_each_model_has_its_gate(gate, archive):
     result = gate("--slm-models=opt-125m,opt-350m", "--slm-candidate-engine-arg=die_at=16", "--slm-batches=4,8")
-    result.assert_outcomes(passed=10)
+    result.assert_outcomes(passed=12)
     result.stdout.fnmatch_lines(["opt-125m: PASS*", "opt-350m: PASS*"])
     assert len({m.paired.gate for m in archive().measurements}) == 2
 
@@ -147,7 +146,7 @@ def test_with_a_gate_nothing_else_is_measured_even_where_the_whole_folder_is_giv
     result = everything(*GATE)
     assert result.ret == 0
     outcomes = result.parseoutcomes()
-    assert outcomes["passed"] == 5 and outcomes["deselected"] > 20 and outcomes.keys() == {"passed", "deselected"}
+    assert outcomes["passed"] == 6 and outcomes["deselected"] > 20 and outcomes.keys() == {"passed", "deselected"}
     assert all(m.paired for m in archive().measurements)
     assert archive().sessions[-1].plan["sweeps"] == {}, "what was not to be measured is not missing"
 
@@ -178,7 +177,7 @@ def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(pytester):
     )
     result = pytester.runpytest_inprocess(*GATE, path)
     assert result.ret == 10
-    result.assert_outcomes(passed=1, skipped=5)
+    result.assert_outcomes(passed=1, skipped=6)
     result.stdout.fnmatch_lines(["note: --slm-gate: nothing was compared, and that is no pass"])
 
 
@@ -189,7 +188,7 @@ def test_a_plan_prices_a_clear_case_once_for_each_model(gate, archive, pytester)
         [
             "*0:00    test_no_worse?opt-125m-throughput? (2 s)",
             "*0:02    test_no_worse?opt-125m-latency? (reads)",
-            "*end: 5 items",
+            "*end: 6 items",
             "note: a gate is priced as a clear case, 4 pairs; one that is not takes up to 12",
         ]
     )
@@ -212,13 +211,15 @@ def test_the_report_has_the_table_the_sides_and_the_number_of_pairs(gate):
             "opt-125m: FAIL after 4 pairs of launches",
             "*baseline: *t_inf=10000*at 4 and 16 requests in flight",
             "*candidate: *t_inf=9000*at 4 and 16 requests in flight",
+            "  compile caches were warm: *",
             "endpoint *better *pairs *candidate*spread*margin*",
             "output tokens/s, large load *higher *4 *0.9000 *fail",
             "mean E2E, small load *lower *4 *1.1111 *fail",
             "s to start *lower *4 *1.0000 *15 *pass",
             "mean TPOT, large load *lower *4 *1.1111*",
             "output tokens/s, large load *fail: costs 11 % more*",
-            "KV blocks: holds, *",
+            "KV blocks: pass, *",
+            "device memory: pass, 7.45 GiB in use where the baseline has 7.45 GiB (bound: 7.70 GiB)",
             "note: the gate of opt-125m took * minutes, 4 pairs count",
         ]
     )
@@ -234,20 +235,25 @@ def test_the_archive_holds_every_launch_in_its_place(gate, archive):
     assert {dict(m.spec.extra)["b_half"] for m in found} == {16}
 
 
-def test_an_archive_of_gates_alone_has_no_sweep_to_report(gate, capsys):
-    gate()
-    assert main(["report", ".slm/records.jsonl"]) == 10
-    assert "no sweep was measured" in capsys.readouterr().out
+def test_a_candidate_that_needs_more_memory_fails_there_alone(gate, pytester):
+    result = gate("--slm-candidate-engine-arg=memory_used=9e9")
+    assert result.ret == 1
+    result.assert_outcomes(failed=1, passed=5)
+    result.stdout.fnmatch_lines(["device memory: fail, 8.38 GiB in use where the baseline has 7.45 GiB*"])
+    (found,) = json.loads((pytester.path / ".slm" / "gate.json").read_text("utf-8"))
+    assert found["memory"]["state"] == "fails" and found["memory"]["ratio"] == 1.125
+    assert "device memory: fail, " in (pytester.path / ".slm" / "gate.md").read_text("utf-8")
 
 
 # In a user's own tests
 
 OWN = """
     import pytest
+    from pytest_slmserve.analysis.verdict import State
 
     def test_mine(slm_gates):
         gated = slm_gates.of("opt-125m")
-        assert gated.outcome.value == "pass" and len(gated.pairs) == 4
+        assert gated.outcome is State.HOLDS and len(gated.pairs) == 4
         assert gated.verdict("throughput") and slm_gates.of("opt-125m") is gated
 
     def test_nothing_of_mine(slm_measure):

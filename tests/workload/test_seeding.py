@@ -5,7 +5,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.workload.seeding import draws, first_in_order
+from pytest_slmserve.workload.seeding import STREAMS, draws, first_in_order
 
 SEEDS = st.integers(-(2**40), 2**40)
 
@@ -13,6 +13,8 @@ SEEDS = st.integers(-(2**40), 2**40)
 def test_the_stream_is_the_same_for_ever():
     assert list(islice(draws(0, "order"), 3)) == [0.8444218515250481, 0.7579544029403025, 0.420571580830845]
     assert list(islice(draws(0, "ids"), 2)) == [0.13436424411240122, 0.8474337369372327]
+    assert next(draws(0, "arrivals")) == 0.9776462743838505
+    assert next(draws(0, "trace")) == 0.10175875467846374
 
 
 @given(SEEDS, SEEDS)
@@ -23,7 +25,7 @@ def test_every_seed_has_its_own_stream(one, other):
 
 @given(SEEDS)
 def test_purposes_do_not_share_a_stream(seed):
-    assert next(draws(seed, "order")) != next(draws(seed, "ids"))
+    assert len({next(draws(seed, purpose)) for purpose in STREAMS}) == len(STREAMS) == 4
 
 
 @given(st.lists(st.text(max_size=3)), SEEDS, st.integers(0, 60))

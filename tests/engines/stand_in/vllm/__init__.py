@@ -71,6 +71,7 @@ class Sequence:
     )
     reason: str | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    stepped: asyncio.Event = field(default_factory=asyncio.Event)
 
     def step(self, began: float, now: float) -> None:
         stamps = self.stamps
@@ -78,12 +79,14 @@ class Sequence:
         stamps.last_token_ts = now
         stamps.num_generation_tokens += 1
         self.tokens.append(7)
+        self.stepped.set()
         if len(self.tokens) == self.wanted:
             self.end("length")
 
     def end(self, reason: str) -> None:
         self.reason = self.reason or reason
         self.ended.set()
+        self.stepped.set()
 
     def output(self) -> SimpleNamespace:
         completion = SimpleNamespace(finish_reason=self.reason, token_ids=self.tokens)
@@ -132,11 +135,27 @@ class AsyncLLMEngine:
         assert method == "slm_facts"
         return [{"weight_bytes": None, "attention_backend": "stand-in"}]
 
-    async def generate(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Any:
+    def admitted(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Sequence:
         self.came += 1
         self.maybe_fail()
         sequence = self.sequences[name] = Sequence(prompt["prompt_token_ids"], parameters.max_tokens)
         self.stepping = self.stepping or asyncio.create_task(self.step_for_ever())
+        return sequence
+
+    async def tokens(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Any:
+        """Each token as soon as it is there, for a server."""
+        sequence, told = self.admitted(prompt, parameters, name), 0
+        while told < len(sequence.tokens) or not sequence.ended.is_set():
+            if told == len(sequence.tokens):
+                sequence.stepped.clear()
+                await sequence.stepped.wait()
+            for token in sequence.tokens[told:]:
+                told += 1
+                yield token
+        del self.sequences[name]
+
+    async def generate(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Any:
+        sequence = self.admitted(prompt, parameters, name)
         await sequence.ended.wait()
         del self.sequences[name]
         if not (self.hit and self.arguments.fault == "unanswered"):

@@ -1,0 +1,598 @@
+"""How true is the load generator? Clients of HTTP streams against a server that knows what it really did.
+
+    python benchmarks/ruler.py --vllm-python PYTHON --aiperf AIPERF --sglang WHEEL --out ruler.json
+
+The server (truth_server.py) has one core, the client another. Every request's first token and its gaps are compared
+with the server's own stamps of the same request; both read one monotonic clock. Streams start within one inter-token
+latency of each other, as those of a busy engine do, and then all at once. At last 100 streams get faster and faster
+tokens until the client's ITL is wrong by 10 %, in its mean or in its tail.
+
+CPU time: of this project's client all that it spends on a run, connecting and reading included; of the others what they
+spend between the first request's arrival and the last token's writing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+from urllib.request import urlopen
+from zipfile import ZipFile
+
+import psutil
+from tabulate import tabulate
+
+from pytest_slmserve.engines.process import Child
+
+HERE = Path(__file__).parent
+WORDS, WRONG, WARM_UP = 64, 0.10, 4
+LADDER = (0.1, 0.05, 0.02, 0.01, 0.005, 0.003, 0.002, 0.0015, 0.001)  # inter-token latencies
+AROUND_P99 = [0.985 + i / 1000 for i in range(11)]
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+LADDER_STREAMS, LADDER_S = 100, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One load. starts: "spread" over one inter-token latency, or "together"."""
+
+    streams: int
+    tokens: int
+    ttft_s: float
+    itl_s: float
+    starts: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a client says: by the request's number, its TTFT and mean ITL; and the 99th percentile of all gaps."""
+
+    ttft_s: Mapping[int, float]
+    itl_s: Mapping[int, float]
+    itl_p99_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """How far a client is off, in seconds; None: it said nothing. nominal: of the mean TTFT to what the server was
+    asked for, its own lateness included. rate: tokens/s that the server wrote while all ran, and was asked for."""
+
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p99: float
+    nominal: float
+    itl_mean: float
+    itl_p99: float
+    true_ttft: float
+    true_itl: float
+    true_itl_p99: float
+    lost: int
+    rate: float
+    asked_rate: float
+    cpu_s_per_mtoken: float
+
+    @property
+    def worst(self) -> float:
+        """The larger of the errors of the ITL, of its mean and of its tail, as a share."""
+        return 1.0 if self.lost else max(self.itl_mean / self.true_itl, self.itl_p99 / self.true_itl_p99)
+
+
+class Client(Protocol):
+    name: str
+
+    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen: ...
+
+
+class Truth:
+    """The server in a process of its own, and what it tells afterwards."""
+
+    def __init__(self, trial: Trial, core: int) -> None:
+        command = [sys.executable, str(HERE / "truth_server.py"), "--core", str(core)]
+        command += ["--ttft", f"{trial.ttft_s}", "--itl", f"{trial.itl_s}"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout
+        self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
+
+    def rows(self, tokens: int) -> dict[int, dict[str, Any]]:
+        """Requests by number; those of another length are the clients' own trials."""
+        with urlopen(f"{self.url}/truth") as answer:
+            told = json.load(answer)["rows"]
+        return {row["number"]: row for row in told if len(row["writes"]) == tokens}
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def serving(trial: Trial, core: int) -> Iterator[Truth]:
+    truth = Truth(trial, core)
+    try:
+        yield truth
+    finally:
+        truth.close()
+
+
+# Ours
+
+
+@dataclass
+class Ours:
+    core: int
+    name: str = "pytest-slmserve"
+
+    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
+        child = Child([sys.executable, "-m", "pytest_slmserve.client"], dict(os.environ), cores=[self.core])
+        try:
+            child.send(url=f"{url}/v1/completions", headers={}, timeout_s=120.0)
+            expect(child, "ready")
+            child.send(op="load", bodies=bodies(WARM_UP, 2), output_tokens=[2] * WARM_UP)
+            expect(child, "loaded")
+            child.send(op="run", load={"kind": "burst", "requests": WARM_UP})
+            expect(child, "done")
+            child.send(op="load", bodies=bodies(trial.streams, trial.tokens), output_tokens=[trial.tokens])
+            expect(child, "loaded")
+            child.send(op="run", load=our_load(trial))
+            done = expect(child, "done")
+            child.send(op="close")
+            child.end()
+        finally:
+            child.kill()
+        if done["failures"]:
+            sys.exit(f"our own client failed: {done['first_failure']}")
+        return our_view(done, truth.rows(trial.tokens))
+
+
+def expect(child: Child, event: str) -> dict[str, Any]:
+    while (message := child.receive(180, "measuring"))["event"] == "progress":
+        pass
+    if message["event"] != event:
+        sys.exit(f"our own client said {message}")
+    return message
+
+
+def bodies(count: int, tokens: int) -> list[str]:
+    usage = {"include_usage": True}
+    return [
+        json.dumps({"prompt": f"{i}", "max_tokens": tokens, "stream": True, "stream_options": usage})
+        for i in range(count)
+    ]
+
+
+def our_load(trial: Trial) -> dict[str, Any]:
+    if trial.starts == "together":
+        return {"kind": "burst", "requests": trial.streams}
+    schedule = [i * trial.itl_s / trial.streams for i in range(trial.streams)]
+    return {"kind": "open_loop", "schedule": schedule, "window": [0.0, 1e6]}
+
+
+def our_view(done: dict[str, Any], rows: Mapping[int, dict[str, Any]]) -> Seen:
+    numbers = {row["name"]: number for number, row in rows.items()}
+    ttft, itl = {}, {}
+    for request, sent, _, first, last, _, tokens, _ in zip(*done["samples"]):
+        number = numbers[f"{request}"]
+        ttft[number] = first - sent
+        itl[number] = (last - first) / (tokens - 1)
+    return Seen(ttft, itl, fmean(percentile_of(done["gaps"], share) for share in AROUND_P99), done["client_cpu_s"])
+
+
+def percentile_of(gaps: dict[str, Any], share: float) -> float:
+    """Of a histogram, to the middle of a bin."""
+    counts = sorted((int(index), count) for index, count in gaps["counts"].items())
+    left = share * sum(count for _, count in counts)
+    for index, count in counts:
+        left -= count
+        if left <= 0:
+            return gaps["least_s"] * gaps["growth"] ** (index + 0.5)
+    raise ValueError("no gaps")
+
+
+# Others
+
+
+class CpuTime(threading.Thread):
+    """CPU time of a process and its children, noted all the time; `stop` before it is asked."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.process = psutil.Process(pid)
+        self.times: list[float] = []
+        self.cpu: list[float] = []
+        self._known: dict[int, float] = {}
+        self._stop_it = threading.Event()
+
+    def run(self) -> None:
+        while not self._stop_it.wait(0.05):
+            for process in self._family():
+                try:
+                    spent = process.cpu_times()
+                except psutil.Error:
+                    continue
+                self._known[process.pid] = spent.user + spent.system
+            self.times.append(time.monotonic())
+            self.cpu.append(sum(self._known.values()))
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            return [self.process, *self.process.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+    def stop(self) -> None:
+        self._stop_it.set()
+        self.join()
+
+    def between(self, begin: float, end: float) -> float:
+        first = max(0, bisect_left(self.times, begin) - 1)
+        last = min(len(self.times) - 1, bisect_left(self.times, end))
+        return self.cpu[last] - self.cpu[first]
+
+
+def run_pinned(command: Sequence[str], core: int, env: Mapping[str, str], log: Path) -> CpuTime:
+    """Exits where it fails."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env={**os.environ, **env}, stdout=out, stderr=out)
+    os.sched_setaffinity(process.pid, {core})
+    spent = CpuTime(process.pid)
+    spent.start()
+    try:
+        if process.wait(600):
+            raise PeerFailed(f"{log.read_text(errors='replace')[-1500:]}")
+    finally:
+        process.kill()
+        spent.stop()
+    return spent
+
+
+class PeerFailed(Exception):
+    """Another's client did not work here."""
+
+
+@dataclass
+class Vllm:
+    """`vllm bench serve`; python: of an environment that has vLLM."""
+
+    python: str
+    core: int
+    folder: Path
+    name: str = "vllm bench serve"
+
+    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
+        rate = "inf" if trial.starts == "together" else f"{trial.streams / trial.itl_s}"
+        options = {
+            "backend": "openai",
+            "base-url": url,
+            "endpoint": "/v1/completions",
+            "model": "truth",
+            "tokenizer": str(tokenizer(self.folder)),
+            "dataset-name": "random",
+            "random-input-len": 8,
+            "random-output-len": trial.tokens,
+            "num-prompts": trial.streams,
+            "request-rate": rate,
+            "burstiness": "inf",
+            "result-dir": str(self.folder),
+            "result-filename": "vllm.json",
+        }
+        flags = ["--save-result", "--save-detailed", "--ignore-eos", "--disable-tqdm"]
+        command = [self.python, "-c", RUN_VLLM, *flags]
+        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        spent = run_pinned(command, self.core, OFFLINE, self.folder / "vllm.log")
+        told = json.loads((self.folder / "vllm.json").read_text())
+        numbers = [int(text.split()[0]) if text else -1 for text in told["generated_texts"]]
+        itl = {n: fmean(gaps) for n, gaps in zip(numbers, told["itls"]) if gaps}
+        gaps = [gap for of_one in told["itls"] for gap in of_one]
+        return Seen(dict(zip(numbers, told["ttfts"])), itl, p99(gaps), cpu_of(spent, truth, trial))
+
+
+# As `vllm bench serve` does it, whose own entry point asks for a distribution that builds for the CPU name otherwise.
+RUN_VLLM = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
+@dataclass
+class Sglang:
+    """sglang's client in Rust, of its wheel; it tells TTFT and gaps in the order of requests, but not which is which,
+    so that they are compared in order of size."""
+
+    wheel: Path
+    core: int
+    folder: Path
+    name: str = "sglang (Rust)"
+
+    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
+        out = self.folder / "sglang.jsonl"
+        out.unlink(missing_ok=True)
+        rate = "inf" if trial.starts == "together" else f"{trial.streams / trial.itl_s}"
+        options = {
+            "backend": "vllm",
+            "base-url": url,
+            "model": "truth",
+            "dataset-name": "random-ids",
+            "vocab-size": 60,
+            "random-range-ratio": 1.0,
+            "random-input-len": 8,
+            "random-output-len": trial.tokens,
+            "num-prompts": trial.streams,
+            "request-rate": rate,
+            "warmup-requests": 0,
+            "output-file": str(out),
+        }
+        flags = ["--tokenize-prompt", "--disable-retokenize", "--output-details"]
+        arguments = [*flags, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+        command = [sys.executable, "-c", RUN_RUST, str(rust_module(self.wheel, self.folder)), *arguments]
+        spent = run_pinned(command, self.core, OFFLINE, self.folder / "sglang.log")
+        told = json.loads(out.read_text().splitlines()[-1])
+        rows = truth.rows(trial.tokens)
+        ttft = in_order_of_size(told["ttfts"], {n: first_s(row) for n, row in rows.items()})
+        means = [fmean(gaps) for gaps in told["itls"] if gaps]
+        itl = in_order_of_size(means, {n: mean_gap(row) for n, row in rows.items()})
+        gaps = [gap for of_one in told["itls"] for gap in of_one]
+        return Seen(ttft, itl, p99(gaps), cpu_of(spent, truth, trial))
+
+
+RUN_RUST = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("_bench", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.run_argv(["bench", *sys.argv[2:]])
+"""
+
+
+def rust_module(wheel: Path, folder: Path) -> Path:
+    with ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if "/_bench." in n and n.endswith(".so"))
+        return Path(archive.extract(name, folder))
+
+
+@dataclass
+class Aiperf:
+    """NVIDIA's client; command: its script, in an environment of its own."""
+
+    command: str
+    core: int
+    folder: Path
+    name: str = "aiperf"
+
+    def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
+        out = Path(tempfile.mkdtemp(dir=self.folder))
+        options = {
+            "model": "truth",
+            "url": url,
+            "endpoint-type": "completions",
+            "tokenizer": str(tokenizer(self.folder)),
+            "synthetic-input-tokens-mean": 8,
+            "output-tokens-mean": trial.tokens,
+            "request-count": trial.streams,
+            "concurrency": trial.streams,
+            "artifact-dir": str(out),
+            "export-level": "records",
+            "ui": "none",
+        }
+        if trial.starts == "spread":
+            options |= {"request-rate": f"{trial.streams / trial.itl_s}", "request-rate-mode": "constant"}
+        command = [self.command, "profile", "--streaming"]
+        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        spent = run_pinned(command, self.core, {}, self.folder / "aiperf.log")  # offline it takes no folder
+        (records,) = out.rglob("profile_export.jsonl")
+        return aiperf_view([json.loads(line) for line in records.open()], spent, truth, trial)
+
+
+def aiperf_view(records: Sequence[dict[str, Any]], spent: CpuTime, truth: Truth, trial: Trial) -> Seen:
+    numbers = {row["name"]: number for number, row in truth.rows(trial.tokens).items()}
+    ttft, itl, gaps = {}, {}, []
+    for record in records:
+        number = numbers.get(record["metadata"].get("x_request_id"))
+        metrics = record["metrics"]
+        if number is None or "time_to_first_token" not in metrics:
+            continue
+        ttft[number] = metrics["time_to_first_token"]["value"] / 1e3
+        itl[number] = metrics["inter_token_latency"]["value"] / 1e3
+        gaps += [gap / 1e3 for gap in metrics.get("inter_chunk_latency", {}).get("value", ())]
+    return Seen(ttft, itl, p99(gaps) if gaps else float("nan"), cpu_of(spent, truth, trial))
+
+
+def cpu_of(spent: CpuTime, truth: Truth, trial: Trial) -> float:
+    rows = truth.rows(trial.tokens).values()
+    return spent.between(min(row["arrived"] for row in rows), max(row["writes"][-1] for row in rows))
+
+
+def tokenizer(folder: Path) -> Path:
+    """A folder with a tokenizer of a few words, which needs no hub."""
+    made = folder / "tokenizer"
+    if made.exists():
+        return made
+    made.mkdir()
+    words = {f"w{i}": i for i in range(WORDS)} | {"t": WORDS, "[UNK]": WORDS + 1}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
+    facts = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None}
+    facts |= {"pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None, "model": model}
+    (made / "tokenizer.json").write_text(json.dumps(facts))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "model_max_length": 4096}
+    (made / "tokenizer_config.json").write_text(json.dumps(config))
+    (made / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": len(words)}))
+    return made
+
+
+# Comparing
+
+
+def first_s(row: dict[str, Any]) -> float:
+    return row["writes"][0] - row["arrived"]
+
+
+def mean_gap(row: dict[str, Any]) -> float:
+    return (row["writes"][-1] - row["writes"][0]) / (len(row["writes"]) - 1)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[round(share * (len(ordered) - 1))]
+
+
+def p99(values: Sequence[float]) -> float:
+    """The mean of the quantiles around it: where one pause of the server is 1 % of all gaps, one rank is everything."""
+    ordered = sorted(values)
+    return fmean(ordered[round(share * (len(ordered) - 1))] for share in AROUND_P99)
+
+
+def in_order_of_size(values: Sequence[float], true: Mapping[int, float]) -> dict[int, float]:
+    return dict(zip(sorted(true, key=true.__getitem__), sorted(values)))
+
+
+def compare(seen: Seen, rows: Mapping[int, dict[str, Any]], trial: Trial) -> Error:
+    both = rows.keys() & seen.ttft_s.keys()
+    if not both:
+        raise PeerFailed("it told of no request that the server knows")
+    ttft = [abs(seen.ttft_s[n] - first_s(rows[n])) for n in both]
+    gaps = [after - before for row in rows.values() for before, after in pairwise(row["writes"])]
+    true_p99 = p99(gaps)
+    tokens = sum(len(row["writes"]) for row in rows.values())
+    true_itl = fmean(mean_gap(rows[n]) for n in both)
+    return Error(
+        ttft_mean=fmean(ttft),
+        ttft_p50=percentile(ttft, 0.5),
+        ttft_p99=percentile(ttft, 0.99),
+        nominal=fmean(seen.ttft_s[n] for n in both) - trial.ttft_s,
+        itl_mean=fmean(abs(seen.itl_s[n] - mean_gap(rows[n])) for n in both if n in seen.itl_s),
+        itl_p99=abs(seen.itl_p99_s - true_p99),
+        true_ttft=fmean(first_s(rows[n]) for n in both),
+        true_itl=true_itl,
+        true_itl_p99=true_p99,
+        lost=trial.streams - len(both),
+        rate=trial.streams / true_itl,
+        asked_rate=trial.streams / trial.itl_s,
+        cpu_s_per_mtoken=1e6 * seen.cpu_s / tokens,
+    )
+
+
+@dataclass
+class Bench:
+    clients: Sequence[Client]
+    core: int
+    found: list[tuple[str, Trial, Error]] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def try_all(self, trial: Trial) -> None:
+        for client in self.clients:
+            self.attempt(client, trial)
+
+    def attempt(self, client: Client, trial: Trial) -> Error | None:
+        with serving(trial, self.core) as truth:
+            try:
+                seen = client.serve(trial, truth.url, truth)
+                error = compare(seen, truth.rows(trial.tokens), trial)
+            except (PeerFailed, OSError, KeyError, ValueError, subprocess.TimeoutExpired) as problem:
+                if isinstance(client, Ours):
+                    raise
+                self.failed[client.name] = f"{type(problem).__name__}: {problem}"
+                return None
+        self.found.append((client.name, trial, error))
+        print(f"{client.name}, {trial.streams} {trial.starts}, ITL {1e3 * trial.itl_s:g} ms: TTFT error p99 "
+              f"{1e3 * error.ttft_p99:.3f} ms, {error.rate:.0f} tokens/s", flush=True)  # fmt: skip
+        return error
+
+    def climb(self, client: Client, ttft_s: float, rungs: Sequence[float]) -> tuple[float, str]:
+        """The greatest rate of tokens before the error passes 10 %, and what came after it."""
+        best = 0.0
+        for itl_s in rungs:
+            tokens = max(20, round(LADDER_S / itl_s))
+            error = self.attempt(client, Trial(LADDER_STREAMS, tokens, ttft_s, itl_s, "spread"))
+            if error is None:
+                return best, "failed"
+            if error.worst > WRONG:
+                return best, f"wrong by {error.worst:.0%} at {error.rate:.0f}"
+            best = max(best, error.rate)
+            if error.rate < (1 - WRONG) * error.asked_rate:
+                return best, "the server gave no more"
+        return best, "no more was tried"
+
+
+HEAD = (
+    "client", "starts", "streams", "TTFT err mean", "p50", "p99", "to nominal", "ITL err mean", "p99", "lost",
+    "tokens/s", "CPU s/Mtoken",
+)  # fmt: skip
+
+
+def table(found: Sequence[tuple[str, Trial, Error]]) -> str:
+    rows = []
+    for name, trial, e in found:
+        errors = (e.ttft_mean, e.ttft_p50, e.ttft_p99, e.nominal, e.itl_mean, e.itl_p99)
+        ms = [f"{1e3 * value:.3f}" for value in errors]
+        rows.append([name, trial.starts, trial.streams, *ms, e.lost, f"{e.rate:.0f}", f"{e.cpu_s_per_mtoken:.1f}"])
+    return tabulate(rows, HEAD, disable_numparse=True, stralign="right")
+
+
+def tell_ratios(found: Sequence[tuple[str, Trial, Error]], best: Mapping[str, tuple[float, str]]) -> None:
+    ours = {trial: e for name, trial, e in found if name == Ours.name}
+    for name, trial, e in found:
+        if name != Ours.name and trial in ours:
+            mine = ours[trial]
+            print(f"{name}, {trial.streams} {trial.starts}: {e.ttft_p99 / mine.ttft_p99:.0f} times our TTFT error p99, "
+                  f"{e.cpu_s_per_mtoken / mine.cpu_s_per_mtoken:.1f} times our CPU time")  # fmt: skip
+    for name, (rate, why) in best.items():
+        ratio = f", of which ours is {best[Ours.name][0] / rate:.1f} times" if rate and name != Ours.name else ""
+        print(f"{name}: {rate:.0f} tokens/s on one core within {WRONG:.0%} ({why}){ratio}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 100, 500, 1000])
+    parser.add_argument("--tokens", type=int, default=50, help="of each request")
+    parser.add_argument("--ttft", type=float, default=50.0, help="milliseconds")
+    parser.add_argument("--itl", type=float, default=100.0, help="milliseconds; 20 where there are many cores")
+    parser.add_argument("--cores", type=int, nargs=2, default=(0, 1), metavar=("SERVER", "CLIENT"))
+    parser.add_argument("--ladder", type=float, nargs="*", default=[1e3 * s for s in LADDER], help="ITLs, milliseconds")
+    parser.add_argument("--vllm-python", help="an interpreter that has vLLM")
+    parser.add_argument("--aiperf", help="the aiperf script")
+    parser.add_argument("--sglang", type=Path, help="sglang's wheel, whose Rust client is taken")
+    parser.add_argument("--out", type=Path, help="file for all that was found, as JSON")
+    args = parser.parse_args()
+    core = args.cores[1]
+    with tempfile.TemporaryDirectory(prefix="ruler-") as name:
+        folder = Path(name)
+        clients: list[Client] = [Ours(core)]
+        clients += [Vllm(args.vllm_python, core, folder)] if args.vllm_python else []
+        clients += [Sglang(args.sglang, core, folder)] if args.sglang else []
+        clients += [Aiperf(args.aiperf, core, folder)] if args.aiperf else []
+        bench = Bench(clients, args.cores[0])
+        for starts in ("spread", "together"):
+            for streams in args.streams:
+                bench.try_all(Trial(streams, args.tokens, args.ttft / 1e3, args.itl / 1e3, starts))
+        rows = list(bench.found)
+        rungs = [itl / 1e3 for itl in args.ladder]
+        best = {client.name: bench.climb(client, args.ttft / 1e3, rungs) for client in clients if rungs}
+    if args.out:
+        facts = [{"client": n, **asdict(t), **asdict(e)} for n, t, e in bench.found]
+        args.out.write_text(json.dumps({"found": facts, "best": best, "failed": bench.failed}) + "\n", "utf-8")
+    print(f"\nserver on core {args.cores[0]}, client on core {core}; milliseconds\n{table(rows)}\n")
+    tell_ratios(rows, best)
+    for client, given in ((Vllm.name, args.vllm_python), (Sglang.name, args.sglang), (Aiperf.name, args.aiperf)):
+        if not given:
+            print(f"{client} was not given")
+    for client, why in bench.failed.items():
+        print(f"{client} failed: {why}")
+
+
+if __name__ == "__main__":
+    main()

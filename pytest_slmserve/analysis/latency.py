@@ -1,0 +1,184 @@
+"""Percentiles of latencies, and of which requests.
+
+A module beside `window`: what that says of a closed loop is unchanged, and both ways to choose requests are here.
+
+An open loop is judged by the requests *sent* in the window, whenever they end. Those that end in it are another set:
+under overload the slow ones end after it, or never, and who counts only the others sees a fast service. A request that
+never ended counts as slower than every other, so a percentile that falls among those is not known (None) and never too
+small. A closed loop is judged by the requests that *ended* in the window, as in `window.latency`: its load depends on
+its latencies, and in a steady state both sets have the same ones.
+
+TTFT = first token - sent, E2E = last token - sent, TPOT = (E2E - TTFT)/(n_out - 1), as `vllm bench serve` has them
+(vllm/benchmarks/serve.py, release 0.32), normalised = E2E/n_out (G.-I. Yu and others, Orca, OSDI 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_slmserve.analysis.stats import mean, percentile
+from pytest_slmserve.analysis.window import finished_in_window, tpot_s
+from pytest_slmserve.records import Run, Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of one latency, in seconds. A percentile is None where there is no request, or where it falls among those that
+    never came so far; mean is of the `known` ones, None unless they are all of `requests`."""
+
+    requests: int
+    known: int
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Percentiles of all latencies over the same requests; TPOT over those of two output tokens or more.
+
+    unfinished: requests among them that failed or were cut off.
+    """
+
+    requests: int
+    unfinished: int
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    normalized_latency_s: Percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLatency:
+    """One request's latencies in seconds; None where it never came so far. tpot_s is None too where it has a single
+    output token: `single` tells these apart."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    normalized_latency_s: float | None
+    single: bool
+
+    @property
+    def finished(self) -> bool:
+        return self.e2e_s is not None
+
+
+def sent_in(samples: Samples, window_s: tuple[float, float]) -> list[int]:
+    """Rows that were sent from the window's opening until before its close."""
+    opens, closes = window_s
+    return [row for row, sent in enumerate(samples.sent_s) if opens <= sent < closes]
+
+
+def request_latency(samples: Samples, row: int) -> RequestLatency:
+    """What one request saw. One that did not finish has, if it came so far, the time to its first token."""
+    sent, first, last = samples.sent_s[row], samples.first_token_s[row], samples.last_token_s[row]
+    ttft = None if first is None else first - sent
+    if not samples.finished[row] or last is None:
+        return RequestLatency(ttft, None, None, None, single=False)
+    e2e, tokens = last - sent, samples.output_tokens[row]
+    return RequestLatency(
+        ttft_s=ttft,
+        tpot_s=None if ttft is None else tpot_s(e2e, ttft, tokens),
+        e2e_s=e2e,
+        normalized_latency_s=e2e / max(tokens, 1),
+        single=tokens <= 1,
+    )
+
+
+def open_loop_latencies(run: Run) -> Latencies:
+    """Of the requests sent in the window, whenever they ended.
+
+    A failure of which the run has no row is not among them: it is counted in `Run.failures`, and makes a run invalid.
+    """
+    return latencies(run.samples, sent_in(run.samples, run.window_s))
+
+
+def closed_loop_latencies(run: Run) -> Latencies:
+    """Of the requests that finished with their last token in the window."""
+    return latencies(run.samples, finished_in_window(run))
+
+
+def latencies(samples: Samples, rows: Sequence[int]) -> Latencies:
+    """Of these rows of the samples."""
+    seen = [request_latency(samples, row) for row in rows]
+    return Latencies(
+        requests=len(seen),
+        unfinished=sum(not each.finished for each in seen),
+        ttft_s=percentiles([each.ttft_s for each in seen]),
+        tpot_s=percentiles([each.tpot_s for each in seen if not each.single]),
+        e2e_s=percentiles([each.e2e_s for each in seen]),
+        normalized_latency_s=percentiles([each.normalized_latency_s for each in seen]),
+    )
+
+
+def percentiles(values: Sequence[float | None]) -> Percentiles:
+    """Of values in seconds, None being one that is longer than all others, by how much is not known."""
+    known = [value for value in values if value is not None]
+    padded = sorted(known) + [math.inf] * (len(values) - len(known))
+    return Percentiles(
+        requests=len(values),
+        known=len(known),
+        mean=mean(known) if len(known) == len(values) else None,
+        p50=_finite(padded, 0.50),
+        p90=_finite(padded, 0.90),
+        p95=_finite(padded, 0.95),
+        p99=_finite(padded, 0.99),
+    )
+
+
+def _finite(ordered: Sequence[float], share: float) -> float | None:
+    """A percentile, None if it is no time that was seen."""
+    value = percentile(ordered, share)
+    return value if value is not None and math.isfinite(value) else None
+
+
+# Gaps between tokens: too many to keep, so counted
+
+
+@dataclass(frozen=True, slots=True)
+class GapHistogram:
+    """Gaps between successive tokens of a request (ITL), counted in bins whose edges grow by a factor.
+
+    A client of a server sees chunks of its stream: where one bears several tokens, the gap is between chunks. Bin i
+    holds gaps from least_s * growth^i until before least_s * growth^(i + 1); below bin 0 are all that are shorter than
+    least_s, whatever their number.
+    """
+
+    growth: float
+    least_s: float
+    counts: Mapping[int, int]
+
+    @property
+    def gaps(self) -> int:
+        return sum(self.counts.values())
+
+    def percentile(self, share: float) -> float | None:
+        """The gap in seconds that at least this share of all, 0 to 1, does not exceed. None of nothing.
+
+        It is the middle of its bin on the scale of logarithms, so off by a factor of √growth at most: 0.5 % for bins of
+        1 %. Of a gap shorter than `least_s` it is `least_s`.
+        """
+        wanted, seen = max(1, math.ceil(share * self.gaps)), 0
+        for index in sorted(self.counts):
+            seen += self.counts[index]
+            if seen >= wanted:
+                return self.least_s * math.pow(self.growth, index + 0.5) if index >= 0 else self.least_s
+        return None
+
+
+def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
+    """Of {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}}; JSON makes the indices words."""
+    counts = {int(index): int(count) for index, count in facts["counts"].items()}
+    return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts)
+
+
+def gap_percentiles(histogram: GapHistogram) -> Percentiles:
+    """ITL over all gaps of a run or window, in seconds. The mean is not known: a bin has no exact length."""
+    p50, p90, p95, p99 = (histogram.percentile(share) for share in (0.50, 0.90, 0.95, 0.99))
+    return Percentiles(histogram.gaps, histogram.gaps, None, p50, p90, p95, p99)

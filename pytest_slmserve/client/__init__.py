@@ -1,0 +1,1 @@
+"""The load generator for servers: streaming requests over HTTP, from a process of its own. Standard library only."""

@@ -1,0 +1,50 @@
+"""A load generator in its own process: JSON lines in, JSON lines out, over an inherited socket.
+
+    python -m pytest_slmserve.client FD PARENT_PID
+
+The first line in says whom requests go to: `url`, `headers`, `timeout_s` of a request, and how many `processes` share
+the work. Then `load` hands over the bodies, and `run` a load; `close` ends it, unanswered. Lines out: `ready` or
+`failed`, `loaded`, `progress`, `done`. A run that is one of several at once has a time at which it begins (`at`), says
+`settled`, and is told its window by `open`. All times are `time.monotonic()`.
+
+A load is a `closed_loop` or a `burst`, as the engine's worker has them, or an `open_loop`: a `schedule` of seconds
+since the beginning, and a `window` in it. `done` has `began`, `window`, `failures`, `first_failure`, `client_cpu_s`,
+what columns.py finds, and `late_s`: how long after its arrival a piece was fetched, on the average and at most. An
+ITL of that size or less is told too coarsely: chunks that wait together are one piece.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from pytest_slmserve.client.conversation import converse
+
+GUARDIAN = Path(__file__).parent.parent / "worker" / "guardian.py"
+
+
+def allow_many_connections() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def main() -> None:
+    descriptor, parent = int(sys.argv[1]), sys.argv[2]
+    os.set_inheritable(descriptor, False)
+    guardian = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(GUARDIAN), parent, str(os.getpid())], stdin=subprocess.DEVNULL
+    )
+    try:
+        allow_many_connections()
+        converse(socket.socket(fileno=descriptor))
+    finally:
+        guardian.kill()
+        guardian.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What a server says to one request: pieces of bytes with their times in, tokens with their times out."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_slmserve.client.http11 import Malformed, Response
+from pytest_slmserve.client.sse import Events
+
+DECODER = json.JSONDecoder()
+READ_OF_A_BODY = 1 << 16  # bytes
+HOLDS_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
+
+
+class Failed(Exception):
+    """The request failed, and why."""
+
+
+class Answer:
+    """The answer to one streaming completion, as far as it has come.
+
+    times: when each chunk that bears tokens came. tokens: how many each of them bears, as far as it says so itself: as
+    many as there are token ids, or one. usage: prompt and completion tokens, as the server counts them.
+    complete: the server has said that this is all.
+    """
+
+    def __init__(self) -> None:
+        self.response = Response()
+        self.times = array("d")
+        self.tokens = array("I")
+        self.usage: tuple[int | None, int | None] = None, None
+        self.complete = False
+        self._events = Events()
+        self._streams = False
+        self._refusal = b""
+
+    @property
+    def ended(self) -> bool:
+        return self.response.ended
+
+    def read(self, at: float, data: bytes) -> None:
+        """`data` came at `at` seconds; none: the connection was closed. Raises Failed."""
+        try:
+            if data:
+                body = self.response.feed(data)
+            else:
+                self.response.close()
+                body = b""
+            self._read_body(at, body)
+        except Malformed as error:
+            raise Failed(f"{error}{self._so_far()}") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise Failed(f"malformed event: {error}") from None
+
+    def _read_body(self, at: float, body: bytes) -> None:
+        if not self._streams and not self._begins():
+            return self._refuse(body) if self.response.status else None
+        events = self._events.feed(body) if body else []
+        if self.response.ended:
+            events += self._events.end()
+        for data in events:
+            self._take(at, data)
+        if self.response.ended and not self.complete:
+            raise Failed(f"the stream ended before it was complete{self._so_far()}")
+
+    def _begins(self) -> bool:
+        """Whether it is a stream of events, as far as is known."""
+        kind = self.response.headers.get("content-type", "")
+        self._streams = self.response.status == 200 and "text/event-stream" in kind
+        return self._streams
+
+    def _refuse(self, body: bytes) -> None:
+        """Wait for the text of an error, which says what is wrong."""
+        self._refusal += body
+        if not self.ended and len(self._refusal) < READ_OF_A_BODY:
+            return
+        text = self._refusal.decode(errors="replace")
+        if self.response.status != 200:
+            raise Failed(f"HTTP {self.response.status}: {text}")
+        kind = self.response.headers.get("content-type", "no content type")
+        raise Failed(f'the server answered without streaming ({kind}); the body needs "stream": true: {text}')
+
+    def _take(self, at: float, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.complete = True
+            return
+        event = parsed(data.decode())
+        if event.get("error") or event.get("object") == "error":
+            raise Failed(f"the server said in the stream: {data.decode()}")
+        tokens = 0
+        for choice in event.get("choices") or ():
+            tokens += tokens_in(choice)
+            self.complete = self.complete or bool(choice.get("finish_reason"))
+        if tokens:
+            self.times.append(at)
+            self.tokens.append(tokens)
+        if usage := event.get("usage"):
+            self.usage = usage.get("prompt_tokens"), usage.get("completion_tokens")
+
+    def _so_far(self) -> str:
+        return f" after {len(self.times)} chunks with tokens" if self.response.status else ""
+
+    @property
+    def output_tokens(self) -> int:
+        """The server's count where it gave one."""
+        return sum(self.tokens) if self.usage[1] is None else self.usage[1]
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """As json.loads has it, which looks for blanks around the value first. Raises ValueError."""
+    value, end = DECODER.raw_decode(text)
+    event: dict[str, Any] = value if end == len(text) else json.loads(text)
+    return event
+
+
+def tokens_in(choice: Mapping[str, Any]) -> int:
+    if ids := choice.get("token_ids"):
+        return len(ids)
+    delta = choice.get("delta")
+    return int(any(map(delta.get, HOLDS_TOKENS))) if delta else int(bool(choice.get("text")))

@@ -1,0 +1,131 @@
+"""What a run found, as columns for one line of JSON. Times are `time.monotonic()`, in seconds."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+BIN_S = 0.01
+GROWTH, LEAST_S = 1.01, 1e-4
+STEP = math.log(GROWTH)
+
+Window = tuple[float, float]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request that was sent and did not fail. request: index into the bodies. scheduled: None without a schedule.
+    times, tokens: of each chunk that bears tokens. usage: tokens of prompt and output by the server's count, None
+    where it gave none. finished: False of one that was cut off."""
+
+    request: int
+    sent: float
+    scheduled: float | None
+    times: array[float]
+    tokens: array[int]
+    usage: tuple[int | None, int | None]
+    finished: bool
+
+    def sample(self, tokens_per_chunk: float | None) -> tuple[Any, ...]:
+        first, last = (self.times[0], self.times[-1]) if self.times else (None, None)
+        prompt, output = self.usage
+        counted = round(sum(self.tokens) * (tokens_per_chunk or 1.0)) if output is None else output
+        return self.request, self.sent, None, first, last, prompt, counted, self.finished
+
+
+def found_in(rows: Iterable[Row], window: Window) -> Message:
+    """samples, scheduled, received, gaps, tokens_per_chunk, and chunks, which is the number behind it."""
+    ordered = sorted(rows, key=lambda row: row.sent)
+    chunks = sum(len(row.times) for row in ordered if row.usage[1] is not None)
+    counted = sum(sum(row.tokens) for row in ordered if row.usage[1] is not None)
+    told = sum(row.usage[1] or 0 for row in ordered)
+    beyond = told / counted if counted else 1.0
+    scheduled = [row.scheduled for row in ordered]
+    return {
+        "samples": [list(column) for column in zip(*(row.sample(beyond) for row in ordered))],
+        "scheduled": None if None in scheduled else scheduled,
+        "received": received(ordered, beyond),
+        "gaps": gaps([row.times for row in ordered], window),
+        "tokens_per_chunk": told / chunks if chunks else None,
+        "chunks": chunks,
+    }
+
+
+def received(rows: Sequence[Row], beyond: float) -> list[Any]:
+    """Tokens in equal bins of time: their width, where the first begins, and the tokens of each.
+
+    A request's tokens that its chunks do not show, by the server's count, came evenly with those that they show; where
+    there is no such count, they are assumed as in the others.
+    """
+    bins: Counter[int] = Counter()
+    for row in rows:
+        counted = sum(row.tokens)
+        weight = beyond if row.usage[1] is None or not counted else row.usage[1] / counted
+        for at, tokens in zip(row.times, row.tokens):
+            bins[math.floor(at / BIN_S)] += tokens * weight  # type: ignore[assignment]
+    first = min(bins, default=0)
+    return [BIN_S, first * BIN_S, [round(bins[i], 3) for i in range(first, max(bins, default=-1) + 1)]]
+
+
+def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
+    """A histogram of the times between successive chunks that both lie in the window: bin i holds gaps from
+    least_s * growth**i on; -1 holds those below least_s."""
+    begin, end = window
+    counts: Counter[int] = Counter()
+    for times in streams:
+        for before, after in pairwise(times):
+            if begin <= before and after <= end:
+                counts[gap_bin(after - before)] += 1
+    return {"growth": GROWTH, "least_s": LEAST_S, "counts": {str(i): counts[i] for i in sorted(counts)}}
+
+
+def gap_bin(gap_s: float) -> int:
+    return math.floor(math.log(gap_s / LEAST_S) / STEP) if gap_s >= LEAST_S else -1
+
+
+def merged(parts: Sequence[Message]) -> Message:
+    """What several client processes found, as one."""
+    columns = [zip(*part["samples"], part["scheduled"] or repeat_none(part)) for part in parts]
+    rows = sorted((row for part in columns for row in part), key=lambda row: row[1])
+    *samples, scheduled = zip(*rows) if rows else ((),)
+    chunks = sum(part["chunks"] for part in parts)
+    told = sum(part["tokens_per_chunk"] * part["chunks"] for part in parts if part["chunks"])
+    return {
+        "samples": [list(column) for column in samples],
+        "scheduled": None if None in scheduled else list(scheduled),
+        "received": merged_bins([part["received"] for part in parts]),
+        "gaps": merged_gaps([part["gaps"] for part in parts]),
+        "tokens_per_chunk": told / chunks if chunks else None,
+        "chunks": chunks,
+        "failures": sum(part["failures"] for part in parts),
+        "first_failure": next((part["first_failure"] for part in parts if part["first_failure"]), None),
+        "client_cpu_s": sum(part["client_cpu_s"] for part in parts),
+        "late_s": [max(part["late_s"][i] for part in parts) for i in (0, 1)],
+    }
+
+
+def repeat_none(part: Message) -> list[None]:
+    return [None] * len(part["samples"][0]) if part["samples"] else []
+
+
+def merged_bins(parts: Sequence[Sequence[Any]]) -> list[Any]:
+    bins: Counter[int] = Counter()
+    for width, begin, tokens in parts:
+        first = round(begin / width)
+        for index, count in enumerate(tokens):
+            bins[first + index] += count
+    first = min(bins, default=0)
+    return [BIN_S, first * BIN_S, [round(bins[i], 3) for i in range(first, max(bins, default=-1) + 1)]]
+
+
+def merged_gaps(parts: Sequence[Message]) -> Message:
+    counts: Counter[int] = Counter()
+    for part in parts:
+        counts.update({int(index): count for index, count in part["counts"].items()})
+    return {"growth": GROWTH, "least_s": LEAST_S, "counts": {str(i): counts[i] for i in sorted(counts)}}

@@ -1,0 +1,149 @@
+"""Several client processes that share one load, where one core is not enough: told as one."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from pytest_slmserve.client.columns import merged
+from pytest_slmserve.client.loads import parts_of
+
+BEGIN_S, OPEN_S = 0.2, 0.1  # from saying when to begin, or to open the window, to doing so: all have heard it by then
+PHASES = ("ramp", "settle", "window", "over")
+Message = dict[str, Any]
+
+
+class Speaker(Protocol):
+    end: socket.socket
+
+    def say(self, **message: Any) -> None: ...
+    def hear(self, wait_s: float | None = None) -> Message | None: ...
+
+
+class Parts:
+    """Forks its processes when made: each serves its end of a socket as a client that is alone would, on its own part
+    of the cores. They die with the group, and end when their socket is closed."""
+
+    def __init__(
+        self, lines: Speaker, greeting: Message, processes: int, serve: Callable[[socket.socket], None]
+    ) -> None:
+        self.lines = lines
+        self._pids: list[int] = []
+        self._parts: list[Speaker] = []
+        for cores in cores_of_each(processes):
+            self._parts.append(type(lines)(self._fork(cores, serve)))  # type: ignore[call-arg]
+        for part in self._parts:
+            part.say(**{**greeting, "processes": 1})
+        for answer in self._hear_all(self._parts):
+            if answer["event"] == "failed":
+                raise ValueError(answer["cause"])
+
+    def _fork(self, cores: Sequence[int], serve: Callable[[socket.socket], None]) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        if pid := os.fork():
+            theirs.close()
+            self._pids.append(pid)
+            return ours
+        status = 1
+        try:
+            for end in (ours, self.lines.end, *(part.end for part in self._parts)):
+                end.close()
+            os.sched_setaffinity(0, cores)
+            serve(theirs)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def load(self, message: Message) -> Message:
+        for part in self._parts:
+            part.say(**message)
+        return self._hear_all(self._parts)[0]
+
+    def run(self, message: Message) -> Message:
+        load = message["load"]
+        loads = parts_of(load, len(self._parts))
+        begins = message.get("at") or time.monotonic() + BEGIN_S
+        busy = self._parts[: len(loads)]
+        for part, mine in zip(busy, loads):
+            part.say(op="run", load=mine, at=begins)
+        gated = "at" in message and message["at"] is not None
+        return Together(self.lines, busy, gated, load.get("window_s", 0.0)).result()
+
+    def _hear_all(self, parts: Sequence[Speaker]) -> list[Message]:
+        return [message for part in parts if (message := part.hear())]
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.end.close()
+        for pid in self._pids:
+            os.waitpid(pid, 0)
+
+
+class Together:
+    """One run of several processes: their progress as one, and one window for all of them."""
+
+    def __init__(self, lines: Speaker, parts: Sequence[Speaker], gated: bool, window_s: float) -> None:
+        self.lines, self.parts, self.gated, self.window_s = lines, parts, gated, window_s
+        self._progress: dict[int, Message] = {}
+        self._done: dict[int, Message] = {}
+        self._settled: set[int] = set()
+        self._opened = False
+
+    def result(self) -> Message:
+        ends = {part.end: index for index, part in enumerate(self.parts)}
+        while len(self._done) < len(self.parts):
+            for end in select.select([*ends], [], [])[0]:
+                index = ends[end]
+                while message := self.parts[index].hear(0.0):
+                    self._take(index, message)
+        parts = [self._done[index] for index in sorted(self._done)]
+        return {
+            "event": "done",
+            "began": parts[0]["began"],
+            "window": [min(p["window"][0] for p in parts), max(p["window"][1] for p in parts)],
+            **merged(parts),
+        }
+
+    def _take(self, index: int, message: Message) -> None:
+        match message["event"]:
+            case "progress":
+                self._progress[index] = message
+                if index == min(set(range(len(self.parts))) - self._done.keys()):
+                    self.lines.say(**self._summed())
+            case "settled":
+                self._settled.add(index)
+                self._open()
+            case "done":
+                self._done[index] = message
+                self._open()
+
+    def _summed(self) -> Message:
+        told = self._progress.values()
+        sums = {name: sum(m[name] for m in told) for name in ("done", "in_flight", "tokens_per_s")}
+        phase = min((m["phase"] for m in told), key=PHASES.index)
+        return {"event": "progress", "phase": phase, "elapsed_s": max(m["elapsed_s"] for m in told), **sums}
+
+    def _open(self) -> None:
+        """When all have settled, but for those that gave up; as the parent says, where this run is one of several."""
+        waiting = self._settled - self._done.keys()
+        if self._opened or not waiting or len(self._settled | self._done.keys()) < len(self.parts):
+            return
+        self._opened = True
+        window: Any = None
+        if self.gated:
+            self.lines.say(event="settled")
+            message = self.lines.hear()
+            window = message["window"] if message else None
+        opens = time.monotonic() + OPEN_S
+        for index in waiting:
+            self.parts[index].say(op="open", window=window or (opens, opens + self.window_s))
+
+
+def cores_of_each(processes: int) -> list[list[int]]:
+    """Parts of the cores that may be used: of equal size, or all of them for each where there are too few."""
+    cores = sorted(os.sched_getaffinity(0))
+    return [cores[index::processes] if len(cores) >= processes else cores for index in range(processes)]

@@ -1,0 +1,222 @@
+"""One load on one server: sends requests as the load says, tells of it twice a second, and says what was found."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytest_slmserve.client.columns import Row, found_in
+from pytest_slmserve.client.lead import Lead
+from pytest_slmserve.client.loads import OpenLoop, closed_loop, most_within
+from pytest_slmserve.client.streams import Stream, Streams
+from pytest_slmserve.worker.admission import ClosedLoop
+
+PROGRESS_S = 0.5
+FAILURES, FAILED_SHARE = 5, 0.05  # it is given up when more fail than either
+AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most
+LATE_S = 0.05  # a gate's window is heard of so soon
+
+Say = Callable[..., None]
+Hear = Callable[[], dict[str, Any] | None]  # a message of the parent, if there is one
+
+
+class Run:
+    """requests: the bytes of each, in order. load: as the parent describes it; its `part`, of several processes, says
+    that this one sends every count-th request from the index-th on. at: when it begins, with others; None: now."""
+
+    def __init__(
+        self, streams: Streams, requests: Sequence[bytes], output_tokens: Sequence[int], load: dict[str, Any]
+    ) -> None:
+        self.streams, self.requests, self.load = streams, requests, load
+        self.output_tokens = output_tokens
+        self.first, self.stride = load.get("part", (0, 1))
+        self.rows: list[Row] = []
+        self.sent = self.done = self.failures = 0
+        self.first_failure: str | None = None
+        self.last_answer = 0.0
+
+    def result(self, say: Say, hear: Hear, at: float | None = None) -> dict[str, Any]:
+        gc.collect()
+        gc.freeze()
+        gc.disable()  # a collection in the middle of a run would hold up all streams
+        cpu = time.process_time()
+        try:
+            window = self._serve(say, hear, at)
+        finally:
+            gc.enable()
+            gc.unfreeze()
+        return {
+            "event": "done",
+            "began": self.began,
+            "window": window,
+            **found_in(self.rows, window),
+            "failures": self.failures,
+            "first_failure": self.first_failure,
+            "client_cpu_s": time.process_time() - cpu,
+            "late_s": [self.streams.late_s / max(1, self.streams.pieces_read), self.streams.latest_s],
+        }
+
+    def _serve(self, say: Say, hear: Hear, at: float | None) -> tuple[float, float]:
+        driver = Scheduled(self) if self.load["kind"] == "open_loop" else Looped(self, at is not None)
+        self.streams.start_count()
+        self.streams.connect_ahead(driver.connections)
+        while at is not None and (left := at - time.monotonic()) > 0:
+            self.streams.turn(left)
+        self.began = self.last_answer = self.told = self.streams.heard = time.monotonic()
+        self._told_tokens = 0
+        while not self._over(driver):
+            driver.send(time.monotonic())
+            self.streams.turn(max(0.0, min(self._next_look, driver.next_due) - time.monotonic()))
+            driver.follow(say, hear)
+            self._take_ended(driver)
+            self._look(say, driver)
+        return self._end(driver)
+
+    def _over(self, driver: Driver) -> bool:
+        return self.given_up or driver.over
+
+    @property
+    def given_up(self) -> bool:
+        return self.failures > max(FAILURES, FAILED_SHARE * self.sent) or self._silent
+
+    @property
+    def _silent(self) -> bool:
+        """No user has heard anything for as long as one request may last."""
+        waits = self.load["kind"] != "open_loop" and self.failures > 0
+        return bool(waits and time.monotonic() - self.streams.heard > self.streams.timeout_s)
+
+    def send(self, number: int, due: float | None = None) -> None:
+        """Send a load's request by its number among those of this process."""
+        request = self.first + self.stride * number
+        self.sent += 1
+        self.streams.send(Stream(request, self.requests[request % len(self.requests)], due))
+
+    def _take_ended(self, driver: Driver) -> None:
+        while self.streams.ended and not self.given_up:
+            self._note(self.streams.ended.popleft())
+            driver.freed(time.monotonic())
+
+    def _note(self, stream: Stream, cut: bool = False) -> None:
+        if stream.failure is not None:
+            self.failures += 1
+            self.first_failure = self.first_failure or stream.failure
+            return
+        answer = stream.answer
+        index = stream.number % len(self.requests)
+        self.rows.append(Row(index, stream.sent, stream.due, answer.times, answer.tokens, answer.usage, not cut))
+        self.done += not cut
+        self.last_answer = max(self.last_answer, stream.read_until)
+
+    @property
+    def _next_look(self) -> float:
+        return self.told + PROGRESS_S
+
+    def _look(self, say: Say, driver: Driver) -> None:
+        """Now and then: what lasts too long, and what there is to tell."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self.streams.expire(now)
+        tokens = self.streams.tokens_so_far
+        say(
+            event="progress",
+            phase=driver.phase(now),
+            elapsed_s=now - self.began,
+            done=self.done,
+            in_flight=len(self.streams.in_flight),
+            tokens_per_s=(tokens - self._told_tokens) / (now - self.told),
+        )
+        self.told, self._told_tokens = now, tokens
+
+    def _end(self, driver: Driver) -> tuple[float, float]:
+        cut = self.streams.cut_off()
+        while self.streams.ended:
+            self._note(self.streams.ended.popleft())
+        for stream in cut:
+            if stream.sent:
+                self._note(stream, cut=True)
+        return driver.window or (self.began, self.last_answer)
+
+
+class Looped:
+    """Users who send their next request when the last one has ended."""
+
+    def __init__(self, run: Run, gated: bool) -> None:
+        self.run = run
+        self.loop: ClosedLoop = closed_loop(run.load, run.output_tokens, gated)
+        self.connections = self.loop.concurrency
+        self.next_due = float("inf")
+        self.lead = Lead(run.streams.in_flight, run.streams.read)
+        self._unsettled = gated and self.loop.requests is None
+        self._unopened = False
+
+    @property
+    def over(self) -> bool:
+        if self.loop.phase != "over":
+            return False
+        return self.loop.requests is None or not (self.run.streams.in_flight or self.run.streams.ended)
+
+    def send(self, now: float) -> None:
+        for _ in range(self.loop.users_due()):
+            self.freed(now)
+
+    def freed(self, now: float) -> None:
+        if (number := self.loop.next_request()) is not None:
+            self.run.send(number)
+
+    def follow(self, say: Say, hear: Hear) -> None:
+        if self.loop.requests is not None:
+            return
+        for at in self.lead.steps():
+            self.loop.stepped(at)
+        if self._unsettled and self.loop.settled:
+            self._unsettled, self._unopened = False, True
+            say(event="settled")
+        if self._unopened and (message := hear()):
+            self._unopened = False
+            self.loop.open(*message["window"])
+
+    def phase(self, now: float) -> str:
+        return self.loop.phase
+
+    @property
+    def window(self) -> tuple[float, float] | None:
+        return self.loop.window
+
+
+class Scheduled:
+    """Requests at their times, whatever the server does."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.loop = OpenLoop(run.load["schedule"], tuple(run.load["window"]))
+        self.connections = min(AHEAD, most_within(run.load["schedule"], AHEAD_S))
+
+    @property
+    def over(self) -> bool:
+        return self.loop.next_s is None and not (self.run.streams.in_flight or self.run.streams.ended)
+
+    @property
+    def next_due(self) -> float:
+        return float("inf") if self.loop.next_s is None else self.run.began + self.loop.next_s
+
+    def send(self, now: float) -> None:
+        for number in self.loop.due(now - self.run.began):
+            self.run.send(number, self.run.began + self.loop.schedule[number])
+
+    def freed(self, now: float) -> None: ...
+
+    def follow(self, say: Say, hear: Hear) -> None: ...
+
+    def phase(self, now: float) -> str:
+        return self.loop.phase(now - self.run.began)
+
+    @property
+    def window(self) -> tuple[float, float]:
+        begin, end = self.loop.given
+        return self.run.began + begin, self.run.began + end
+
+
+Driver = Looped | Scheduled

@@ -1,0 +1,362 @@
+"""Many streams at once: what arrives is stamped and kept first, and read when there is time.
+
+A piece's time is the kernel's, taken as its last packet came in, so it does not depend on when this process got to it.
+Where there is none (TLS, other systems), it is the time at which epoll told of the socket.
+"""
+
+from __future__ import annotations
+
+import select
+import ssl
+import time
+from collections import deque
+
+from pytest_slmserve.client.answer import Answer, Failed
+from pytest_slmserve.client.connection import STAMP, Address, Connection, SecureConnection, address_of
+from pytest_slmserve.client.target import Target
+
+CONNECTING = 64  # at once: more would overflow the queue of a server that accepts slowly
+CONNECT_S = 10.0
+READ_S, LONG_READ_S = 0.0002, 0.02  # reading goes on for so long before sockets are looked at again
+READ_AT, QUIET_S = 32, 0.005  # what is to be read waits for so many streams, or until nothing comes for so long
+UNREAD_LIMIT = 1 << 28  # bytes that are kept unread; beyond, reading goes first
+EVENTS = 4096
+TOLD = 300  # characters of a failure
+TURN_S = 0.1  # no turn lasts longer
+COARSE_S = 0.002
+LAST_CHUNK = b"0\r\n\r\n"
+
+Clock = tuple[float, float]  # monotonic now, and what it is ahead of the time of day
+
+
+class Stream:
+    """One request and its answer. number: which of the load. due, sent: when it was to be sent, and was.
+
+    failure: why it failed; `complete` and `cut off` are the other two ways to end.
+    """
+
+    __slots__ = ("answer", "body", "connection", "deadline", "due", "failure", "number", "read_until", "sent", "unread")
+
+    def __init__(self, number: int, body: bytes, due: float | None = None) -> None:
+        self.number, self.body, self.due = number, body, due
+        self.answer = Answer()
+        self.sent = self.deadline = 0.0
+        self.read_until = 0.0  # the time of the last piece
+        self.failure: str | None = None
+        self.connection: Connection | None = None
+        self.unread: deque[tuple[Clock, bytes, bytes]] = deque()
+
+
+class Streams:
+    """Connections to one server and the streams on them. `ended` holds the streams that are over, for the caller to
+    take; no method raises for what a server does."""
+
+    def __init__(self, target: Target, timeout_s: float) -> None:
+        self.target, self.timeout_s = target, timeout_s
+        self.epoll = select.epoll()
+        self.ended: deque[Stream] = deque()
+        self.in_flight: dict[Stream, None] = {}
+        self.heard = time.monotonic()  # when anything came last
+        self.pieces = self.pieces_read = self.tokens_read = 0
+        self.late_s = self.latest_s = 0.0  # how long after its arrival a piece was fetched: the sum, and the most
+        self._unread_bytes = 0
+        self._address: Address | None = None
+        self._context = secure_context() if target.tls else None
+        self._connections: dict[int, Connection] = {}
+        self._streams: dict[Connection, Stream] = {}
+        self._idle: dict[Connection, None] = {}
+        self._refused = 0
+        self._without_connection: deque[Stream] = deque()
+        self._to_read: deque[Stream] = deque()
+
+    def start_count(self) -> None:
+        """Of the next run."""
+        self.pieces = self.pieces_read = self.tokens_read = 0
+        self.late_s = self.latest_s = 0.0
+
+    @property
+    def tokens_so_far(self) -> int:
+        """What is still unread counts as one a piece."""
+        return self.tokens_read + self.pieces - self.pieces_read
+
+    def connect_ahead(self, count: int) -> None:
+        """Until so many connections wait for a request, or one of them fails, or it takes too long."""
+        self.turn(0.0)  # which drops those that were closed since the last run
+        until = time.monotonic() + CONNECT_S
+        refused = self._refused
+        while len(self._idle) < count and time.monotonic() < until and self._refused == refused:
+            opening = len(self._connections) - len(self._idle) - len(self._streams)
+            if opening < min(count - len(self._idle), CONNECTING):
+                self._connect()
+            else:
+                self.turn(0.01)
+
+    def send(self, stream: Stream) -> None:
+        """On a connection that waits, else on a new one, as soon as it is open."""
+        stream.deadline = time.monotonic() + self.timeout_s
+        self.in_flight[stream] = None
+        if self._idle:
+            return self._send_on(self._idle.popitem()[0], stream)
+        self._without_connection.append(stream)
+        self._connect()
+
+    def turn(self, wait_s: float) -> None:
+        """Fetch what is there; where nothing is, read what was fetched; where there is nothing to read, wait."""
+        if self._to_read:
+            wait_s = 0.0 if len(self._to_read) >= READ_AT else min(wait_s, QUIET_S)
+        ready = self._poll(wait_s)
+        clock = time.monotonic(), time.monotonic() - time.time()
+        for number, _ in ready:
+            if number in self._connections:
+                self._advance(self._connections[number], clock)
+        if self._unread_bytes > UNREAD_LIMIT:
+            self._read_for(LONG_READ_S)
+        elif not ready:
+            self._read_for(READ_S)
+
+    def read(self, stream: Stream) -> None:
+        """All that was fetched of it."""
+        while stream.unread and stream.failure is None:
+            self._read_piece(stream)
+
+    def expire(self, now: float) -> None:
+        """End what lasts too long; streams are in the order sent."""
+        late = []
+        for stream in self.in_flight:
+            if stream.deadline > now:
+                break
+            late.append(stream)
+        for stream in late:
+            chunks = len(stream.answer.times)
+            self._fail(stream, f"no end within {self.timeout_s:g} s ({chunks} chunks with tokens came)")
+
+    def cut_off(self) -> list[Stream]:
+        """End all that are in flight; they are returned as they are, those that were not even sent too."""
+        self._without_connection.clear()
+        for stream in list(self.in_flight):
+            self.read(stream)
+        cut = list(self.in_flight)
+        for stream in cut:
+            self._leave(stream)
+        return cut
+
+    def close(self) -> None:
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self.epoll.close()
+
+    # Connections
+
+    def _connect(self) -> None:
+        try:
+            self._address = self._address or address_of(self.target.host, self.target.port)
+            if self._context:
+                connection: Connection = SecureConnection(self._address, self._context, self.target.host)
+            else:
+                connection = Connection(self._address)
+        except OSError as error:
+            return self._fail_waiting(error)
+        self._connections[connection.number] = connection
+        self._watch(connection, select.EPOLLOUT)
+
+    def _watch(self, connection: Connection, events: int) -> None:
+        if connection.watched == events:
+            return
+        (self.epoll.modify if connection.watched else self.epoll.register)(connection.number, events)
+        connection.watched = events
+
+    def _drop(self, connection: Connection) -> None:
+        del self._connections[connection.number]
+        self._idle.pop(connection, None)
+        connection.close()
+
+    def _fail_waiting(self, error: Exception) -> None:
+        """No connection comes about: the one that waits longest will not be served."""
+        self._refused += 1
+        if self._without_connection:
+            self._fail(self._without_connection.popleft(), f"no connection: {named(error)}")
+
+    def _advance(self, connection: Connection, clock: Clock) -> None:
+        try:
+            if connection.open:
+                self._transfer(connection, clock)
+            else:
+                self._watch(connection, connection.advance())
+                if connection.open:
+                    self._take_up(connection)
+        except OSError as error:
+            self._lose(connection, error)
+
+    def _take_up(self, connection: Connection) -> None:
+        if self._without_connection:
+            self._send_on(connection, self._without_connection.popleft())
+        else:
+            connection.old = True
+            self._idle[connection] = None
+
+    def _lose(self, connection: Connection, error: Exception) -> None:
+        self._drop(connection)
+        stream = self._streams.get(connection)
+        if stream:
+            self._broke_off(stream, named(error))
+        elif not connection.open:
+            self._fail_waiting(error)
+
+    # Sending
+
+    def _send_on(self, connection: Connection, stream: Stream) -> None:
+        stream.connection = connection
+        self._streams[connection] = stream
+        stream.sent = time.monotonic()
+        try:
+            self._write(connection, stream.body)
+        except OSError as error:
+            self._lose(connection, error)
+
+    def _write(self, connection: Connection, data: bytes) -> None:
+        connection.send(data)
+        self._watch(connection, select.EPOLLIN | select.EPOLLOUT if connection.unsent else select.EPOLLIN)
+
+    # Fetching
+
+    def _transfer(self, connection: Connection, clock: Clock) -> None:
+        if connection.unsent:
+            self._write(connection, connection.unsent)
+        pieces = connection.receive()
+        stream = self._streams.get(connection)
+        if stream is None:  # it waits, and a server that says something now is about to close it
+            return self._drop(connection) if pieces else None
+        for data, told in pieces:
+            if stream in self.in_flight:
+                self._keep(stream, clock, data, told)
+
+    def _keep(self, stream: Stream, clock: Clock, data: bytes, told: bytes) -> None:
+        if not data:
+            return self._closed(stream, clock)
+        self.heard = clock[0]
+        self.pieces += 1
+        self._unread_bytes += len(data)
+        if not stream.unread:
+            self._to_read.append(stream)
+        stream.unread.append((clock, told, data))
+        if data.endswith(LAST_CHUNK) or b"data:" not in data:  # its end, perhaps, or nothing usual
+            self.read(stream)
+
+    def _closed(self, stream: Stream, clock: Clock) -> None:
+        self.read(stream)
+        if stream in self.in_flight:
+            assert stream.connection
+            self._drop(stream.connection)
+            self._broke_off(stream, "")
+
+    def _broke_off(self, stream: Stream, why: str) -> None:
+        """An old connection may have been closed just as the request was sent, which is then sent anew."""
+        self.read(stream)
+        connection = stream.connection
+        if stream not in self.in_flight or connection is None:
+            return
+        if connection.old and stream.answer.response.status is None:
+            del self._streams[connection]
+            del self.in_flight[stream]
+            return self._send_anew(stream)
+        try:
+            stream.answer.read(stream.read_until, b"")
+        except Failed as error:
+            return self._fail(stream, f"{error} ({why})" if why else f"{error}")
+        self._leave(stream)
+        self.ended.append(stream)
+
+    def _send_anew(self, stream: Stream) -> None:
+        stream.connection = None
+        self.in_flight[stream] = None
+        self._without_connection.append(stream)
+        self._connect()
+
+    # Reading
+
+    def _poll(self, wait_s: float) -> list[tuple[int, int]]:
+        """epoll counts in milliseconds: of a longer wait the last two are left to the next call, of which select, which
+        counts in microseconds, waits the rest."""
+        if wait_s > 2 * COARSE_S:
+            return self.epoll.poll(wait_s - COARSE_S, EVENTS)
+        if wait_s > 0:
+            select.select([self.epoll], [], [], wait_s)
+        return self.epoll.poll(0, EVENTS)
+
+    def _read_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._to_read and time.monotonic() < until:
+            stream = self._to_read.popleft()
+            if stream.unread:
+                self._read_piece(stream)
+            if stream.unread:
+                self._to_read.appendleft(stream)
+
+    def _read_piece(self, stream: Stream) -> None:
+        clock, told, data = stream.unread.popleft()
+        self._unread_bytes -= len(data)
+        self.pieces_read += 1
+        at = self._arrival(clock, told, stream)
+        before = len(stream.answer.times)
+        try:
+            stream.answer.read(at, data)
+        except Failed as error:
+            return self._fail(stream, str(error))
+        self.tokens_read += sum(stream.answer.tokens[before:])
+        if stream.answer.ended:
+            self._leave(stream)
+            self.ended.append(stream)
+
+    def _arrival(self, clock: Clock, told: bytes, stream: Stream) -> float:
+        """Of a piece: the kernel's stamp, unless it cannot be true, as after the time of day was set."""
+        fetched, ahead = clock
+        if told:
+            seconds, nanoseconds = STAMP.unpack(told)
+            at: float = seconds + nanoseconds / 1e9 + ahead
+            if max(stream.sent, stream.read_until) <= at <= fetched + TURN_S:
+                late, fetched = max(0.0, fetched - at), at
+                self.late_s += late
+                self.latest_s = max(self.latest_s, late)
+        stream.read_until = fetched
+        return fetched
+
+    # Ends
+
+    def _leave(self, stream: Stream) -> None:
+        """Its connection waits for another, if it may."""
+        del self.in_flight[stream]
+        connection, stream.connection = stream.connection, None
+        if connection is None:
+            return
+        del self._streams[connection]
+        if self._connections.get(connection.number) is not connection:
+            return
+        response = stream.answer.response
+        clean = response.ended and response.reusable and not (stream.unread or connection.unsent)
+        if stream.failure is None and clean:
+            connection.old = True
+            self._take_up(connection)
+        else:
+            self._drop(connection)
+
+    def _fail(self, stream: Stream, why: str) -> None:
+        stream.failure = self.target.without_secrets(why)[:TOLD]
+        self._unread_bytes -= sum(len(data) for _, _, data in stream.unread)
+        stream.unread.clear()
+        if stream in self._without_connection:
+            self._without_connection.remove(stream)
+        if stream in self.in_flight:
+            self._leave(stream)
+            self.ended.append(stream)
+
+
+def secure_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def named(error: Exception) -> str:
+    """An error of the system, without the address that some of them repeat."""
+    text = getattr(error, "strerror", None) or str(error)
+    return f"{type(error).__name__}: {text}"

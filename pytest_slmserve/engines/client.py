@@ -1,0 +1,97 @@
+"""Our load generator as an engine's door has it: a process of its own, that puts loads on a URL."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from pytest_slmserve.engines.base import Gate, Tell
+from pytest_slmserve.engines.offline import run_from
+from pytest_slmserve.engines.process import Child, converse
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Request, Run, Stream, Workload
+from pytest_slmserve.spec import Load, OpenLoop
+
+READY_S = 30.0
+REQUEST, PROMPT_TOKENS = 0, 5  # columns of the samples
+
+
+class Client:
+    """headers: sent with every request, the key among them; they are told to the process alone, and are nowhere else.
+    cores: those that it may use; none: all."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], cores: Collection[int] = ()) -> None:
+        command = [sys.executable, "-m", "pytest_slmserve.client"]
+        self.child = Child(command, dict(os.environ), cores=cores, name="the client")
+        self.child.send(url=url, headers=dict(headers))
+        ready = self.child.receive(READY_S, "starting")
+        if ready["event"] == "failed":
+            self.child.kill()
+            raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
+
+    def hand_over(self, bodies: Sequence[str], output_tokens: Sequence[int]) -> None:
+        """The body of each request, and how many tokens it asks for."""
+        converse(self.child, op="load", bodies=list(bodies), output_tokens=list(output_tokens))
+
+    def run(self, load: Load, tell: Tell, gate: Gate | None) -> dict[str, Any]:
+        """The columns of one run, as the client tells them."""
+        at = {"at": gate.begins_s} if gate else {}
+        return converse(self.child, tell, gate, op="run", load=message_of(load), **at)
+
+    def kill(self) -> None:
+        self.child.kill()
+
+
+def message_of(load: Load) -> dict[str, Any]:
+    """A load in the client's words."""
+    if not isinstance(load, OpenLoop):
+        return asdict(load)
+    window = load.settle_s, load.settle_s + load.window_s
+    return {"kind": load.kind, "schedule": list(load.schedule_s), "window": window}
+
+
+def completion(request: Request, model: str) -> dict[str, Any]:
+    """The body that asks for exactly so many tokens, the likeliest each, streamed."""
+    return {
+        "model": model,
+        "prompt": list(request.prompt),
+        "max_tokens": request.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def run_of(told: Mapping[str, Any], workload: Workload, steps: Sequence[Sequence[Any]] = ()) -> Run:
+    """What the client told, as a Run. steps: rows of its server's trace, where there is one."""
+    samples = _with_prompts(told["samples"], workload)
+    run = run_from({**told, "samples": samples, "steps": [*zip(*steps)]})
+    return replace(run, stream=_stream(told))
+
+
+def _with_prompts(samples: Sequence[Sequence[Any]], workload: Workload) -> list[Sequence[Any]]:
+    """Where a request was cut off before its server told how many tokens its prompt has, we do."""
+    columns = list(samples)
+    if columns:
+        known = zip(columns[REQUEST], columns[PROMPT_TOKENS], strict=True)
+        columns[PROMPT_TOKENS] = [len(workload.requests[i].prompt) if n is None else n for i, n in known]
+    return columns
+
+
+def _stream(told: Mapping[str, Any]) -> Stream:
+    (bin_s, begins, tokens), began = told["received"], told["began"]
+    scheduled = told["scheduled"]
+    return Stream(
+        bin_s=bin_s,
+        begins_s=round(begins - began, 6),
+        tokens=tuple(tokens),
+        gaps=told["gaps"],
+        tokens_per_chunk=told["tokens_per_chunk"],
+        scheduled_s=None if scheduled is None else tuple(round(at - began, 6) for at in scheduled),
+        cpu_s=told["client_cpu_s"],
+        fetched_late_s=tuple(told["late_s"]),
+    )

@@ -1,0 +1,105 @@
+"""Whatever answers at a URL as OpenAI's server does, with streaming: another vLLM, SGLang, TGI, llama.cpp ..."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pytest_slmserve.engines.base import Gate, Outputs, Tell, silent
+from pytest_slmserve.engines.client import Client, completion, run_of
+from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.records import Request, Resolved, Run, Workload
+from pytest_slmserve.spec import EngineSpec, Load
+
+CHAT = "/chat/completions"
+KEY = "SLM_ENDPOINT_KEY"  # the variable that has the key
+ANSWER_S = 60.0
+TOLD = 200  # characters of an answer that is no stream
+HINTS = {
+    401: f"{KEY}=... in the environment",
+    403: f"{KEY}=... in the environment",
+    404: "the URL with its path, /v1/completions, and --model as the server calls it",
+}
+COMMON = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea kid body information"
+)
+WORDS = COMMON.split()
+
+
+class EndpointEngine:
+    """Somebody else's server: nothing is started, and its limits are not known. One request is sent first, so that a
+    wrong key, an unknown model or a server without streaming is an error, and not a measurement."""
+
+    def __init__(self, spec: EngineSpec, key: str = "", further: Mapping[str, Any] | None = None) -> None:
+        """key: sent as a bearer token, and told to nobody else. further: fields of every request's body beside ours;
+        None takes one of ours away."""
+        self.spec = spec
+        self.launch = uuid.uuid4().hex[:12]
+        self.resolved = Resolved()
+        self.ready = True
+        self._loaded: str | None = None
+        self._further = dict(further or {})
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._check()
+        self._client = Client(spec.url, self._headers)
+
+    def _check(self) -> None:
+        """Raises BadUsage where one short request gets no stream."""
+        status, kind, text = self._asked(self.body(Request((5, 6, 7), 2)))
+        if status != 200:
+            hint = HINTS.get(status, "--extra-body with what this server wants otherwise")
+            raise BadUsage(f"{self.spec.url} answered {status}: {text[:TOLD]}", hint)
+        if "event-stream" not in kind:
+            raise BadUsage(f"{self.spec.url} does not stream: it answered {kind or 'something'}", "a server that does")
+
+    def _asked(self, body: str) -> tuple[int, str, str]:
+        """Status, content type and text of one answer."""
+        url = urlsplit(self.spec.url)
+        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        connection = kind(url.hostname or "", url.port, timeout=ANSWER_S)
+        try:
+            connection.request("POST", url.path + (f"?{url.query}" if url.query else ""), body, self._headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers.get("content-type", ""), answer.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise BadUsage(f"{self.spec.url} does not answer: {error}", "the URL of a server that runs") from None
+        finally:
+            connection.close()
+
+    def body(self, request: Request) -> str:
+        """Of one request, in the words of the URL's interface: ids for completions, text for a chat."""
+        asked = completion(request, self.spec.model)
+        if urlsplit(self.spec.url).path.endswith(CHAT):
+            del asked["prompt"]
+            asked["messages"] = [{"role": "user", "content": text_of(request)}]
+        asked |= self._further
+        return json.dumps({name: value for name, value in asked.items() if value is not None})
+
+    def hand_over(self, workload: Workload) -> None:
+        if self._loaded != workload.hash:
+            bodies = [self.body(request) for request in workload.requests]
+            self._client.hand_over(bodies, [request.output_tokens for request in workload.requests])
+            self._loaded = workload.hash
+
+    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+        self.hand_over(workload)
+        return run_of(self._client.run(load, tell, gate), workload)
+
+    def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
+        raise EngineFailed("an endpoint is not asked for its tokens", "the server door")
+
+    def close(self) -> None:
+        self.ready = False
+        self._client.kill()
+
+
+def text_of(request: Request) -> str:
+    """About as many tokens of text: common words, one token each for most tokenizers. The server counts them."""
+    return " ".join(WORDS[token % len(WORDS)] for token in request.prompt)

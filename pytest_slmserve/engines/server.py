@@ -1,0 +1,270 @@
+"""vLLM's OpenAI-compatible server, and our client before it: this door shows the serving stack.
+
+The server is a process of its own, on loopback, with a random key. A plugin of ours (vLLM's entry point group
+`vllm.stat_logger_plugins`) tells its steps in a file, by the clock that the client reads.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, silent
+from pytest_slmserve.engines.client import Client, completion, run_of
+from pytest_slmserve.engines.offline import (
+    NOWHERE_ELSE,
+    START_S,
+    WORKER,
+    engine_arguments,
+    engine_environment,
+    model_for,
+    place_of,
+    resolved_from,
+)
+from pytest_slmserve.engines.process import Child
+from pytest_slmserve.models import Shape, shape_of
+from pytest_slmserve.records import Request, Run, Workload
+from pytest_slmserve.spec import EngineSpec, Load
+
+SERVE = WORKER.with_name("serve.py")
+HOST = "127.0.0.1"
+NAME = "slm"  # of the model, as requests call it
+LOOK_S = 0.1  # between two looks whether it is ready
+ANSWER_S = 10.0
+IDLE_S = 0.2  # without a step; a long one of many prompts takes as much
+NOT_OF_A_SERVER = {"skip_tokenizer_init", "disable_log_stats"}
+
+
+class ServerEngine:
+    """Starts when made; raises EngineFailed with the cause and the end of the log when it cannot."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        place: Mapping[str, str] = NOWHERE_ELSE,
+        cores: Collection[int] = (),
+        held: bool = False,
+    ) -> None:
+        """place, cores, held: as of an `OfflineEngine`. The client runs where its server may."""
+        self.spec = spec
+        self.ready = False
+        self.launch = uuid.uuid4().hex[:12]
+        self._loaded: str | None = None
+        self._key = secrets.token_hex(16)
+        self._place, self._cores = place, cores
+        self._client: Client | None = None
+        self._launched(held)
+        if not held:
+            self._finish_start()
+
+    def start(self) -> None:
+        """The turn of a server that was held: it takes the device, and is ready for a load when this returns."""
+        self._began = time.monotonic()
+        self._turn.touch()
+        self._finish_start()
+
+    def _launched(self, held: bool) -> None:
+        self._began = time.monotonic()
+        self.port, folder = free_port(), Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
+        self._turn = folder / "turn"
+        place = place_of(self.spec, self._place, self._cores, self._turn if held else None)
+        self.child = start_server(self.spec, self.port, self._key, folder, place, self._cores)
+
+    def _finish_start(self) -> None:
+        try:
+            self._await_health()
+            self.resolved = resolved_from(self._facts(), time.monotonic() - self._began)
+            self._client = Client(f"http://{HOST}:{self.port}/v1/completions", self._headers, self._cores)
+        except BaseException:
+            self.close()
+            raise
+        self.ready = True
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None, "it is there as soon as the server is ready"
+        return self._client
+
+    def _await_health(self) -> None:
+        until = time.monotonic() + START_S
+        while not self._healthy():
+            if self.child.process.poll() is not None:
+                raise self.child.failed("did not start")
+            if time.monotonic() > until:
+                raise self.child.failed(f"was not ready after {START_S:.0f} s")
+            time.sleep(LOOK_S)
+
+    def _healthy(self) -> bool:
+        try:
+            return self._asked("GET", "/health")[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def _asked(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=ANSWER_S)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), self._headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def _facts(self) -> dict[str, Any]:
+        """Its limits, by our plugin; what its model process knows, where vLLM's door for developers is there."""
+        try:
+            told: dict[str, Any] = trace_lines(self.child.folder)[0]
+        except (OSError, IndexError):
+            raise self.child.failed(
+                "did not tell its steps: vLLM did not load our plugin", "--slm-door offline"
+            ) from None
+        status, answer = self._asked("POST", "/collective_rpc", {"method": "slm_facts"})
+        with suppress(ValueError, LookupError, TypeError):
+            told |= json.loads(answer)["results"][0] if status == 200 else {}
+        return told
+
+    def hand_over(self, workload: Workload) -> None:
+        if self._loaded == workload.hash:
+            return
+        check_fits(self.spec, workload)
+        bodies = [json.dumps(completion(request, NAME)) for request in workload.requests]
+        self.client.hand_over(bodies, [request.output_tokens for request in workload.requests])
+        self._loaded = workload.hash
+
+    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+        self.hand_over(workload)
+        self.ready = False
+        before = trace_file(self.child.folder).stat().st_size
+        told = self.client.run(load, tell, gate)
+        self._await_idle()
+        if self.child.process.poll() is not None:
+            raise self.child.failed(f"died while it served ({told['first_failure']})")
+        self.ready = True
+        return run_of(told, workload, [r for r in trace_lines(self.child.folder, before) if r[0] >= told["began"]])
+
+    def _await_idle(self) -> None:
+        """What was cut off at the end of a load is served on until its server has noticed: no longer when the next load
+        begins."""
+        seen, until = -1, time.monotonic() + ANSWER_S
+        while (size := trace_file(self.child.folder).stat().st_size) != seen and time.monotonic() < until:
+            seen = size
+            time.sleep(IDLE_S)
+
+    def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
+        return tuple(self._tokens(request, length) for request in workload.requests[:requests])
+
+    def _tokens(self, request: Request, length: int) -> tuple[int, ...]:
+        asked = {**completion(request, NAME), "max_tokens": length, "stream": False, "return_token_ids": True}
+        del asked["stream_options"]
+        try:
+            status, answer = self._asked("POST", "/v1/completions", asked)
+        except OSError as error:
+            raise self.child.failed(f"did not answer: {error}") from None
+        if status != 200:
+            raise self.child.failed(f"answered {status}: {answer[:200].decode(errors='replace')}")
+        return tuple(json.loads(answer)["choices"][0]["token_ids"])
+
+    def close(self) -> None:
+        self.ready = False
+        if self._client:
+            self._client.kill()
+        self.child.kill()
+
+
+def start_server(
+    spec: EngineSpec, port: int, key: str, folder: Path, place: Mapping[str, str], cores: Collection[int]
+) -> Child:
+    """The server's process, starting. Its key is in its environment, never among its arguments, which all can read."""
+    shape = shape_of(spec.model)
+    model = model_for(spec, shape, folder)
+    if spec.weights == "dummy":
+        write_tokenizer(shape, folder)
+    write_plugin(folder)
+    environment = engine_environment(spec, dict(os.environ)) | dict(place)
+    environment |= {"SLM_TRACE": str(trace_file(folder)), "VLLM_API_KEY": key, "VLLM_SERVER_DEV_MODE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
+    if allowed := environment.get("VLLM_PLUGINS"):
+        environment["VLLM_PLUGINS"] = f"{allowed},slm_trace"
+    arguments = flags(server_arguments(spec, model) | {"host": HOST, "port": port})
+    command = [spec.python or sys.executable, "-u", str(SERVE), *arguments]
+    return Child(command, environment, folder, cores, name="the server")
+
+
+def server_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
+    """As of the engine without HTTP, so that the doors can be compared."""
+    engine = {name: value for name, value in engine_arguments(spec, model).items() if name not in NOT_OF_A_SERVER}
+    return engine | {"served_model_name": NAME, "disable_uvicorn_access_log": True}
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of vLLM's engine as its command line has them."""
+    found: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        match value:
+            case True:
+                found.append(f"--{flag}")
+            case False:
+                found.append(f"--no-{flag}")
+            case dict() | list():
+                found += [f"--{flag}", json.dumps(value)]
+            case _:
+                found += [f"--{flag}", str(value)]
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def write_tokenizer(shape: Shape, folder: Path) -> None:
+    """A word for each token: a server turns tokens into text, and with dummy weights there is no tokenizer. None is
+    special, for those have no text, and a token without text is not sent."""
+    model = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(shape.vocabulary)}, "unk_token": "t0"}
+    described: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": model,
+    }
+    described |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    (folder / "tokenizer.json").write_text(json.dumps(described), "utf-8")
+    named = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named), "utf-8")
+
+
+def write_plugin(folder: Path) -> None:
+    """What makes vLLM find our plugin: the entry point of a distribution on its path."""
+    found = folder / "slm_trace-0.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: slm-trace\nVersion: 0\n", "utf-8")
+    (found / "entry_points.txt").write_text("[vllm.stat_logger_plugins]\nslm_trace = slm_trace:Trace\n", "utf-8")
+
+
+def trace_file(folder: Path) -> Path:
+    return folder / "steps.jsonl"
+
+
+def trace_lines(folder: Path, after: int = 0) -> list[Any]:
+    """What the plugin has told, from so many bytes on: its limits first, then a row for each step."""
+    with trace_file(folder).open("rb") as file:
+        file.seek(after)
+        return [json.loads(line) for line in file if line.endswith(b"\n")]

@@ -1,0 +1,121 @@
+"""What one load on one server found, as a page of text or an object: for `measure`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from tabulate import tabulate
+
+from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput
+from pytest_slmserve.analysis.latency import (
+    Latencies,
+    Percentiles,
+    closed_loop_latencies,
+    gap_histogram,
+    gap_percentiles,
+    open_loop_latencies,
+)
+from pytest_slmserve.analysis.schedule_delay import ScheduleDelay, schedule_delay
+from pytest_slmserve.analysis.summary import summarize
+from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.records import Measurement
+from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
+from pytest_slmserve.spec import OpenLoop, load_facts
+
+COLUMNS = ("mean", "p50", "p90", "p95", "p99")
+FIGURES = ("batch", "requests_per_s", "output_tokens_per_s", "kv_usage")
+
+
+def requests_seen(measurement: Measurement) -> Latencies:
+    """Of the requests that were sent in an open loop's window, or that ended in a closed loop's."""
+    run = measurement.run
+    return open_loop_latencies(run) if isinstance(measurement.load, OpenLoop) else closed_loop_latencies(run)
+
+
+def latencies(measurement: Measurement) -> dict[str, Percentiles]:
+    """By name, in seconds; ITL of the gaps in the window."""
+    seen, stream = requests_seen(measurement), measurement.run.stream
+    found = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2e": seen.e2e_s, "normalized": seen.normalized_latency_s}
+    return found | ({"itl": gap_percentiles(gap_histogram(stream.gaps))} if stream else {})
+
+
+def delay_of(measurement: Measurement) -> ScheduleDelay | None:
+    run, stream = measurement.run, measurement.run.stream
+    if stream is None or stream.scheduled_s is None:
+        return None
+    return schedule_delay(stream.scheduled_s, run.samples.sent_s, run.window_s)
+
+
+def good(measurement: Measurement, slo: Slo | None) -> Goodput | None:
+    run = measurement.run
+    return goodput(run.samples, run.window_s, slo, failed=run.failures) if slo else None
+
+
+def as_json(measurement: Measurement, slo: Slo | None = None) -> dict[str, Any]:
+    """Seconds, tokens and ratios of 1; null is not measured."""
+    invalid, degraded = standing(measurement)
+    run, seen, summary = measurement.run, requests_seen(measurement), asdict(summarize(measurement))
+    delay, served = delay_of(measurement), good(measurement, slo)
+    return {
+        "id": measurement.id,
+        "model": measurement.spec.model,
+        "door": measurement.spec.door,
+        "url": measurement.spec.url,
+        "load": load_facts(measurement.load),
+        "valid": not invalid,
+        "problems": [*invalid, *degraded],
+        "requests": seen.requests,
+        "unfinished": seen.unfinished,
+        "failures": run.failures,
+        "first_failure": run.first_failure,
+        "window_s": run.window_s[1] - run.window_s[0],
+        **{name: summary[name] for name in FIGURES},
+        "latency_s": {name: asdict(each) for name, each in latencies(measurement).items()},
+        "schedule_delay": delay and asdict(delay),
+        "goodput": served and {**asdict(served), "slo": str(served.slo)},
+        "tokens_per_chunk": run.stream and run.stream.tokens_per_chunk,
+        "client_cpu_s": run.stream and run.stream.cpu_s,
+    }
+
+
+def as_text(measurement: Measurement, slo: Slo | None = None) -> str:
+    """A head, a table of latencies, what was good, and what is wrong."""
+    told = [_served(served)] if (served := good(measurement, slo)) else []
+    return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement)])
+
+
+def _head(m: Measurement) -> Iterator[str]:
+    figures, seen, (opened, closed) = summarize(m), requests_seen(m), m.run.window_s
+    prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
+    held = figure(figures.batch, 4)
+    yield f"{m.spec.model} at {m.spec.url}"
+    yield f"{prompt:,.4g} prompt and {output:,.4g} output tokens asked for in the mean, {held} requests in flight"
+    if isinstance(m.load, OpenLoop) and (delay := delay_of(m)):
+        rates = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
+        yield f"{m.load.arrivals}: {rates}, late by {milliseconds(delay.p99_s)} ms (p99) at most"
+    yield f"{figure(figures.output_tokens_per_s, 4)} output tokens/s over {closed - opened:.1f} s"
+    which = "sent in the window" if isinstance(m.load, OpenLoop) else "ended in the window"
+    yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {m.run.failures} failed"
+
+
+def _table(found: dict[str, Percentiles]) -> str:
+    rows = [
+        [name.upper() if len(name) < 5 else "E2E/token", *(milliseconds(getattr(each, column)) for column in COLUMNS)]
+        for name, each in found.items()
+    ]
+    text: str = tabulate(rows, ["ms", *COLUMNS], disable_numparse=True, colalign=("left", *["right"] * len(COLUMNS)))
+    return text
+
+
+def _served(found: Goodput) -> str:
+    each = ", ".join(f"{name} {hundredths(share)} %" for name, share in found.by_slo)
+    share = f"{hundredths(found.attainment)} % of {found.requests} requests are good ({each})"
+    return f"\ngoodput {figure(found.per_s, 4)} requests/s within {found.slo}: {share}, {found.dropped} dropped"
+
+
+def _doubts(m: Measurement) -> list[str]:
+    invalid, degraded = standing(m)
+    lines = [f"INVALID: {text}" for text in invalid] + [f"degraded: {text}" for text in degraded]
+    return ["", *lines] if lines else []

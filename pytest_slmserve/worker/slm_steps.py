@@ -1,0 +1,42 @@
+"""What vLLM says of its steps and limits, as plain values. Duck-typed: its classes are not stable between releases, so
+every field may be missing."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+def step_row(scheduler_stats: Any, iteration_stats: Any) -> tuple[Any, ...] | None:
+    """Time, running, waiting, new tokens, prompt tokens, KV usage, preemptions of one engine step. None where nothing
+    was computed: the scheduler reports again when it runs dry."""
+    new_tokens = getattr(iteration_stats, "num_generation_tokens", 0)
+    if not new_tokens:
+        return None
+    return (
+        time.monotonic(),
+        getattr(scheduler_stats, "num_running_reqs", None),
+        getattr(scheduler_stats, "num_waiting_reqs", None),
+        new_tokens,
+        getattr(iteration_stats, "num_prompt_tokens", 0),
+        getattr(scheduler_stats, "kv_cache_usage", None),
+        getattr(iteration_stats, "num_preempted_reqs", 0),
+    )
+
+
+def resolved(config: Any) -> dict[str, Any]:
+    """The limits an engine really runs with."""
+    cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
+    capture = getattr(config.compilation_config, "cudagraph_capture_sizes", None)
+    return {
+        "kv_blocks": cache.num_gpu_blocks,
+        "block_size": cache.block_size,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "max_model_len": model.max_model_len,
+        "capture_sizes": None if capture is None else list(capture),
+        "chunked_prefill": getattr(scheduler, "enable_chunked_prefill", None),
+        "prefix_caching": cache.enable_prefix_caching,
+        "async_scheduling": getattr(scheduler, "async_scheduling", None),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }

@@ -1,0 +1,41 @@
+"""A plugin for vLLM's own server (entry point group `vllm.stat_logger_plugins`): its limits, then its steps, as lines
+of JSON in the file that SLM_TRACE names.
+
+vLLM loads it in the process that answers requests, whose clock is the one that a client on this host reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from slm_steps import resolved, step_row  # this folder is on the path, its package is not
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+
+class Trace(StatLoggerBase):  # type: ignore[misc]
+    """A line for each step, on its way as soon as the step is known: our client reads none before the run is over."""
+
+    def __init__(self, vllm_config: Any, *_: Any, **__: Any) -> None:
+        self.config = vllm_config
+        self.file = Path(os.environ["SLM_TRACE"]).open("ab", buffering=0)  # noqa: SIM115
+
+    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *_: Any, **__: Any) -> None:
+        if row := step_row(scheduler_stats, iteration_stats):
+            self.say(row)
+
+    def log_engine_initialized(self) -> None:
+        self.say({**resolved(self.config), "event_loop": event_loop()})
+
+    def say(self, value: Any) -> None:
+        self.file.write(json.dumps(value).encode() + b"\n")
+
+
+def event_loop() -> str | None:
+    try:
+        return type(asyncio.get_running_loop()).__module__.split(".")[0]
+    except RuntimeError:
+        return None

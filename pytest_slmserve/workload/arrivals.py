@@ -1,0 +1,213 @@
+"""When requests are sent: seconds since the beginning of a load, the same for one seed on every machine.
+
+Every process but a replayed trace is one of unit rate, whose time is then stretched: a gap of 1 becomes 1/rate
+seconds, in a ramp by the rate of the step it falls into. For a Poisson process this is exact (an inhomogeneous one is a
+homogeneous one on the scale of its expected count; E. Çinlar, Introduction to Stochastic Processes, 1975).
+
+Counts are left to chance: nothing is stretched afterwards so that the last request comes at requests/rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count, islice, pairwise
+from typing import Literal, get_args
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.workload.seeding import draws
+
+Process = Literal["constant", "poisson", "gamma", "ramp", "trace"]
+
+LEAST_BURSTINESS = 0.01  # gaps then vary by ten times their mean, and come in bursts of a hundred requests
+
+# What each process is told by; everything else must be left alone.
+TOLD_BY: dict[Process, frozenset[str]] = {
+    "constant": frozenset({"rate", "duration_s", "requests"}),
+    "poisson": frozenset({"rate", "duration_s", "requests"}),
+    "gamma": frozenset({"rate", "burstiness", "duration_s", "requests"}),
+    "ramp": frozenset({"steps", "burstiness"}),
+    "trace": frozenset({"offsets_s", "speed"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When requests are sent, whatever becomes of those before them: an open loop.
+
+    constant: every 1/rate seconds, the first at 0. poisson: independent of each other, `rate` of them per second.
+    gamma: gaps of a gamma distribution with mean 1/rate and shape `burstiness`, as vLLM names it: 1 is Poisson, less
+    comes in bursts, more is more even, infinity is constant. ramp: `steps` of (requests per second, seconds) one after
+    the other, a pause being a rate of 0; Poisson unless `burstiness` says otherwise. trace: at `offsets_s`, ascending
+    seconds, `speed` times as fast: 2.0 takes half the time and has twice the rate.
+
+    The first three end after `duration_s` (a request at that instant is not sent) or after so many `requests`.
+    """
+
+    process: Process = "poisson"
+    rate: float | None = None
+    burstiness: float = 1.0
+    seed: int = 0
+    duration_s: float | None = None
+    requests: int | None = None
+    steps: tuple[tuple[float, float], ...] = ()
+    offsets_s: tuple[float, ...] = ()
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.process not in get_args(Process):
+            raise BadUsage(f"unknown arrivals {self.process!r}", f"one of {', '.join(get_args(Process))}")
+        _refuse_what_does_not_apply(self)
+        match self.process:
+            case "ramp":
+                _check_ramp(self)
+            case "trace":
+                _check_trace(self)
+            case _:
+                _check_steady(self)
+
+
+def schedule(arrivals: Arrivals) -> tuple[float, ...]:
+    """When each request is to be sent: seconds since the beginning, ascending, the first at 0 or later.
+
+    By chance there may be none. Two may come at the same instant: in a trace, and where gaps are very uneven.
+    """
+    if arrivals.process == "trace":
+        return tuple(offset / arrivals.speed for offset in arrivals.offsets_s)
+    shape = math.inf if arrivals.process == "constant" else arrivals.burstiness
+    steps = arrivals.steps or ((arrivals.rate or 0.0, arrivals.duration_s or math.inf),)
+    return tuple(islice(_stretched(_unit_times(shape, arrivals.seed), steps), arrivals.requests))
+
+
+def length_s(arrivals: Arrivals) -> float | None:
+    """Seconds over which requests are sent; None where their number was asked for, or a trace, which ends with its
+    last request."""
+    return math.fsum(seconds for _, seconds in arrivals.steps) if arrivals.steps else arrivals.duration_s
+
+
+# Unit rate
+
+
+def _unit_times(shape: float, seed: int) -> Iterator[float]:
+    """Times of a process of rate 1 whose gaps have a gamma distribution of this shape, stationary from 0 on.
+
+    The time to the first one is that from any instant to the next: a uniform share of a gap chosen in proportion to its
+    length, whose shape is one more (D. R. Cox, Renewal Theory, 1962). Were it a whole gap, bursty arrivals would
+    begin with too many requests, (1/shape - 1)/2 of them. For Poisson it is the same.
+    """
+    if shape == math.inf:
+        return (float(index) for index in count())
+    stream = draws(seed, "arrivals")
+    first = next(stream) * _gamma(shape + 1, stream) / shape
+    return accumulate(_gaps(shape, stream), initial=first)
+
+
+def _gaps(shape: float, stream: Iterator[float]) -> Iterator[float]:
+    while True:
+        yield -math.log1p(-next(stream)) if shape == 1 else _gamma(shape, stream) / shape
+
+
+def _gamma(shape: float, stream: Iterator[float]) -> float:
+    """A gamma variate of scale 1 by G. Marsaglia and W. W. Tsang, A simple method for generating gamma variables, ACM
+    TOMS 26 (2000) 363-372, without its squeeze; below shape 1 as they advise: a variate of shape + 1, times
+    u^(1/shape). Python guarantees only its uniform stream, so its own `gammavariate` is not used."""
+    if shape < 1:
+        return _gamma(shape + 1, stream) * math.pow(1 - next(stream), 1 / shape)
+    d = shape - 1 / 3
+    c = 1 / math.sqrt(9 * d)
+    while True:
+        x = _normal(stream)
+        v = (1 + c * x) ** 3
+        u = 1 - next(stream)
+        if v > 0 and math.log(u) < x * x / 2 + d * (1 - v + math.log(v)):
+            return d * v
+
+
+def _normal(stream: Iterator[float]) -> float:
+    """A standard normal variate by the polar method of G. Marsaglia and T. A. Bray, SIAM Review 6 (1964) 260-264."""
+    while True:
+        x, y = 2 * next(stream) - 1, 2 * next(stream) - 1
+        square = x * x + y * y
+        if 0 < square < 1:
+            return x * math.sqrt(-2 * math.log(square) / square)
+
+
+def _stretched(times: Iterator[float], steps: Sequence[tuple[float, float]]) -> Iterator[float]:
+    """Times of unit rate on a clock on which each step of (rate, seconds) takes up rate * seconds of them."""
+    clock = pairwise(accumulate((seconds for _, seconds in steps), initial=0.0))
+    scale = pairwise(accumulate((rate * seconds for rate, seconds in steps), initial=0.0))
+    time = next(times)
+    for (rate, _), (begin_s, end_s), (begin, end) in zip(steps, clock, scale, strict=True):
+        last_s = math.nextafter(end_s, begin_s)  # rounding must not put one into the step after
+        while time < end:
+            yield min(begin_s + (time - begin) / rate, last_s)
+            time = next(times)
+
+
+# Bad input
+
+
+def _refuse_what_does_not_apply(arrivals: Arrivals) -> None:
+    given = {
+        "rate": arrivals.rate is not None,
+        "burstiness": arrivals.burstiness != 1,
+        "duration_s": arrivals.duration_s is not None,
+        "requests": arrivals.requests is not None,
+        "steps": bool(arrivals.steps),
+        "offsets_s": bool(arrivals.offsets_s),
+        "speed": arrivals.speed != 1,
+    }
+    told_by = TOLD_BY[arrivals.process]
+    for name, is_given in given.items():
+        if is_given and name not in told_by:
+            takers = ", ".join(process for process, names in TOLD_BY.items() if name in names)
+            raise BadUsage(f"arrivals {arrivals.process!r} have no {name}", f"without it, or {takers}")
+
+
+def _check_steady(arrivals: Arrivals) -> None:
+    if not _positive(arrivals.rate):
+        raise BadUsage(f"{arrivals.rate} requests per second", "rate=10, or another finite number above 0")
+    _check_burstiness(arrivals)
+    if (arrivals.duration_s is None) == (arrivals.requests is None):
+        seen = "no end" if arrivals.requests is None else "two ends"
+        raise BadUsage(f"arrivals with {seen}", "duration_s=60 or requests=600, one of them")
+    if arrivals.duration_s is not None and not _positive(arrivals.duration_s):
+        raise BadUsage(f"arrivals over {arrivals.duration_s} s", "duration_s=60, or another finite number above 0")
+    if arrivals.requests is not None and arrivals.requests < 1:
+        raise BadUsage(f"arrivals of {arrivals.requests} requests", "requests=600, or another number from 1 on")
+
+
+def _check_burstiness(arrivals: Arrivals) -> None:
+    if not arrivals.burstiness >= LEAST_BURSTINESS:
+        raise BadUsage(
+            f"a burstiness of {arrivals.burstiness}",
+            f"burstiness=1 (Poisson), less for bursts ({LEAST_BURSTINESS} at least), more for even gaps",
+        )
+
+
+def _check_ramp(arrivals: Arrivals) -> None:
+    _check_burstiness(arrivals)
+    if not any(rate > 0 for rate, _ in arrivals.steps):
+        raise BadUsage("a ramp that sends nothing", "steps=((5, 60), (10, 60)): requests per second, and seconds")
+    for rate, seconds in arrivals.steps:
+        if not (0 <= rate < math.inf and _positive(seconds)):
+            raise BadUsage(
+                f"a step of a ramp with {rate} requests per second for {seconds} s",
+                "a finite rate of 0 or more, and seconds above 0: steps=((5, 60), (10, 60))",
+            )
+
+
+def _check_trace(arrivals: Arrivals) -> None:
+    if not _positive(arrivals.speed):
+        raise BadUsage(f"a trace at speed {arrivals.speed}", "speed=1 as it was, 2 in half the time")
+    if not arrivals.offsets_s:
+        raise BadUsage("a trace without a request", "offsets_s=(0.0, 0.4, 1.7): seconds since its beginning")
+    if not all(0 <= offset < math.inf for offset in arrivals.offsets_s):
+        raise BadUsage("a trace with an offset that is no time since its beginning", "offsets_s from 0 on")
+    if any(later < earlier for earlier, later in pairwise(arrivals.offsets_s)):
+        raise BadUsage("a trace whose offsets go back in time", "ascending offsets_s")
+
+
+def _positive(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf

@@ -1,0 +1,228 @@
+"""Goodput: what a bound means, who counts, and where there is most of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput, highest_rate, parse_slo, peak
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Samples
+
+# Words
+
+BOUNDS = st.one_of(st.none(), st.integers(1, 10**9).map(lambda microseconds: microseconds / 10**6))
+
+
+@given(BOUNDS, BOUNDS, BOUNDS, BOUNDS)
+def test_an_slo_is_the_same_after_its_words(ttft, tpot, itl, e2e):
+    if {ttft, tpot, itl, e2e} != {None}:
+        slo = Slo(ttft, tpot, itl, e2e)
+        assert parse_slo(str(slo)) == slo
+
+
+@pytest.mark.parametrize(
+    ("text", "slo"),
+    [
+        ("ttft:200ms,tpot:50ms,e2e:5s", Slo(ttft_s=0.2, tpot_s=0.05, e2e_s=5)),
+        ("itl:0.1s", Slo(itl_s=0.1)),
+        (" e2e : 1.5 s , ttft:.5s", Slo(ttft_s=0.5, e2e_s=1.5)),
+        ("tpot:1500ms", Slo(tpot_s=1.5)),
+    ],
+)
+def test_words_of_an_slo(text, slo):
+    assert parse_slo(text) == slo
+
+
+def test_an_slo_in_words():
+    assert str(Slo(e2e_s=5, ttft_s=0.2, tpot_s=0.0125)) == "ttft:200ms,tpot:12.5ms,e2e:5s"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "hint"),
+    [
+        ("", "'' is no SLO", "ttft:200ms,tpot:50ms,e2e:5s"),
+        ("ttft", "'ttft' is no SLO", "ttft:200ms"),
+        ("ttft:200", "'ttft:200' has no unit", "ttft:200ms, or ttft:200s"),
+        ("ttft:200us", "'ttft:200us' is no SLO", "ttft:200ms"),
+        ("ttft:-5ms", "'ttft:-5ms' is no SLO", "ttft:200ms"),
+        ("ttft:0ms", "an SLO of 0.0 s for ttft", "ttft:200ms"),
+        ("ttft:nanms", "is no SLO", "ttft:200ms"),
+        ("ttft:200ms tpot:50ms", "'ttft:200ms tpot:50ms' is no SLO", "ttft:200ms,tpot:50ms"),
+        ("ttft:200ms,", "'' is no SLO", "ttft:200ms"),
+        ("e2el:5s", "no latency is called 'e2el'", "one of ttft, tpot, itl, e2e"),
+        ("ttft:1s,ttft:2s", "ttft twice", "ttft:200ms"),
+    ],
+)
+def test_other_words_say_what_to_type(text, problem, hint):
+    with pytest.raises(BadUsage) as error:
+        parse_slo(text)
+    assert problem in error.value.problem
+    assert hint in error.value.hint
+
+
+@pytest.mark.parametrize("bounds", [{}, {"ttft_s": 0}, {"ttft_s": math.inf}, {"e2e_s": math.nan}])
+def test_an_slo_that_bounds_nothing_is_refused(bounds):
+    with pytest.raises(BadUsage):
+        Slo(**bounds)
+
+
+# Counting
+
+# sent, first token, last token, output tokens, finished: TTFT 0.1, TPOT 0.05, E2E 0.6 unless said otherwise
+GOOD = (1.0, 1.1, 1.6, 11, True)
+SLOW_START = (1.0, 1.3, 1.8, 11, True)
+SLOW_TOKENS = (1.0, 1.1, 3.1, 11, True)
+LONG = (1.0, 1.1, 11.1, 201, True)
+ONE_TOKEN = (1.0, 1.1, 1.1, 1, True)
+CUT_OFF = (1.0, 1.1, None, 5, False)
+BEFORE, AFTER = (0.9, 1.0, 1.5, 11, True), (3.0, 3.1, 3.6, 11, True)
+SLO = Slo(ttft_s=0.2, tpot_s=0.06, e2e_s=5)
+WINDOW = (1.0, 3.0)
+
+
+def samples_of(*rows) -> Samples:
+    sent, first, last, tokens, finished = zip(*rows) if rows else ((),) * 5
+    return Samples(tuple(range(len(rows))), sent, sent, first, last, (1,) * len(rows), tokens, finished)
+
+
+def test_goodput_is_of_those_that_met_every_slo():
+    seen = goodput(
+        samples_of(BEFORE, GOOD, GOOD, SLOW_START, SLOW_TOKENS, LONG, ONE_TOKEN, CUT_OFF, AFTER), WINDOW, SLO
+    )
+    assert (seen.requests, seen.good, seen.dropped) == (7, 3, 1)
+    assert seen.per_s == 3 / 2.0 and seen.attainment == 3 / 7
+    assert dict(seen.by_slo) == {"ttft": 5 / 7, "tpot": 5 / 7, "e2e": 5 / 7}
+    assert seen.slo == SLO
+
+
+@pytest.mark.parametrize(
+    ("row", "kept"),
+    [
+        (GOOD, {"ttft", "tpot", "e2e"}),
+        (SLOW_START, {"tpot", "e2e"}),
+        (SLOW_TOKENS, {"ttft", "e2e"}),
+        (LONG, {"ttft", "tpot"}),
+        (ONE_TOKEN, {"ttft", "tpot", "e2e"}),
+        (CUT_OFF, set()),
+    ],
+)
+def test_each_slo_is_held_against_its_own_latency(row, kept):
+    seen = goodput(samples_of(row), WINDOW, SLO)
+    assert {name for name, share in seen.by_slo if share} == kept
+    assert seen.good == (len(kept) == 3)
+
+
+def test_a_bound_that_is_just_met_is_met():
+    exact = samples_of((1.0, 1.25, 1.75, 5, True))
+    assert goodput(exact, WINDOW, Slo(ttft_s=0.25, tpot_s=0.125, e2e_s=0.75)).good == 1
+    for tighter in (Slo(ttft_s=0.2499), Slo(tpot_s=0.1249), Slo(e2e_s=0.7499)):
+        assert goodput(exact, WINDOW, tighter).good == 0
+
+
+def test_one_that_ends_after_the_window_counts_and_one_that_never_ended_counts_against():
+    late = (2.9, 3.0, 7.0, 101, True)
+    assert goodput(samples_of(late), WINDOW, SLO).good == 1
+    never = goodput(samples_of(late, (2.9, 3.0, None, 101, False)), WINDOW, SLO)
+    assert (never.good, never.requests, never.attainment) == (1, 2, 0.5)
+
+
+def test_failures_without_a_row_count_against():
+    seen = goodput(samples_of(GOOD, GOOD), WINDOW, SLO, failed=2)
+    assert (seen.requests, seen.good, seen.dropped, seen.attainment) == (4, 2, 2, 0.5)
+    assert dict(seen.by_slo) == {"ttft": 0.5, "tpot": 0.5, "e2e": 0.5}
+
+
+def test_the_longest_gap_is_what_an_itl_bound_is_held_against():
+    samples, slo = samples_of(GOOD, GOOD, ONE_TOKEN, GOOD), Slo(itl_s=0.1)
+    assert goodput(samples, WINDOW, slo) is None, "not measured"
+    seen = goodput(samples, WINDOW, slo, longest_gap_s=[0.1, 0.11, None, None])
+    assert seen.good == 2, "a gap that is not known is not met"
+
+
+def test_of_nothing_there_are_no_shares():
+    seen = goodput(samples_of(BEFORE), WINDOW, SLO)
+    assert seen == Goodput(SLO, 0, 0, 0, 0.0, None, (("ttft", None), ("tpot", None), ("e2e", None)))
+
+
+ROWS = st.lists(
+    st.builds(
+        lambda sent, ttft, decode, tokens, finished: (
+            sent,
+            sent + ttft,
+            sent + ttft + decode if finished else None,
+            tokens,
+            finished,
+        ),
+        st.floats(0, 4),
+        st.floats(0, 1),
+        st.floats(0, 5),
+        st.integers(1, 50),
+        st.booleans(),
+    ),
+    max_size=30,
+)
+
+
+@given(ROWS, st.floats(0.01, 1), st.floats(0.01, 1), st.floats(0.01, 5))
+def test_a_tighter_slo_is_never_met_more_often(rows, ttft, tpot, e2e):
+    samples, slo = samples_of(*rows), Slo(ttft, tpot, None, e2e)
+    seen = goodput(samples, WINDOW, slo)
+    assert seen.good <= min([seen.requests - seen.dropped, *(round(s * seen.requests) for _, s in seen.by_slo if s)])
+    for tighter in (replace(slo, ttft_s=ttft / 2), replace(slo, tpot_s=tpot / 2), replace(slo, e2e_s=e2e / 2)):
+        assert goodput(samples, WINDOW, tighter).good <= seen.good
+    assert goodput(samples, WINDOW, Slo(ttft_s=ttft)).good >= seen.good
+
+
+# Over rates
+
+CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
+
+
+def test_the_peak_stands_between_its_neighbours():
+    seen = peak(CURVE)
+    assert (seen.rate, seen.per_s, seen.below, seen.above, seen.bracketed) == (8, 6.0, 4, 16, True)
+    assert seen.why == "most goodput, 6/s, at 8 requests/s, no more at 4 and 16"
+
+
+def test_a_peak_at_the_largest_rate_says_that_more_is_not_excluded():
+    seen = peak(CURVE[:4])
+    assert (seen.rate, seen.below, seen.above, seen.bracketed) == (8, 4, None, False)
+    assert "the largest rate measured: a larger one may have more" in seen.why
+
+
+def test_a_peak_at_the_smallest_rate_says_that_too():
+    seen = peak(CURVE[3:])
+    assert (seen.below, seen.above, seen.bracketed) == (None, 16, False)
+    assert "a smaller one may have more" in seen.why
+
+
+def test_repeats_are_averaged_and_order_does_not_matter():
+    seen = peak([(16, 2.0), (8, 1.0), (8, 7.0), (4, 3.9), (8, 7.0)])
+    assert (seen.rate, seen.per_s) == (8, 5.0)
+    assert peak([]) is None
+
+
+def test_of_equal_goodput_the_smaller_rate_is_the_peak():
+    assert peak([(4, 3.0), (8, 5.0), (16, 5.0), (32, 1.0)]).rate == 8
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.floats(0, 100)), min_size=1, max_size=30))
+def test_nothing_measured_is_higher_than_the_peak(points):
+    seen, rates = peak(points), sorted({rate for rate, _ in points})
+    by_rate = {rate: [value for at, value in points if at == rate] for rate in rates}
+    assert all(sum(values) / len(values) <= seen.per_s + 1e-9 for values in by_rate.values())
+    assert (seen.above is None) == (seen.rate == rates[-1]) and (seen.below is None) == (seen.rate == rates[0])
+
+
+def test_distserves_goodput_is_the_highest_rate_up_to_which_enough_is_good():
+    attained = [(1, 1.0), (2, 0.97), (4, 0.91), (8, 0.6), (16, 0.95)]
+    assert highest_rate(attained) == 4, "what 16 attains is luck: 8 does not"
+    assert highest_rate(attained, goal=0.97) == 2
+    assert highest_rate(attained, goal=0.5) == 16
+    assert highest_rate([(1, 0.2)]) is None and highest_rate([]) is None
+    assert highest_rate([(1, 1.0), (1, 0.7)]) is None

@@ -1,0 +1,399 @@
+"""The client in its own process against a server that keeps time: loads, faults, ends, and what must never be told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from itertools import pairwise
+from urllib.request import urlopen
+
+import pytest
+from processes import gone, until
+from scripts import benchmark_script
+
+from pytest_slmserve.engines.process import Child
+from pytest_slmserve.errors import EngineFailed
+
+SERVER = benchmark_script("truth_server")
+TTFT_S, ITL_S, TOKENS = 0.02, 0.005, 8
+KEY = "sk-a-key-that-nobody-may-see"
+REQUEST, SENT, FIRST, LAST, PROMPT, OUTPUT, FINISHED = 0, 1, 3, 4, 5, 6, 7
+
+
+@contextmanager
+def truth_server(*options):
+    command = [sys.executable, str(SERVER), "--ttft", f"{TTFT_S}", "--itl", f"{ITL_S}", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def port():
+    with truth_server() as number:
+        yield number
+
+
+@pytest.fixture
+def truth(port):
+    """Requests that the server has served since the test began, by their prompts."""
+    urlopen(f"http://127.0.0.1:{port}/forget").close()
+
+    def told():
+        with urlopen(f"http://127.0.0.1:{port}/truth") as answer:
+            return {row["name"]: row for row in json.load(answer)["rows"]}
+
+    return told
+
+
+class Client:
+    """A client in its own process. said: all its lines so far."""
+
+    def __init__(self, url, timeout_s=20.0, processes=1, env=None):
+        self.said = []
+        self.child = Child([sys.executable, "-m", "pytest_slmserve.client"], {**os.environ, **(env or {})})
+        headers = {"Authorization": f"Bearer {KEY}"}
+        self.child.send(url=url, headers=headers, timeout_s=timeout_s, processes=processes)
+        self.ready = self.hear()
+
+    def hear(self):
+        self.said.append(self.child.receive(20, "measuring"))
+        return self.said[-1]
+
+    def load(self, *faults, count=None, tokens=TOKENS, **more):
+        """Requests, each with its fault or none."""
+        faults = faults or ("",) * (count or 1)
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        bodies = [
+            json.dumps({"prompt": f"p{i}", "max_tokens": tokens, "fault": fault, **usage, **more})
+            for i, fault in enumerate(faults)
+        ]
+        self.child.send(op="load", bodies=bodies, output_tokens=[tokens] * len(bodies))
+        assert self.hear() == {"event": "loaded"}
+        return len(bodies)
+
+    def run(self, load, **more):
+        self.child.send(op="run", load=load, **more)
+        while self.hear()["event"] != "done":
+            if self.said[-1]["event"] == "settled":
+                now = time.monotonic()
+                self.child.send(op="open", window=[now + 0.05, now + 0.35])
+        return self.said[-1]
+
+    def burst(self, *faults, **more):
+        return self.run({"kind": "burst", "requests": self.load(*faults, **more)})
+
+
+@pytest.fixture(scope="module")
+def shared(port):
+    client = Client(f"http://127.0.0.1:{port}/v1/completions")
+    yield client
+    client.child.keep_log = False
+    client.child.kill()
+
+
+@pytest.fixture
+def one(shared):
+    """The client of all tests that leave it as it was."""
+    shared.said.clear()
+    return shared
+
+
+@pytest.fixture
+def client(port):
+    """Starts clients, of the server of this module where no URL is given."""
+    started = []
+
+    def start(url=None, **options):
+        started.append(Client(url or f"http://127.0.0.1:{port}/v1/completions", **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.child.keep_log = False
+        each.child.kill()
+
+
+def rows(done):
+    return list(zip(*done["samples"]))
+
+
+def loop(concurrency, window_s=0.3, requests=None, starts="spread"):
+    return {
+        "kind": "closed_loop",
+        "concurrency": concurrency,
+        "window_s": window_s,
+        "settle_lifetimes": 1.0,
+        "requests": requests,
+        "starts": starts,
+    }
+
+
+def test_a_burst_is_what_the_server_says_it_was(one, truth):
+    done, told = one.burst(count=40), truth()
+    assert (done["failures"], len(rows(done)), done["tokens_per_chunk"], done["scheduled"]) == (0, 40, 1.0, None)
+    for row in rows(done):
+        server = told[f"p{row[REQUEST]}"]
+        assert row[SENT] <= server["arrived"] <= server["read"]
+        assert row[FIRST] == pytest.approx(server["writes"][0], abs=0.003)
+        assert row[LAST] == pytest.approx(server["writes"][-1], abs=0.003)
+        assert (row[PROMPT], row[OUTPUT], row[FINISHED]) == (1, TOKENS, True)
+    assert sum(done["received"][2]) == 40 * TOKENS
+    gaps = sum(done["gaps"]["counts"].values())
+    assert gaps == 40 * (TOKENS - 1)
+
+
+def test_chat_is_read_as_well(client, port):
+    done = client(f"http://127.0.0.1:{port}/v1/chat/completions").burst(count=3)
+    assert [row[OUTPUT] for row in rows(done)] == [TOKENS] * 3 and done["failures"] == 0
+
+
+def in_flight(done, at):
+    return sum(row[SENT] <= at < row[LAST] for row in rows(done))
+
+
+def test_a_closed_loop_keeps_its_concurrency_and_starts_evenly(one):
+    one.load(count=16)
+    done = one.run(loop(6))
+    begin, end = done["window"]
+    assert end - begin >= 0.3
+    held = [in_flight(done, begin + share * (end - begin)) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert max(held) <= 6 and sum(held) >= 5 * 5
+    assert [row[REQUEST] for row in rows(done)] == [i % 16 for i in range(len(rows(done)))]
+    cut = [row for row in rows(done) if not row[FINISHED]]
+    assert 1 <= len(cut) <= 6 and done["failures"] == 0
+    starts = [row[SENT] - done["began"] for row in rows(done)[:6]]
+    assert starts[-1] - starts[0] > 0.4 * TOKENS * ITL_S
+
+
+def test_a_counted_load_serves_each_request_once(one, truth):
+    one.load(count=25)
+    done = one.run(loop(4, requests=25))
+    assert sorted(row[REQUEST] for row in rows(done)) == list(range(25)) and len(truth()) == 25
+    assert max(in_flight(done, row[SENT]) for row in rows(done)) <= 4
+
+
+def test_connections_are_kept_from_request_to_request(client, port):
+    """Sixty requests of three users, where a connection is accepted every 50 ms only."""
+    with truth_server("--accept", "0.05") as slow:
+        one = client(f"http://127.0.0.1:{slow}/v1/completions")
+        one.load(count=60, tokens=2)
+        done = one.run(loop(3, requests=60))
+    assert len(rows(done)) == 60 and done["failures"] == 0
+    assert done["window"][1] - done["began"] < 60 * 0.05
+
+
+def test_an_open_loop_keeps_its_schedule_whatever_the_server_does(one):
+    schedule = [0.002 * i for i in range(100)]
+    one.load(count=8)
+    done = one.run({"kind": "open_loop", "schedule": schedule, "window": [0.05, 0.15]})
+    lags = sorted(row[SENT] - at for row, at in zip(rows(done), done["scheduled"]))
+    assert [at - done["began"] for at in done["scheduled"]] == pytest.approx(schedule)
+    assert [row[REQUEST] for row in rows(done)] == [i % 8 for i in range(100)]
+    assert lags[0] >= 0 and lags[50] < 0.001
+    assert done["window"] == pytest.approx([done["began"] + 0.05, done["began"] + 0.15])
+
+
+def test_a_gated_run_begins_when_told_and_has_the_window_it_is_given(one):
+    one.load(count=8)
+    at = time.monotonic() + 0.2
+    done = one.run(loop(4), at=at)
+    assert 0 <= done["began"] - at < 0.05
+    assert [m["event"] for m in one.said].count("settled") == 1
+    assert 0.25 < done["window"][1] - done["window"][0] < 0.5
+
+
+def test_progress_is_told_twice_a_second(one):
+    one.load(count=4)
+    one.run(loop(4, window_s=1.3))
+    told = [m for m in one.said if m["event"] == "progress"]
+    assert 2 <= len(told) <= 5
+    assert told[-1]["in_flight"] == 4 and told[-1]["done"] > 20
+    assert told[-1]["tokens_per_s"] == pytest.approx(4 * TOKENS / (TTFT_S + TOKENS * ITL_S), rel=0.4)
+    assert [b["elapsed_s"] - a["elapsed_s"] for a, b in pairwise(told)] == pytest.approx(
+        [0.5] * (len(told) - 1), abs=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    "load", [loop(6), loop(6, requests=30), {"kind": "burst", "requests": 31}], ids=["w", "n", "b"]
+)
+def test_several_processes_are_told_as_one(client, load):
+    one = client(processes=2)
+    assert one.ready == {"event": "ready"}
+    one.load(count=16)
+    done = one.run(load)
+    sent = [row[SENT] for row in rows(done)]
+    assert done["failures"] == 0 and sent == sorted(sent)
+    if load.get("requests"):
+        assert sorted(row[REQUEST] for row in rows(done)) == sorted(i % 16 for i in range(load["requests"]))
+    else:
+        begin, end = done["window"]
+        held = [in_flight(done, begin + share * (end - begin)) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+        assert max(held) <= 6 and sum(held) >= 5 * 4
+
+
+FAULTS = {
+    "die": "broke off after 3 chunks with tokens",
+    "malformed": "malformed chunk: its size is b'what",
+    "garbage": "malformed event",
+    "no-done": f"ended before it was complete after {TOKENS} chunks",
+    "error": "HTTP 500: .*planted, for Bearer .hidden.|HTTP 500: .*planted, for .hidden.",
+    "error-event": "the server said in the stream: .*planted",
+    "plain": 'answered without streaming .application/json.*"stream": true',
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_one_failure_with_a_reason_and_the_others_are_served(one, fault):
+    done = one.burst("", fault, "", "", tokens=TOKENS)
+    assert done["failures"] == 1 and sorted(row[REQUEST] for row in rows(done)) == [0, 2, 3]
+    assert re.search(FAULTS[fault], done["first_failure"]), done["first_failure"]
+    assert KEY not in json.dumps(one.said) and KEY not in one.child.log.read_text()
+    assert one.burst("", "")["failures"] == 0
+
+
+@pytest.mark.parametrize("fault", ["close", "drop", "no-usage"])
+def test_what_servers_may_do_is_no_failure(one, fault):
+    one.load(*([fault] * 12))
+    done = one.run(loop(3, requests=24))
+    assert (done["failures"], done["first_failure"]) == (0, None)
+    assert [row[OUTPUT] for row in rows(done)] == [TOKENS] * 24
+
+
+def test_events_of_several_tokens_are_noted(one):
+    done = one.burst(*["multi"] * 5)
+    assert (done["tokens_per_chunk"], done["failures"]) == (2.0, 0)
+    assert [row[OUTPUT] for row in rows(done)] == [2 * TOKENS] * 5
+    assert sum(done["received"][2]) == 10 * TOKENS
+
+
+def test_streams_that_never_end_are_given_up(client):
+    done = client(timeout_s=0.4).burst("", "hang", "stall")
+    assert done["failures"] == 2 and [row[REQUEST] for row in rows(done)] == [0]
+    assert "no end within 0.4 s" in done["first_failure"]
+
+
+def test_a_load_that_only_fails_is_given_up_soon(one):
+    one.load(*["error"] * 4)
+    done = one.run(loop(3, requests=100_000))
+    assert done["failures"] >= 6 and not any(row[FINISHED] for row in rows(done))
+    assert one.run(loop(3))["failures"] >= 6
+
+
+def test_a_few_failures_among_many_are_borne(one):
+    one.load(*([""] * 39 + ["error"]), tokens=1)
+    done = one.run(loop(20, requests=400))
+    assert done["failures"] == 10 and len(rows(done)) == 390
+
+
+@pytest.fixture
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def test_a_server_that_is_not_there_is_a_failure(client, closed_port):
+    one = client(f"http://127.0.0.1:{closed_port}/v1/completions")
+    one.load(count=4)
+    done = one.run(loop(2))
+    assert done["failures"] >= 6 and "no connection: ConnectionRefusedError" in done["first_failure"]
+
+
+@pytest.mark.parametrize("url", ["ftp://x/", "http://", f"http://me:{KEY}@host/v1"])
+def test_a_wrong_url_is_refused_without_a_word_of_the_key(client, url):
+    one = client(url)
+    assert one.ready["event"] == "failed" and KEY not in json.dumps(one.said)
+
+
+def test_a_load_far_beyond_the_queue_of_connections(one):
+    done = one.burst(count=300, tokens=3)
+    assert (done["failures"], len(rows(done))) == (0, 300)
+
+
+def test_it_leaves_when_told_and_when_its_parent_has_closed(client):
+    polite, deserted = client(), client()
+    polite.child.send(op="close")
+    assert polite.child.process.wait(5) == 0
+    deserted.child.socket.close()
+    assert deserted.child.process.wait(5) == 0
+    assert gone(polite.child.process.pid) and gone(deserted.child.process.pid)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path, processes):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, f"http://127.0.0.1:{port}/v1/completions", str(processes)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path])},
+    )
+    group = int(parent.stdout.readline())
+    until(lambda: parent.stdout.readline().startswith("progress"), 10, "a load")
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    assert gone(group)
+
+
+PARENT = """
+import json, os, sys
+from pytest_slmserve.engines.process import Child
+child = Child([sys.executable, "-m", "pytest_slmserve.client"], dict(os.environ))
+print(child.process.pid, flush=True)
+child.send(url=sys.argv[1], headers={}, timeout_s=20.0, processes=int(sys.argv[2]))
+child.receive(10, "starting")
+child.send(op="load", bodies=[json.dumps({"max_tokens": 8})], output_tokens=[8])
+child.receive(10, "loading")
+child.send(op="run", load={"kind": "closed_loop", "concurrency": 4, "window_s": 600.0, "requests": None})
+while True:
+    print(child.receive(10, "measuring")["event"], flush=True)
+"""
+
+
+def test_a_part_that_dies_ends_them_all(client):
+    one = client(processes=2)
+    parts = until(lambda: children(one.child.process.pid), 5, "two processes")
+    os.kill(parts[0], signal.SIGKILL)
+    one.child.send(op="load", bodies=["{}"], output_tokens=[8])
+    with pytest.raises(EngineFailed):
+        one.hear()
+
+
+def children(pid):
+    """Those it forked: their command line is its own."""
+    import psutil
+
+    own = psutil.Process(pid)
+    return [child.pid for child in own.children() if child.cmdline() == own.cmdline()]
+
+
+def test_tls(client, tmp_path):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    try:
+        subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("needs openssl, to make a certificate")
+    with truth_server("--certificate", str(certificate), str(key)) as port:
+        url = f"https://127.0.0.1:{port}/v1/completions"
+        one = client(url, env={"SSL_CERT_FILE": str(certificate)})
+        one.load(count=10)
+        done = one.run(loop(4, requests=30))
+        assert (done["failures"], done["first_failure"], len(rows(done))) == (0, None, 30)
+        assert all(row[FIRST] - row[SENT] >= TTFT_S - 0.001 for row in rows(done))
+        refused = client(url)
+        refused.load(count=10)
+        assert "certificate" in refused.run(loop(2, requests=30))["first_failure"]

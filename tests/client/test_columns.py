@@ -1,0 +1,85 @@
+"""Columns: tokens in bins, gaps in a histogram, and several processes as one."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.client.columns import BIN_S, GROWTH, LEAST_S, Row, found_in, gap_bin, gaps, merged
+
+stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)
+NOTHING = {"failures": 0, "first_failure": None, "client_cpu_s": 0.5, "late_s": [0.0, 0.0]}
+
+
+def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, finished=True):
+    tokens = [1] * len(times) if tokens is None else tokens
+    return Row(0, sent, scheduled, array("d", times), array("I", tokens), usage, finished)
+
+
+@given(st.lists(stamps, min_size=1, max_size=5))
+def test_every_token_is_in_the_bin_of_its_time(streams):
+    width, begin, tokens = found_in([row(times) for times in streams], (0.0, 9e9))["received"]
+    assert sum(tokens) == sum(map(len, streams)) and tokens[0] and tokens[-1]
+    first = round(begin / width)
+    for at in streams[0]:
+        assert tokens[int(at / BIN_S) - first] >= 1
+
+
+@given(st.lists(st.floats(LEAST_S, 50), min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0]))
+def test_any_percentile_of_the_gaps_to_a_hundredth(values, share):
+    counts = {}
+    for value in values:
+        counts[gap_bin(value)] = counts.get(gap_bin(value), 0) + 1
+    rank = round(share * (len(values) - 1))
+    index = [i for i in sorted(counts) for _ in range(counts[i])][rank]
+    assert LEAST_S * GROWTH**index == pytest.approx(sorted(values)[rank], rel=0.0101)
+
+
+def test_gaps_count_where_both_ends_lie_in_the_window():
+    found = gaps([[0.0, 1.0, 2.0, 3.0, 3.00001], [2.5]], (1.0, 3.5))
+    assert found["counts"] == {"-1": 1, str(gap_bin(1.0)): 2}
+
+
+def test_a_request_has_its_row_as_the_worker_has_it():
+    rows = [row([5.0, 6.0], (7, 2), sent=2.0), row([4.0], sent=1.0, finished=False), row([], sent=3.0, finished=False)]
+    assert list(zip(*found_in(rows, (0.0, 9.0))["samples"])) == [
+        (0, 1.0, None, 4.0, 4.0, None, 1, False),
+        (0, 2.0, None, 5.0, 6.0, 7, 2, True),
+        (0, 3.0, None, None, None, None, 0, False),
+    ]
+
+
+def test_tokens_that_chunks_do_not_show_are_taken_from_the_usage():
+    """Two tokens a chunk by the server's count: so it is with those that were cut off, too."""
+    found = found_in([row([1.0, 2.0], (7, 4)), row([1.0], finished=False)], (0.0, 9.0))
+    assert (found["tokens_per_chunk"], found["samples"][6]) == (2.0, [4, 2])
+    assert sum(found["received"][2]) == 6
+
+
+def test_without_any_usage_nobody_knows_the_tokens_of_a_chunk():
+    assert found_in([row([1.0, 2.0])], (0.0, 9.0))["tokens_per_chunk"] is None
+
+
+@given(st.lists(stamps, min_size=2, max_size=6), st.booleans())
+def test_parts_together_are_what_one_process_would_have_found(streams, scheduled):
+    rows = [
+        row(times, (3, len(times)), sent=float(i), scheduled=float(i) if scheduled else None)
+        for i, times in enumerate(streams)
+    ]
+    whole = found_in(rows, (1000.5, 1002.5))
+    halves = [
+        json.loads(json.dumps({**found_in(part, (1000.5, 1002.5)), **NOTHING})) for part in (rows[::2], rows[1::2])
+    ]
+    both = merged(halves)
+    assert {name: json.loads(json.dumps(both[name])) for name in whole} == json.loads(json.dumps(whole))
+    assert both["client_cpu_s"] == 1.0
+
+
+def test_no_rows_are_no_columns():
+    nothing = found_in([], (0.0, 1.0))
+    assert (nothing["samples"], nothing["received"][2], nothing["gaps"]["counts"]) == ([], [], {})
+    assert merged([{**nothing, **NOTHING}] * 2)["samples"] == []

@@ -1,0 +1,60 @@
+"""Which request is sent when, and how several processes share a load."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.client.loads import OpenLoop, most_within, parts_of
+
+schedules = st.lists(st.floats(0, 100), min_size=1, max_size=50).map(sorted)
+
+
+@given(schedules, st.lists(st.floats(0, 100), max_size=20).map(sorted))
+def test_each_request_is_due_once_and_never_before_its_time(schedule, looks):
+    loop, sent = OpenLoop(schedule, (0.0, 1.0)), []
+    for now in [*looks, 100.0]:
+        due = loop.due(now)
+        assert all(schedule[number] <= now for number in due)
+        assert loop.next_s is None or loop.next_s > now
+        sent += due
+    assert sent == list(range(len(schedule)))
+
+
+@given(schedules, st.floats(0.01, 50))
+def test_the_most_within_some_seconds(schedule, seconds):
+    most = max(sum(at - seconds <= other <= at for other in schedule) for at in schedule)
+    assert most_within(schedule, seconds) == most
+
+
+def test_the_phases_of_a_schedule():
+    loop = OpenLoop([0.0], (2.0, 3.0))
+    assert [loop.phase(at) for at in (0.0, 2.0, 3.0)] == ["settle", "window", "over"]
+
+
+def numbers(load):
+    index, count = load["part"]
+    sent = load["requests"] if load["kind"] != "open_loop" else len(load["schedule"])
+    return [index + count * i for i in range(sent)]
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 6))
+def test_parts_send_every_request_once_and_share_the_users(requests, concurrency, processes):
+    parts = parts_of({"kind": "closed_loop", "requests": requests, "concurrency": concurrency}, processes)
+    assert len(parts) == min(processes, requests, concurrency)
+    assert sorted(n for part in parts for n in numbers(part)) == list(range(requests))
+    users = [part["concurrency"] for part in parts]
+    assert sum(users) == concurrency and max(users) - min(users) <= 1 and min(users) >= 1
+
+
+@given(schedules, st.integers(1, 6))
+def test_parts_of_a_schedule_keep_each_requests_time(schedule, processes):
+    parts = parts_of({"kind": "open_loop", "schedule": schedule, "window": [0, 1]}, processes)
+    found = {n: at for part in parts for n, at in zip(numbers(part), part["schedule"])}
+    assert [found[n] for n in sorted(found)] == schedule
+
+
+@pytest.mark.parametrize("load", [{"kind": "burst", "requests": 3}, {"kind": "closed_loop", "concurrency": 3}])
+def test_no_part_is_without_work(load):
+    assert len(parts_of(load, 8)) == 3

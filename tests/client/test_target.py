@@ -1,0 +1,56 @@
+"""Where requests go, and that nothing of the headers is told."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.client.target import HIDDEN, SHORTEST, secrets_in, target_of
+
+keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=SHORTEST, max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("url", "line", "host", "where"),
+    [
+        ("http://127.0.0.1:8000/v1/completions", b"POST /v1/completions HTTP/1.1", b"127.0.0.1:8000", 8000),
+        ("http://host/v1?a=b", b"POST /v1?a=b HTTP/1.1", b"host", 80),
+        ("https://host", b"POST / HTTP/1.1", b"host", 443),
+        ("http://[::1]:81/x", b"POST /x HTTP/1.1", b"[::1]:81", 81),
+    ],
+)
+def test_a_request_in_bytes(url, line, host, where):
+    target = target_of(url, {"Authorization": "Bearer key1"})
+    head, _, body = target.request('{"prompt": "\u00e9"}').partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert lines[0] == line and b"Host: " + host in lines and target.port == where
+    assert b"Authorization: Bearer key1" in lines
+    assert b"Content-Length: %d" % len(body) in lines and body.decode() == '{"prompt": "\u00e9"}'
+    assert target.tls == url.startswith("https")
+
+
+@given(keys, st.text(max_size=30), st.text(max_size=30))
+def test_a_key_is_in_no_text(key, before, after):
+    target = target_of("http://host/", {"Authorization": f"Bearer {key}", "X-Api-Key": key})
+    for said in (key, f"Bearer {key}"):
+        text = target.without_secrets(before + said + after)
+        assert key not in text.replace(HIDDEN, "") and HIDDEN in text
+
+
+def test_what_is_no_secret_is_told():
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream", "X-Number": "1"}
+    assert secrets_in(headers) == ()
+
+
+@pytest.mark.parametrize("url", ["host:80/v1", "ftp://host/", "http://", "http://me:secret@host/", "http://host:x/"])
+def test_a_wrong_url_is_refused(url):
+    with pytest.raises(ValueError) as caught:
+        target_of(url, {"Authorization": "Bearer secret"})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("header", [{"A": "b\r\nC: d"}, {"A\n": "b"}, {"\u00e9": "b"}])
+def test_a_header_cannot_smuggle_another(header):
+    with pytest.raises(ValueError, match="no header may hold"):
+        target_of("http://host/", header)

@@ -1,0 +1,110 @@
+"""A stand-in for vLLM's server: its flags, its key, its plugins, and a stream for each completion."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+from importlib.metadata import entry_points
+from typing import Any
+
+from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
+
+SWITCHES = ("enforce_eager", "enable_prefix_caching", "disable_uvicorn_access_log")
+FLAGS = {
+    "model": str, "load_format": str, "dtype": str, "max_model_len": int, "max_num_seqs": int,
+    "max_num_batched_tokens": int, "seed": int, "worker_extension_cls": str, "served_model_name": str, "host": str,
+    "port": int, "step_s": float, "fault": str, "fault_at": int,
+}  # fmt: skip
+ENGINE = set(AsyncEngineArgs.__dataclass_fields__)
+
+
+def arguments() -> dict[str, Any]:
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    for name, kind in FLAGS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind)
+    for name in SWITCHES:
+        parser.add_argument(f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction)
+    return vars(parser.parse_args())
+
+
+class Server:
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given, self.served = given, 0
+        plugins = [found.load() for found in entry_points(group="vllm.stat_logger_plugins")]
+        engine = {name: value for name, value in given.items() if name in ENGINE}
+        engine |= {"skip_tokenizer_init": False, "disable_log_stats": False}
+        self.engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**engine), [lambda *_: plugins[0](None, 0)])
+        self.engine.trace.config = self.engine.vllm_config
+        self.engine.trace.log_engine_initialized()
+
+    async def serve(self) -> None:
+        server = await asyncio.start_server(self.connected, self.given["host"], self.given["port"])
+        await server.serve_forever()
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                first, *lines = head.decode().strip().split("\r\n")
+                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                await self.answer(first.split()[1], headers, body, writer)
+
+    async def answer(self, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
+        if path == "/health":
+            return say(writer, 200, {})
+        if headers.get("authorization") != f"Bearer {os.environ['VLLM_API_KEY']}":
+            return say(writer, 401, {"error": "Unauthorized"})
+        if path == "/collective_rpc":
+            return say(writer, 200, {"results": await self.engine.collective_rpc(json.loads(body)["method"])})
+        await self.complete(json.loads(body), writer)
+
+    async def complete(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if asked["model"] != self.given["served_model_name"]:
+            return say(writer, 404, {"error": f"The model `{asked['model']}` does not exist."})
+        self.served += 1
+        parameters = SamplingParams(asked["max_tokens"], asked["temperature"], asked["ignore_eos"], True, "delta")
+        usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": asked["max_tokens"]}
+        try:
+            tokens = self.engine.tokens({"prompt_token_ids": asked["prompt"]}, parameters, f"cmpl-{self.served}")
+            if not asked["stream"]:
+                ids = [token async for token in tokens]
+                return say(writer, 200, {"choices": [{"token_ids": ids}], "usage": usage})
+            await stream(writer, tokens, usage)
+        except ValueError as error:
+            say(writer, 400, {"error": str(error)})
+
+
+async def stream(writer: asyncio.StreamWriter, tokens: Any, usage: dict[str, int]) -> None:
+    began = False
+    async for token in tokens:
+        if not began:
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            writer.write(head)
+            began = True
+        event(writer, json.dumps({"choices": [{"index": 0, "text": f" t{token}", "finish_reason": None}]}))
+        await writer.drain()
+    event(writer, json.dumps({"choices": [], "usage": usage}))
+    event(writer, "[DONE]")
+    writer.write(b"0\r\n\r\n")
+
+
+def event(writer: asyncio.StreamWriter, data: str) -> None:
+    text = f"data: {data}\n\n".encode()
+    writer.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
+
+
+def say(writer: asyncio.StreamWriter, status: int, value: Any) -> None:
+    body = json.dumps(value).encode()
+    head = f"HTTP/1.1 {status} said\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+
+
+async def main() -> None:
+    await Server(arguments()).serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

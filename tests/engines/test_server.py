@@ -1,0 +1,215 @@
+"""The door to vLLM's server: what it is started with, what it tells, and how it ends. Its loads are in the contract."""
+
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import replace
+from importlib.metadata import PathDistribution
+from itertools import pairwise
+
+import psutil
+import pytest
+from doors import small_workload, stand_in
+from processes import gone, group
+
+from pytest_slmserve.engines import server
+from pytest_slmserve.engines.client import completion
+from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.server import (
+    ServerEngine,
+    flags,
+    server_arguments,
+    trace_lines,
+    write_plugin,
+    write_tokenizer,
+)
+from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.models import CATALOGUE
+from pytest_slmserve.records import Request
+from pytest_slmserve.spec import GIB, Burst, ClosedLoop, EngineSpec, ReplicaSpec
+
+CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, memory_share=0.5, door="server")
+LONG = ClosedLoop(4, window_s=30.0)
+
+
+def stand_in_server(**extra):
+    return replace(stand_in(**extra), door="server")
+
+
+# What it is started with
+
+
+def test_a_server_gets_the_limits_of_the_engine_without_http():
+    given = flags(server_arguments(CUDA, "/model"))
+    values = dict(pairwise(given))
+    assert (values["--max-num-seqs"], values["--max-num-batched-tokens"], values["--max-model-len"]) == (
+        "1024", "8192", "2048",
+    )  # fmt: skip
+    assert (values["--kv-cache-memory-bytes"], values["--gpu-memory-utilization"]) == (str(3 * GIB), "0.5")
+    assert {"--no-enforce-eager", "--no-enable-prefix-caching"} <= set(given)
+    assert "--skip-tokenizer-init" not in given, "a server turns tokens into text"
+
+
+def test_further_arguments_become_flags_of_their_kind():
+    spec = replace(CUDA, extra=(("compilation_config", '{"level": 0}'), ("enable_lora", True), ("block_size", 32)))
+    given = flags(server_arguments(spec, "m"))
+    assert json.loads(given[given.index("--compilation-config") + 1]) == {"level": 0}
+    assert "--enable-lora" in given and given[given.index("--block-size") + 1] == "32"
+
+
+def test_a_request_asks_for_exactly_so_many_tokens():
+    asked = completion(Request((3, 5), 7), "a-model")
+    assert asked["model"] == "a-model"
+    assert (asked["prompt"], asked["max_tokens"], asked["ignore_eos"], asked["temperature"]) == ([3, 5], 7, True, 0)
+    assert asked["stream"] and asked["stream_options"] == {"include_usage": True}
+
+
+def test_dummy_weights_have_a_word_for_each_token(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    write_tokenizer(CATALOGUE["opt-tiny"], tmp_path)
+    found = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert found.get_vocab_size() == CATALOGUE["opt-tiny"].vocabulary
+    assert found.encode("t5 t0 t11").ids == [5, 0, 11]
+    assert found.decode([5, 0, 11]) == "t5 t0 t11"
+
+
+def test_vllm_finds_the_plugin_on_its_path(tmp_path):
+    write_plugin(tmp_path)
+    (entry,) = PathDistribution(tmp_path / "slm_trace-0.dist-info").entry_points
+    assert (entry.group, entry.value) == ("vllm.stat_logger_plugins", "slm_trace:Trace")
+
+
+def test_a_door_that_is_none_is_refused():
+    with pytest.raises(BadUsage, match="unknown door 'back'"):
+        EngineSpec("opt-1.3b", door="back")
+    with pytest.raises(BadUsage, match="the simulated engine has no server"):
+        EngineSpec("opt-1.3b", backend="fake", door="server")
+
+
+def test_the_door_is_part_of_the_key_and_the_old_one_keeps_its_own():
+    assert replace(CUDA, door="offline").key != CUDA.key
+    assert EngineSpec("opt-1.3b").key == "6c046fbad86b"
+
+
+# What it tells, and how it ends
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with Pool() as pool:
+        yield pool.engine(stand_in_server())
+
+
+def test_limits_and_steps_come_by_the_plugin(engine):
+    limits, *_ = trace_lines(engine.child.folder)
+    assert limits["max_num_seqs"] == 8 == engine.resolved.max_num_seqs
+    run = engine.run(small_workload(), Burst(4))
+    assert sum(run.steps.new_tokens) == 32 == sum(run.samples.output_tokens)
+    assert run.steps.time_s[0] <= min(run.samples.first_token_s), "a token is made before it is received"
+
+
+def test_a_later_run_does_not_have_the_steps_of_an_earlier_one(engine):
+    runs = [engine.run(small_workload(), Burst(n)) for n in (3, 5)]
+    assert [sum(run.steps.new_tokens) for run in runs] == [24, 40]
+
+
+def test_greedy_tokens(engine):
+    assert engine.outputs(small_workload(), 2, 3) == ((7, 7, 7),) * 2
+
+
+def test_it_listens_on_loopback_and_wants_its_key(engine):
+    server_process = psutil.Process(engine.child.process.pid)
+    listening = [c.laddr for c in server_process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert [(address.ip, address.port) for address in listening] == [("127.0.0.1", engine.port)]
+    with socket.create_connection(("127.0.0.1", engine.port), 5) as stranger:
+        stranger.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
+        assert b" 401 " in stranger.recv(200)
+
+
+def test_its_key_is_told_to_nobody(engine):
+    key = engine._key
+    processes = [psutil.Process(engine.child.process.pid), psutil.Process(engine.client.child.process.pid)]
+    seen = [*(" ".join(p.cmdline()) for p in processes), repr(engine.spec), repr(engine.resolved)]
+    logs = [child.log.read_text("utf-8") for child in (engine.child, engine.client.child)]
+    assert not [text for text in (*seen, *logs) if key in text]
+    with pytest.raises(EngineFailed) as caught:
+        raise engine.child.failed("says so")
+    engine.child.keep_log = False
+    assert key not in str(caught.value)
+
+
+def test_two_servers_share_a_device_as_two_engines_do():
+    pair = (stand_in_server(),) * 2
+    with Pool() as pool:
+        replicas = pool.replicas(ReplicaSpec(pair))
+        runs = replicas.run([small_workload()] * 2, [ClosedLoop(3, window_s=0.5)] * 2)
+        assert len({engine.port for engine in replicas.engines}) == 2
+        assert [run.failures for run in runs] == [0, 0] and all(len(run.steps) > 20 for run in runs)
+        spans = [(run.began_s + run.window_s[0], run.began_s + run.window_s[1]) for run in runs]
+        assert spans[0] == pytest.approx(spans[1], abs=0.05), "one window for both"
+
+
+@pytest.fixture
+def start():
+    """Starts the stand-in with faults; the groups of server and client are gone at the end, and their logs too."""
+    engines = []
+
+    def begin(**extra):
+        engines.append(ServerEngine(stand_in_server(**extra)))
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.close()
+        for child in (engine.child, engine.client.child):
+            child.keep_log = False
+            child.kill()
+            assert gone(child.process.pid)
+
+
+def test_a_start_that_fails_tells_the_end_of_the_log(start):
+    with pytest.raises(EngineFailed, match=r"the server did not start(.|\n)*FATAL out of memory"):
+        start(fault="exit")
+    with pytest.raises(EngineFailed, match=r"the server did not start(.|\n)*max_model_len is larger than"):
+        start(fault="raise")
+
+
+def test_a_start_that_takes_too_long_is_a_failure(start, monkeypatch):
+    monkeypatch.setattr(server, "START_S", 0.7)
+    with pytest.raises(EngineFailed, match="the server was not ready after 1 s"):
+        start(fault="sleep")
+
+
+def test_a_server_that_dies_is_a_failure_and_leaves_nothing(start):
+    engine = start()
+    served = group(engine.child.process.pid)
+    assert len(served) == 3  # the server, its guardian, and the core
+
+    def kill(progress):
+        os.kill(engine.child.process.pid, signal.SIGKILL)
+
+    with pytest.raises(EngineFailed, match="the server died while it served"):
+        engine.run(small_workload(), LONG, kill)
+    assert not engine.ready
+    assert gone(engine.child.process.pid)
+
+
+def test_requests_that_are_refused_are_counted_with_the_servers_words(start):
+    run = start(fault="refuse", fault_at=3).run(small_workload(), ClosedLoop(2, requests=10))
+    assert run.failures == 3 and "refused, as planted" in run.first_failure
+    assert list(run.samples.finished) == [True] * 7
+
+
+def test_a_client_that_is_killed_is_a_failure(start):
+    engine = start()
+
+    def kill(progress):
+        os.kill(engine.client.child.process.pid, signal.SIGKILL)
+
+    with pytest.raises(EngineFailed, match="the client ended"):
+        engine.run(small_workload(), LONG, kill)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 3

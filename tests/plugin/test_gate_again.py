@@ -1,0 +1,97 @@
+"""`python -m pytest_slmserve report` on an archive of a gate gives what its run gave."""
+
+import json
+
+import pytest
+
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.calibration import Calibration, Noise, Rates
+from pytest_slmserve.analysis.gate import Terms
+from pytest_slmserve.calibrations import Kept, Place, keep
+from pytest_slmserve.environment import probe
+
+SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
+SIMULATED = probe("fake", "", {}).environment
+NOISE = Noise(("s to start",), ((0.0,),) * 12)
+RECORDS = ".slm/records.jsonl"
+
+
+def verdict_of(lines):
+    """From the title to the line after which others write: what was found, and why."""
+    begin = next(i for i, line in enumerate(lines) if line.startswith("opt-125m: "))
+    end = next(i for i, line in enumerate(lines) if i > begin and line.startswith(("written: ", "note: ")))
+    return [line for line in lines[begin:end] if line]
+
+
+@pytest.fixture
+def again(capsys):
+    """Exit status and lines of the report on an archive."""
+
+    def report(*paths):
+        capsys.readouterr()
+        status = main(["report", *(paths or (RECORDS,))])
+        return status, capsys.readouterr().out.splitlines()
+
+    return report
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ((), 0),
+        (SLOWER, 1),
+        ((*SLOWER, "--slm-gate-margin=0.3"), 0),
+        (("--slm-candidate-engine-arg=memory_used=9e9", "--slm-gate-caches=cold"), 1),
+        (("--slm-candidate-engine-arg=slow_clock_from=4",), 10),
+    ],
+    ids=["equal", "slower", "wide margin", "memory, cold", "nothing counts"],
+)
+def test_the_report_repeats_the_verdict_of_the_run(gate, again, arguments, status):
+    result = gate(*arguments)
+    assert result.ret == status
+    seen, lines = again()
+    assert seen == status and verdict_of([*lines, "note: end"]) == verdict_of(result.outlines)
+    assert not any("no sweep was measured" in line for line in lines)
+
+
+def test_the_noise_that_is_known_beside_the_archive_counts_there_too(gate, again, pytester):
+    rates = {"s to start": Rates(0.4, 0.6, 4.0)}
+    seen = Calibration(Terms(), 12, Rates(0.0, 1.0, 4.0), rates)
+    where = Place("opt-125m", (4, 16), "fake", SIMULATED.gpu_name, SIMULATED.driver, 0.03, 12)
+    keep(pytester.path / ".slm" / "calibration.json", Kept(where, "2026-01-01T00:00:00+00:00", NOISE, seen))
+    result = gate()
+    status, lines = again()
+    assert result.ret == status == 10 and verdict_of(lines) == verdict_of(result.outlines)
+    assert any("this runner is too noisy to pass: 15 % worse would fail in 40 %" in line for line in lines)
+    assert any(line.startswith("note: opt-125m, by 12 pairs of equal sides") for line in lines)
+
+
+def test_an_archive_that_did_not_store_its_terms_is_judged_by_the_defaults(gate, again, pytester):
+    gate("--slm-gate-margin=0.3", *SLOWER)
+    path = pytester.path / RECORDS
+    first, rest = path.read_text("utf-8").split("\n", 1)
+    session = json.loads(first)
+    del session["plan"]["gate"]
+    path.write_text(json.dumps(session, separators=(",", ":")) + "\n" + rest, "utf-8")
+    seen, lines = again()
+    assert seen == 1 and any(line.startswith("opt-125m: FAIL after 4 pairs") for line in lines)
+    assert (
+        "note: the terms of the gate of opt-125m were not stored: judged by a margin of 3 %, and 12 pairs at most"
+        in lines
+    )
+
+
+def test_a_sweep_beside_a_gate_is_reported_too(gate, sweep, again):
+    gate(*SLOWER)
+    sweep("--slm-repeats=2")
+    seen, lines = again()
+    assert seen == 1
+    assert any(line.startswith("opt-125m: FAIL") for line in lines) and any(
+        "throughput-plateau" in line for line in lines
+    )
+
+
+def test_an_archive_given_twice_tells_of_its_gate_once(gate, again):
+    gate()
+    _, lines = again(RECORDS, RECORDS)
+    assert sum(line.startswith("opt-125m: PASS") for line in lines) == 1

@@ -1,0 +1,274 @@
+"""vLLM's own sampling of ShareGPT, request by request: against vLLM itself where it is installed."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from pytest_slmserve.errors import BadDataset, BadUsage
+from pytest_slmserve.workload.sharegpt import Turn, pick, read_conversations
+from pytest_slmserve.workload.tokens import hub_tokenizer
+from pytest_slmserve.workload.vllm_sharegpt import BLOCK, sample_as_vllm, within_bounds
+
+BOUNDS = [1, 2, 3, 4, 5, 8, 1019, 1020, 1022, 1023, 1024, 1025, 1026, 2040, 2043, 2044, 2045]
+AXES = {
+    "tokenizer": ("plain", "bos"),
+    "seed": (0, 7),
+    "requests": (1, 25, 100),
+    "output": (None, 1, 128, 1024, 1030),
+    "shuffle": (True, False),
+    "over": (True, False),
+}
+CONFIGURATIONS = [dict(zip(AXES, values)) for values in product(*AXES.values())]
+BY_VLLM = """
+    import json, sys
+    from types import SimpleNamespace
+    from transformers import AutoTokenizer
+    from vllm.benchmarks.datasets import ShareGPTDataset
+
+    folder = sys.argv[1]
+
+    class Remembering:  # the real one, asked once for each text
+        def __init__(self, path):
+            self.tokenizer, self.known = AutoTokenizer.from_pretrained(path), {}
+        def __call__(self, text):
+            if text not in self.known:
+                self.known[text] = SimpleNamespace(input_ids=self.tokenizer(text).input_ids)
+            return self.known[text]
+
+    tokenizers = {name: Remembering(f"{folder}/{name}") for name in ("plain", "bos")}
+    found = []
+    for asked in json.load(open(f"{folder}/asked.json")):
+        dataset = ShareGPTDataset(
+            dataset_path=f"{folder}/sharegpt.json", random_seed=asked["seed"], disable_shuffle=not asked["shuffle"]
+        )
+        samples = dataset.sample(
+            tokenizers[asked["tokenizer"]],
+            asked["requests"],
+            output_len=asked["output"],
+            no_oversample=not asked["over"],
+        )
+        found.append([(s.prompt, s.prompt_len, s.expected_output_len) for s in samples])
+    json.dump(found, open(f"{folder}/found.json", "w"))
+"""
+
+
+def turn(words: int, name: str, role: str = "human") -> dict[str, str]:
+    return {"from": role, "value": " ".join([name, *["w"] * (words - 1)])}
+
+
+def clustered(count: int = 70) -> list[dict[str, object]]:
+    """Conversations whose lengths lie on vLLM's bounds, one token to either side or far from them; some are none."""
+    draw = random.Random(5)
+    entries: list[dict[str, object]] = [{"id": "empty", "conversations": []}]
+    for number in range(count):
+        turns = draw.choice((1, 2, 2, 2, 2, 2, 3, 4))
+        roles = draw.choice((("human", "gpt"), ("gpt", "human")))
+        said = [turn(draw.choice(BOUNDS), f"{number}.{at}", roles[at % 2]) for at in range(turns)]
+        entries.append({"id": str(number), "conversations": said})
+    return entries
+
+
+def write_tokenizer(folder: Path, *, bos: bool) -> None:
+    """One id for each word that is separated by space, and <s> before every text if it is asked for."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "w": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}'
+    )
+
+
+def by_words(texts):
+    return [[2] * len(text.split()) for text in texts]
+
+
+def talk(*lengths: tuple[int, int]):
+    """Conversations of so many words each way."""
+    return [(Turn("human", f"{n} " + "w " * (a - 1)), Turn("gpt", "w " * b)) for n, (a, b) in enumerate(lengths)]
+
+
+# By itself
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "overridden", "good"),
+    [
+        (3, 4, False, False),
+        (4, 4, False, True),
+        (4, 3, False, False),
+        (4, 3, True, True),
+        (3, 3, True, False),
+        (1024, 1024, False, True),
+        (1025, 4, False, False),
+        (1024, 1025, False, False),
+        (1024, 1025, True, False),
+    ],
+)
+def test_vllms_bounds(prompt, output, overridden, good):
+    assert within_bounds(prompt, output, overridden=overridden) is good
+
+
+def test_without_a_shuffle_it_is_the_order_of_the_file():
+    drawn = sample_as_vllm(talk((5, 7), (3, 9), (6, 8), (2000, 4), (4, 4)), by_words, 3, shuffle=False)
+    assert [(each.prompt_tokens, each.output_tokens) for each in drawn] == [(5, 7), (6, 8), (4, 4)]
+    assert all(each.prompt_ids == (2,) * each.prompt_tokens for each in drawn)
+
+
+def test_a_seed_is_an_order():
+    conversations = talk(*[(n + 4, 5) for n in range(40)])
+    first, again, other = (sample_as_vllm(conversations, by_words, 40, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert sorted(each.prompt_tokens for each in first) == sorted(each.prompt_tokens for each in other)
+
+
+def test_the_order_is_that_of_pythons_shuffle():
+    order = list(range(40))
+    random.Random(3).shuffle(order)
+    drawn = sample_as_vllm(talk(*[(n + 4, 5) for n in range(40)]), by_words, 40, seed=3)
+    assert [each.prompt_tokens - 4 for each in drawn] == order
+
+
+def test_too_few_are_drawn_again_or_stay_few():
+    conversations = talk((5, 7), (6, 8), (3, 3))
+    drawn = sample_as_vllm(conversations, by_words, 9, seed=4)
+    assert len(drawn) == 9 and set(drawn[2:]) <= set(drawn[:2])
+    assert sample_as_vllm(conversations, by_words, 9, seed=4, oversample=False) == drawn[:2]
+
+
+def test_asked_for_output_replaces_the_reply():
+    drawn = sample_as_vllm(talk((5, 1), (1024, 9), (900, 9)), by_words, 9, output_tokens=1100, oversample=False)
+    assert sorted((each.prompt_tokens, each.output_tokens) for each in drawn) == [(5, 1100), (900, 1100)]
+
+
+def test_no_more_is_tokenised_than_is_needed():
+    seen: list[int] = []
+
+    def counting(texts):
+        seen.append(len(texts))
+        return by_words(texts)
+
+    sample_as_vllm(talk(*[(4, 4)] * (3 * BLOCK)), counting, BLOCK)
+    assert seen == [BLOCK, BLOCK], "prompts and replies of one block"
+
+
+def test_the_global_stream_is_left_alone():
+    random.seed(11)
+    before = random.getstate()
+    sample_as_vllm(talk((5, 7)), by_words, 4)
+    assert random.getstate() == before
+
+
+def test_nothing_within_the_bounds_is_an_error():
+    with pytest.raises(BadDataset, match="none of 2 conversations is within vLLM's bounds"):
+        sample_as_vllm([*talk((3, 4), (4, 3)), (Turn("human", "alone"),)], by_words, 1)
+    with pytest.raises(BadUsage, match="a sample of 0 requests"):
+        sample_as_vllm(talk((4, 4)), by_words, 0)
+
+
+# Against vLLM
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A dataset and two tokenizers."""
+    pytest.importorskip("ijson", reason="needs ijson")
+    pytest.importorskip("tokenizers", reason="needs tokenizers")
+    pytest.importorskip("transformers", reason="needs transformers")
+    path = tmp_path_factory.mktemp("sharegpt")
+    (path / "sharegpt.json").write_text(json.dumps(clustered()))
+    write_tokenizer(path / "plain", bos=False)
+    write_tokenizer(path / "bos", bos=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def by_vllm(vllm_here, folder) -> list[list[tuple[str, int, int]]]:
+    """What vLLM's own class samples in each of the configurations."""
+    (folder / "asked.json").write_text(json.dumps(CONFIGURATIONS))
+    command = [sys.executable, "-c", dedent(BY_VLLM), str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    return [[tuple(row) for row in rows] for rows in json.loads((folder / "found.json").read_text())]
+
+
+def ours(folder: Path, configurations) -> list[list[tuple[str, int, int]]]:
+    conversations = list(read_conversations(folder / "sharegpt.json"))
+    tokenizers = {
+        name: remembering(hub_tokenizer(str(folder / name), special_tokens=True)) for name in ("plain", "bos")
+    }
+    drawn = (
+        sample_as_vllm(
+            conversations,
+            tokenizers[asked["tokenizer"]],
+            asked["requests"],
+            seed=asked["seed"],
+            output_tokens=asked["output"],
+            shuffle=asked["shuffle"],
+            oversample=asked["over"],
+        )
+        for asked in configurations
+    )
+    return [[(each.prompt, each.prompt_tokens, each.output_tokens) for each in rows] for rows in drawn]
+
+
+def remembering(tokenize):
+    known: dict[str, list[int]] = {}
+
+    def ask(texts):
+        new = [text for text in texts if text not in known]
+        known.update(zip(new, tokenize(new) if new else []))
+        return [known[text] for text in texts]
+
+    return ask
+
+
+@pytest.mark.slow
+def test_every_request_is_vllms_own(by_vllm, folder):
+    for asked, theirs, mine in zip(CONFIGURATIONS, by_vllm, ours(folder, CONFIGURATIONS), strict=True):
+        assert mine == theirs, asked
+
+
+@pytest.mark.slow
+def test_the_comparison_would_see_a_difference(by_vllm, folder):
+    """Another seed, tokens without <s>, an output that is not asked for: none of them passes as vLLM's."""
+    usual = [n for n, asked in enumerate(CONFIGURATIONS) if asked["requests"] == 25 and asked["shuffle"]]
+    for changed in (lambda asked: {"seed": asked["seed"] + 1}, lambda asked: {"output": (asked["output"] or 5) + 1}):
+        other = ours(folder, [CONFIGURATIONS[n] | changed(CONFIGURATIONS[n]) for n in usual])
+        assert all(mine != by_vllm[n] for n, mine in zip(usual, other, strict=True))
+    bos = [n for n in usual if CONFIGURATIONS[n]["tokenizer"] == "bos"]
+    other = ours(folder, [CONFIGURATIONS[n] | {"tokenizer": "plain"} for n in bos])
+    assert all(mine != by_vllm[n] for n, mine in zip(bos, other, strict=True))
+
+
+@pytest.mark.slow
+def test_the_lengths_lie_on_every_bound(by_vllm):
+    """Negative control of the dataset: a bound that is off by one changes what is kept."""
+    kept = {(prompt, output) for rows in by_vllm for _, prompt, output in rows}
+    prompts, totals = {prompt for prompt, _ in kept}, {prompt + output for prompt, output in kept}
+    assert (min(prompts), max(prompts), max(totals)) == (4, 1024, 2048)
+    replies = {
+        output for asked, rows in zip(CONFIGURATIONS, by_vllm) for _, _, output in rows if asked["output"] is None
+    }
+    assert min(replies) == 4
+
+
+@pytest.mark.slow
+def test_the_rule_vllm_of_a_workload_takes_vllms_conversations_in_an_order_of_its_own(by_vllm, folder):
+    asked = {"tokenizer": "plain", "seed": 0, "requests": 25, "output": None, "shuffle": True, "over": False}
+    theirs = [prompt for prompt, _, _ in by_vllm[CONFIGURATIONS.index(asked)]]
+    picked, _ = pick(folder / "sharegpt.json", "vllm", seed=0, limit=1000, accept_truncated=False)
+    assert set(theirs) <= {prompt.text for prompt, _ in picked}
+    assert [prompt.text for prompt, _ in picked if prompt.text in set(theirs)] != theirs
