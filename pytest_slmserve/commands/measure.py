@@ -55,6 +55,8 @@ def add(commands: Commands) -> None:
     command.add_argument("--extra-body", metavar="JSON", type=json_object, default={}, help=body)
     records = "archive to append the record to (default: .slm/records.jsonl)"
     command.add_argument("--records", metavar="PATH", type=Path, default=Path(".slm/records.jsonl"), help=records)
+    saved = "also write one JSON with the keys of `vllm bench serve`"
+    command.add_argument("--vllm-bench", metavar="FILE", type=Path, help=saved)
     command.add_argument("--json", action="store_true", help="one object instead of text")
 
 
@@ -75,7 +77,8 @@ def measure_one(given: argparse.Namespace) -> int:
     from pytest_slmserve.engines.endpoint import KEY, EndpointEngine
     from pytest_slmserve.environment import remote
     from pytest_slmserve.measure import measure
-    from pytest_slmserve.report.served import as_json, as_text
+    from pytest_slmserve.report.served import as_json, as_text, good
+    from pytest_slmserve.report.vllm_bench import as_vllm_bench
     from pytest_slmserve.store import Archive
 
     slo = parse_slo(given.slo) if given.slo else None
@@ -85,8 +88,18 @@ def measure_one(given: argparse.Namespace) -> int:
         with closing(EndpointEngine(spec, os.environ.get(KEY, ""), given.extra_body)) as engine:
             found = measure(engine, workload, load, remote(), told)
         archive.add(found)
+    if given.vllm_bench:
+        write(given.vllm_bench, json.dumps(as_vllm_bench(found, good(found, slo)), indent=2))
     print(json.dumps(as_json(found, slo), indent=2) if given.json else as_text(found, slo))
     return FAILS if problems(found) else HOLDS
+
+
+def write(path: Path, text: str) -> None:
+    """Raises BadUsage; the record is in the archive by then."""
+    try:
+        path.write_text(text + "\n", "utf-8")
+    except OSError as error:
+        raise BadUsage(f"cannot write {path}: {error.strerror}", "--vllm-bench with another path") from None
 
 
 def load_of(given: argparse.Namespace) -> Load:

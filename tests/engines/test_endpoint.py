@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from doors import FAKE, small_workload, stand_in
 
+from pytest_slmserve import foreign
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.codec import engine_line, engine_of, measurement_line, measurement_of
@@ -151,6 +152,24 @@ def test_measure_prints_a_page_and_keeps_a_record(there, tmp_path):
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert (kept.spec.door, kept.spec.model, len(kept.run.samples)) == ("endpoint", "slm", 40)
     assert there._key not in (tmp_path / "r.jsonl").read_text("utf-8") + done.stdout + done.stderr
+
+
+def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
+    """Our own reader of such files reads it, and the numbers are those of the page."""
+    saved = tmp_path / "bench.json"
+    load = ("--concurrency", "4", "--requests", "40")
+    found = json.loads(command(there, tmp_path, *load, "--json", "--vllm-bench", str(saved)).stdout)
+    told = json.loads(saved.read_text("utf-8"))
+    assert (told["completed"], told["failed"], told["max_concurrency"], told["request_rate"]) == (40, 0, 4, "inf")
+    assert (told["total_input_tokens"], told["total_output_tokens"]) == (640, 320)
+    assert told["output_throughput"] == pytest.approx(found["output_tokens_per_s"])
+    assert told["total_token_throughput"] == pytest.approx(3 * 320 / told["duration"], rel=0.1)
+    for theirs, ours in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "e2e"), ("itl", "itl")):
+        assert told[f"p99_{theirs}_ms"] == pytest.approx(1e3 * found["latency_s"][ours]["p99"])
+    assert told["mean_itl_ms"] == pytest.approx(told["mean_tpot_ms"], rel=0.1)
+    columns = foreign.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
+    (setting,) = foreign.settings_of(foreign.read(saved), columns)
+    assert setting.knob == 4 and setting.latency_s == pytest.approx((found["latency_s"]["tpot"]["mean"],))
 
 
 def test_measure_at_a_rate_tells_goodput_and_delay(there, tmp_path):

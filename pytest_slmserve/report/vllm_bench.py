@@ -1,0 +1,87 @@
+"""A measurement in the words of `vllm bench serve`, so that what reads its JSON reads ours.
+
+Key names are those that vllm/benchmarks/serve.py of release 0.32 saves. Times end in _ms where vLLM's do. What it calls
+`duration` is the window; requests and tokens are those of the window, so the rates are the same as in our own reports.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median, pstdev
+from typing import Any
+
+from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.goodput import Goodput
+from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, request_latency, sent_in
+from pytest_slmserve.analysis.stats import percentile
+from pytest_slmserve.records import Measurement
+from pytest_slmserve.spec import ClosedLoop, OpenLoop
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> dict[str, Any]:
+    """One result, with what vLLM's has no word for beside it: the record's id, and the versions of both sides."""
+    run, load = measurement.run, measurement.load
+    rows = sent_in(run.samples, run.window_s) if isinstance(load, OpenLoop) else window.finished_in_window(run)
+    seconds = run.window_s[1] - run.window_s[0]
+    tokens_per_s = window.output_tokens_per_s(run)
+    prompts = sum(run.samples.prompt_tokens[row] for row in rows)
+    outputs = sum(run.samples.output_tokens[row] for row in rows)
+    return {
+        "date": measurement.measured_at,
+        "endpoint_type": "openai",
+        "backend": "openai",
+        "label": measurement.spec.door,
+        "model_id": measurement.spec.model,
+        "tokenizer_id": measurement.spec.model,
+        "num_prompts": len(rows),
+        "request_rate": load.rate if isinstance(load, OpenLoop) else "inf",
+        "max_concurrency": load.concurrency if isinstance(load, ClosedLoop) else None,
+        "duration": seconds,
+        "completed": sum(run.samples.finished[row] for row in rows),
+        "failed": run.failures,
+        "total_input_tokens": prompts,
+        "total_output_tokens": outputs,
+        "request_throughput": len(rows) / seconds,
+        "request_goodput": served and served.per_s,
+        "output_throughput": tokens_per_s,
+        "total_token_throughput": None if tokens_per_s is None else tokens_per_s + prompts / seconds,
+        **dict(_latencies(measurement, rows)),
+        "record_id": measurement.id,
+        "vllm_version": measurement.environment.vllm,
+        "pytest_slmserve_version": measurement.environment.pytest_slmserve,
+    }
+
+
+def _latencies(measurement: Measurement, rows: Sequence[int]) -> Iterator[tuple[str, float]]:
+    """Of what was measured; a request that did not finish has no part in it, as in vLLM's."""
+    seen = [each for each in (request_latency(measurement.run.samples, row) for row in rows) if each.finished]
+    columns = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
+    for name, attribute in columns.items():
+        values = [value for each in seen if (value := getattr(each, attribute)) is not None]
+        if values:
+            yield from _figures(name, values)
+    if (stream := measurement.run.stream) and (gaps := gap_histogram(stream.gaps)).gaps:
+        yield from _of_gaps(gaps)
+
+
+def _figures(name: str, values: Sequence[float]) -> Iterator[tuple[str, float]]:
+    yield f"mean_{name}_ms", 1e3 * fmean(values)
+    yield f"median_{name}_ms", 1e3 * median(values)
+    yield f"std_{name}_ms", 1e3 * pstdev(values)
+    for share in PERCENTILES:
+        yield f"p{share}_{name}_ms", 1e3 * (percentile(values, share / 100) or math.nan)
+
+
+def _of_gaps(gaps: GapHistogram) -> Iterator[tuple[str, float]]:
+    """Each gap as the middle of its bin, 1 % wide."""
+    middles = {i: gaps.least_s * math.pow(gaps.growth, max(i, 0) + 0.5) for i in gaps.counts}
+    average = sum(middles[i] * count for i, count in gaps.counts.items()) / gaps.gaps
+    square = sum((middles[i] - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
+    yield "mean_itl_ms", 1e3 * average
+    yield "median_itl_ms", 1e3 * (gaps.percentile(0.5) or math.nan)
+    yield "std_itl_ms", 1e3 * math.sqrt(square)
+    for share in PERCENTILES:
+        yield f"p{share}_itl_ms", 1e3 * (gaps.percentile(share / 100) or math.nan)
