@@ -174,7 +174,6 @@ def test_nothing_heavy_is_imported_for_other_commands() -> None:
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.slow
 def test_asv_publishes_it_with_the_releases_as_x_axis(tmp_path, folder, capsys) -> None:
     """The last release is 20 % slower: that, and nothing else, is a regression. Also the comparison of two releases."""
     if find_spec("asv") is None:

@@ -108,7 +108,6 @@ def test_four_unchanged_endpoints_seldom_fail():
     assert seen.outcomes[FAIL] <= most(1000, ALARMS) and seen.outcomes[PASS] > 0.95 * 1000
 
 
-@pytest.mark.slow
 def test_four_unchanged_endpoints_fail_in_less_than_one_of_a_hundred_gates():
     """Shown."""
     seen = many(Planted(sd=0.02, worse=UNCHANGED), 10_000, seed=2)

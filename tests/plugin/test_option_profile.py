@@ -87,7 +87,6 @@ def test_a_folder_that_cannot_be_made_is_said_and_spoils_nothing(gate, pytester)
     result.stdout.fnmatch_lines(["note: traces *baseline: none (*Not a directory*"])
 
 
-@pytest.mark.slow
 def test_a_calibration_is_not_profiled(gate, profiled):
     gate("--slm-calibrate", "--slm-profile=traces")
     assert not any(profiled[1])

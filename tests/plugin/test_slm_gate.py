@@ -284,7 +284,6 @@ def test_a_gate_that_cannot_be_carried_out_is_an_error_before_anything_starts(ga
 STAND_IN = Path(__file__).parents[1] / "engines" / "stand_in"
 
 
-@pytest.mark.slow
 def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, monkeypatch, archive):
     """The door, the worker and the process are real; behind them a stand-in for vLLM takes twice as long for a step."""
     held = {"python": "3.11.7", "vllm": "0.32.0", "torch": "2.13.0"}

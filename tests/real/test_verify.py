@@ -27,7 +27,8 @@ def test_what_was_advised_is_what_is_served(tmp_path):
         sweep = PytestRun(tmp_path, Path(tmp), words)
         try:
             sweep.engine()
-            assert sweep.end(within_s=START_S) in (0, 1), sweep.text  # 1: a repeat was too noisy
+            status = sweep.end(within_s=START_S)
+            assert status in (0, 1), sweep.text  # 1: a repeat was too noisy, and a larger batch may be predicted
         finally:
             sweep.stop()
         done = subprocess.run(
@@ -42,10 +43,10 @@ def test_what_was_advised_is_what_is_served(tmp_path):
     seen = json.loads(done.stdout)
     [model], [start] = seen["verification"]["models"], seen["starts"]
     batch, measured = model["batch_requests"], model["measured"]
-    assert batch in (8, 32) and f"--max-num-seqs {batch} " in start["commands"][0]
+    assert (batch in (8, 32) or status == 1) and f"--max-num-seqs {batch} " in start["commands"][0]
     assert abs(measured["kv_blocks"] - model["predicted"]["kv_blocks"]) <= 2 and measured["preemptions_count"] == 0
     assert done.returncode == {"holds": 0, "fails": 1, "undecided": 10}[seen["verification"]["state"]]
     kept = read(tmp_path / ".slm" / "verify.jsonl").measurements
     assert {(m.spec.max_num_seqs, m.load.concurrency, m.load.window_s) for m in kept} == {(batch, batch, 1.0)}
-    if measured["valid_repeats_count"]:  # else the machine was too noisy to say anything
+    if measured["valid_repeats_count"] and status == 0:  # else the machine was too noisy to say anything
         assert abs(model["measured_of_predicted_ratio"]["value"] - 1) < MARGIN, done.stdout

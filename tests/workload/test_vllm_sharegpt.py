@@ -235,13 +235,11 @@ def remembering(tokenize):
     return ask
 
 
-@pytest.mark.slow
 def test_every_request_is_vllms_own(by_vllm, folder):
     for asked, theirs, mine in zip(CONFIGURATIONS, by_vllm, ours(folder, CONFIGURATIONS), strict=True):
         assert mine == theirs, asked
 
 
-@pytest.mark.slow
 def test_the_comparison_would_see_a_difference(by_vllm, folder):
     """Another seed, tokens without <s>, an output that is not asked for: none of them passes as vLLM's."""
     usual = [n for n, asked in enumerate(CONFIGURATIONS) if asked["requests"] == 25 and asked["shuffle"]]
@@ -253,7 +251,6 @@ def test_the_comparison_would_see_a_difference(by_vllm, folder):
     assert all(mine != by_vllm[n] for n, mine in zip(bos, other, strict=True))
 
 
-@pytest.mark.slow
 def test_the_lengths_lie_on_every_bound(by_vllm):
     """Negative control of the dataset: a bound that is off by one changes what is kept."""
     kept = {(prompt, output) for rows in by_vllm for _, prompt, output in rows}
@@ -265,7 +262,6 @@ def test_the_lengths_lie_on_every_bound(by_vllm):
     assert min(replies) == 4
 
 
-@pytest.mark.slow
 def test_the_rule_vllm_of_a_workload_takes_vllms_conversations_in_an_order_of_its_own(by_vllm, folder):
     asked = {"tokenizer": "plain", "seed": 0, "requests": 25, "output": None, "shuffle": True, "over": False}
     theirs = [prompt for prompt, _, _ in by_vllm[CONFIGURATIONS.index(asked)]]
