@@ -55,6 +55,11 @@ class Trial:
     itl_s: float
     starts: str
 
+    @property
+    def request_rate(self) -> float:
+        """Of starts that are spread, per second."""
+        return self.streams / self.itl_s
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -258,6 +263,11 @@ def run_pinned(command: Sequence[str], core: int, env: Mapping[str, str], log: P
     return spent
 
 
+def words(options: Mapping[str, object]) -> list[str]:
+    """Options as a command line has them."""
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
 class PeerFailed(Exception):
     """Another's client did not work here."""
 
@@ -272,7 +282,6 @@ class Vllm:
     name: str = "vllm bench serve"
 
     def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
-        rate = "inf" if trial.starts == "together" else f"{trial.streams / trial.itl_s}"
         options = {
             "backend": "openai",
             "base-url": url,
@@ -283,14 +292,14 @@ class Vllm:
             "random-input-len": 8,
             "random-output-len": trial.tokens,
             "num-prompts": trial.streams,
-            "request-rate": rate,
+            "request-rate": trial.request_rate if trial.starts == "spread" else "inf",
             "burstiness": "inf",
             "result-dir": str(self.folder),
             "result-filename": "vllm.json",
         }
         flags = ["--save-result", "--save-detailed", "--ignore-eos", "--disable-tqdm"]
         command = [self.python, "-c", RUN_VLLM, *flags]
-        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command += words(options)
         spent = run_pinned(command, self.core, OFFLINE, self.folder / "vllm.log")
         told = json.loads((self.folder / "vllm.json").read_text())
         numbers = [int(text.split()[0]) if text else -1 for text in told["generated_texts"]]
@@ -322,7 +331,6 @@ class Sglang:
     def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
         out = self.folder / "sglang.jsonl"
         out.unlink(missing_ok=True)
-        rate = "inf" if trial.starts == "together" else f"{trial.streams / trial.itl_s}"
         options = {
             "backend": "vllm",
             "base-url": url,
@@ -333,12 +341,12 @@ class Sglang:
             "random-input-len": 8,
             "random-output-len": trial.tokens,
             "num-prompts": trial.streams,
-            "request-rate": rate,
+            "request-rate": trial.request_rate if trial.starts == "spread" else "inf",
             "warmup-requests": 0,
             "output-file": str(out),
         }
         flags = ["--tokenize-prompt", "--disable-retokenize", "--output-details"]
-        arguments = [*flags, *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+        arguments = [*flags, *words(options)]
         command = [sys.executable, "-c", RUN_RUST, str(rust_module(self.wheel, self.folder)), *arguments]
         spent = run_pinned(command, self.core, OFFLINE, self.folder / "sglang.log")
         told = json.loads(out.read_text().splitlines()[-1])
@@ -390,9 +398,9 @@ class Aiperf:
             "ui": "none",
         }
         if trial.starts == "spread":
-            options |= {"request-rate": f"{trial.streams / trial.itl_s}", "request-rate-mode": "constant"}
+            options |= {"request-rate": trial.request_rate, "request-rate-mode": "constant"}
         command = [self.command, "profile", "--streaming"]
-        command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        command += words(options)
         spent = run_pinned(command, self.core, {}, self.folder / "aiperf.log")  # offline it takes no folder
         (records,) = out.rglob("profile_export.jsonl")
         return aiperf_view([json.loads(line) for line in records.open()], spent, truth, trial)

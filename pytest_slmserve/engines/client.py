@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from pytest_slmserve.engines.base import Gate, Tell
 from pytest_slmserve.engines.offline import run_from
@@ -25,6 +27,7 @@ class Client:
 
     def __init__(self, url: str, headers: Mapping[str, str], cores: Collection[int] = ()) -> None:
         command = [sys.executable, "-m", "pytest_slmserve.client"]
+        self._loaded: str | None = None
         self.child = Child(command, dict(os.environ), cores=cores, name="the client")
         self.child.send(url=url, headers=dict(headers))
         ready = self.child.receive(READY_S, "starting")
@@ -32,9 +35,13 @@ class Client:
             self.child.kill()
             raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
 
-    def hand_over(self, bodies: Sequence[str], output_tokens: Sequence[int]) -> None:
-        """The body of each request, and how many tokens it asks for."""
-        converse(self.child, op="load", bodies=list(bodies), output_tokens=list(output_tokens))
+    def hand_over(self, workload: Workload, body: Callable[[Request], str]) -> None:
+        """Give it the requests, unless it has them. body: of each, as its server wants it."""
+        if self._loaded != workload.hash:
+            bodies = [body(request) for request in workload.requests]
+            output_tokens = [request.output_tokens for request in workload.requests]
+            converse(self.child, op="load", bodies=bodies, output_tokens=output_tokens)
+            self._loaded = workload.hash
 
     def run(self, load: Load, tell: Tell, gate: Gate | None) -> dict[str, Any]:
         """The columns of one run, as the client tells them."""
@@ -43,6 +50,21 @@ class Client:
 
     def kill(self) -> None:
         self.child.kill()
+
+
+def ask_once(
+    method: str, url: str, headers: Mapping[str, str], body: str | None, within_s: float
+) -> tuple[int, str, str]:
+    """Status, content type and text of one answer. Raises OSError or HTTPException."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=within_s)
+    try:
+        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), body, dict(headers))
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get("content-type", ""), answer.read().decode(errors="replace")
+    finally:
+        connection.close()
 
 
 def message_of(load: Load) -> dict[str, Any]:

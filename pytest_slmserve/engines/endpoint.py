@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, silent
-from pytest_slmserve.engines.client import Client, completion, run_of
+from pytest_slmserve.engines.client import Client, ask_once, completion, run_of
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.records import Request, Resolved, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
@@ -44,7 +44,6 @@ class EndpointEngine:
         self.launch = uuid.uuid4().hex[:12]
         self.resolved = Resolved()
         self.ready = True
-        self._loaded: str | None = None
         self._further = dict(further or {})
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._check()
@@ -61,17 +60,10 @@ class EndpointEngine:
 
     def _asked(self, body: str) -> tuple[int, str, str]:
         """Status, content type and text of one answer."""
-        url = urlsplit(self.spec.url)
-        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(url.hostname or "", url.port, timeout=ANSWER_S)
         try:
-            connection.request("POST", url.path + (f"?{url.query}" if url.query else ""), body, self._headers)
-            answer = connection.getresponse()
-            return answer.status, answer.headers.get("content-type", ""), answer.read().decode(errors="replace")
+            return ask_once("POST", self.spec.url, self._headers, body, ANSWER_S)
         except (OSError, http.client.HTTPException) as error:
             raise BadUsage(f"{self.spec.url} does not answer: {error}", "the URL of a server that runs") from None
-        finally:
-            connection.close()
 
     def body(self, request: Request) -> str:
         """Of one request, in the words of the URL's interface: ids for completions, text for a chat."""
@@ -83,10 +75,7 @@ class EndpointEngine:
         return json.dumps({name: value for name, value in asked.items() if value is not None})
 
     def hand_over(self, workload: Workload) -> None:
-        if self._loaded != workload.hash:
-            bodies = [self.body(request) for request in workload.requests]
-            self._client.hand_over(bodies, [request.output_tokens for request in workload.requests])
-            self._loaded = workload.hash
+        self._client.hand_over(workload, self.body)
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
         self.hand_over(workload)

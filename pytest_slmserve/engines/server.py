@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, silent
-from pytest_slmserve.engines.client import Client, completion, run_of
+from pytest_slmserve.engines.client import Client, ask_once, completion, run_of
 from pytest_slmserve.engines.offline import (
     NOWHERE_ELSE,
     START_S,
@@ -61,7 +61,6 @@ class ServerEngine:
         self.spec = spec
         self.ready = False
         self.launch = uuid.uuid4().hex[:12]
-        self._loaded: str | None = None
         self._key = secrets.token_hex(16)
         self._place, self._cores = place, cores
         self._client: Client | None = None
@@ -116,14 +115,10 @@ class ServerEngine:
         except (OSError, http.client.HTTPException):
             return False
 
-    def _asked(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=ANSWER_S)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body), self._headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
+    def _asked(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
+        asked = None if body is None else json.dumps(body)
+        status, _, text = ask_once(method, f"http://{HOST}:{self.port}{path}", self._headers, asked, ANSWER_S)
+        return status, text
 
     def _facts(self) -> dict[str, Any]:
         """Its limits, by our plugin; what its model process knows, where vLLM's door for developers is there."""
@@ -139,12 +134,8 @@ class ServerEngine:
         return told
 
     def hand_over(self, workload: Workload) -> None:
-        if self._loaded == workload.hash:
-            return
         check_fits(self.spec, workload)
-        bodies = [json.dumps(completion(request, NAME)) for request in workload.requests]
-        self.client.hand_over(bodies, [request.output_tokens for request in workload.requests])
-        self._loaded = workload.hash
+        self.client.hand_over(workload, lambda request: json.dumps(completion(request, NAME)))
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
         self.hand_over(workload)
@@ -176,7 +167,7 @@ class ServerEngine:
         except OSError as error:
             raise self.child.failed(f"did not answer: {error}") from None
         if status != 200:
-            raise self.child.failed(f"answered {status}: {answer[:200].decode(errors='replace')}")
+            raise self.child.failed(f"answered {status}: {answer[:200]}")
         return tuple(json.loads(answer)["choices"][0]["token_ids"])
 
     def close(self) -> None:

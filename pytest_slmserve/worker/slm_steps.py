@@ -3,6 +3,7 @@ every field may be missing."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -39,4 +40,13 @@ def resolved(config: Any) -> dict[str, Any]:
         "prefix_caching": cache.enable_prefix_caching,
         "async_scheduling": getattr(scheduler, "async_scheduling", None),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "event_loop": event_loop(),
     }
+
+
+def event_loop() -> str | None:
+    """That of the front end, by its package; None outside of one."""
+    try:
+        return type(asyncio.get_running_loop()).__module__.split(".")[0]
+    except RuntimeError:
+        return None

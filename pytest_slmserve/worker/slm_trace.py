@@ -6,7 +6,6 @@ vLLM loads it in the process that answers requests, whose clock is the one that 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -28,14 +27,7 @@ class Trace(StatLoggerBase):  # type: ignore[misc]
             self.say(row)
 
     def log_engine_initialized(self) -> None:
-        self.say({**resolved(self.config), "event_loop": event_loop()})
+        self.say(resolved(self.config))
 
     def say(self, value: Any) -> None:
         self.file.write(json.dumps(value).encode() + b"\n")
-
-
-def event_loop() -> str | None:
-    try:
-        return type(asyncio.get_running_loop()).__module__.split(".")[0]
-    except RuntimeError:
-        return None
