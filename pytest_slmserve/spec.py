@@ -11,6 +11,7 @@ from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Door, Rule, Sharing, Source, Starts, Weights
 
 GIB = 1 << 30
+LATER = {"url": ""}  # fields of an engine that came after the first records, and what was so before
 
 
 def short_hash(value: Any) -> str:
@@ -67,15 +68,19 @@ class EngineSpec:
             raise BadUsage(f"{self.kv_cache_bytes} KV bytes: vLLM's CPU backend takes whole GiB", f"{GIB}")
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """All that can change a measurement, by name: where the interpreter lies is not among it, what it holds is part
+        of the environment. A field that came later is left out while it says what was always so: hashes of older
+        records stay what they are."""
+        found = asdict(self)
+        found["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
+        del found["python"], found["gpu"]
+        return {name: value for name, value in found.items() if (name, value) not in LATER.items()}
+
+    @property
     def key(self) -> str:
-        """Hash of all that can change a measurement; where the interpreter lies is not among it, what it holds is
-        part of the environment."""
-        facts = asdict(self)
-        facts["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
-        del facts["python"], facts["gpu"]
-        if not self.url:  # records of before there were any keep their keys
-            del facts["url"]
-        return short_hash(facts)
+        """Hash of the facts."""
+        return short_hash(self.facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_slmserve.analysis.points import choose, concurrency_of
@@ -22,10 +22,9 @@ from pytest_slmserve.spec import EngineSpec, short_hash
 
 DIGITS = 6
 UNKNOWN = "unknown"
-# The model is a parameter; where its interpreter lies and which GPU of a host it has are no matter. How much memory the
-# KV cache gets follows from the card, and does not move the speed of a measurement that stands: one in which requests
-# were thrown out, or had to wait, does not.
-NO_SETTINGS = ("model", "python", "gpu", "env", "kv_cache_bytes", "memory_share")
+# The model is a parameter. How much memory the KV cache gets follows from the card, and does not move the speed of a
+# measurement that stands: one in which requests were thrown out, or had to wait, does not.
+NO_SETTINGS = ("model", "kv_cache_bytes", "memory_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +129,7 @@ def release_of(environment: Environment) -> str:
 
 def settings(spec: EngineSpec) -> str:
     """What an engine was told, in words, with a hash of what they leave out too."""
-    facts = {name: value for name, value in asdict(spec).items() if name not in NO_SETTINGS}
-    facts["env"] = [pair for pair in spec.env if pair[0] != "PYTHONPATH"]
+    facts = {name: value for name, value in spec.facts.items() if name not in NO_SETTINGS}
     limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
     return f"{spec.weights} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"
 
