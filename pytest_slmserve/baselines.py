@@ -1,6 +1,6 @@
 """Baselines: archives of records that later runs are held against, in one folder, named by device and release.
 
-`h200-vllm-0.26.0.jsonl.gz` holds what one kind of GPU served with one release of vLLM: any models and loads, of engines
+`h200-vllm-0.26.0.jsonl.xz` holds what one kind of GPU served with one release of vLLM: any models and loads, of engines
 that had the device to themselves. It is an archive like every other; `store.read` reads it.
 """
 
@@ -20,7 +20,7 @@ from pytest_slmserve.records import Environment, Measurement
 from pytest_slmserve.store import Archive, read
 
 FOLDER = Path(".slm/baselines")
-SUFFIX = ".jsonl.gz"
+SUFFIX = ".jsonl.xz"
 RELEASE = "-vllm-"  # stands between device and release
 
 

@@ -281,7 +281,11 @@ OPTS = (
         "S",
     ),
     Opt(
-        "--slm-records", str, ".slm/records.jsonl", "archive that every measurement is appended to (.gz: gzip)", "PATH"
+        "--slm-records",
+        str,
+        ".slm/records.jsonl",
+        "archive that every measurement is appended to (.gz, .xz: packed)",
+        "PATH",
     ),
     Opt("--slm-resume", truth, False, "reuse valid measurements of the archive instead of measuring again"),
     Opt("--slm-skip-damaged", truth, False, "leave out damaged lines of the archive that is resumed"),

@@ -1,11 +1,11 @@
-"""The archive: measurements as lines of JSON, each on disk as soon as it is made; gzip by the suffix `.gz`.
+"""The archive: measurements as lines of JSON, each on disk as soon as it is made; packed by the suffix `.gz` or `.xz`.
 
 A line is an object with a `kind`. `session` opens a run and holds the format, the parameters of the claims and the
 plan; `engine` describes one launch, before its first measurement; `measurement` holds the columns of one run. Other
 kinds, and fields that are not known here, are passed over.
 
-`codec` turns a measurement into such objects and back. With gzip each write is a member of its own, so whatever was
-written before a kill can be read.
+`codec` turns a measurement into such objects and back. In a packed archive each write is a piece of its own (a member
+of gzip, a stream of xz), so whatever was written before a kill can be read.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import fcntl
 import gzip
 import io
 import json
+import lzma
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -39,9 +40,29 @@ NoneType = type(None)
 
 _FIRST = b'{"kind":"session"'  # how every archive begins
 _BULK = b'{"kind":"measurement"'
-_GZIP = b"\x1f\x8b\x08"
 _CHUNK = 1 << 16
+_UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
 _DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """How an archive of a suffix is packed. magic: how each piece begins. unpacker: a new one for each piece."""
+
+    name: str
+    magic: bytes
+    pack: Callable[[bytes], bytes]
+    unpacker: Callable[[], Any]
+
+
+_PACKINGS = {
+    ".gz": _Packing(
+        "gzip", b"\x1f\x8b\x08", lambda data: gzip.compress(data, mtime=0), lambda: zlib.decompressobj(wbits=31)
+    ),
+    ".xz": _Packing(
+        "xz", b"\xfd7zXZ\x00", lzma.compress, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_UNPACKING)
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +150,8 @@ class Archive:
 
     def _write(self, *lines: dict[str, Any]) -> None:
         data = b"".join(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n" for line in lines)
-        if self.path.suffix == ".gz":
-            data = gzip.compress(data, mtime=0)
+        if packing := _PACKINGS.get(self.path.suffix):
+            data = packing.pack(data)
         try:
             _append(self._file, data)
         except OSError as error:
@@ -223,7 +244,7 @@ def _version() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """The lines of a file, None for a gzip member that cannot be read, and the bytes before its torn end."""
+    """The lines of a file, None for a packed piece that cannot be read, and the bytes before its torn end."""
 
     lines: list[bytes | None]
     whole: int
@@ -239,11 +260,12 @@ class _Found:
 
 def _stored(path: Path, raw: bytes) -> _Stored:
     lines: list[bytes | None]
-    if path.suffix == ".gz":
-        if not _GZIP.startswith(raw[: len(_GZIP)]):
-            raise BadArchive(f"{path} ends in .gz but is not gzip", "a name without .gz, or the file as it was written")
-        lines, whole = _gzip_lines(raw)
-        rest, _ = _inflate(raw, whole)
+    if packing := _PACKINGS.get(path.suffix):
+        if not packing.magic.startswith(raw[: len(packing.magic)]):
+            wrong = f"{path} ends in {path.suffix} but is not {packing.name}"
+            raise BadArchive(wrong, f"a name without {path.suffix}, or the file as it was written")
+        lines, whole = _packed_lines(packing, raw)
+        rest, _ = _unpack(packing, raw, whole)
     else:
         whole = raw.rfind(b"\n") + 1
         lines, rest = list(raw[:whole].splitlines()), raw[whole:]
@@ -252,14 +274,14 @@ def _stored(path: Path, raw: bytes) -> _Stored:
     return _Stored(lines, whole)
 
 
-def _gzip_lines(raw: bytes) -> tuple[list[bytes | None], int]:
-    """Lines of all whole members, and where the last of them ends. Looks for the next one where one is damaged."""
+def _packed_lines(packing: _Packing, raw: bytes) -> tuple[list[bytes | None], int]:
+    """Lines of all whole pieces, and where the last of them ends. Looks for the next one where one is damaged."""
     lines: list[bytes | None] = []
     start = whole = 0
     while 0 <= start < len(raw):
-        text, end = _inflate(raw, start)
+        text, end = _unpack(packing, raw, start)
         if end is None:
-            start = raw.find(_GZIP, start + 1)
+            start = raw.find(packing.magic, start + 1)
             continue
         if start > whole:
             lines.append(None)
@@ -268,14 +290,14 @@ def _gzip_lines(raw: bytes) -> tuple[list[bytes | None], int]:
     return lines, whole
 
 
-def _inflate(raw: bytes, start: int) -> tuple[bytes, int | None]:
-    """Text of the gzip member at `start`, and where it ends: None if it is damaged or the file ends before it."""
-    unpack, text = zlib.decompressobj(wbits=31), bytearray()
+def _unpack(packing: _Packing, raw: bytes, start: int) -> tuple[bytes, int | None]:
+    """Text of the piece at `start`, and where it ends: None if it is damaged or the file ends before it."""
+    unpack, text = packing.unpacker(), bytearray()
     try:
         while start < len(raw) and not unpack.eof:
             text += unpack.decompress(raw[start : start + _CHUNK])
             start = min(start + _CHUNK, len(raw))
-    except zlib.error:
+    except (zlib.error, lzma.LZMAError):
         return bytes(text), None
     return bytes(text), start - len(unpack.unused_data) if unpack.eof else None
 
@@ -322,7 +344,7 @@ def _what(error: Exception) -> str:
 def _take(found: _Found, line: bytes | None) -> None:
     """Decode one line into `found`; raises one of _DAMAGE."""
     if line is None:
-        raise ValueError("damaged gzip")
+        raise ValueError("cannot be unpacked")
     if not line.strip():
         return
     facts = json.loads(line, parse_constant=_no_constant)

@@ -131,7 +131,7 @@ def test_whatever_value_stands_in_a_record_there_is_an_answer_or_one_sentence(re
 def test_the_committed_records(name, capsys):
     began = time.process_time()
     status, out, err = run(
-        capsys, "advise", BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.gz", "--slo-itl", "2x@32", "--json"
+        capsys, "advise", BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz", "--slo-itl", "2x@32", "--json"
     )
     took = time.process_time() - began
     models = {model["model"]: model for model in json.loads(out)["models"]}

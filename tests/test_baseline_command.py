@@ -46,7 +46,7 @@ def test_accept_says_what_is_kept_and_what_is_left_out_and_why(tmp_path, capsys)
     paths = [archive(tmp_path / name, made) for name, made in (("a.jsonl", [*good, shared]), ("b.jsonl.gz", bad))]
     status, out, err = run(capsys, "accept", *paths, "--into", tmp_path / "kept")
     kept, first, second = out.splitlines()
-    assert (status, err) == (0, "") and kept == f"kept: {tmp_path / 'kept' / NAME}.jsonl.gz: 2 measurements of opt-1.3b"
+    assert (status, err) == (0, "") and kept == f"kept: {tmp_path / 'kept' / NAME}.jsonl.xz: 2 measurements of opt-1.3b"
     assert first.startswith("left out: opt-1.3b at 8 in flight: 2 requests failed") and first.endswith("(2 times)")
     assert second == "left out: opt-1.3b at 8 in flight: it belongs to a run of several engines on one device"
 
@@ -66,22 +66,22 @@ def test_accept_splits_by_release(tmp_path, capsys):
     path = archive(tmp_path / "a.jsonl", [*repeats([1000, 1004]), *newer])
     status, out, _ = run(capsys, "accept", path, "--into", tmp_path)
     assert status == 0 and [line.split(": ")[1].rpartition("/")[2] for line in out.splitlines()] == [
-        f"{NAME}.jsonl.gz",
-        "h200-vllm-0.27.0.jsonl.gz",
+        f"{NAME}.jsonl.xz",
+        "h200-vllm-0.27.0.jsonl.xz",
     ]
 
 
 def test_accept_without_a_folder_keeps_where_list_looks(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "accept", archive(tmp_path / "a.jsonl"))[0] == 0
-    assert (tmp_path / ".slm" / "baselines" / f"{NAME}.jsonl.gz").is_file()
+    assert (tmp_path / ".slm" / "baselines" / f"{NAME}.jsonl.xz").is_file()
     assert NAME in run(capsys, "list")[1] and NAME in run(capsys, "show", NAME)[1]
 
 
 def test_accept_overwrites_only_when_told(folder, tmp_path, capsys):
     other = archive(tmp_path / "b.jsonl", repeats([7, 7], 2))
     status, out, err = run(capsys, "accept", other, "--into", folder)
-    assert (status, out) == (4, "") and f"{NAME}.jsonl.gz is there already" in err and "--replace" in err
+    assert (status, out) == (4, "") and f"{NAME}.jsonl.xz is there already" in err and "--replace" in err
     assert run(capsys, "accept", other, "--into", folder, "--replace")[0] == 0
     assert "1 launch, 1 host" in run(capsys, "show", NAME, "--from", folder)[1]
 
@@ -102,11 +102,11 @@ def test_a_damaged_archive_stops_it_unless_the_line_is_left_out(tmp_path, capsys
 
 
 def test_list_names_each_and_what_cannot_be_read(folder, capsys):
-    (folder / "broken.jsonl.gz").write_text("no gzip")
+    (folder / "broken.jsonl.xz").write_text("no gzip")
     status, out, err = run(capsys, "list", "--from", folder)
     row = next(line.split() for line in out.splitlines() if line.startswith(NAME))
     assert (status, err) == (0, "") and row == [NAME, "2026-01-01", "3", "1", "opt-1.3b"]
-    assert f"note: {folder / 'broken.jsonl.gz'} ends in .gz but is not gzip" in out
+    assert f"note: {folder / 'broken.jsonl.xz'} ends in .xz but is not xz" in out
 
 
 def test_list_of_none(tmp_path, capsys):
@@ -151,7 +151,7 @@ def test_show_as_json_has_the_loads(folder, capsys):
 
 def test_show_of_any_archive_says_what_is_no_part_of_a_baseline(tmp_path, capsys):
     shared = replace(engine_alone(repeat=8), replica=Replica("g", 0, 2, "s", "mps"))
-    archive(tmp_path / "mine.jsonl.gz", [*repeats([1000, 1004]), shared])
+    archive(tmp_path / "mine.jsonl.xz", [*repeats([1000, 1004]), shared])
     _, out, _ = run(capsys, "show", "mine", "--from", tmp_path)
     assert out.endswith("note: 1 of engines among several, or of loads without a window\n")
 

@@ -69,7 +69,7 @@ def test_whatever_a_device_is_called_its_name_stays_in_the_folder(gpu_name, vllm
 def test_what_is_kept_is_an_ordinary_archive_that_can_be_compared_with(tmp_path):
     kept, left_out = accept(GOOD, tmp_path / "new" / "folder", claims={"rows": []})
     (path,) = (each.path for each in kept)
-    assert path == tmp_path / "new" / "folder" / "h200-vllm-0.26.0.jsonl.gz" and left_out == ()
+    assert path == tmp_path / "new" / "folder" / "h200-vllm-0.26.0.jsonl.xz" and left_out == ()
     contents = read(path)
     assert [m.id for m in contents.measurements] == [m.id for m in GOOD] and contents.claims == {"rows": []}
     assert names(path.parent) == [path.name]
@@ -110,11 +110,11 @@ def test_what_is_degraded_is_kept_and_told(tmp_path):
 
 def test_an_archive_that_is_there_is_overwritten_only_when_told(tmp_path):
     accept(GOOD, tmp_path)
-    before = (tmp_path / "h200-vllm-0.26.0.jsonl.gz").read_bytes()
+    before = (tmp_path / "h200-vllm-0.26.0.jsonl.xz").read_bytes()
     other = [*repeats([2000], 16), engine_alone(environment=replace(KNOWN, gpu_name="NVIDIA H100"))]
-    with pytest.raises(BadUsage, match="h200-vllm-0.26.0.jsonl.gz is there already.*\n.*--replace"):
+    with pytest.raises(BadUsage, match="h200-vllm-0.26.0.jsonl.xz is there already.*\n.*--replace"):
         accept(other, tmp_path)
-    assert names(tmp_path) == ["h200-vllm-0.26.0.jsonl.gz"] and (tmp_path / names(tmp_path)[0]).read_bytes() == before
+    assert names(tmp_path) == ["h200-vllm-0.26.0.jsonl.xz"] and (tmp_path / names(tmp_path)[0]).read_bytes() == before
     accept(other, tmp_path, replace=True)
     assert [m.load.concurrency for m in baseline(tmp_path, "h200-vllm-0.26.0").measurements] == [16]
     assert len(names(tmp_path)) == 2
@@ -145,10 +145,10 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
 
 def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     accept(GOOD, tmp_path)
-    (tmp_path / f"broken{SUFFIX}").write_text("not gzip")
+    (tmp_path / f"broken{SUFFIX}").write_text("not xz")
     (tmp_path / "notes.txt").write_text("of no concern")
     broken, good = baselines(tmp_path)
-    assert (broken.name, broken.measurements) == ("broken", ()) and "is not gzip" in broken.notes[0]
+    assert (broken.name, broken.measurements) == ("broken", ()) and "is not xz" in broken.notes[0]
     assert (good.name, len(good.measurements), good.notes) == ("h200-vllm-0.26.0", 3, ())
     with pytest.raises(BadArchive):
         baseline(tmp_path, "broken")
@@ -156,7 +156,7 @@ def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
 
 def test_one_is_found_by_its_name(tmp_path):
     accept(GOOD, tmp_path)
-    assert baseline(tmp_path, "h200-vllm-0.26.0") == baseline(tmp_path, "h200-vllm-0.26.0.jsonl.gz")
+    assert baseline(tmp_path, "h200-vllm-0.26.0") == baseline(tmp_path, "h200-vllm-0.26.0.jsonl.xz")
     with pytest.raises(BadUsage, match="no baseline ../h200-vllm-0.26.0 in .*\n.*one of h200-vllm-0.26.0"):
         baseline(tmp_path, "../h200-vllm-0.26.0")
     with pytest.raises(BadUsage, match="baseline accept RECORDS"):
@@ -167,10 +167,10 @@ def test_one_is_found_by_its_name(tmp_path):
 def test_the_gate_finds_one_by_device_and_release(tmp_path):
     mig = replace(KNOWN, gpu_name="NVIDIA H200 MIG 1g.18gb")
     accept([*GOOD, *repeats([9, 9], environment=mig), *repeats([9, 9], environment=ON_CPU, sensed=False)], tmp_path)
-    wanted = tmp_path / "h200-vllm-0.26.0.jsonl.gz"
+    wanted = tmp_path / "h200-vllm-0.26.0.jsonl.xz"
     for device in ("NVIDIA H200", "h200", device_name(KNOWN)):
         assert find_baseline(tmp_path, device, "0.26.0") == find_baseline(tmp_path, device) == wanted
-    assert find_baseline(tmp_path, "cpu").name == "cpu-vllm-0.32.0.jsonl.gz"
+    assert find_baseline(tmp_path, "cpu").name == "cpu-vllm-0.32.0.jsonl.xz"
 
 
 def test_none_or_several_are_one_sentence(tmp_path):
@@ -188,7 +188,7 @@ def test_none_or_several_are_one_sentence(tmp_path):
 def test_the_simulated_engine_has_a_baseline_without_a_release(tmp_path):
     simulated = Environment(backend="fake", gpu_name="simulated", host="one", cpu="Xeon", cores=2)
     accept(repeats([1000, 1001], environment=simulated), tmp_path)
-    assert find_baseline(tmp_path, "fake").name == "fake.jsonl.gz"
+    assert find_baseline(tmp_path, "fake").name == "fake.jsonl.xz"
 
 
 def test_the_command_has_the_folder_of_the_keeper():

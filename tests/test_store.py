@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import lzma
 import math
 import os
 import random
@@ -39,7 +40,11 @@ from pytest_slmserve.store import FORMAT, Archive, read
 DATA = Path(__file__).parent / "data"
 CLAIMS = {"plateau": {"tolerance": 0.1}}
 DISK = settings(deadline=None)  # a busy disk takes its time over fsync
-BOTH = pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz"])
+EACH = pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz", "records.jsonl.xz"])
+PACKED = pytest.mark.parametrize(
+    ("name", "magic", "pack"),
+    [("a.jsonl.gz", b"\x1f\x8b\x08\x00", gzip.compress), ("a.jsonl.xz", b"\xfd7zXZ\x00", lzma.compress)],
+)
 
 
 # Two requests over three steps; the second is cut off before its first token.
@@ -103,7 +108,7 @@ def change(path: Path, number: int, new: str) -> None:
 # What is written is read again
 
 
-@BOTH
+@EACH
 @DISK
 @given(st.lists(measurements(), max_size=4))
 def test_round_trip(name, kept):
@@ -162,7 +167,7 @@ def telemetries() -> st.SearchStrategy[Telemetry]:
     return st.integers(0, 6).flatmap(with_rows)
 
 
-@BOTH
+@EACH
 @DISK
 @given(telemetries(), st.none() | st.integers(0, 10**12).map(lambda us: us / 1e6))
 def test_telemetry_round_trip(name, telemetry, began_s):
@@ -268,7 +273,7 @@ def test_a_sweep_of_99_such_points_stays_under_a_megabyte_and_a_half(tmp_path):
 # Runs that are killed
 
 
-@BOTH
+@EACH
 @settings(DISK, max_examples=60)
 @given(data=st.data())
 def test_truncated_anywhere_a_prefix_is_read_and_the_rest_set_aside(name, data):
@@ -301,7 +306,7 @@ def test_the_note_says_what_was_lost(three):
     assert note.startswith(f"{three}: line 5 ends early") and note.endswith(f"bytes were moved to {three}.torn")
 
 
-@BOTH
+@EACH
 def test_each_measurement_is_there_as_soon_as_it_is_added(tmp_path, name):
     with Archive.open(tmp_path / "new" / "folder" / name) as archive:
         archive.begin(CLAIMS, {})
@@ -320,7 +325,7 @@ with Archive.open(sys.argv[1]) as archive:
 """
 
 
-@BOTH
+@EACH
 def test_killed_while_it_appends(tmp_path, name):
     path = tmp_path / name
     command = [sys.executable, "-c", WRITER, str(path)]
@@ -441,21 +446,23 @@ def test_columns_of_unequal_length_are_damage(three):
         read(three)
 
 
-def test_damage_inside_gzip_costs_one_member(tmp_path):
-    path = write(tmp_path / "a.jsonl.gz", example(1), example(2), example(4))
+@PACKED
+def test_damage_inside_a_packed_piece_costs_that_piece(tmp_path, name, magic, pack):
+    path = write(tmp_path / name, example(1), example(2), example(4))
     raw = bytearray(path.read_bytes())
-    starts = [at for at in range(len(raw)) if raw[at : at + 4] == b"\x1f\x8b\x08\x00"]
+    starts = [at for at in range(len(raw)) if raw.startswith(magic, at)]
     raw[starts[2] + 60] ^= 0xFF
     path.write_bytes(raw)
-    with pytest.raises(BadArchive, match=r"line 4 cannot be used .damaged gzip"):
+    with pytest.raises(BadArchive, match=r"line 4 cannot be used .cannot be unpacked"):
         read(path)
     contents = read(path, skip_damaged=True)
     assert [m.load.concurrency for m in contents.measurements] == [1, 4]
 
 
-def test_an_archive_compressed_by_hand_is_read_and_continued(three, tmp_path):
-    path = tmp_path / "b.jsonl.gz"
-    path.write_bytes(gzip.compress(three.read_bytes()))
+@PACKED
+def test_an_archive_compressed_by_hand_is_read_and_continued(three, tmp_path, name, magic, pack):
+    path = tmp_path / name
+    path.write_bytes(pack(three.read_bytes()))
     write(path, example(8))
     assert [m.load.concurrency for m in read(path).measurements] == [1, 2, 4, 8]
 
@@ -484,7 +491,7 @@ def test_whatever_stands_in_an_entry_only_our_errors_come(place, value):
         assert len(read(path, skip_damaged=True).measurements) <= 2
 
 
-@BOTH
+@EACH
 @DISK
 @given(data=st.data())
 def test_whatever_bytes_change_only_our_errors_come(name, data):
@@ -524,7 +531,9 @@ def test_a_newer_format_is_never_skipped(three, skip_damaged):
         ("other.json", b'{"machine_info": {}}', "not an archive"),
         ("other.jsonl", b'{"a": 1}\n{"a": 2}\n', "not an archive of pytest-slmserve: line 1 has no entry 'kind'"),
         ("plain.jsonl.gz", b'{"kind":"session","format":1}\n', "ends in .gz but is not gzip"),
+        ("plain.jsonl.xz", b'{"kind":"session","format":1}\n', "ends in .xz but is not xz"),
         ("other.gz", gzip.compress(b"nothing like it\n"), "not an archive"),
+        ("other.xz", lzma.compress(b"nothing like it\n"), "not an archive"),
         ("cut.gz", gzip.compress(b"nothing like it\n" * 99)[:-12], "not an archive"),
         ("zip.jsonl", gzip.compress(b'{"kind":"session"}\n'), "not an archive"),
     ],

@@ -23,8 +23,8 @@ from pytest_slmserve.records import Measurement
 from pytest_slmserve.store import read
 
 BASELINES = Path(__file__).parents[2] / "benchmarks" / "baselines"
-SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}.jsonl.gz" for name in ("spread", "together", "sensors"))
-CPU = "cpu-vllm-0.32.0.jsonl.gz"
+SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("spread", "together", "sensors"))
+CPU = "cpu-vllm-0.32.0.jsonl.xz"
 FULL_REPEATS = 2
 
 if not BASELINES.is_dir():

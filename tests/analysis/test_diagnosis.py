@@ -320,7 +320,7 @@ in_checkout = pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines a
 
 def measured(kind: str, concurrency: int) -> Windows:
     """OPT-1.3B on an H200, vLLM 0.26.0."""
-    records = read(BASELINES / f"h200-vllm-0.26.0-{kind}.jsonl.gz").measurements
+    records = read(BASELINES / f"h200-vllm-0.26.0-{kind}.jsonl.xz").measurements
     chosen = [m for m in records if m.spec.model == "opt-1.3b" and m.load.concurrency == concurrency]
     (found,) = splits(chosen, chosen)
     return found.baseline
@@ -337,7 +337,7 @@ def test_steps_that_only_decode_are_those_of_an_engine_that_decodes_for_seconds(
 @in_checkout
 def test_what_differs_between_launches_of_one_release_is_the_gap():
     """Kernels take as long as ever, whatever the host does."""
-    records = read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.gz").measurements
+    records = read(BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz").measurements
     pairs = [found.by_device for found in splits(records[0::2], records[1::2])]
     gaps, kernels = ([abs(parts[i].absolute) for parts in pairs] for i in (0, 1))
     assert len(pairs) > 20

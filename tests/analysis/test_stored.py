@@ -273,7 +273,7 @@ def test_missing_data_never_passes(data):
 
 def test_the_constants_hold_of_what_was_measured_on_three_hosts():
     """The same release, model and load on two H200 hosts is never farther apart than is allowed for."""
-    paths = sorted(ARCHIVES.glob("h200-vllm-0.26.0-*.jsonl.gz"))
+    paths = sorted(ARCHIVES.glob("h200-vllm-0.26.0-*.jsonl.xz"))
     if not paths:
         pytest.skip("no checkout")
     apart = []
@@ -289,7 +289,7 @@ def test_the_constants_hold_of_what_was_measured_on_three_hosts():
 
 def test_of_what_was_measured_on_one_host_nothing_fails_against_itself():
     """Every other repeat against the rest; some of them are of two launches, 14 % apart."""
-    path = ARCHIVES / "h200-vllm-0.26.0-sensors.jsonl.gz"
+    path = ARCHIVES / "h200-vllm-0.26.0-sensors.jsonl.xz"
     if not path.exists():
         pytest.skip("no checkout")
     measured = read(path).measurements

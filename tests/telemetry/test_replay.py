@@ -83,7 +83,7 @@ def test_a_replay_that_is_recorded_is_the_record(rows):
 
 # What an H200 said, once more
 
-BASELINE = Path(__file__).parents[2] / "benchmarks" / "baselines" / "h200-vllm-0.26.0-sensors.jsonl.gz"
+BASELINE = Path(__file__).parents[2] / "benchmarks" / "baselines" / "h200-vllm-0.26.0-sensors.jsonl.xz"
 
 
 @pytest.fixture(scope="module")
