@@ -363,6 +363,25 @@ ROWS: tuple[Row, ...] = (
     ),
     *(row for how in get_args(Sharing) for row in _rows_of_replicas(how)),
     Row(
+        sharing.name_of(sharing.PAY, "mps"),
+        model="opt-2.7b",
+        device="H200",
+        parameters={"sharing": "mps", "bound": 1.0},
+        expected="fails",
+        evidence="vLLM 0.26.0: 2 serve 0.932 times as much, 3 0.859: the GPU is busy and at its power limit with one",
+    ),
+    *(
+        Row(
+            sharing.name_of(claim, "time-slicing"),
+            model="opt-2.7b",
+            device="H200",
+            parameters={"sharing": "time-slicing", "bound": bound},
+            expected="fails",
+            evidence="vLLM 0.26.0: 2 serve 0.807 times as much, 3 0.709: every replica pays a step's fixed part anew",
+        )
+        for claim, bound in ((sharing.PAY, 1.0), (sharing.TAIL, 1.1))
+    ),
+    Row(
         sharing.name_of(sharing.PAY, "time-slicing"),
         model="opt-1.3b",
         device="H200",
