@@ -12,6 +12,7 @@ from pytest_slmserve.kinds import Backend, Door, Rule, Sharing, Source, Starts, 
 
 GIB = 1 << 30
 LATER = {"url": ""}  # fields of an engine that came after the first records, and what was so before
+LATER_OF_A_LOAD = {"steps": ()}
 
 
 def short_hash(value: Any) -> str:
@@ -189,9 +190,10 @@ class Burst:
 class OpenLoop:
     """Requests sent when a schedule says, whatever becomes of those before them.
 
-    arrivals: how the schedule came about, in words that no other schedule has. rate: requests per second, in the mean.
+    arrivals: how the schedule came about, in words that no other schedule has. rate: requests per second, as asked for.
     schedule_s: when each is sent, since the beginning; a record has the times in its run instead. Those sent from
     `settle_s` on for `window_s` are judged, whenever they end; meanwhile the load goes on, for `settle_s` more.
+    steps: of a ramp, requests per second and seconds of each; a step settles for `settle_s` and is judged by itself.
     """
 
     arrivals: str
@@ -199,16 +201,20 @@ class OpenLoop:
     settle_s: float
     window_s: float
     schedule_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    steps: tuple[tuple[float, float], ...] = ()
     kind: Literal["open_loop"] = "open_loop"
 
     def __post_init__(self) -> None:
         if self.settle_s < 0 or self.window_s <= 0:
             raise BadUsage(f"a window of {self.window_s} s after {self.settle_s} s", "10 s after 5 s")
+        if any(seconds <= self.settle_s for _, seconds in self.steps):
+            raise BadUsage(f"a step that is over before it has settled for {self.settle_s:g} s", "longer steps")
 
 
 Load = ClosedLoop | Burst | OpenLoop
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """What a record keeps of a load."""
-    return {name: value for name, value in asdict(load).items() if name != "schedule_s"}
+    """What a record keeps of a load; a field that came later is left out while it says what was always so."""
+    facts = {name: value for name, value in asdict(load).items() if name != "schedule_s"}
+    return {name: value for name, value in facts.items() if (name, value) not in LATER_OF_A_LOAD.items()}

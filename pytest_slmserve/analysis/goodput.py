@@ -2,8 +2,7 @@
 
 An SLO is an upper bound on a latency. A request is good if it finished and met every SLO; goodput is the good ones of
 those sent in the window, per second of the window, as `vllm bench serve --goodput` counts them over a whole run
-(vllm/benchmarks/serve.py, release 0.32). Y. Zhong and others (DistServe, arXiv:2401.09670) call goodput the highest
-rate of requests at which a wanted share of them, 90 % say, is good: `highest_rate` is that.
+(vllm/benchmarks/serve.py, release 0.32). What becomes of it over several rates of requests is in `rates`.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby, takewhile
-from statistics import fmean
 
-from pytest_slmserve.analysis.latency import RequestLatency, request_latency, sent_in
+from pytest_slmserve.analysis.latency import RequestLatency, judged_rows, request_latency, sent_in
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Samples
+from pytest_slmserve.records import Measurement, Samples
 
 EXAMPLE = "ttft:200ms,tpot:50ms,e2e:5s"
 BOUND = re.compile(r"\s*(\w+)\s*:\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s)?\s*", re.ASCII)
@@ -84,7 +81,7 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Of the requests sent in the window, whenever they ended.
+    """Of the requests sent in the window, whenever they ended; of a closed loop, of those that ended in it.
 
     good: finished, every SLO met. dropped: did not finish (failed or cut off); they meet no SLO. per_s: the good ones /
     seconds of the window. attainment: good / requests; by_slo: the same for each SLO alone, in the order of the SLO.
@@ -105,18 +102,20 @@ def goodput(
     window_s: tuple[float, float],
     slo: Slo,
     *,
+    rows: Sequence[int] | None = None,
     longest_gap_s: Sequence[float | None] | None = None,
     failed: int = 0,
 ) -> Goodput | None:
     """Goodput over a window; None where the SLO bounds the gaps between tokens and these were not measured.
 
-    longest_gap_s: of each row of the samples, None for a request without a second token. failed: requests sent in the
-    window of which the samples have no row.
+    rows: those of the samples that count; None: those sent in the window. longest_gap_s: of each row of the samples,
+    None for a request without a second token. failed: requests of which the samples have no row.
     """
     if slo.itl_s is not None and longest_gap_s is None:
         return None
     gaps = longest_gap_s or [None] * len(samples)
-    met = [_met(request_latency(samples, row), gaps[row], slo) for row in sent_in(samples, window_s)]
+    judged = sent_in(samples, window_s) if rows is None else rows
+    met = [_met(request_latency(samples, row), gaps[row], slo) for row in judged]
     requests, good = len(met) + failed, sum(all(each.values()) for each in met if each)
     kept = {name: sum(each.get(name, False) for each in met) for name in slo.bounds}
     return Goodput(
@@ -130,6 +129,12 @@ def goodput(
     )
 
 
+def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
+    """Of the requests that its kind of load is judged by, and of those that failed."""
+    run = measurement.run
+    return goodput(run.samples, run.window_s, slo, rows=judged_rows(measurement), failed=run.failures)
+
+
 def _met(seen: RequestLatency, longest_gap_s: float | None, slo: Slo) -> dict[str, bool]:
     """Which bounds a request kept; nothing for one that did not finish."""
     if not seen.finished:
@@ -141,63 +146,3 @@ def _met(seen: RequestLatency, longest_gap_s: float | None, slo: Slo) -> dict[st
         "e2e": seen.e2e_s,
     }
     return {name: (value := values[name]) is not None and value <= bound for name, bound in slo.bounds.items()}
-
-
-# Over several rates
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The rate of requests with the highest goodput, both per second, and the rates measured next to it.
-
-    below, above: None where the peak is the smallest or the largest rate that was measured. Then more goodput is not
-    excluded on that side.
-    """
-
-    rate: float
-    per_s: float
-    below: float | None
-    above: float | None
-
-    @property
-    def bracketed(self) -> bool:
-        """Was no more seen on both sides?"""
-        return self.below is not None and self.above is not None
-
-    @property
-    def why(self) -> str:
-        """The finding in a sentence."""
-        found = f"most goodput, {self.per_s:.4g}/s, at {self.rate:g} requests/s"
-        if self.above is None:
-            return f"{found}, the largest rate measured: a larger one may have more"
-        if self.below is None:
-            return f"{found}, the smallest rate measured: a smaller one may have more"
-        return f"{found}, no more at {self.below:g} and {self.above:g}"
-
-
-def peak(points: Sequence[tuple[float, float]]) -> Peak | None:
-    """Where goodput is highest, from pairs of (rate, goodput), repeats of a rate averaged; None of nothing.
-
-    Of rates with equal goodput the smallest: more load for the same is no gain.
-    """
-    means = _means(points)
-    if not means:
-        return None
-    best = max(range(len(means)), key=lambda index: means[index][1])
-    return Peak(
-        *means[best],
-        below=means[best - 1][0] if best > 0 else None,
-        above=means[best + 1][0] if best + 1 < len(means) else None,
-    )
-
-
-def highest_rate(points: Sequence[tuple[float, float]], goal: float = 0.9) -> float | None:
-    """DistServe's goodput, from pairs of (rate, attainment): the highest rate at which, as at every smaller one that
-    was measured, the attainment is `goal` or more. Repeats of a rate are averaged. None where there is none."""
-    kept = list(takewhile(lambda point: point[1] >= goal, _means(points)))
-    return kept[-1][0] if kept else None
-
-
-def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    by_rate = groupby(sorted(points), key=lambda point: point[0])
-    return [(rate, fmean(value for _, value in same)) for rate, same in by_rate]

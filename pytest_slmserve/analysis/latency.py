@@ -21,7 +21,8 @@ from typing import Any
 
 from pytest_slmserve.analysis.stats import mean, percentile
 from pytest_slmserve.analysis.window import finished_in_window, tpot_s
-from pytest_slmserve.records import Run, Samples
+from pytest_slmserve.records import Measurement, Run, Samples
+from pytest_slmserve.spec import OpenLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,18 @@ def open_loop_latencies(run: Run) -> Latencies:
 def closed_loop_latencies(run: Run) -> Latencies:
     """Of the requests that finished with their last token in the window."""
     return latencies(run.samples, finished_in_window(run))
+
+
+def judged_rows(measurement: Measurement) -> list[int]:
+    """Rows that its latencies are of: what was sent in an open loop's window, or ended in that of any other load."""
+    run = measurement.run
+    return sent_in(run.samples, run.window_s) if isinstance(measurement.load, OpenLoop) else finished_in_window(run)
+
+
+def latencies_of(measurement: Measurement) -> Latencies:
+    """Of the requests that its kind of load is judged by."""
+    open_loop = isinstance(measurement.load, OpenLoop)
+    return open_loop_latencies(measurement.run) if open_loop else closed_loop_latencies(measurement.run)
 
 
 def latencies(samples: Samples, rows: Sequence[int]) -> Latencies:

@@ -8,15 +8,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput
-from pytest_slmserve.analysis.latency import (
-    Latencies,
-    Percentiles,
-    closed_loop_latencies,
-    gap_histogram,
-    gap_percentiles,
-    open_loop_latencies,
-)
+from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput_of
+from pytest_slmserve.analysis.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
 from pytest_slmserve.analysis.schedule_delay import ScheduleDelay, schedule_delay
 from pytest_slmserve.analysis.summary import summarize
 from pytest_slmserve.analysis.validity import standing
@@ -28,15 +21,9 @@ COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 FIGURES = ("batch", "requests_per_s", "output_tokens_per_s", "kv_usage")
 
 
-def requests_seen(measurement: Measurement) -> Latencies:
-    """Of the requests that were sent in an open loop's window, or that ended in a closed loop's."""
-    run = measurement.run
-    return open_loop_latencies(run) if isinstance(measurement.load, OpenLoop) else closed_loop_latencies(run)
-
-
 def latencies(measurement: Measurement) -> dict[str, Percentiles]:
     """By name, in seconds; ITL of the gaps in the window."""
-    seen, stream = requests_seen(measurement), measurement.run.stream
+    seen, stream = latencies_of(measurement), measurement.run.stream
     found = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2e": seen.e2e_s, "normalized": seen.normalized_latency_s}
     return found | ({"itl": gap_percentiles(gap_histogram(stream.gaps))} if stream else {})
 
@@ -49,21 +36,30 @@ def delay_of(measurement: Measurement) -> ScheduleDelay | None:
 
 
 def good(measurement: Measurement, slo: Slo | None) -> Goodput | None:
-    run = measurement.run
-    return goodput(run.samples, run.window_s, slo, failed=run.failures) if slo else None
+    return goodput_of(measurement, slo) if slo else None
 
 
 def as_json(measurement: Measurement, slo: Slo | None = None) -> dict[str, Any]:
-    """Seconds, tokens and ratios of 1; null is not measured."""
-    invalid, degraded = standing(measurement)
-    run, seen, summary = measurement.run, requests_seen(measurement), asdict(summarize(measurement))
-    delay, served = delay_of(measurement), good(measurement, slo)
+    """What was asked of whom, and the figures."""
+    stream = measurement.run.stream
     return {
         "id": measurement.id,
         "model": measurement.spec.model,
         "door": measurement.spec.door,
         "url": measurement.spec.url,
         "load": load_facts(measurement.load),
+        **figures_of(measurement, slo),
+        "tokens_per_chunk": stream and stream.tokens_per_chunk,
+        "client_cpu_s": stream and stream.cpu_s,
+    }
+
+
+def figures_of(measurement: Measurement, slo: Slo | None = None) -> dict[str, Any]:
+    """Seconds, tokens and ratios of 1; null is not measured."""
+    invalid, degraded = standing(measurement)
+    run, seen, summary = measurement.run, latencies_of(measurement), asdict(summarize(measurement))
+    delay, served = delay_of(measurement), good(measurement, slo)
+    return {
         "valid": not invalid,
         "problems": [*invalid, *degraded],
         "requests": seen.requests,
@@ -75,8 +71,6 @@ def as_json(measurement: Measurement, slo: Slo | None = None) -> dict[str, Any]:
         "latency_s": {name: asdict(each) for name, each in latencies(measurement).items()},
         "schedule_delay": delay and asdict(delay),
         "goodput": served and {**asdict(served), "slo": str(served.slo)},
-        "tokens_per_chunk": run.stream and run.stream.tokens_per_chunk,
-        "client_cpu_s": run.stream and run.stream.cpu_s,
     }
 
 
@@ -86,12 +80,18 @@ def as_text(measurement: Measurement, slo: Slo | None = None) -> str:
     return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement)])
 
 
-def _head(m: Measurement) -> Iterator[str]:
-    figures, seen, (opened, closed) = summarize(m), requests_seen(m), m.run.window_s
+def asked_of(m: Measurement) -> tuple[str, str]:
+    """Who was asked, and for how much."""
     prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
-    held = figure(figures.batch, 4)
-    yield f"{m.spec.model} at {m.spec.url}"
-    yield f"{prompt:,.4g} prompt and {output:,.4g} output tokens asked for in the mean, {held} requests in flight"
+    tokens = f"{prompt:,.4g} prompt and {output:,.4g} output tokens asked for in the mean"
+    return f"{m.spec.model} at {m.spec.url}", tokens
+
+
+def _head(m: Measurement) -> Iterator[str]:
+    figures, seen, (opened, closed) = summarize(m), latencies_of(m), m.run.window_s
+    whom, tokens = asked_of(m)
+    yield whom
+    yield f"{tokens}, {figure(figures.batch, 4)} requests in flight"
     if isinstance(m.load, OpenLoop) and (delay := delay_of(m)):
         rates = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
         yield f"{m.load.arrivals}: {rates}, late by {milliseconds(delay.p99_s)} ms (p99) at most"

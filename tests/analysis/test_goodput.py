@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput, highest_rate, parse_slo, peak
+from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput, parse_slo
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Samples
 
@@ -176,53 +176,3 @@ def test_a_tighter_slo_is_never_met_more_often(rows, ttft, tpot, e2e):
     for tighter in (replace(slo, ttft_s=ttft / 2), replace(slo, tpot_s=tpot / 2), replace(slo, e2e_s=e2e / 2)):
         assert goodput(samples, WINDOW, tighter).good <= seen.good
     assert goodput(samples, WINDOW, Slo(ttft_s=ttft)).good >= seen.good
-
-
-# Over rates
-
-CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
-
-
-def test_the_peak_stands_between_its_neighbours():
-    seen = peak(CURVE)
-    assert (seen.rate, seen.per_s, seen.below, seen.above, seen.bracketed) == (8, 6.0, 4, 16, True)
-    assert seen.why == "most goodput, 6/s, at 8 requests/s, no more at 4 and 16"
-
-
-def test_a_peak_at_the_largest_rate_says_that_more_is_not_excluded():
-    seen = peak(CURVE[:4])
-    assert (seen.rate, seen.below, seen.above, seen.bracketed) == (8, 4, None, False)
-    assert "the largest rate measured: a larger one may have more" in seen.why
-
-
-def test_a_peak_at_the_smallest_rate_says_that_too():
-    seen = peak(CURVE[3:])
-    assert (seen.below, seen.above, seen.bracketed) == (None, 16, False)
-    assert "a smaller one may have more" in seen.why
-
-
-def test_repeats_are_averaged_and_order_does_not_matter():
-    seen = peak([(16, 2.0), (8, 1.0), (8, 7.0), (4, 3.9), (8, 7.0)])
-    assert (seen.rate, seen.per_s) == (8, 5.0)
-    assert peak([]) is None
-
-
-def test_of_equal_goodput_the_smaller_rate_is_the_peak():
-    assert peak([(4, 3.0), (8, 5.0), (16, 5.0), (32, 1.0)]).rate == 8
-
-
-@given(st.lists(st.tuples(st.integers(1, 20), st.floats(0, 100)), min_size=1, max_size=30))
-def test_nothing_measured_is_higher_than_the_peak(points):
-    seen, rates = peak(points), sorted({rate for rate, _ in points})
-    by_rate = {rate: [value for at, value in points if at == rate] for rate in rates}
-    assert all(sum(values) / len(values) <= seen.per_s + 1e-9 for values in by_rate.values())
-    assert (seen.above is None) == (seen.rate == rates[-1]) and (seen.below is None) == (seen.rate == rates[0])
-
-
-def test_distserves_goodput_is_the_highest_rate_up_to_which_enough_is_good():
-    attained = [(1, 1.0), (2, 0.97), (4, 0.91), (8, 0.6), (16, 0.95)]
-    assert highest_rate(attained) == 4, "what 16 attains is luck: 8 does not"
-    assert highest_rate(attained, goal=0.97) == 2
-    assert highest_rate(attained, goal=0.5) == 16
-    assert highest_rate([(1, 0.2)]) is None and highest_rate([]) is None
-    assert highest_rate([(1, 1.0), (1, 0.7)]) is None

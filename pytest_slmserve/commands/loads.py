@@ -1,0 +1,198 @@
+"""What `measure` puts on a server, by its arguments: loads, and the requests that each of them sends."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_slmserve.commands.words import Parser
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.spec import ClosedLoop, Load, OpenLoop, WorkloadSpec, short_hash
+
+if TYPE_CHECKING:
+    from pytest_slmserve.records import Workload
+    from pytest_slmserve.workload.arrivals import Arrivals
+
+VOCABULARY = 32_000  # ids below it are tokens of most models
+WINDOW_S = 10.0
+SETTLE_S = 5.0
+LONGEST = 2048  # tokens of a request of a trace
+CYCLE = 1024  # requests through which a closed loop goes
+DISTINCT = 16_384  # requests that are made at most: as many as a minute at 250/s
+
+Asked = list[tuple[Load, "Workload"]]
+
+
+def add_arguments(command: Parser) -> None:
+    how = command.add_mutually_exclusive_group(required=True)
+    how.add_argument("--concurrency", metavar="N", type=int, help="requests kept in flight")
+    sent = "requests sent per second, whatever comes back; several are measured one after the other: 1,2,4"
+    how.add_argument("--request-rate", metavar="RATE,...", type=rates, help=sent)
+    how.add_argument("--ramp", metavar="RATE,...", type=rates, help="one load whose rate goes up in steps: 5,10,20")
+    how.add_argument("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
+    uneven = "of rates: 1 Poisson (default), less comes in bursts, more is more even, inf is constant"
+    command.add_argument("--burstiness", metavar="SHAPE", type=float, default=1.0, help=uneven)
+    command.add_argument("--step", metavar="S", type=seconds, help="of --ramp: seconds of each step, 30 or 30s")
+    command.add_argument("--speed", metavar="X", type=float, default=1.0, help="of --trace: 2 is twice as fast")
+    number = "of --concurrency: end after so many requests, all of which count (default: a steady window)"
+    command.add_argument("--requests", metavar="N", type=int, help=number)
+    settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
+    command.add_argument("--settle", metavar="S", type=seconds, default=SETTLE_S, help=settle)
+    window = f"seconds of the steady window (default: {WINDOW_S:g})"
+    command.add_argument("--window", metavar="S", type=seconds, help=window)
+    command.add_argument("--input-len", metavar="TOKENS", type=int, default=512, help="of each prompt (default: 512)")
+    command.add_argument("--output-len", metavar="TOKENS", type=int, default=256, help="asked for (default: 256)")
+    command.add_argument("--seed", metavar="N", type=int, default=0, help="of prompts and arrivals (default: 0)")
+
+
+def rates(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 < rate < math.inf for rate in found):
+        raise BadUsage(f"{text!r} are no rates", "requests per second above 0, with commas between them: 1,2,4")
+    return found
+
+
+def seconds(text: str) -> float:
+    try:
+        found = float(text.strip().removesuffix("s"))
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < math.inf:
+        raise BadUsage(f"{text!r} are no seconds", "30, or 30s")
+    return found
+
+
+def asked(given: argparse.Namespace) -> Asked:
+    """Each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
+    if given.step is not None and not given.ramp:
+        raise BadUsage("--step is of a ramp", "--ramp 5,10,20 --step 30")
+    if given.trace:
+        return [traced(given)]
+    loads = loads_of(given)
+    return list(zip(loads, requests_for(loads, given), strict=True))
+
+
+# When
+
+
+def loads_of(given: argparse.Namespace) -> list[Load]:
+    if given.concurrency is not None:
+        return [closed_loop(given)]
+    if given.requests is not None:
+        raise BadUsage(f"{flag_of(given)} has a window, not a number of requests", "--window 60")
+    return [ramp(given)] if given.ramp else [at_rate(given, rate) for rate in given.request_rate]
+
+
+def flag_of(given: argparse.Namespace) -> str:
+    return "--ramp" if given.ramp else "--request-rate"
+
+
+def closed_loop(given: argparse.Namespace) -> ClosedLoop:
+    if given.requests is not None and given.window is not None:
+        raise BadUsage("--requests and --window are two ways to end", "one of them")
+    if given.requests is not None and given.requests < given.concurrency:
+        raise BadUsage(
+            f"--requests {given.requests} cannot keep {given.concurrency} in flight", f"--requests {given.concurrency}"
+        )
+    return ClosedLoop(given.concurrency, window_s=given.window or WINDOW_S, requests=given.requests)
+
+
+def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
+    from pytest_slmserve.workload.arrivals import Arrivals
+
+    even = given.burstiness == math.inf
+    arrivals = Arrivals(
+        "constant" if even else "gamma",
+        rate=rate,
+        burstiness=1.0 if even else given.burstiness,
+        seed=given.seed,
+        duration_s=length_s(given),
+    )
+    words = f"gamma {given.burstiness:g}, {rate:g}/s, seed {given.seed}"
+    return OpenLoop(words, rate, given.settle, given.window or WINDOW_S, times_of(arrivals, length_s(given)))
+
+
+def ramp(given: argparse.Namespace) -> OpenLoop:
+    """Its last step goes on for as long as a step settles, so that it ends under load as the others do."""
+    from pytest_slmserve.workload.arrivals import Arrivals
+
+    if given.step is None or given.window is not None:
+        raise BadUsage(
+            "a ramp is judged in steps", f"--step 30 {'instead of --window' if given.window else ''}".strip()
+        )
+    steps = tuple((rate, given.step) for rate in given.ramp)
+    until_s = given.step * len(steps)
+    sent = (*steps[:-1], (steps[-1][0], given.step + given.settle))
+    times = times_of(Arrivals("ramp", steps=sent, burstiness=given.burstiness, seed=given.seed), until_s)
+    listed = ",".join(f"{rate:g}" for rate in given.ramp)
+    words = f"ramp {listed}/s, {given.step:g} s each, gamma {given.burstiness:g}, seed {given.seed}"
+    mean = math.fsum(given.ramp) / len(steps)
+    return OpenLoop(words, mean, given.settle, until_s - given.settle, times, steps)
+
+
+def length_s(given: argparse.Namespace) -> float:
+    """The load goes on after the window, so that what was sent in it ends under it."""
+    length: float = 2 * given.settle + (given.window or WINDOW_S)
+    return length
+
+
+def times_of(arrivals: Arrivals, within_s: float) -> tuple[float, ...]:
+    from pytest_slmserve.workload.arrivals import schedule
+
+    times = schedule(arrivals)
+    if not times:
+        raise BadUsage(f"no request comes within {within_s:g} s", "more seconds, or a higher rate")
+    return times
+
+
+# What
+
+
+def traced(given: argparse.Namespace) -> tuple[Load, Workload]:
+    """A trace's own times and lengths, from its beginning."""
+    from pytest_slmserve.records import Workload
+    from pytest_slmserve.workload.build import synthetic_requests
+    from pytest_slmserve.workload.traces import load_trace
+
+    trace = load_trace(given.trace, max_model_len=LONGEST, until_s=length_s(given) * given.speed)
+    lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]
+    spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
+    requests = synthetic_requests(lengths, vocabulary_of(given.model), given.seed)
+    workload = Workload(spec, tuple(requests), f"{trace.source}, {trace.left_out} requests left out as too long")
+    arrivals = trace.arrivals(given.speed)
+    words = f"trace {trace.source} {short_hash(arrivals.offsets_s)}, speed {given.speed:g}"
+    times, length = times_of(arrivals, length_s(given)), length_s(given)
+    return OpenLoop(words, len(times) / length, given.settle, given.window or WINDOW_S, times), workload
+
+
+def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
+    """As many for each load as it sends, none of them twice while there are enough: a server's cache of prefixes would
+    answer a repeat, within a load or in the next one, from what it has kept."""
+    numbers = [len(load.schedule_s) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
+    whole = workload_of(given, min(sum(numbers), DISTINCT))
+    endless = cycle(whole.requests)
+    return [replace(whole, requests=tuple(islice(endless, min(number, DISTINCT)))) for number in numbers]
+
+
+def workload_of(given: argparse.Namespace, number: int) -> Workload:
+    from pytest_slmserve.records import Workload
+    from pytest_slmserve.workload.build import requests_of_lengths
+
+    spec = WorkloadSpec(prompt_tokens=given.input_len, output_tokens=given.output_len, requests=number, seed=given.seed)
+    requests, source = requests_of_lengths(spec, vocabulary_of(given.model))
+    return Workload(spec, tuple(requests), source)
+
+
+def vocabulary_of(model: str) -> int:
+    from pytest_slmserve.analysis.kv_cache import known_shape
+
+    shape = known_shape(model)
+    return shape.vocabulary if shape else VOCABULARY

@@ -1,0 +1,125 @@
+"""What a server made of several rates of requests, each measured by itself or as a step of a ramp: for `measure`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pytest_slmserve.analysis.goodput import Slo
+from pytest_slmserve.analysis.ramp import steps_of
+from pytest_slmserve.analysis.rates import HighestRate, Peak, highest_rate, peak
+from pytest_slmserve.analysis.summary import summarize
+from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.records import Measurement
+from pytest_slmserve.report.layout import grid, hanging
+from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
+from pytest_slmserve.report.served import as_json, asked_of, delay_of, figures_of, good, latencies
+from pytest_slmserve.spec import OpenLoop
+
+COLUMNS = ("requests/s\nasked", "\ndue", "\nsent", "late ms\np99", "tokens\n/s")
+LATENCIES = ("ttft", "tpot", "e2e")
+LEGEND = (
+    "asked, due, sent: requests/s of the load, by its schedule in the window, and really sent. late: sent after it was "
+    "due. tokens: of output. Latencies are of the requests sent in the window."
+)
+LEGEND_OF_GOODPUT = "good: requests that finished within every bound. dropped: that failed, or did not end."
+
+
+def rates_text(points: Sequence[Measurement], slo: Slo | None, goal: float) -> str:
+    """A page on loads that differ in their rate."""
+    first = points[0].load
+    assert isinstance(first, OpenLoop)
+    timing = f"one load after the other, each judged for {first.window_s:g} s after {first.settle_s:g} s"
+    return "\n".join([*asked_of(points[0]), timing, "", *_body(points, slo, goal)])
+
+
+def rates_json(points: Sequence[Measurement], slo: Slo | None, goal: float) -> dict[str, Any]:
+    """A point for each rate, and what is found over all of them: null without an SLO."""
+    each = [{"rate": _rate(m), **as_json(m, slo)} for m in points]
+    return {"points": each, **_over_all(points, slo, goal)}
+
+
+def ramp_text(measurement: Measurement, slo: Slo | None, goal: float) -> str:
+    """A page on one ramp."""
+    load = measurement.load
+    assert isinstance(load, OpenLoop)
+    timing = f"{load.arrivals}; the first {load.settle_s:g} s of a step are not judged"
+    return "\n".join([*asked_of(measurement), timing, "", *_body(steps_of(measurement), slo, goal)])
+
+
+def ramp_json(measurement: Measurement, slo: Slo | None, goal: float) -> dict[str, Any]:
+    """The whole ramp, and the figures of its steps."""
+    steps = steps_of(measurement)
+    each = [
+        {"rate": _rate(m), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1], **figures_of(m, slo)}
+        for m in steps
+    ]
+    return {**as_json(measurement, slo), "steps": each, **_over_all(steps, slo, goal)}
+
+
+def _body(points: Sequence[Measurement], slo: Slo | None, goal: float) -> Iterator[str]:
+    """The table, how to read it, what was found, and what is wrong."""
+    yield _table(points, slo)
+    yield ""
+    yield hanging(f"{LEGEND} {LEGEND_OF_GOODPUT if slo else ''}".rstrip(), 0)
+    if slo:
+        yield ""
+        yield f"good: {slo}"
+        best, highest = found_in(points, slo, goal)
+        yield from (hanging(each.why, 2) for each in (best, highest) if each)
+        if best is None:
+            yield "no rate has a valid measurement: nothing can be said of where goodput peaks"
+    yield from _doubts(points)
+
+
+def _table(points: Sequence[Measurement], slo: Slo | None) -> str:
+    latency = [text for name in LATENCIES for text in (f"{name.upper()} ms\np50", "\np99")]
+    goodput = ["goodput\n/s", "good\n%", *(f"{name}\n%" for name in slo.bounds), "\ndropped"] if slo else []
+    columns = [*COLUMNS, *latency, *goodput, "\nvalid"]
+    return grid([_row(m, slo) for m in points], columns, ["right"] * (len(columns) - 1) + ["left"])
+
+
+def _row(m: Measurement, slo: Slo | None) -> list[str]:
+    delay, seen, served = delay_of(m), latencies(m), good(m, slo)
+    invalid, degraded = standing(m)
+    rates = [delay.requested_per_s, delay.achieved_per_s] if delay else [None, None]
+    row = [f"{_rate(m):g}", *(figure(rate, 4) for rate in rates), milliseconds(delay.p99_s if delay else None)]
+    row.append(figure(summarize(m).output_tokens_per_s, 4))
+    row += [milliseconds(value) for name in LATENCIES for value in (seen[name].p50, seen[name].p99)]
+    if served:
+        shares = [served.attainment, *(share for _, share in served.by_slo)]
+        row += [figure(served.per_s, 4), *map(hundredths, shares), f"{served.dropped}"]
+    return [*row, "NO" if invalid else "degraded" if degraded else "yes"]
+
+
+def found_in(points: Sequence[Measurement], slo: Slo, goal: float) -> tuple[Peak | None, HighestRate | None]:
+    """Where goodput peaks, and up to which rate the share `goal` of the requests is good, by the valid points."""
+    valid = [(m, served) for m in points if not standing(m)[0] and (served := good(m, slo))]
+    invalid = [_rate(m) for m in points if standing(m)[0]]
+    best = peak([(_rate(m), served.per_s) for m, served in valid], invalid)
+    attained = [(_rate(m), served.attainment) for m, served in valid if served.attainment is not None]
+    return best, highest_rate(attained, goal, invalid)
+
+
+def _over_all(points: Sequence[Measurement], slo: Slo | None, goal: float) -> Mapping[str, Any]:
+    best, highest = found_in(points, slo, goal) if slo else (None, None)
+    return {
+        "peak": best and {**asdict(best), "bracketed": best.bracketed, "why": best.why},
+        "highest_rate": highest and {**asdict(highest), "why": highest.why},
+    }
+
+
+def _doubts(points: Sequence[Measurement]) -> list[str]:
+    lines = list[str]()
+    for m in points:
+        invalid, degraded = standing(m)
+        lines += [f"INVALID: {_rate(m):g} requests/s: {text}" for text in invalid]
+        lines += [f"degraded: {_rate(m):g} requests/s: {text}" for text in degraded]
+    return ["", *(hanging(line, 2) for line in lines)] if lines else []
+
+
+def _rate(m: Measurement) -> float:
+    """Of the load as it was asked for: the schedule's own rate is chance's."""
+    assert isinstance(m.load, OpenLoop)
+    return m.load.rate

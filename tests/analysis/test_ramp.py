@@ -1,0 +1,68 @@
+"""A ramp is judged step by step, each in its own window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies import measurement
+
+from pytest_slmserve.analysis.latency import latencies_of
+from pytest_slmserve.analysis.ramp import steps_of, windows
+from pytest_slmserve.analysis.schedule_delay import schedule_delay
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Run, Samples, Steps, Stream
+from pytest_slmserve.spec import ClosedLoop, OpenLoop, load_facts
+
+RAMP = OpenLoop("ramp", 15.0, 1.0, 7.0, steps=((10.0, 4.0), (20.0, 4.0)))
+NO_STEPS = Steps((), (), (), (), (), (), ())
+
+
+def served(ramp: OpenLoop):
+    """Each request has a TTFT of 0.1 s in the first step, of 0.3 s in the second, and is sent 1 ms late."""
+    due = [i / 10 for i in range(40)] + [4 + i / 20 for i in range(100)]
+    sent = [at + 0.001 for at in due]
+    first = [at + (0.1 if at < 4 else 0.3) for at in sent]
+    last = [at + 0.2 for at in first]
+    n = len(due)
+    samples = Samples(tuple(range(n)), sent, (None,) * n, first, last, (8,) * n, (5,) * n, (True,) * n)
+    bins = [5 * sum(0.01 * i <= at < 0.01 * (i + 1) for at in last) for i in range(1000)]
+    gaps = {"growth": 1.01, "least_s": 1e-4, "counts": {"3": 7}}
+    run = Run(samples, NO_STEPS, (1.0, 8.0), stream=Stream(0.01, 0.0, bins, gaps, scheduled_s=due))
+    return replace(measurement(), load=ramp, run=run)
+
+
+def test_a_step_is_judged_when_it_has_settled():
+    assert windows(RAMP) == [(1.0, 4.0), (5.0, 8.0)]
+
+
+def test_each_step_has_its_own_figures():
+    slow, fast = steps_of(served(RAMP))
+    assert [latencies_of(m).requests for m in (slow, fast)] == [30, 60]
+    assert [latencies_of(m).ttft_s.p99 for m in (slow, fast)] == pytest.approx([0.1, 0.3])
+    assert [m.load.rate for m in (slow, fast)] == [10, 20]
+    for step, rate in ((slow, 10), (fast, 20)):
+        delay = schedule_delay(step.run.stream.scheduled_s, step.run.samples.sent_s, step.run.window_s)
+        assert (delay.requested_per_s, delay.achieved_per_s) == pytest.approx((rate, rate), rel=0.02)
+        assert delay.p99_s == pytest.approx(0.001)
+
+
+def test_a_step_is_no_ramp_and_has_no_gaps():
+    step = steps_of(served(RAMP))[0]
+    assert steps_of(step) == [] and step.load.window_s == 3.0
+    assert step.run.stream.gaps == {"growth": 1.01, "least_s": 1e-4, "counts": {}}
+
+
+@pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop("gamma", 15.0, 1.0, 7.0)])
+def test_other_loads_have_no_steps(load):
+    assert steps_of(replace(measurement(), load=load)) == []
+
+
+def test_a_step_must_be_longer_than_it_settles():
+    with pytest.raises(BadUsage, match="a step that is over before it has settled for 4 s"):
+        replace(RAMP, settle_s=4.0)
+
+
+def test_a_load_without_steps_has_the_key_that_it_always_had():
+    assert "steps" not in load_facts(replace(RAMP, steps=()))
+    assert load_facts(RAMP)["steps"] == RAMP.steps

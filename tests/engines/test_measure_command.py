@@ -1,0 +1,198 @@
+"""`measure` on somebody else's server: what it prints, what it keeps, what it refuses."""
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from doors import stand_in
+
+from pytest_slmserve import foreign
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.engines.server import ServerEngine
+from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.store import read
+
+
+class Said(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def there():
+    """A server that somebody has started."""
+    found = ServerEngine(replace(stand_in(), door="server"))
+    yield found
+    found.close()
+
+
+def url_of(there):
+    return f"http://127.0.0.1:{there.port}/v1/completions"
+
+
+def command(there, tmp_path, *arguments, key=None):
+    """What `measure` says to a small load: exit status, and what it prints."""
+    words = ["--endpoint", url_of(there), "--model", "slm", "--records", str(tmp_path / "r.jsonl")]
+    lengths = [] if "--sharegpt" in arguments else ["--input-len", "16", "--output-len", "8"]
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("SLM_ENDPOINT_KEY", there._key if key is None else key)
+        status = main(["measure", *words, *lengths, *arguments])
+    return Said(status, out.getvalue(), err.getvalue())
+
+
+def measured(done):
+    """What it found; a client that lags, as on a busy machine, is told and no fault of the command."""
+    assert done.status in (0, 1), done.err
+    found = json.loads(done.out)
+    assert found["valid"] is (done.status == 0)
+    return sound(found)
+
+
+def sound(found):
+    wrong = [text for text in found["problems"] if "the client lagged" not in text]
+    assert wrong == [] and found["valid"] is (found["problems"] == [])
+    return found
+
+
+def test_measure_prints_a_page_and_keeps_a_record(there, tmp_path):
+    done = command(there, tmp_path, "--concurrency", "4", "--requests", "40")
+    assert done.status == 0, done.err
+    assert "40 requests ended in the window, 0 of them unfinished; 0 failed" in done.out
+    assert {"TTFT", "TPOT", "E2E", "ITL"} <= {line.split()[0] for line in done.out.splitlines() if line}
+    (kept,) = read(tmp_path / "r.jsonl").measurements
+    assert (kept.spec.door, kept.spec.model, len(kept.run.samples)) == ("endpoint", "slm", 40)
+    assert there._key not in (tmp_path / "r.jsonl").read_text("utf-8") + done.out + done.err
+
+
+def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
+    """Our own reader of such files reads it, and the numbers are those of the page."""
+    saved = tmp_path / "bench.json"
+    load = ("--concurrency", "4", "--requests", "40")
+    found = json.loads(command(there, tmp_path, *load, "--json", "--vllm-bench", str(saved)).out)
+    told = json.loads(saved.read_text("utf-8"))
+    assert (told["completed"], told["failed"], told["max_concurrency"], told["request_rate"]) == (40, 0, 4, "inf")
+    assert (told["total_input_tokens"], told["total_output_tokens"]) == (640, 320)
+    assert told["output_throughput"] == pytest.approx(found["output_tokens_per_s"])
+    assert told["total_token_throughput"] == pytest.approx(3 * 320 / told["duration"], rel=0.1)
+    for theirs, ours in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "e2e"), ("itl", "itl")):
+        assert told[f"p99_{theirs}_ms"] == pytest.approx(1e3 * found["latency_s"][ours]["p99"])
+    assert told["mean_itl_ms"] == pytest.approx(told["mean_tpot_ms"], rel=0.1)
+    columns = foreign.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
+    (setting,) = foreign.settings_of(foreign.read(saved), columns)
+    assert setting.knob == 4 and setting.latency_s == pytest.approx((found["latency_s"]["tpot"]["mean"],))
+
+
+def test_measure_at_a_rate_tells_goodput_and_delay(there, tmp_path):
+    timing = ("--request-rate", "40", "--settle", "0.3", "--window", "1")
+    found = measured(command(there, tmp_path, *timing, "--slo", "ttft:1s,e2e:2s", "--json"))
+    assert found["requests"] == found["goodput"]["good"] > 20
+    assert found["schedule_delay"]["requested_per_s"] == found["requests"]
+    assert found["goodput"]["slo"] == "ttft:1s,e2e:2s" and found["latency_s"]["ttft"]["p99"] < 1
+
+
+TIMING = ("--settle", "0.2", "--window", "0.8s")
+SLO = ("--slo", "ttft:1s,e2e:2s")
+
+
+def test_several_rates_are_measured_one_after_the_other(there, tmp_path):
+    done = command(there, tmp_path, "--request-rate", "20,60", *TIMING, *SLO, "--json")
+    assert done.status in (0, 1), done.err
+    found = json.loads(done.out)
+    kept = read(tmp_path / "r.jsonl").measurements
+    assert [m.load.rate for m in kept] == [20, 60] == [each["rate"] for each in found["points"]]
+    assert [m.id for m in kept] == [each["id"] for each in found["points"]]
+    assert kept[0].workload.hash != kept[1].workload.hash, "no request is sent twice"
+    slow, fast = map(sound, found["points"])
+    assert 1.5 < fast["schedule_delay"]["requested_per_s"] / slow["schedule_delay"]["requested_per_s"] < 6
+    assert slow["goodput"]["attainment"] == 1
+    if done.status == 0:
+        assert (found["peak"]["rate"], found["highest_rate"]["rate"]) == (60, 60)
+        assert "the largest rate measured" in found["peak"]["why"] and not found["peak"]["bracketed"]
+
+
+def test_a_table_of_several_rates(there, tmp_path):
+    out = command(there, tmp_path, "--request-rate", "20,60", *TIMING, *SLO).out
+    rows = [line.split() for line in out.splitlines() if line.strip().startswith(("20 ", "60 "))]
+    assert len(rows) == 2 and {row[-1] for row in rows} <= {"yes", "NO"} and len(rows[0]) == 17
+    assert "good: ttft:1s,e2e:2s" in out and "attainment" not in out
+    plain = command(there, tmp_path, "--request-rate", "20,60", *TIMING).out
+    assert "tokens" in plain and "good" not in plain
+
+
+def test_rates_measured_before_an_error_are_kept(there, tmp_path, monkeypatch):
+    from pytest_slmserve import measure
+
+    real, calls = measure.measure, []
+
+    def dies_at_the_second(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise EngineFailed("the client is gone, as planted")
+        return real(*arguments)
+
+    monkeypatch.setattr(measure, "measure", dies_at_the_second)
+    done = command(there, tmp_path, "--request-rate", "20,60", *TIMING)
+    assert done.status == 4 and "as planted" in done.err
+    assert [m.load.rate for m in read(tmp_path / "r.jsonl").measurements] == [20]
+
+
+def test_a_ramp_is_told_step_by_step(there, tmp_path):
+    ramp = ("--ramp", "20,60", "--step", "1s", "--settle", "0.2", "--burstiness", "inf")
+    done = command(there, tmp_path, *ramp, *SLO, "--json")
+    assert done.status in (0, 1), done.err
+    found = json.loads(done.out)
+    slow, fast = map(sound, found["steps"])
+    assert (slow["requests"], fast["requests"]) == (16, 48), "0.8 s each"
+    assert (slow["from_s"], slow["until_s"], fast["from_s"], fast["until_s"]) == (0.2, 1, 1.2, 2)
+    assert slow["goodput"]["attainment"] == 1 == fast["goodput"]["attainment"]
+    (kept,) = read(tmp_path / "r.jsonl").measurements
+    assert kept.load.steps == ((20, 1), (60, 1)) and len(kept.run.samples) == 20 + 60 + 12
+    assert found["id"] == kept.id and found["load"]["steps"] == [[20, 1], [60, 1]]
+
+
+def test_a_page_about_a_ramp(there, tmp_path):
+    out = command(there, tmp_path, "--ramp", "20,60", "--step", "1s", "--settle", "0.2").out
+    assert "ramp 20,60/s, 1 s each, gamma 1, seed 0; the first 0.2 s of a step are not judged" in out
+    assert len([line for line in out.splitlines() if line.strip().startswith(("20 ", "60 "))]) == 2
+
+
+def test_measure_replays_a_trace(there, tmp_path):
+    lines = [f'{{"timestamp": {50 * i}, "input_length": 12, "output_length": {3 + i % 4}}}' for i in range(60)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(lines), "utf-8")
+    timing = ("--trace", str(tmp_path / "trace.jsonl"), "--speed", "2", "--settle", "0.2", "--window", "0.79")
+    found = measured(command(there, tmp_path, *timing, "--json"))
+    (kept,) = read(tmp_path / "r.jsonl").measurements
+    assert len(kept.run.samples) == 48, "1.19 s, twice as fast"
+    assert list(kept.run.samples.output_tokens[:5]) == [3, 4, 5, 6, 3]
+    assert found["load"]["arrivals"].endswith("speed 2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "one of the arguments --concurrency --request-rate --ramp --trace is required"),
+        (("--concurrency", "4", "--requests", "3"), "--requests 3 cannot keep 4 in flight"),
+        (("--concurrency", "4", "--requests", "9", "--window", "3"), "two ways to end"),
+        (("--request-rate", "4", "--requests", "9"), "has a window, not a number of requests"),
+        (("--ramp", "4,8", "--step", "9", "--requests", "9"), "--ramp has a window, not a number of requests"),
+        (("--ramp", "4,8"), "a ramp is judged in steps"),
+        (("--ramp", "4,8", "--step", "9", "--window", "3"), "a ramp is judged in steps"),
+        (("--ramp", "4,8", "--step", "3"), "over before it has settled for 5 s"),
+        (("--request-rate", "4", "--step", "3"), "--step is of a ramp"),
+        (("--request-rate", "4,x"), "'4,x' are no rates"),
+        (("--request-rate", "0"), "'0' are no rates"),
+        (("--request-rate", "4", "--window", "-1"), "'-1' are no seconds"),
+        (("--request-rate", "4,8", "--attainment", "90"), "--attainment 90 is no share"),
+        (("--request-rate", "4", "--slo", "itl:10ms"), "not request by request"),
+        (("--concurrency", "4", "--extra-body", "[1]"), "is no JSON object"),
+        (("--concurrency", "4", "--slo", "fast"), "'fast' is no SLO"),
+    ],
+)
+def test_wrong_usage_of_measure(there, tmp_path, arguments, problem):
+    done = command(there, tmp_path, *arguments)
+    assert done.status == 4 and problem in done.err
