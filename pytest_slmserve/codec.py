@@ -231,7 +231,7 @@ def _stream_of(facts: dict[str, Any]) -> Stream:
         tokens_per_chunk=typed(float | None, facts.get("tokens_per_chunk")),
         scheduled_s=None if scheduled is None else typed(tuple[float, ...], scheduled),
         cpu_s=typed(float | None, facts.get("cpu_s")),
-        fetched_late_s=typed(tuple[float, float] | None, facts.get("fetched_late_s")),
+        stamp_doubt_s=typed(tuple[float, float] | None, facts.get("stamp_doubt_s")),
     )
     if found.bin_s <= 0:
         raise ValueError(f"bins of {found.bin_s} s")

@@ -195,8 +195,9 @@ class Stream:
     tokens: received in successive spans of `bin_s` from `begins_s` on, since the run began. gaps: a histogram of the
     times between successive pieces of a request that lie in the window; `counts` has at i those from
     least_s * growth**i on, at -1 those below. tokens_per_chunk: by the server's count. scheduled_s: when each request
-    was to be sent, in the order of the samples; None without a schedule. cpu_s: of the client. fetched_late_s: how long
-    after its arrival a piece was fetched, in the mean and at most: gaps of that size are told too coarsely.
+    was to be sent, in the order of the samples; None without a schedule. cpu_s: of the client. stamp_doubt_s: by
+    how much the stamps of what was fetched at one time can be too late, in the mean over all pieces and at most: chunks
+    that came since the client looked last have one stamp, that of the last of them.
     """
 
     bin_s: float
@@ -206,7 +207,7 @@ class Stream:
     tokens_per_chunk: float | None = None
     scheduled_s: Sequence[float] | None = None
     cpu_s: float | None = None
-    fetched_late_s: tuple[float, float] | None = None
+    stamp_doubt_s: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

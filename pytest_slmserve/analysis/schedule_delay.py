@@ -1,4 +1,4 @@
-"""Did the client send when it should have? An open loop whose client lags is another load than it says.
+"""Did the client keep up? An open loop whose client lags is another load than it says.
 
 Delay is sent - scheduled. It does two harms. The engine gets other arrivals than were asked for: late requests come in
 bunches. And it tells how late the client is with everything: the loop that sends late reads tokens late, so the
@@ -9,6 +9,9 @@ TTFT, or where a request of the window was never sent. 5 ms is about one engine 
 takes in requests between steps, so it cannot tell arrivals closer than that apart. Where latencies are long a tenth of
 them hides in their own spread. The mean gap between requests is no measure: at one request per second a tenth of it is
 100 ms, several times the TTFT of a small model on a GPU; at a thousand per second it is 0.1 ms, which no engine sees.
+
+The same bounds hold for what it hears, under any load: chunks that it fetched together have one stamp, and where these
+stamps can be wrong by that much in the mean, the run tells of the client and not of the server.
 """
 
 from __future__ import annotations
@@ -60,10 +63,25 @@ def lag(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
     """Why the run is invalid, in a sentence; None where the client kept up. median_ttft_s: None is "not measured"."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
-    bound = max(HARMLESS_S, SHARE_OF_TTFT * (median_ttft_s or 0.0))
+    bound = _harmless_s(median_ttft_s)
     if delay.p99_s is None or delay.p99_s <= bound:
         return None
     return (
         f"the client lagged: 1 % of the requests were sent {delay.p99_s * 1e3:.1f} ms late or more,"
         f" {bound * 1e3:.1f} ms are harmless ({delay.achieved_per_s:.4g} of {delay.requested_per_s:.4g} requests/s)"
     )
+
+
+def deaf(stamp_doubt_s: float, median_ttft_s: float | None) -> str | None:
+    """Why the run is invalid, in a sentence; None where the stamps can be believed. stamp_doubt_s: in the mean."""
+    bound = _harmless_s(median_ttft_s)
+    if stamp_doubt_s <= bound:
+        return None
+    return (
+        f"the client was held up: its stamps can be {stamp_doubt_s * 1e3:.1f} ms late in the mean,"
+        f" {bound * 1e3:.1f} ms are harmless"
+    )
+
+
+def _harmless_s(median_ttft_s: float | None) -> float:
+    return max(HARMLESS_S, SHARE_OF_TTFT * (median_ttft_s or 0.0))

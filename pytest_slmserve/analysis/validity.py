@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.health import health
-from pytest_slmserve.analysis.latency import open_loop_latencies
+from pytest_slmserve.analysis.latency import closed_loop_latencies, open_loop_latencies
 from pytest_slmserve.analysis.roofline import roofline_fraction
-from pytest_slmserve.analysis.schedule_delay import lag, schedule_delay
+from pytest_slmserve.analysis.schedule_delay import deaf, lag, schedule_delay
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Measurement, Run
@@ -128,12 +128,18 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
 
 
 def _lagged(measurement: Measurement) -> Iterator[str]:
-    """Was the load what its schedule says?"""
+    """Was the load what its schedule says, and did the client of a server hear when it was answered?"""
     run, stream = measurement.run, measurement.run.stream
-    if isinstance(measurement.load, OpenLoop) and stream and stream.scheduled_s is not None:
+    if stream is None:
+        return
+    is_open = isinstance(measurement.load, OpenLoop)
+    median = (open_loop_latencies(run) if is_open else closed_loop_latencies(run)).ttft_s.p50
+    if is_open and stream.scheduled_s is not None:
         delay = schedule_delay(stream.scheduled_s, run.samples.sent_s, run.window_s)
-        if why := lag(delay, open_loop_latencies(run).ttft_s.p50):
+        if why := lag(delay, median):
             yield why
+    if stream.stamp_doubt_s and (why := deaf(stream.stamp_doubt_s[0], median)):
+        yield why
 
 
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:

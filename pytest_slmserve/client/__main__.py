@@ -9,8 +9,8 @@ the work. Then `load` hands over the bodies, and `run` a load; `close` ends it, 
 
 A load is a `closed_loop` or a `burst`, as the engine's worker has them, or an `open_loop`: a `schedule` of seconds
 since the beginning, and a `window` in it. `done` has `began`, `window`, `failures`, `first_failure`, `client_cpu_s`,
-what columns.py finds, and `late_s`: how long after its arrival a piece was fetched, on the average and at most. An
-ITL of that size or less is told too coarsely: chunks that wait together are one piece.
+what columns.py finds, and `doubt_s`: by how much the stamps of a piece's chunks can be wrong, on the average and at
+most. It is 0 of a piece that is one chunk.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def merged(parts: Sequence[Message]) -> Message:
         "failures": sum(part["failures"] for part in parts),
         "first_failure": next((part["first_failure"] for part in parts if part["first_failure"]), None),
         "client_cpu_s": sum(part["client_cpu_s"] for part in parts),
-        "late_s": [max(part["late_s"][i] for part in parts) for i in (0, 1)],
+        "doubt_s": [max(part["doubt_s"][i] for part in parts) for i in (0, 1)],
     }
 
 

@@ -55,7 +55,7 @@ class Run:
             "failures": self.failures,
             "first_failure": self.first_failure,
             "client_cpu_s": time.process_time() - cpu,
-            "late_s": [self.streams.late_s / max(1, self.streams.pieces_read), self.streams.latest_s],
+            "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
         }
 
     def _serve(self, say: Say, hear: Hear, at: float | None) -> tuple[float, float]:

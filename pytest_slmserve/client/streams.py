@@ -1,7 +1,8 @@
 """Many streams at once: what arrives is stamped and kept first, and read when there is time.
 
 A piece's time is the kernel's, taken as its last packet came in, so it does not depend on when this process got to it.
-Where there is none (TLS, other systems), it is the time at which epoll told of the socket.
+Where there is none (TLS, other systems), it is the time at which epoll told of the socket. Chunks that waited together
+are one piece and have the time of the last of them: how far that can be off for the first is counted as `doubt`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TURN_S = 0.1  # no turn lasts longer
 COARSE_S = 0.002
 LAST_CHUNK = b"0\r\n\r\n"
 
-Clock = tuple[float, float]  # monotonic now, and what it is ahead of the time of day
+Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the time of day, and when last looked before
 
 
 class Stream:
@@ -58,7 +59,8 @@ class Streams:
         self.in_flight: dict[Stream, None] = {}
         self.heard = time.monotonic()  # when anything came last
         self.pieces = self.pieces_read = self.tokens_read = 0
-        self.late_s = self.latest_s = 0.0  # how long after its arrival a piece was fetched: the sum, and the most
+        self.doubt_s = self.most_doubt_s = 0.0  # of the stamps of pieces: the sum, and the most
+        self.looked = self.heard  # at the sockets
         self._unread_bytes = 0
         self._address: Address | None = None
         self._context = secure_context() if target.tls else None
@@ -72,7 +74,7 @@ class Streams:
     def start_count(self) -> None:
         """Of the next run."""
         self.pieces = self.pieces_read = self.tokens_read = 0
-        self.late_s = self.latest_s = 0.0
+        self.doubt_s = self.most_doubt_s = 0.0
 
     @property
     def tokens_so_far(self) -> int:
@@ -105,7 +107,9 @@ class Streams:
         if self._to_read:
             wait_s = 0.0 if len(self._to_read) >= READ_AT else min(wait_s, QUIET_S)
         ready = self._poll(wait_s)
-        clock = time.monotonic(), time.monotonic() - time.time()
+        now = time.monotonic()
+        clock = now, now - time.time(), self.looked
+        self.looked = now
         for number, _ in ready:
             if number in self._connections:
                 self._advance(self._connections[number], clock)
@@ -296,6 +300,7 @@ class Streams:
         clock, told, data = stream.unread.popleft()
         self._unread_bytes -= len(data)
         self.pieces_read += 1
+        known = max(stream.sent, stream.read_until, clock[2])  # until then none of it was there
         at = self._arrival(clock, told, stream)
         before = len(stream.answer.times)
         try:
@@ -303,20 +308,21 @@ class Streams:
         except Failed as error:
             return self._fail(stream, str(error))
         self.tokens_read += sum(stream.answer.tokens[before:])
+        if len(stream.answer.times) > before + 1:
+            self.doubt_s += max(0.0, at - known)
+            self.most_doubt_s = max(self.most_doubt_s, at - known)
         if stream.answer.ended:
             self._leave(stream)
             self.ended.append(stream)
 
     def _arrival(self, clock: Clock, told: bytes, stream: Stream) -> float:
         """Of a piece: the kernel's stamp, unless it cannot be true, as after the time of day was set."""
-        fetched, ahead = clock
+        fetched, ahead, _ = clock
         if told:
             seconds, nanoseconds = STAMP.unpack(told)
             at: float = seconds + nanoseconds / 1e9 + ahead
             if max(stream.sent, stream.read_until) <= at <= fetched + TURN_S:
-                late, fetched = max(0.0, fetched - at), at
-                self.late_s += late
-                self.latest_s = max(self.latest_s, late)
+                fetched = at
         stream.read_until = fetched
         return fetched
 

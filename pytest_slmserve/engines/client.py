@@ -115,5 +115,5 @@ def _stream(told: Mapping[str, Any]) -> Stream:
         tokens_per_chunk=told["tokens_per_chunk"],
         scheduled_s=None if scheduled is None else tuple(round(at - began, 6) for at in scheduled),
         cpu_s=told["client_cpu_s"],
-        fetched_late_s=tuple(told["late_s"]),
+        stamp_doubt_s=tuple(told["doubt_s"]),
     )

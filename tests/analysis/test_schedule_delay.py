@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.schedule_delay import lag, schedule_delay
+from pytest_slmserve.analysis.schedule_delay import deaf, lag, schedule_delay
 
 WINDOW = (10.0, 110.0)
 FAST_TTFT_S = 0.015
@@ -98,3 +98,10 @@ def test_the_bound_is_five_milliseconds_or_a_tenth_of_the_ttft(delay, ttft):
     seen = schedule_delay(times, [time + delay for time in times], WINDOW)
     if abs(delay - max(0.005, ttft / 10)) > 1e-9:
         assert (lag(seen, ttft) is None) == (delay < max(0.005, ttft / 10))
+
+
+@given(st.floats(0, 0.2), st.floats(0.0001, 2))
+def test_what_it_hears_has_the_same_bounds(doubt, ttft):
+    assert deaf(0.006, None) is not None and deaf(0.004, None) is None
+    if abs(doubt - max(0.005, ttft / 10)) > 1e-9:
+        assert (deaf(doubt, ttft) is None) == (doubt < max(0.005, ttft / 10))

@@ -9,6 +9,7 @@ from strategies import WELL, measurement, planted_telemetry
 
 from pytest_slmserve import sensors
 from pytest_slmserve.analysis.validity import degradations, problems, sound, trustworthy
+from pytest_slmserve.records import Stream
 from pytest_slmserve.spec import Burst, ClosedLoop
 
 
@@ -54,6 +55,18 @@ def test_no_first_tokens():
     m = measurement()
     blind = replace(m.run, samples=replace(m.run.samples, first_token_s=(None,) * len(m.run.samples)))
     assert "when its first token came" in only(replace(m, run=blind))
+
+
+def through_a_client(m, doubt_s):
+    stream = Stream(bin_s=0.1, begins_s=0.0, tokens=(), gaps={}, stamp_doubt_s=(doubt_s, 3 * doubt_s))
+    return replace(m, spec=replace(m.spec, door="server"), run=replace(m.run, stream=stream))
+
+
+def test_a_client_that_was_held_up_tells_of_itself():
+    assert problems(through_a_client(measurement(), 0.0)) == ()
+    assert only(through_a_client(measurement(), 0.3)).startswith(
+        "the client was held up: its stamps can be 300.0 ms late"
+    )
 
 
 @pytest.mark.parametrize(("early", "caught"), [(0.02, False), (0.12, True), (-0.12, True)])

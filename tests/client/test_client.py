@@ -154,6 +154,19 @@ def test_a_burst_is_what_the_server_says_it_was(one, truth):
     assert gaps == 40 * (TOKENS - 1)
 
 
+def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
+    held = client()
+    held.child.send(op="run", load={"kind": "burst", "requests": held.load(count=4)})
+    time.sleep(TTFT_S + ITL_S)
+    os.kill(held.child.process.pid, signal.SIGSTOP)
+    time.sleep(0.2)  # while all the rest of the tokens come
+    os.kill(held.child.process.pid, signal.SIGCONT)
+    while (done := held.hear())["event"] != "done":
+        pass
+    mean, most = done["doubt_s"]
+    assert 0 < mean <= most and ITL_S < most < TTFT_S + TOKENS * ITL_S + 0.1  # of what came, not of how long it waited
+
+
 def test_chat_is_read_as_well(client, port):
     done = client(f"http://127.0.0.1:{port}/v1/chat/completions").burst(count=3)
     assert [row[OUTPUT] for row in rows(done)] == [TOKENS] * 3 and done["failures"] == 0
