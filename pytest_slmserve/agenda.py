@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import series_key
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.engines.sharing import cannot_share
-from pytest_slmserve.environment import Host, probe
+from pytest_slmserve.environment import Host, probe, unlike
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Sharing, Starts, Weights
 from pytest_slmserve.models import hub_name, shape_of, short_name
@@ -91,16 +91,31 @@ class Agenda:
             self._workloads[name] = requests_for(spec, model, self.options.weights)
         return self._workloads[name]
 
-    def spec(self, model: str) -> EngineSpec:
-        return engine_spec(self.options, self.backend, model, self.host.environment)
+    def spec(self, model: str, gpus: int | None = None) -> EngineSpec:
+        """The engine of a model. gpus: on so many of them, other than the options say. Raises BadUsage where they are
+        not there."""
+        spec = engine_spec(self.options, self.backend, model, self.host.environment, gpus)
+        check_there(self.host, spec.gpus)
+        return spec
+
+    def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
+        """What it runs on, as locks and sensors know it. Raises BadUsage for a GPU that is not there."""
+        engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
+        wanted = sorted({gpu for engine in engines for gpu in engine.gpus})
+        check_there(self.host, wanted)
+        return tuple(self.host.gpus[i].uuid for i in wanted) if self.host.gpus else (self.host.device,)
 
     def replicas(
         self, models: Sequence[str], sharing: Sharing, pinned: bool | None = None, thread_percentage: int | None = None
     ) -> ReplicaSpec:
-        """An engine for each of `models`; their shares of the memory add up to that of one engine. Raises BadUsage
-        where one of them has no room for a KV cache."""
-        options = replace(self.options, memory_share=self.options.memory_share / len(models))
+        """An engine for each of `models`; their shares of the memory add up to that of one engine, unless each has a
+        GPU of its own. Raises BadUsage where one of them has no room for a KV cache, or no GPU."""
+        apart = sharing == "gpus"
+        options = replace(self.options, memory_share=self.options.memory_share / (1 if apart else len(models)))
         engines = [engine_spec(options, self.backend, model, self.host.environment) for model in models]
+        if apart:
+            engines = [replace(engine, gpu=i * engine.tensor_parallel) for i, engine in enumerate(engines)]
+        check_there(self.host, engines[-1].gpus)
         own_cores = self.options.pin_cores if pinned is None else pinned
         # vLLM's CPU backend binds its threads to cores, where they spin: two engines on the same ones come to no step.
         return ReplicaSpec(tuple(engines), sharing, own_cores or self.backend == "cpu", thread_percentage)
@@ -151,6 +166,16 @@ def requests_for(spec: WorkloadSpec, model: str, weights: Weights) -> Workload:
     """The requests of `spec` for a model; real weights understand the text of conversations by their own tokenizer."""
     real = weights == "real" and spec.source == "sharegpt"
     return build_workload(spec, shape_of(model), tokenizer=hub_tokenizer(hub_name(model)) if real else None)
+
+
+def check_there(host: Host, wanted: Sequence[int]) -> None:
+    """Raises BadUsage where these GPUs are not all there, or are not alike. A host of which that is not known may have
+    them."""
+    if host.gpus and wanted[-1] >= len(host.gpus):
+        count = f"{len(host.gpus)} GPU is" if len(host.gpus) == 1 else f"{len(host.gpus)} GPUs are"
+        raise BadUsage(f"{wanted[-1] + 1} GPUs are asked for, and {count} visible", f"{len(host.gpus)} or fewer")
+    if host.gpus and (why := unlike([host.gpus[i] for i in (0, *wanted)])):
+        raise BadUsage(f"{why}: what they serve cannot be compared", "CUDA_VISIBLE_DEVICES with GPUs of one kind")
 
 
 def uneven(concurrency: int, replicas: int) -> str | None:

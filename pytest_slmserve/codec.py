@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from itertools import accumulate
 from types import UnionType
@@ -78,10 +78,15 @@ def _telemetry(found: Telemetry) -> dict[str, Any]:
         "interval_us": _millionths(found.interval_s),
         "time_us": _differences(map(_millionths, found.time_s)),
         "span_us": [None if span is None else _millionths(span) for span in found.span_s],
-        "columns": {str(number): _sensed(number, values) for number, values in found.columns.items()},
+        "columns": _sensed_columns(found.columns),
+        **({"gpus": [_sensed_columns(each) for each in found.gpus]} if found.gpus else {}),
         "missing": dict(found.missing),
         "notes": list(found.notes),
     }
+
+
+def _sensed_columns(columns: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
+    return {str(number): _sensed(number, values) for number, values in columns.items()}
 
 
 def _sensed(number: int, values: Sequence[float | None]) -> list[int | None] | int | None:
@@ -245,13 +250,19 @@ def _telemetry_of(facts: dict[str, Any]) -> Telemetry:
         interval_s=typed(int, facts["interval_us"]) / 1e6,
         time_s=_from_millionths(_sums(times)),
         span_s=_from_millionths(_whole_numbers(facts["span_us"])),
-        columns={int(number): _values(int(number), coded, len(times)) for number, coded in facts["columns"].items()},
+        columns=_columns_of(facts["columns"], len(times)),
         missing={str(reason): typed(int, count) for reason, count in facts["missing"].items()},
         notes=tuple(typed(str, note) for note in facts["notes"]),
+        gpus=tuple(_columns_of(each, len(times)) for each in facts.get("gpus", ())),
     )
-    if {len(column) for column in (found.span_s, *found.columns.values())} != {len(times)}:
+    columns = (column for each in (found.columns, *found.gpus) for column in each.values())
+    if {len(column) for column in (found.span_s, *columns)} != {len(times)}:
         raise ValueError(f"columns of the telemetry that have not {len(times)} rows")
     return found
+
+
+def _columns_of(facts: dict[str, Any], rows: int) -> dict[int, tuple[float | None, ...]]:
+    return {int(number): _values(int(number), coded, rows) for number, coded in facts.items()}
 
 
 def _values(number: int, coded: Any, rows: int) -> tuple[float | None, ...]:

@@ -9,6 +9,8 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +25,7 @@ VERSIONS = Path(__file__).parent / "worker" / "versions.py"
 OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2
 TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"cuda": ((0, 20), (0, 26)), "cpu": ((0, 27), (0, 32))}
 PROBE_S = 60
+MOST_GPUS = 64  # of a host
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +39,25 @@ class Gpu:
     cuda: str
 
 
+IMAGINED_GPUS = tuple(Gpu(f"fake-{i}", "simulated", 0, "", "") for i in range(8))  # of the simulated host
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a plan needs to know. `device` names what a lock is held on; `warnings` are for the user."""
+    """What a plan needs to know. `device` names what a lock is held on; `warnings` are for the user. gpus: those that
+    engines may take, in order, of which `device` is the first."""
 
     environment: Environment
     device: str
     warnings: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
 
 
 def probe(backend: Backend, python: str = "", env: dict[str, str] | None = None, root: Path | None = None) -> Host:
     """Look around. Raises BadUsage where `backend` cannot run here: no GPU, no vLLM, a vLLM that is too old."""
     here = _here(backend, root)
     if backend == "fake":
-        return Host(replace(here, gpu_name="simulated"), "fake")
+        return Host(replace(here, gpu_name="simulated"), "fake", gpus=IMAGINED_GPUS)
     gpu = first_gpu() if backend == "cuda" else None
     holds = interpreter(python or sys.executable, env or {})
     warnings = check_vllm(backend, holds["vllm"], python or sys.executable)
@@ -57,7 +65,7 @@ def probe(backend: Backend, python: str = "", env: dict[str, str] | None = None,
     if gpu is None:
         return Host(with_vllm, "cpu", warnings)
     on_gpu = replace(with_vllm, gpu_name=gpu.name, gpu_memory_bytes=gpu.memory_bytes, driver=gpu.driver, cuda=gpu.cuda)
-    return Host(on_gpu, gpu.uuid, warnings)
+    return Host(on_gpu, gpu.uuid, warnings, visible_gpus())
 
 
 def remote(root: Path | None = None) -> Environment:
@@ -85,24 +93,44 @@ def _version(name: str) -> str | None:
         return None
 
 
-@functools.cache
 def first_gpu() -> Gpu:
-    """The GPU an engine would get: the first of CUDA_VISIBLE_DEVICES, else the first of all."""
+    """The GPU an engine would get: the first of CUDA_VISIBLE_DEVICES, else the first of all. Raises BadUsage."""
+    return visible_gpus()[0]
+
+
+@functools.cache
+def visible_gpus() -> tuple[Gpu, ...]:
+    """Those that engines may take, in order: as CUDA_VISIBLE_DEVICES has them, else all. Raises BadUsage where there
+    is none."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        handle = _visible_handle(pynvml)
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        return Gpu(
-            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-            name=_text(pynvml.nvmlDeviceGetName(handle)),
-            memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
-            cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
-        )
+        first, *others = _visible_names()
+        found = [_gpu_of(pynvml, _handle(pynvml, first))]
     except pynvml.NVMLError as error:
         raise BadUsage(f"no GPU here: NVML says {error}", "--slm-cpu, or a host with an NVIDIA driver") from None
+    with suppress(pynvml.NVMLError, BadUsage):  # one that is not there ends the list, as CUDA has it
+        for name in others:
+            found.append(_gpu_of(pynvml, _handle(pynvml, name)))
+    return tuple(found)
+
+
+def _gpu_of(pynvml: Any, handle: Any) -> Gpu:
+    cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    return Gpu(
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+    )
+
+
+def unlike(gpus: Sequence[Gpu]) -> str | None:
+    """Why these GPUs cannot be taken together: what one kind gives would be held for the other's. None if they can."""
+    kinds = dict.fromkeys(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in gpus)
+    return f"GPUs of different kinds are visible ({'; '.join(kinds)})" if len(kinds) > 1 else None
 
 
 def memory_used(uuid: str) -> int:
@@ -116,14 +144,18 @@ def memory_used(uuid: str) -> int:
         raise BadUsage(f"NVML does not say how much memory of {uuid} is taken: {error}", "nvidia-smi") from None
 
 
-def _visible_handle(pynvml: Any) -> Any:
+def _visible_names() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    first = visible.split(",")[0].strip() if visible is not None else "0"
-    if first.startswith(("GPU-", "MIG-")):
-        return pynvml.nvmlDeviceGetHandleByUUID(first)
-    if not first.isdigit():
+    return [str(i) for i in range(MOST_GPUS)] if visible is None else [name.strip() for name in visible.split(",")]
+
+
+def _handle(pynvml: Any, name: str) -> Any:
+    if name.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(name)
+    if not name.isdigit():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise BadUsage(f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES")
-    return pynvml.nvmlDeviceGetHandleByIndex(int(first))
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name))
 
 
 def _text(value: str | bytes) -> str:

@@ -257,7 +257,7 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
 def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
     words = {word: value for word, value in words.items() if word not in NOT_OF_THE_ENGINE}
     model = words.pop("model", None) or session.agenda.models[0]
-    return replace(session.agenda.spec(model), **words)
+    return replace(session.agenda.spec(model, words.get("tensor_parallel")), **words)
 
 
 def plan_rows(

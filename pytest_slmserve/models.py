@@ -37,9 +37,22 @@ class Shape:
         """Bytes of all weights, or None where they cannot be counted from the shape."""
         return None if self.parameters is None else self.parameters * bytes_per_weight
 
-    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
-        """Bytes of keys and values that one token of context occupies over all layers."""
-        return 2 * bytes_per_value * self.layers * self.kv_heads * self.head_size
+    def kv_bytes_per_token(self, bytes_per_value: int = 2, gpus: int = 1) -> int:
+        """Bytes of keys and values that one token of context occupies over all layers, on all `gpus` together: with
+        fewer KV heads than GPUs each of them holds one, so some are held twice."""
+        return 2 * bytes_per_value * self.layers * max(self.kv_heads, gpus) * self.head_size
+
+    def indivisible(self, gpus: int) -> str | None:
+        """Why tensor parallelism cannot divide the model among so many GPUs, None if it can: each takes as many heads,
+        and as many columns of the feed-forward layers, and KV heads are divided evenly or held as often."""
+        config = dict(self.config)
+        feed_forward = config.get("ffn_dim") or config.get("intermediate_size") or gpus
+        if self.heads % gpus or int(feed_forward) % gpus:
+            what = f"{self.heads} heads" if self.heads % gpus else f"feed-forward layers {feed_forward} wide"
+            return f"{self.name} has {what}, which {gpus} GPUs cannot divide evenly"
+        if self.kv_heads % gpus and gpus % self.kv_heads:
+            return f"{self.name} has {self.kv_heads} KV heads, which {gpus} GPUs cannot divide evenly"
+        return None
 
 
 def count_parameters(config: Mapping[str, Any]) -> int | None:

@@ -229,8 +229,21 @@ OPTS = (
         "--slm-weights", one_of(*get_args(Weights)), "dummy", "dummy (speed depends on shapes) or real (Hub or folder)"
     ),
     Opt("--slm-memory-share", share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"),
+    Opt(
+        "--slm-tensor-parallel",
+        ascending,
+        (1,),
+        "GPUs of an engine; with several numbers tests of tensor parallelism measure each, all others the first",
+        "1,2,4",
+    ),
     Opt("--slm-replicas", ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"),
-    Opt("--slm-sharing", sharings, ("time-slicing", "mps"), "how they share it: time-slicing, mps, mig", "HOW,HOW"),
+    Opt(
+        "--slm-sharing",
+        sharings,
+        ("time-slicing", "mps"),
+        "how they share it: time-slicing, mps, mig, or gpus (one each)",
+        "HOW,HOW",
+    ),
     Opt("--slm-pin-cores", truth, False, "give each replica its own part of the CPU cores"),
     Opt("--slm-python", str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH"),
     Opt("--slm-env", variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True),
@@ -315,6 +328,7 @@ class Options:
     seed: int
     weights: Weights
     memory_share: float
+    tensor_parallel: tuple[int, ...]
     replicas: tuple[int, ...]
     sharing: tuple[Sharing, ...]
     pin_cores: bool

@@ -71,8 +71,11 @@ def workload_spec(options: Options, backend: Backend) -> WorkloadSpec:
     )
 
 
-def engine_spec(options: Options, backend: Backend, model: str, environment: Environment) -> EngineSpec:
-    """The engine that serves `model` under these options; every limit that moves its speed is set."""
+def engine_spec(
+    options: Options, backend: Backend, model: str, environment: Environment, gpus: int | None = None
+) -> EngineSpec:
+    """The engine that serves `model` under these options; every limit that moves its speed is set. gpus: other than
+    the options say."""
     shape, defaults = shape_of(model), DEFAULTS[backend]
     spec = EngineSpec(
         model=catalogue_name(model) or model,
@@ -89,7 +92,10 @@ def engine_spec(options: Options, backend: Backend, model: str, environment: Env
         env=options.env,
         extra=options.engine_arg,
         door=options.door,
+        tensor_parallel=gpus or options.tensor_parallel[0],
     )
+    if why := shape.indivisible(spec.tensor_parallel):
+        raise BadUsage(why, "--slm-tensor-parallel with numbers that do")
     if backend == "cpu":
         return spec
     weights = shape.weight_bytes()
@@ -99,7 +105,9 @@ def engine_spec(options: Options, backend: Backend, model: str, environment: Env
             "an EngineSpec of your own with kv_cache_bytes set",
         )
     memory = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
-    return replace(spec, kv_cache_bytes=kv_budget_bytes(memory, options.memory_share, weights))
+    return replace(
+        spec, kv_cache_bytes=kv_budget_bytes(memory, options.memory_share, -(-weights // spec.tensor_parallel))
+    )
 
 
 def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
@@ -150,7 +158,7 @@ def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: f
         case _:
             shape = shape_of(spec.model)
             read = (shape.weight_bytes() or 0) + load.concurrency * context * shape.kv_bytes_per_token()
-            step_s = 1.5e-3 + 2 * read / 4.8e12
+            step_s = 1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel)
     return duration_s(load, output_tokens * step_s)
 
 
@@ -169,7 +177,7 @@ def start_price_s(spec: EngineSpec | ReplicaSpec) -> float:
 def engine_title(spec: EngineSpec | ReplicaSpec) -> str:
     """What starts, in a few words."""
     if isinstance(spec, EngineSpec):
-        return spec.model
+        return spec.model if spec.tensor_parallel == 1 else f"{spec.model} on {spec.tensor_parallel} GPUs"
     return f"{' + '.join(engine.model for engine in spec.engines)}, by {spec.sharing}"
 
 

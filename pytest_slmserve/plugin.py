@@ -206,6 +206,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if PROBLEM in session.config.stash:  # the hook is called although the one before it has raised
         return
     from pytest_slmserve.errors import SlmError
+    from pytest_slmserve.items import engine_of
 
     try:
         if slm.options.baseline:
@@ -213,6 +214,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
             session.config.stash[BASELINE] = StoredBaseline.of(slm)
         slm.open()
+        for spec in dict.fromkeys(engine_of(slm, item) for item in session.items if is_measured(item)):
+            if spec is not None:
+                slm.take(spec)
     except SlmError as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
     slm.begin()

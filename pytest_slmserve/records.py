@@ -111,7 +111,8 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What the engine made of its specification, as it reports itself when it is ready."""
+    """What the engine made of its specification, as it reports itself when it is ready. weight_bytes: on all of its
+    GPUs together."""
 
     kv_blocks: int | None = None
     block_size: int | None = None
@@ -173,7 +174,8 @@ class Telemetry:
 
     sources: who answered. time_s: when a reading was taken, in seconds since the run began. span_s: length of the time
     before it that its ratios are means over. columns: by number (`pytest_slmserve.sensors`), SI units and ratios of 1.
-    missing: why values are None, and how many. notes: what failed, one sentence each.
+    missing: why values are None, and how many. notes: what failed, one sentence each. gpus: the columns of each GPU,
+    where there were several; `columns` then has what the host said.
     """
 
     sources: tuple[str, ...]
@@ -183,6 +185,7 @@ class Telemetry:
     columns: Mapping[int, Sequence[float | None]]
     missing: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    gpus: tuple[Mapping[int, Sequence[float | None]], ...] = ()
 
     def __len__(self) -> int:
         return len(self.time_s)

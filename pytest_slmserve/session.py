@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
+from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_shared
 from pytest_slmserve.analysis.gate import Terms
@@ -76,7 +76,9 @@ class Session:
     gates: list[Gated] = field(default_factory=list)
     pool: Pool = field(default_factory=Pool)
     archive: Archive | None = None
-    sampler: Sampler | None = None
+    sampler: Sampler | None = None  # of the first device
+    _samplers: dict[tuple[str, ...], Sampler | None] = field(default_factory=dict)  # of others
+    _locked: set[str] = field(default_factory=set)
     _undo: ExitStack = field(default_factory=ExitStack)
     _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
 
@@ -93,6 +95,7 @@ class Session:
                 raise
             assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
             host = Host(Environment(backend=backend), "none", (assumed,))
+        check_there(host, range(options.tensor_parallel[-1]))
         agenda = Agenda(options, backend, host, list(host.warnings))
         session = cls(agenda, pool=Pool(start_replicas=partial(_start_replicas, host=host)))
         if backend != "fake" and not options.plan:  # the simulated engine simulates its sensors too
@@ -101,11 +104,24 @@ class Session:
 
     def _open_sensors(self) -> None:
         """Raises SensorFailed or BadUsage where those that were asked for are not there."""
+        self.sampler = self._opened((self.host.device,))
+
+    def _opened(self, devices: Sequence[str]) -> Sampler | None:
         interval_s = self.options.telemetry_interval or INTERVAL_S
-        self.sampler, notes = open_sampler(self.options.telemetry, self.host.device, interval_s)
-        self.notes.extend(notes)
-        if self.sampler:
-            self._undo.callback(self.sampler.close)
+        sampler, notes = open_sampler(self.options.telemetry, devices[0], interval_s, devices[1:])
+        self.notes.extend(note for note in notes if note not in self.notes)
+        if sampler:
+            self._undo.callback(sampler.close)
+        return sampler
+
+    def sampler_of(self, spec: EngineSpec | ReplicaSpec) -> Sampler | None:
+        """The sensors of the GPUs that it runs on, opened once for each set of them."""
+        devices = self.agenda.devices(spec)
+        if self.sampler is None or devices == (self.host.device,):
+            return self.sampler
+        if devices not in self._samplers:
+            self._samplers[devices] = self._opened(devices)
+        return self._samplers[devices]
 
     @property
     def options(self) -> Options:
@@ -126,10 +142,7 @@ class Session:
 
     def open(self) -> None:
         """Take the device, read what is to be resumed, open the archive. Raises BadUsage or BadArchive."""
-        if self.backend != "fake":  # a formula disturbs nobody
-            lock = DeviceLock(self.host.device)
-            lock.acquire()
-            self._undo.callback(lock.release)
+        self._lock((self.host.device,))
         self._undo.callback(self.pool.close)
         path = Path(self.options.records)
         there = path.exists()
@@ -137,6 +150,19 @@ class Session:
         self.notes.extend(self.archive.notes)
         if self.options.resume and there:
             self.resume(path)
+
+    def take(self, spec: EngineSpec | ReplicaSpec) -> None:
+        """The GPUs that it runs on are ours until the session ends. Raises BadUsage where they are not there,
+        DeviceBusy where another run has one of them."""
+        self._lock(self.agenda.devices(spec))
+
+    def _lock(self, devices: Sequence[str]) -> None:
+        for device in devices if self.backend != "fake" else ():  # a formula disturbs nobody
+            if device not in self._locked:
+                lock = DeviceLock(device)
+                lock.acquire()
+                self._locked.add(device)
+                self._undo.callback(lock.release)
 
     @property
     def gate_terms(self) -> Terms:
@@ -179,6 +205,7 @@ class Session:
                 self.reused.add(measurement.id)
 
     def engine(self, spec: EngineSpec) -> Engine:
+        self.take(spec)
         return self.pool.engine(spec)
 
     def measure(
@@ -229,7 +256,7 @@ class Session:
         """Measure once, on the engine that runs or on one that is started; the archive gets it too. name: for whoever
         is told how it is going."""
         tell, environment = partial(self.tell, name), self.agenda.environment(spec)
-        found = measure(self.engine(spec), workload, load, environment, tell, self.sampler)
+        found = measure(self.engine(spec), workload, load, environment, tell, self.sampler_of(spec))
         known.append(replace(found, replica=replica, paired=paired))
         if self.archive:
             self.archive.add(known[-1])
@@ -245,8 +272,9 @@ class Session:
         for repeat in wanted(known, repeats, sound_together):
             name = f"{engine_title(spec)} at {sum(load.concurrency for load in loads)}, repeat {repeat}"
             tell = partial(self.tell, name)
+            self.take(spec)
             replicas = self.pool.replicas(spec)
-            found = measure_together(replicas, workloads, loads, environment, tell, self.sampler)
+            found = measure_together(replicas, workloads, loads, environment, tell, self.sampler_of(spec))
             known.append(found)
             for m in found if self.archive else ():
                 self.archive.add(m)  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Door, Rule, Sharing, Source, Starts, Weights
 
 GIB = 1 << 30
-LATER = {"url": ""}  # fields of an engine that came after the first records, and what was so before
+LATER = {"url": "", "tensor_parallel": 1}  # fields of an engine that came after the first records: what was so before
 LATER_OF_A_LOAD = {"steps": ()}
 
 
@@ -28,7 +28,9 @@ class EngineSpec:
     python: interpreter that has vLLM; "" is the one that runs pytest.
     env: variables added to the engine's environment, as pairs.
     kv_cache_bytes: set explicitly, so that the number of KV blocks can be predicted; on the CPU a multiple of 1 GiB.
+    Of each GPU, where there are several.
     memory_share: share of the device's memory the engine may take, 0 to 1.
+    gpu, tensor_parallel: the first of the visible GPUs that it takes, and how many: each holds its part of every layer.
     door: how requests come in. "offline": into vLLM's asynchronous engine, without HTTP; this shows the GPU. "server":
     into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into whatever
     answers at `url`, of which the limits here say nothing.
@@ -53,6 +55,7 @@ class EngineSpec:
     extra: tuple[tuple[str, Any], ...] = ()
     door: Door = "offline"
     url: str = ""
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
@@ -63,6 +66,8 @@ class EngineSpec:
             raise BadUsage("the simulated engine has no server", "--slm-door offline, or --slm-cpu")
         if len({self.backend == "remote", self.door == "endpoint", bool(self.url)}) > 1:
             raise BadUsage("an endpoint has a URL, and nothing else has one", "backend remote, door endpoint and url")
+        if self.tensor_parallel < 1:
+            raise BadUsage(f"an engine on {self.tensor_parallel} GPUs", "tensor_parallel=1 or more")
         if not 0 < self.memory_share <= 1:
             raise BadUsage(f"memory share {self.memory_share} is not between 0 and 1", "0.9")
         if self.backend == "cpu" and self.kv_cache_bytes % GIB:
@@ -83,13 +88,19 @@ class EngineSpec:
         """Hash of the facts."""
         return short_hash(self.facts)
 
+    @property
+    def gpus(self) -> range:
+        """Which of the visible GPUs it takes."""
+        return range(self.gpu, self.gpu + self.tensor_parallel)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """Several engines at once on one device, of one model or of several.
 
-    sharing: by time slicing (what a GPU and an operating system do by themselves), under MPS, or each on a MIG instance
-    of its own. pinned: each on its own part of the CPU cores. thread_percentage: of the SMs each may use, under MPS.
+    sharing: by time slicing (what a GPU and an operating system do by themselves), under MPS, each on a MIG instance of
+    its own, or each on a GPU of its own ("gpus"), where all they share is the host. pinned: each on its own part of the
+    CPU cores. thread_percentage: of the SMs each may use, under MPS.
     """
 
     engines: tuple[EngineSpec, ...]
@@ -102,7 +113,11 @@ class ReplicaSpec:
             raise BadUsage("replicas without an engine", "two or more")
         if self.sharing not in get_args(Sharing):
             raise BadUsage(f"unknown sharing {self.sharing!r}", f"one of {', '.join(get_args(Sharing))}")
-        if len({(engine.backend, engine.gpu) for engine in self.engines}) > 1:
+        devices = {(engine.backend, gpu) for engine in self.engines for gpu in engine.gpus}
+        wanted = sum(engine.tensor_parallel for engine in self.engines) if self.sharing == "gpus" else 1
+        if len(devices) != wanted or len({engine.backend for engine in self.engines}) > 1:
+            if self.sharing == "gpus":
+                raise BadUsage("replicas with a GPU each, and two have the same", "another gpu for each")
             raise BadUsage("replicas share one device, and these are on several", "the same backend and gpu for each")
         if self.thread_percentage is not None and not (self.sharing == "mps" and 0 < self.thread_percentage <= 100):
             raise BadUsage(

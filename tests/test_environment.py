@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve import environment
-from pytest_slmserve.environment import OLDEST, TESTED, check_vllm, first_gpu, git_commit, host_hash, probe, release_of
+from pytest_slmserve.environment import (
+    OLDEST,
+    TESTED,
+    check_vllm,
+    first_gpu,
+    git_commit,
+    host_hash,
+    probe,
+    release_of,
+    visible_gpus,
+)
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Environment
 
@@ -103,9 +113,9 @@ class Nvml(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def asked_afresh():
-    first_gpu.cache_clear()
+    visible_gpus.cache_clear()
     yield
-    first_gpu.cache_clear()
+    visible_gpus.cache_clear()
 
 
 @pytest.fixture(params=[False, True], ids=["text", "bytes"])
@@ -133,6 +143,29 @@ def test_it_is_asked_once(nvml):
 def test_the_first_visible_one_is_taken(nvml, monkeypatch, visible, uuid):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert first_gpu().uuid == uuid
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, ["GPU-0", "GPU-1"]),
+        ("1,0", ["GPU-1", "GPU-0"]),
+        ("0", ["GPU-0"]),
+        ("0,7,1", ["GPU-0"]),
+        ("1,x", ["GPU-1"]),
+    ],
+)
+def test_all_visible_gpus_are_told_up_to_one_that_is_not_there(nvml, monkeypatch, visible, uuids):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.uuid for gpu in visible_gpus()] == uuids
+
+
+def test_gpus_of_different_kinds_are_told_apart():
+    one = environment.Gpu("a", "NVIDIA H200", 141 << 30, "1", "12.8")
+    assert environment.unlike([one, replace(one, uuid="b")]) is None
+    for other in (replace(one, name="NVIDIA L4"), replace(one, memory_bytes=70 << 30)):
+        assert "GPUs of different kinds are visible (NVIDIA H200, 141 GiB; " in environment.unlike([one, other])
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "none"])

@@ -101,3 +101,30 @@ def test_short_names(model, name):
 @pytest.mark.parametrize(("model", "name"), [("opt-125m", "facebook/opt-125m"), ("me/mine", "me/mine")])
 def test_names_on_the_hub(model, name):
     assert hub_name(model) == name
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_a_model_whose_heads_are_divided_evenly_takes_as_much_kv_cache_in_all(gpus):
+    for name in ("opt-125m", "opt-13b"):
+        shape = CATALOGUE[name]
+        assert shape.indivisible(gpus) is None
+        assert shape.kv_bytes_per_token(gpus=gpus) == shape.kv_bytes_per_token()
+
+
+def test_with_fewer_kv_heads_than_gpus_some_are_held_twice():
+    shape = CATALOGUE["qwen2.5-3b"]  # 16 heads, 2 KV heads
+    assert [shape.kv_bytes_per_token(gpus=n) // shape.kv_bytes_per_token() for n in (1, 2, 4, 8)] == [1, 1, 2, 4]
+    assert shape.indivisible(8) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "gpus", "why"),
+    [
+        ({}, 3, "x has 16 heads, which 3 GPUs cannot divide evenly"),
+        ({"intermediate_size": 11007}, 2, "x has feed-forward layers 11007 wide, which 2 GPUs cannot divide evenly"),
+        ({"num_key_value_heads": 3, "num_attention_heads": 24}, 4, "x has 3 KV heads, which 4 GPUs cannot divide"),
+    ],
+)
+def test_what_cannot_be_divided_says_why(change, gpus, why):
+    config = {**dict(CATALOGUE["qwen2.5-3b"].config), **change}
+    assert shape_from_config("x", config).indivisible(gpus).startswith(why)

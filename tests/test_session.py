@@ -15,15 +15,17 @@ from pytest_slmserve.analysis.validity import problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.commands.archives import judged_again
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.environment import Host
+from pytest_slmserve.environment import Gpu, Host
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.measure import measure
 from pytest_slmserve.options import read_options
 from pytest_slmserve.records import Environment, Measurement
 from pytest_slmserve.report.tables import run_lines
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.store import read
+from pytest_slmserve.telemetry.sampler import Sampler
+from pytest_slmserve.telemetry.simulated import SimulatedSource
 
 MODEL = "opt-125m"
 BATCHES = (8, 64, 256, 512)
@@ -234,3 +236,54 @@ def test_closing_frees_device_and_archive(opened):
     session.close()
     assert session.pool.current is None and isinstance(session.pool, Pool)
     opened().close()
+
+
+@pytest.fixture
+def two_gpus(opened, monkeypatch):
+    """A session that takes its two GPUs for real ones; what it locks and which sensors it opens."""
+    locked, read = [], []
+
+    class Lock:
+        def __init__(self, device: str) -> None:
+            self.device = device
+
+        def acquire(self) -> None:
+            locked.append(self.device)
+
+        def release(self) -> None:
+            locked.remove(self.device)
+
+    def opens(choice: str, device: str, interval_s: float, others: Sequence[str] = ()):
+        read.append((device, *others))
+        return Sampler([SimulatedSource()]), []
+
+    session = opened()
+    monkeypatch.setattr(module, "DeviceLock", Lock)
+    monkeypatch.setattr(module, "open_sampler", opens)
+    gpus = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 << 30, "1", "12.8") for i in range(2))
+    session.agenda.host = Host(Environment(backend="cuda"), "GPU-0", gpus=gpus)
+    session.agenda.backend = "cuda"
+    return session, locked, read
+
+
+def test_an_engine_takes_a_lock_and_the_sensors_of_each_of_its_gpus(two_gpus):
+    session, locked, read = two_gpus
+    one, both = EngineSpec(MODEL), EngineSpec(MODEL, tensor_parallel=2)
+    session.take(one)
+    assert locked == ["GPU-0"]
+    session.take(both), session.take(both)
+    assert locked == ["GPU-0", "GPU-1"], "what is held is not asked for again"
+    session.sampler = session._opened(("GPU-0",))
+    assert session.sampler_of(one) is session.sampler
+    assert session.sampler_of(both) is session.sampler_of(both) is not session.sampler
+    assert session.sampler_of(replace(one, gpu=1)) not in (session.sampler, session.sampler_of(both))
+    assert read == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
+    session.close()
+    assert locked == []
+
+
+def test_a_gpu_that_is_not_there_is_not_taken(two_gpus):
+    session, locked, _ = two_gpus
+    with pytest.raises(BadUsage, match="3 GPUs are asked for, and 2 GPUs are visible"):
+        session.take(EngineSpec(MODEL, gpu=1, tensor_parallel=2))
+    assert locked == []

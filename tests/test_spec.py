@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from strategies import NAMES
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, WorkloadSpec, short_hash
+from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 
 PLAIN = EngineSpec("opt-1.3b")
 PLACES = {"python", "gpu"}  # where it runs, which the environment tells better
@@ -24,6 +24,7 @@ OTHER = {
     "env": st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=2).map(tuple),
     "extra": st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=2).map(tuple),
     "python": NAMES,
+    "tensor_parallel": st.integers(2, 8),
 }
 
 
@@ -66,6 +67,9 @@ def test_the_key_is_the_same_on_every_machine():
         (lambda: EngineSpec("x", memory_share=0.0), "memory share 0.0 is not between 0 and 1"),
         (lambda: EngineSpec("x", memory_share=1.1), "memory share 1.1"),
         (lambda: EngineSpec("x", backend="cpu", kv_cache_bytes=GIB + 1), "takes whole GiB"),
+        (lambda: EngineSpec("x", tensor_parallel=0), "an engine on 0 GPUs"),
+        (lambda: ReplicaSpec((PLAIN, PLAIN), "gpus"), "replicas with a GPU each, and two have the same"),
+        (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1))), "replicas share one device, and these are on several"),
         (lambda: WorkloadSpec(source="web"), "unknown source or rule 'web'"),
         (lambda: WorkloadSpec(rule="any"), "unknown source or rule 'any'"),
         (lambda: WorkloadSpec(prompt_tokens=None), "only one of prompt and output length is fixed"),
@@ -83,3 +87,18 @@ def test_what_cannot_be_asked_for(make, problem):
 
 def test_a_fixed_number_of_requests_needs_no_window():
     assert ClosedLoop(1, window_s=0.0, requests=8).requests == 8
+
+
+def test_an_engine_takes_neighbouring_gpus_and_one_of_them_keeps_its_old_key():
+    assert [*replace(PLAIN, gpu=2, tensor_parallel=2).gpus] == [2, 3]
+    old = asdict(PLAIN)
+    for name in ("tensor_parallel", "url", "python", "gpu"):
+        del old[name]
+    assert PLAIN.key == short_hash({**old, "env": []}), "as before there were several"
+
+
+def test_replicas_may_have_a_gpu_each():
+    each = tuple(replace(PLAIN, gpu=i) for i in range(4))
+    assert ReplicaSpec(each, "gpus").key != ReplicaSpec(each[:2], "gpus").key != ReplicaSpec((PLAIN,) * 2).key
+    pairs = tuple(replace(PLAIN, gpu=i, tensor_parallel=2) for i in (0, 2))
+    assert len(ReplicaSpec(pairs, "gpus")) == 2

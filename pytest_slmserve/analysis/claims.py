@@ -158,10 +158,11 @@ TOWARDS_PARETO = "arXiv:2404.03353"
 
 
 def _of_replicas(how: Sharing) -> tuple[Claim, ...]:
+    where = "" if how == "gpus" else " on one GPU"
     return (
         Claim(
             sharing.name_of(sharing.PAY, how),
-            f"Replicas of a small model on one GPU, {sharing.HOW[how]}, serve more than one engine under that load.",
+            f"Replicas of a small model{where}, {sharing.HOW[how]}, serve more than one engine under that load.",
             f"{TOWARDS_PARETO}, figure 5; {MIND_THE_GAP}",
             _pay,
             partial(sharing.has_replicas, sharing=how),

@@ -11,6 +11,7 @@ from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
+from pytest_slmserve.analysis.gpus import each_gpu, imbalance, together
 from pytest_slmserve.records import Run, Telemetry
 from pytest_slmserve.sensors import (
     CAPPED_POWER,
@@ -48,6 +49,9 @@ class DeviceFigures:
     sm_clock_hz: the median. power_capped: share of the window in which the power limit held the clock down, by its
     counter, or else share of the readings that said so. temperature_c, memory_used_bytes: the largest. coverage: share
     of the window in which ratios were known.
+
+    Of several GPUs: power, energy and memory are those of all together, ratios means over them, the clock that of the
+    slowest. power_imbalance: power of the GPU that takes most less that of the one that takes least, over their mean.
     """
 
     gpu_util: float | None = None
@@ -72,6 +76,7 @@ class DeviceFigures:
     host_cores: float | None = None
     stolen_cores: float | None = None
     coverage: float | None = None
+    power_imbalance: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +152,9 @@ class Watch:
 
 def watched(run: Run) -> Watch | None:
     """The run's telemetry with its window; None where no row tells of the window."""
-    telemetry = run.telemetry
-    if telemetry is None:
+    if run.telemetry is None:
         return None
+    telemetry = together(run.telemetry)
     stamps = enumerate(zip(telemetry.time_s, telemetry.span_s))
     rows = tuple(row for row, (at, span) in stamps if _belongs(at, span, run.window_s))
     return Watch(telemetry, run.window_s, rows) if rows and run.window_s[1] > run.window_s[0] else None
@@ -184,7 +189,14 @@ def device_figures(run: Run) -> DeviceFigures:
         host_cores=watch.mean(HOST_CORES),
         stolen_cores=watch.mean(STOLEN_CORES),
         coverage=_coverage(watch),
+        power_imbalance=imbalance([figures.power_w for figures in figures_of_each_gpu(run)]),
     )
+
+
+def figures_of_each_gpu(run: Run) -> tuple[DeviceFigures, ...]:
+    """The figures of each GPU of an engine that has several; none of one that has one."""
+    gpus = each_gpu(run.telemetry) if run.telemetry else ()
+    return tuple(device_figures(replace(run, telemetry=telemetry)) for telemetry in gpus)
 
 
 def decode_figures(run: Run) -> DecodeFigures:

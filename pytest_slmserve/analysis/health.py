@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal
 
 from pytest_slmserve.analysis.device import POWER_CAP, DeviceFigures, Watch, device_figures, watched
+from pytest_slmserve.analysis.gpus import each_gpu
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.records import Environment, Replica, Run
 from pytest_slmserve.sensors import (
@@ -81,6 +82,8 @@ class _Seen:
 def health(run: Run, environment: Environment | None = None, replica: Replica | None = None) -> Health:
     """The verdict of the sensors over one run's window. environment: tells how many cores the host has. replica: other
     engines of ours were there too."""
+    if run.telemetry and (gpus := each_gpu(run.telemetry)):
+        return _of_all([health(replace(run, telemetry=one), environment, replica) for one in gpus])
     watch = watched(run)
     if watch is None:
         return Health("unknown", ("no telemetry was taken in the window",))
@@ -92,9 +95,18 @@ def health(run: Run, environment: Environment | None = None, replica: Replica | 
     return Health(found[0][0] if found else "ok", tuple(text for _, text in found))
 
 
+def _of_all(gpus: Sequence[Health]) -> Health:
+    """Of an engine on several GPUs: as bad as the worst of them, which is named."""
+    states: tuple[HealthState, ...] = ("invalid", "degraded", "unknown", "ok")
+    state = min((gpu.state for gpu in gpus), key=states.index)
+    return Health(state, tuple(f"GPU {i}: {text}" for i, gpu in enumerate(gpus) for text in gpu.reasons))
+
+
 def _own_gpu_processes(replica: Replica | None) -> int:
     """vLLM computes in one process per GPU; under MPS there is a server beside."""
-    return 1 if replica is None else replica.count + (replica.sharing == "mps")
+    if replica is None or replica.sharing == "gpus":
+        return 1
+    return replica.count + (replica.sharing == "mps")
 
 
 def _coverage(seen: _Seen) -> Iterator[Finding]:

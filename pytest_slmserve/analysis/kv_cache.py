@@ -31,11 +31,12 @@ def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | Non
 
 
 def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of keys and values for one token of context over all layers; None where shape or type are unknown."""
+    """Bytes of keys and values for one token of context over all layers, on all GPUs of the engine; None where shape or
+    type are unknown."""
     shape, each = known_shape(spec.model), value_bytes(spec, resolved)
     if str(dict(spec.extra).get("kv_cache_dtype", "auto")).startswith("fp8"):
         each = 1
-    return None if shape is None or each is None else shape.kv_bytes_per_token(each)
+    return None if shape is None or each is None else shape.kv_bytes_per_token(each, spec.tensor_parallel)
 
 
 def block_size_of(spec: EngineSpec, resolved: Resolved | None = None) -> int:
@@ -56,8 +57,8 @@ def requests_that_fit(blocks: int, block_size: int, longest: int) -> int:
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """KV blocks that this specification gives; None where shape or type are unknown."""
-    per_token = kv_bytes_per_token(spec, resolved)
-    return None if per_token is None else kv_blocks(spec.kv_cache_bytes, block_size_of(spec, resolved), per_token)
+    per_token, kv_bytes = kv_bytes_per_token(spec, resolved), spec.kv_cache_bytes * spec.tensor_parallel
+    return None if per_token is None else kv_blocks(kv_bytes, block_size_of(spec, resolved), per_token)
 
 
 def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None) -> int | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_slmserve.analysis.kv_cache import known_shape, kv_bytes_per_token, value_bytes
 from pytest_slmserve.models import Shape
-from pytest_slmserve.records import Measurement, Resolved, WorkloadReference
+from pytest_slmserve.records import Environment, Measurement, Resolved, WorkloadReference
 from pytest_slmserve.spec import EngineSpec
 
 
@@ -102,6 +102,15 @@ def peaks_of(gpu_name: str | None) -> Peaks | None:
     return next((gpu for gpu in GPUS if words.issuperset(gpu.words)), None)
 
 
+def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
+    """Of all GPUs of an engine together, as if none ever waited for another; None where their data sheet is not
+    listed."""
+    peaks, gpus = peaks_of(environment.gpu_name), spec.tensor_parallel
+    if peaks is None or gpus == 1:
+        return peaks
+    return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * peaks.flops_per_s)
+
+
 def work_of_shape(
     shape: Shape,
     prompt_tokens: float,
@@ -162,7 +171,7 @@ def roofline_fraction(
     measurement: Measurement, tokens_per_s: float | None, batch: float | None, *, overlap: bool = False
 ) -> float | None:
     """Measured output tokens/s over the bound, 0 to 1; None where GPU, model or throughput are unknown."""
-    peaks = peaks_of(measurement.environment.gpu_name)
+    peaks = peaks_of_engine(measurement.spec, measurement.environment)
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
     if peaks is None or work is None or tokens_per_s is None or batch is None:
         return None

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.device import DecodeFigures, DeviceFigures
-from pytest_slmserve.analysis.roofline import Work, peaks_of, work_of_workload
+from pytest_slmserve.analysis.roofline import Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.records import Measurement, Run
 
 Bound = Literal["memory", "compute", "host", "mixed"]
@@ -52,7 +52,8 @@ class StepTime:
 
 def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | None:
     """figures: those of its sensors. None where the GPU or the model's shape is unknown, or the window has no steps."""
-    peaks, step_s = peaks_of(measurement.environment.gpu_name), window.step_s(measurement.run)
+    peaks = peaks_of_engine(measurement.spec, measurement.environment)
+    step_s = window.step_s(measurement.run)
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
     if peaks is None or work is None or step_s is None:
         return None

@@ -52,6 +52,7 @@ class Summary:
     own_cores: float | None = None
     stolen_cores: float | None = None
     power_capped: float | None = None
+    power_imbalance: float | None = None
     unexplained: float | None = None
     decode_dram: float | None = None
     decode_tensor: float | None = None

@@ -39,6 +39,8 @@ class Faults:
     sensors: False for a device that has none; the others of this kind are what they say (`telemetry.simulated`); of
     memory in use, in bytes, they say nothing unless told. profiler: False for a release without.
     slow_clock_from, hot_from: concurrency from which the SM clock sinks at times, or the heat brakes it.
+    all_reduce_s: what a step on several GPUs waits for each of its all-reduces, two in a layer. imbalance: share by
+    which the last of them takes less power than the first.
     """
 
     t_inf: float | None = None
@@ -58,6 +60,8 @@ class Faults:
     other_token_at: float = math.inf
     slow_clock_from: float = math.inf
     hot_from: float = math.inf
+    all_reduce_s: float = 10e-6
+    imbalance: float = 0.0
 
 
 @dataclass(slots=True)
@@ -82,23 +86,28 @@ class _Simulation:
 
 
 class FakeEngine:
-    """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s.
+    """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s. On
+    several GPUs each does its part of a step, and then waits for the others.
 
-    speed: of that, what the others on its device leave it. place: variables of this start alone.
+    speed: of that, what the others on its device leave it. gpus: whose sensors tell of it; 0: its own. place: variables
+    of this start alone.
     """
 
-    def __init__(self, spec: EngineSpec, speed: float = 1.0, place: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, spec: EngineSpec, speed: float = 1.0, place: Mapping[str, str] | None = None, gpus: int = 0
+    ) -> None:
         try:
             self.faults = Faults(**dict(spec.extra))
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
         self.spec, self.speed, self.place = spec, speed, dict(place or {})
+        self.gpus = gpus or spec.tensor_parallel
         self.ready = True
         self.launch = uuid.uuid4().hex[:12]
         self.shape = shape_of(spec.model)
         self.random = random.Random(f"{spec.seed}")
         self.resolved = Resolved(
-            kv_blocks=spec.kv_cache_bytes // (BLOCK_SIZE * self.shape.kv_bytes_per_token()),
+            kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel // (BLOCK_SIZE * self._kv_bytes_per_token),
             block_size=BLOCK_SIZE,
             weight_bytes=self.shape.weight_bytes(),
             attention_backend="simulated",
@@ -114,8 +123,17 @@ class FakeEngine:
             ready_s=self.faults.start_s,
         )
 
+    @property
+    def _kv_bytes_per_token(self) -> int:
+        return self.shape.kv_bytes_per_token(gpus=self.spec.tensor_parallel)
+
+    @property
+    def waits_s(self) -> float:
+        """What a step adds to the work of its GPUs: all-reduces after the attention and the feed-forward of a layer."""
+        return 0.0 if self.spec.tensor_parallel == 1 else 2 * self.shape.layers * self.faults.all_reduce_s
+
     def law(self, workload: Workload) -> tuple[float, float]:
-        """t_inf in output tokens/s and b_half in sequences."""
+        """t_inf in output tokens/s and b_half in sequences, of one GPU."""
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
         per_sequence = context * self.shape.kv_bytes_per_token()
         b_half = (self.shape.weight_bytes() or per_sequence) / per_sequence
@@ -137,6 +155,7 @@ class FakeEngine:
             raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise))
+        t_inf *= self.spec.tensor_parallel  # of the work; what a step waits for is another part of it
         state = _Simulation()
         users = loop.users_due()
         for _ in range(MAX_STEPS):
@@ -169,6 +188,8 @@ class FakeEngine:
             memory_used=faults.memory_used,
             slow_clock=concurrency >= faults.slow_clock_from,
             hot=concurrency >= faults.hot_from,
+            gpus=self.gpus,
+            imbalance=faults.imbalance,
         )
 
     def _loop(self, workload: Workload, load: Load) -> ClosedLoop:
@@ -190,7 +211,7 @@ class FakeEngine:
         """One token for each running sequence (max_num_seqs at most); returns how many ended."""
         batch = state.running[: self.spec.max_num_seqs]
         began = state.now
-        state.now += (b_half + len(batch)) / t_inf
+        state.now += (b_half + len(batch)) / t_inf + self.waits_s
         for sequence in batch:
             sequence.admitted_s = began if sequence.admitted_s is None else sequence.admitted_s
             sequence.first_s = state.now if sequence.first_s is None else sequence.first_s

@@ -26,6 +26,11 @@ WORKER = Path(__file__).parent.parent / "worker" / "worker.py"
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn; how long a start may take, we say
 NOWHERE_ELSE: Mapping[str, str] = MappingProxyType({})
+# Of an engine on several GPUs. NVLink's multicast needs a fabric manager that containers may not reach, and then an
+# engine hangs in its first all-reduce; whoever has it says so with --slm-env, which the records then tell.
+WITHOUT_MULTICAST: Mapping[str, str] = MappingProxyType(
+    {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+)
 
 
 def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
@@ -46,6 +51,8 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     }
     if spec.backend == "cuda":
         arguments |= {"gpu_memory_utilization": spec.memory_share, "kv_cache_memory_bytes": spec.kv_cache_bytes}
+    if spec.tensor_parallel > 1:
+        arguments["tensor_parallel_size"] = spec.tensor_parallel
     return arguments | {name: _argument(value) for name, value in spec.extra}
 
 
@@ -60,15 +67,28 @@ def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str,
     env |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     if spec.weights == "dummy":
         env["HF_HUB_OFFLINE"] = "1"
-    match spec.backend:
-        case "cpu":
-            env["VLLM_CPU_KVCACHE_SPACE"] = str(spec.kv_cache_bytes // GIB)
-        case "cuda" if spec.gpu or "CUDA_VISIBLE_DEVICES" in env:
-            visible = [d for d in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if d]
-            env["CUDA_VISIBLE_DEVICES"] = visible[spec.gpu] if visible else str(spec.gpu)
+    if spec.backend == "cpu":
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(spec.kv_cache_bytes // GIB)
+        if spec.tensor_parallel > 1:
+            env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(own_cores(), spec.tensor_parallel)
+    if spec.backend == "cuda":
+        env |= visible_to(spec, env.get("CUDA_VISIBLE_DEVICES", ""))
+    if spec.tensor_parallel > 1:
+        env |= WITHOUT_MULTICAST
     env |= dict(spec.env)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(WORKER.parent), env.get("PYTHONPATH", "")]))
     return env
+
+
+def visible_to(spec: EngineSpec, visible: str) -> dict[str, str]:
+    """Variables by which an engine sees its own GPUs. visible: ours, "" for all. By the order of the bus, which is
+    NVML's, where there is a choice: CUDA's own order puts the fastest first."""
+    several = spec.tensor_parallel > 1 or spec.gpu > 0
+    if not (several or visible):
+        return {}
+    ours = [device.strip() for device in visible.split(",") if device.strip()]
+    seen = ",".join(ours[i] if ours else str(i) for i in spec.gpus)
+    return {"CUDA_VISIBLE_DEVICES": seen} | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if several else {})
 
 
 def place_of(spec: EngineSpec, place: Mapping[str, str], cores: Collection[int], turn: Path | None) -> dict[str, str]:
@@ -77,8 +97,19 @@ def place_of(spec: EngineSpec, place: Mapping[str, str], cores: Collection[int],
     if turn:
         env |= {"SLM_TURN": str(turn), "VLLM_ENGINE_READY_TIMEOUT_S": f"{PATIENCE_S}"}
     if cores and spec.backend == "cpu":
-        env["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, sorted(cores)))
+        env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(cores, spec.tensor_parallel)
     return env
+
+
+def bound_to(cores: Collection[int], processes: int) -> str:
+    """As many cores for each of an engine's processes, neighbours together, in the words of vLLM's CPU backend."""
+    there, each = sorted(cores), max(1, len(cores) // processes)
+    return "|".join(",".join(map(str, there[i * each : (i + 1) * each])) for i in range(processes))
+
+
+def own_cores() -> Collection[int]:
+    """Those that we may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
 class OfflineEngine:
@@ -187,7 +218,11 @@ def model_for(spec: EngineSpec, shape: Shape, folder: Path) -> str:
 
 
 def resolved_from(ready: dict[str, Any], ready_s: float) -> Resolved:
-    facts = known_fields(Resolved, ready)
+    """ready: its limits, and what each of its processes knows of the model, which is a part of it."""
+    parts = ready.get("parts") or [{}]
+    weights = [part.get("weight_bytes") for part in parts]
+    known = {"weight_bytes": None if None in weights else sum(weights)}
+    facts = known_fields(Resolved, {**ready, **parts[0], **known})
     sizes = facts.get("capture_sizes")
     return Resolved(**{**facts, "capture_sizes": None if sizes is None else tuple(sizes), "ready_s": ready_s})
 

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Protocol
 
 from pytest_slmserve.engines.base import Engine, Tell, silent
@@ -131,8 +132,9 @@ class Replicas:
 
     def _check_blocks(self) -> None:
         """Replicas of one specification must have got the same KV blocks: else they are not replicas."""
-        for spec in dict.fromkeys(self.spec.engines):
-            blocks = [e.resolved.kv_blocks for e, s in zip(self.engines, self.spec.engines) if s == spec]
+        specs = [replace(engine, gpu=0) for engine in self.spec.engines]
+        for spec in dict.fromkeys(specs):
+            blocks = [e.resolved.kv_blocks for e, s in zip(self.engines, specs) if s == spec]
             if len(set(blocks)) > 1:
                 raise EngineFailed(
                     f"replicas of {short_name(spec.model)} got different numbers of KV blocks: {blocks}",

@@ -130,7 +130,7 @@ class ServerEngine:
             ) from None
         status, answer = self._asked("POST", "/collective_rpc", {"method": "slm_facts"})
         with suppress(ValueError, LookupError, TypeError):
-            told |= json.loads(answer)["results"][0] if status == 200 else {}
+            told |= {"parts": json.loads(answer)["results"]} if status == 200 else {}
         return told
 
     def hand_over(self, workload: Workload) -> None:

@@ -17,7 +17,7 @@ from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.spec import EngineSpec, ReplicaSpec
 
-IMAGINED_GAIN: dict[Sharing, float] = {"time-slicing": 1.0, "mps": 1.2, "mig": 1.0}  # of the simulated device
+IMAGINED_GAIN: dict[Sharing, float] = {"time-slicing": 1.0, "mps": 1.2, "mig": 1.0}  # of the one simulated device
 
 
 def start_replicas(spec: ReplicaSpec, device: str = "none", memory_used: Callable[[], int] | None = None) -> Replicas:
@@ -31,6 +31,8 @@ def start_replicas(spec: ReplicaSpec, device: str = "none", memory_used: Callabl
     launch = partial(_launch, sharing=spec.sharing)
     if spec.backend == "fake" or spec.sharing == "time-slicing":
         return Replicas(spec, launch, memory_used=memory_used)
+    if spec.sharing == "gpus":  # nobody takes memory where another looks
+        return Replicas(spec, launch)
     if spec.sharing == "mig":
         places = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in mig_instances(device)]
         return Replicas(spec, launch, places=places)
@@ -49,7 +51,7 @@ def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
     """Why these replicas cannot share the device in this way, in one sentence; None where nothing speaks against it."""
     if spec.backend == "cpu" and not all(cores_of_each(len(spec), pinned=True)):
         return f"{len(spec)} engines of vLLM's CPU backend need a core each"
-    if spec.backend == "fake" or spec.sharing == "time-slicing":
+    if spec.backend == "fake" or spec.sharing in ("time-slicing", "gpus"):
         return None
     if spec.sharing == "mps":
         return mps.unable(device)
@@ -93,6 +95,8 @@ def _launch(
     spec: EngineSpec, *, place: Mapping[str, str], cores: Collection[int], share: int, sharing: Sharing
 ) -> HeldEngine:
     if spec.backend == "fake":
+        if sharing == "gpus":
+            return FakeEngine(spec, gpus=share)
         return FakeEngine(spec, speed=IMAGINED_GAIN[sharing] / share)
     door = ServerEngine if spec.door == "server" else OfflineEngine
     return door(spec, place=place, cores=cores, held=True)

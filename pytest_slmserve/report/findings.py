@@ -9,7 +9,7 @@ from statistics import fmean, median
 from pytest_slmserve.analysis.curve import MARGIN, Curve, obstacle
 from pytest_slmserve.analysis.gains import Gain
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.roofline import Peaks, Work, peaks_of, regime, work_of_workload
+from pytest_slmserve.analysis.roofline import Peaks, Work, peaks_of_engine, regime, work_of_workload
 from pytest_slmserve.analysis.saturation import Fit, fit, fixed_s_from_shapes
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.errors import TooFewPoints
@@ -37,6 +37,7 @@ def _facts(curve: Curve) -> list[str]:
     where = first.environment
     return [
         f"{first.spec.door} door",
+        f"TP {first.spec.tensor_parallel}",
         f"starts {load.starts}",
         f"window {load.window_s:g} s",
         f"settled {load.settle_lifetimes:g}",
@@ -67,7 +68,7 @@ def work_of_curve(curve: Curve) -> Work | None:
 
 
 def peaks_of_curve(curve: Curve) -> Peaks | None:
-    return peaks_of(curve.environment.gpu_name) if curve.environment else None
+    return peaks_of_engine(curve.spec, curve.environment) if curve.spec and curve.environment else None
 
 
 def findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, str]]:

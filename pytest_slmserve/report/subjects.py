@@ -67,12 +67,24 @@ def of_curves(curves: Sequence[Curve], model: str | None, longest: int | None, n
         named = [(curve, label) for curve, label in named if curve.subject == short_name(model)]
         if curves and not named:
             raise BadUsage(f"there are no records of {model}", f"--model with one of {', '.join(there)}")
+    named = _on_one_gpu(named)
     where = one_device([curve for curve, _ in named])
     names = dict.fromkeys(curve.subject for curve, _ in named)
     subjects = tuple(_of_sweeps([row for row in named if row[0].subject == name], longest) for name in names)
     if where is None:
         return Asked(subjects, Source("nothing was measured", LATENCY, None, tuple(notes)))
     return Asked(subjects, Source(device(where), LATENCY, where.gpu_memory_bytes, tuple(notes)))
+
+
+def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
+    """What a GPU holds, and when another engine pays, is told by engines that had one. Raises BadUsage."""
+    found = [(curve, label) for curve, label in named if curve.spec is None or curve.spec.tensor_parallel == 1]
+    if named and not found:
+        raise BadUsage(
+            f"{named[0][0].subject} was measured on several GPUs at once, and advice is for one",
+            "records of --slm-tensor-parallel 1",
+        )
+    return found
 
 
 def one_device(curves: Sequence[Curve]) -> Environment | None:

@@ -15,11 +15,13 @@ class Reading:
 
     A number that a source has and that is not known now is None, and `missing` says why, one sentence for each; one
     that it never has is not in `values`. span_s: length of the time, up to now, that the ratios are means over.
+    gpus: the values of each GPU, where several are asked.
     """
 
     values: dict[int, float | None] = field(default_factory=dict)
     span_s: float | None = None
     missing: tuple[str, ...] = ()
+    gpus: tuple[dict[int, float | None], ...] = ()
 
 
 class Source(Protocol):

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pytest_slmserve.errors import BadUsage, SensorFailed
 from pytest_slmserve.telemetry.base import Source
 from pytest_slmserve.telemetry.sampler import Sampler
+from pytest_slmserve.telemetry.several import SeveralGpus
 
 NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
 
 
-def open_sampler(choice: str, device: str, interval_s: float) -> tuple[Sampler | None, list[str]]:
+def open_sampler(
+    choice: str, device: str, interval_s: float, others: Sequence[str] = ()
+) -> tuple[Sampler | None, list[str]]:
     """A sampler of the sources that `choice` (the text of --slm-telemetry) names, and notes for the user.
 
-    device: what is measured, a GPU's UUID or "cpu". "auto" takes what is there and says what is not; anything else
-    raises SensorFailed where it is not there, BadUsage where it cannot be.
+    device: what is measured, a GPU's UUID or "cpu". others: further GPUs that are measured with it. "auto" takes what
+    is there and says what is not; anything else raises SensorFailed where it is not there, BadUsage where it cannot be.
     """
     if choice == "off":
         return None, []
     sampler = Sampler((), interval_s)  # refuses the interval before anything is opened
-    sources, notes = _sources(choice, device, sampler.interval_s)
+    sources, notes = _sources(choice, [device, *others], sampler.interval_s)
     return (Sampler(sources, interval_s) if sources else None), notes
 
 
-def _sources(choice: str, device: str, interval_s: float) -> tuple[list[Source], list[str]]:
+def _sources(choice: str, devices: Sequence[str], interval_s: float) -> tuple[list[Source], list[str]]:
     notes: list[str] = []
+    device = devices[0]
     host = _tried(_host, notes)
     if choice == "host" or (choice == "auto" and device in NO_GPU):
         return host, notes
     if device in NO_GPU:
         raise BadUsage(f"--slm-telemetry {choice} asks a GPU, and none is measured here", "--slm-telemetry auto")
-    return [*_of_gpu(choice, device, interval_s, notes), *host], notes
+    each = [_of_gpu(choice, device, interval_s, notes) for device in devices]
+    return [*(_several(each, notes) if len(devices) > 1 else each[0]), *host], list(dict.fromkeys(notes))
+
+
+def _several(each: Sequence[Sequence[Source]], notes: list[str]) -> list[Source]:
+    """Of all GPUs, or of none: a part of them would be taken for the whole."""
+    if all(each):
+        return [SeveralGpus(each)]
+    for source in (source for sources in each for source in sources):
+        source.close()
+    notes.append("telemetry: not every GPU of the engine has sensors that answer, so none is read")
+    return []
 
 
 def _of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> list[Source]:

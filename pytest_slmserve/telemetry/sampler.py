@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -61,16 +61,23 @@ class Recording:
         first, last = window_s or (-math.inf, math.inf)
         low, high = began_s + first - BEFORE * self.interval_s, began_s + last + AFTER * self.interval_s
         rows = [(at, reading) for at, reading in self.rows if low <= at <= high]
-        numbers = sorted({number for _, reading in rows for number in reading.values})
+        several = max((len(reading.gpus) for _, reading in rows), default=0)
         return Telemetry(
             sources=tuple(source.name for source in self.sources),
             interval_s=self.interval_s,
             time_s=tuple(round(at - began_s, 6) for at, _ in rows),
             span_s=tuple(None if r.span_s is None else round(r.span_s, 6) for _, r in rows),
-            columns={n: tuple(rounded(n, reading.values.get(n)) for _, reading in rows) for n in numbers},
+            columns=columns_of([reading.values for _, reading in rows]),
             missing=Counter(why for _, reading in rows for why in reading.missing),
             notes=tuple(self.failed.values()),
+            gpus=tuple(columns_of([dict(*r.gpus[i : i + 1]) for _, r in rows]) for i in range(several)),
         )
+
+
+def columns_of(rows: Sequence[Mapping[int, float | None]]) -> dict[int, tuple[float | None, ...]]:
+    """A column for each number that any row has."""
+    numbers = sorted({number for row in rows for number in row})
+    return {n: tuple(rounded(n, row.get(n)) for row in rows) for n in numbers}
 
 
 def merged(readings: Sequence[Reading]) -> Reading:
@@ -79,7 +86,8 @@ def merged(readings: Sequence[Reading]) -> Reading:
     for reading in reversed(readings):
         values |= reading.values
     span = next((reading.span_s for reading in readings if reading.span_s is not None), None)
-    return Reading(values, span, tuple(why for reading in readings for why in reading.missing))
+    gpus = next((reading.gpus for reading in readings if reading.gpus), ())
+    return Reading(values, span, tuple(why for reading in readings for why in reading.missing), gpus)
 
 
 class Sampler:

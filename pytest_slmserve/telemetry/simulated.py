@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pytest_slmserve.records import Telemetry
 from pytest_slmserve.sensors import (
@@ -40,13 +41,21 @@ def simulated(
     memory_used: float | None = None,
     slow_clock: bool = False,
     hot: bool = False,
+    gpus: int = 1,
+    imbalance: float = 0.0,
 ) -> Telemetry:
-    """Readings through the window and one interval around it, every one alike but for what is planted."""
+    """Readings through the window and one interval around it, every one alike but for what is planted. imbalance: share
+    by which the last of several GPUs takes less power than the first."""
+    if gpus > 1:
+        alike = {"memory_used": memory_used, "slow_clock": slow_clock, "hot": hot}
+        powers = [power_w * (1 - imbalance * i / (gpus - 1)) for i in range(gpus)]
+        each = [simulated(window_s, ratios, power_w=watts, **alike) for watts in powers]  # type: ignore[arg-type]
+        return replace(each[0], columns={}, gpus=tuple(one.columns for one in each))
     times = _times(*window_s)
     rows = len(times)
     clocks = [SLOW_HZ if slow_clock and i % 4 == 0 else CLOCK_HZ for i in range(rows)]
-    alike = {**STEADY, **QUIET, **ratios, POWER: power_w, POWER_INSTANT: power_w}
-    columns: dict[int, Sequence[float]] = {number: (value,) * rows for number, value in alike.items()}
+    constant = {**STEADY, **QUIET, **ratios, POWER: power_w, POWER_INSTANT: power_w}
+    columns: dict[int, Sequence[float]] = {number: (value,) * rows for number, value in constant.items()}
     if memory_used is not None:
         columns[MEMORY_USED] = (float(memory_used),) * rows
     columns[ENERGY] = tuple(round(power_w * at, 3) for at in times)

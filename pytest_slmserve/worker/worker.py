@@ -99,8 +99,8 @@ class Server:
         if folder := os.environ.get("SLM_PROFILE"):
             arguments |= profiler_arguments(AsyncEngineArgs, folder)
         self.engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[Trace])
-        facts: dict[str, Any] = (await self.engine.collective_rpc("slm_facts"))[0]
-        return {**resolved(self.engine.vllm_config), **facts}
+        parts: list[dict[str, Any]] = await self.engine.collective_rpc("slm_facts")
+        return {**resolved(self.engine.vllm_config), "parts": parts}
 
     def load(self, prompts: list[list[int]], output_tokens: list[int]) -> dict[str, Any]:
         self.prompts = [{"prompt_token_ids": prompt} for prompt in prompts]

@@ -28,11 +28,11 @@ TABLE = (
 
 
 def test_the_claims():
-    ways = ("time-slicing", "mps", "mig")
+    ways = ("time-slicing", "mps", "mig", "gpus")
     of_replicas = [f"{claim}-{how}" for how in ways for claim in ("replicas-pay", "replicas-keep-the-tail")]
     of_arithmetic = ["table-1-batch-fits", "table-1-request-size"]
-    assert [*of_replicas, *of_arithmetic] == NAMES[-8:]
-    assert NAMES[:-8] == [
+    assert [*of_replicas, *of_arithmetic] == NAMES[-10:]
+    assert NAMES[:-10] == [
         "throughput-plateau",
         "latency-rises-past-plateau",
         "pareto-up-to-plateau",

@@ -398,7 +398,8 @@ def test_judging_is_total_and_sure_only_with_an_interval(curve, others):
     for verdict in (*verdicts, dearer_models(curve, others, 1.0)):
         assert verdict.subject == curve.subject and verdict.why
         if verdict.state is not UNDECIDED and verdict.value is not None:
-            assert verdict.low <= verdict.value * (1 + 1e-9) and verdict.value <= verdict.high * (1 + 1e-9)
+            rounding = 1e-9 * abs(verdict.value)
+            assert verdict.low - rounding <= verdict.value <= verdict.high + rounding
 
 
 def noisy(chance, scale):

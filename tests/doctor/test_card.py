@@ -11,7 +11,7 @@ from telemetry.fake_nvml import FakeNvml, State, installed
 from pytest_slmserve.doctor import card as module
 from pytest_slmserve.doctor.finding import GIB, Finding, Places
 from pytest_slmserve.doctor.page import examine, lines
-from pytest_slmserve.environment import Gpu, first_gpu
+from pytest_slmserve.environment import Gpu, visible_gpus
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.sensors import SM_ACTIVE
 
@@ -178,10 +178,10 @@ def page_of_a_card(places, monkeypatch):
     state = State(memory_used_bytes=5 * GIB, processes=(11,), reasons=0x40)
 
     def page(**gpu: object) -> dict[str, str]:
-        first_gpu.cache_clear()
+        visible_gpus.cache_clear()
         with installed(Card(state, **gpu)):
             found = examine(["/nowhere/python"], places)
-        first_gpu.cache_clear()
+        visible_gpus.cache_clear()
         return {finding.name: lines([finding])[0] for finding in found}
 
     return page

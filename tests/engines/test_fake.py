@@ -144,3 +144,21 @@ def test_its_health_suffers_from_the_planted_load_on(fault, state, why):
     assert health(sick.run(WORKLOAD, ClosedLoop(7, window_s=10.0))).state == "ok"
     seen = health(sick.run(WORKLOAD, LONG))
     assert seen.state == state and why in seen.reasons[0] and len(seen.reasons) == 1
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_on_several_gpus_a_step_is_shared_and_waits_for_all_reduces(gpus):
+    """opt-tiny has 2 layers: four all-reduces a step."""
+    planted = (("t_inf", 1000.0), ("b_half", 8.0), ("noise", 0.0), ("all_reduce_s", 1e-3))
+    made = FakeEngine(replace(FAKE, tensor_parallel=gpus, extra=planted))
+    seen = rate(made.run(WORKLOAD, ClosedLoop(8, window_s=2.0)))
+    step_s = 16 / (1000 * gpus) + (4e-3 if gpus > 1 else 0)
+    assert seen == pytest.approx(8 / step_s, rel=0.02)
+
+
+def test_each_of_its_gpus_has_sensors_and_kv_blocks_add_up():
+    one = FakeEngine(replace(FAKE, tensor_parallel=1))
+    two = FakeEngine(replace(FAKE, tensor_parallel=2, extra=(("power_w", 300.0), ("imbalance", 0.5))))
+    assert two.resolved.kv_blocks in (2 * one.resolved.kv_blocks, 2 * one.resolved.kv_blocks + 1)
+    seen = device_figures(two.run(WORKLOAD, ClosedLoop(8, window_s=2.0)))
+    assert (seen.power_w, seen.power_imbalance) == pytest.approx((450.0, 150 / 225))

@@ -14,7 +14,14 @@ from doors import small_workload, stand_in
 from processes import gone, group
 
 from pytest_slmserve.engines import offline, process
-from pytest_slmserve.engines.offline import OfflineEngine, engine_arguments, engine_environment, model_for, run_from
+from pytest_slmserve.engines.offline import (
+    OfflineEngine,
+    engine_arguments,
+    engine_environment,
+    model_for,
+    resolved_from,
+    run_from,
+)
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import CATALOGUE
@@ -74,6 +81,7 @@ def test_what_is_inherited_is_not_changed():
     [
         (0, None, None),
         (1, None, "1"),
+        (0, "", ""),
         (0, "3", "3"),
         (0, "2,3", "2"),
         (1, "2,3", "3"),
@@ -84,6 +92,42 @@ def test_what_is_inherited_is_not_changed():
 def test_an_engine_sees_one_gpu_of_those_visible(gpu, visible, wanted):
     inherited = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert engine_environment(replace(CUDA, gpu=gpu), inherited).get("CUDA_VISIBLE_DEVICES") == wanted
+
+
+@pytest.mark.parametrize(
+    ("gpu", "visible", "wanted"), [(0, None, "0,1"), (2, None, "2,3"), (0, "3, 5,7", "3,5"), (1, "3,5,7", "5,7")]
+)
+def test_an_engine_of_two_gpus_sees_both_by_the_order_of_the_bus(gpu, visible, wanted):
+    spec = replace(CUDA, gpu=gpu, tensor_parallel=2)
+    seen = engine_environment(spec, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["CUDA_DEVICE_ORDER"]) == (wanted, "PCI_BUS_ID")
+    assert engine_arguments(spec, "m")["tensor_parallel_size"] == 2
+    assert "tensor_parallel_size" not in engine_arguments(CUDA, "m")
+
+
+def test_engines_of_several_gpus_use_no_multicast_unless_the_records_say_so():
+    spec, inherited = replace(CUDA, tensor_parallel=2), {"NCCL_NVLS_ENABLE": "1", "HOME": "/me"}
+    names = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "VLLM_ALLREDUCE_USE_SYMM_MEM")
+    seen = engine_environment(spec, inherited)
+    assert [seen[name] for name in names] == ["0", "1", "0"], "whatever was inherited"
+    assert engine_environment(CUDA, inherited)["NCCL_NVLS_ENABLE"] == "1", "an engine of one GPU reduces nothing"
+    asked = replace(spec, env=(("NCCL_NVLS_ENABLE", "1"),))
+    assert engine_environment(asked, {})["NCCL_NVLS_ENABLE"] == "1" and asked.key != spec.key
+
+
+def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch):
+    monkeypatch.setattr(offline, "own_cores", lambda: {0, 1, 2, 3, 8})
+    spec = replace(CPU, tensor_parallel=2)
+    assert engine_environment(spec, {})["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
+    assert offline.place_of(spec, {}, (4, 5), None)["VLLM_CPU_OMP_THREADS_BIND"] == "4|5"
+
+
+def test_the_weights_of_an_engine_are_those_of_all_its_parts():
+    parts = [{"weight_bytes": 5, "attention_backend": "FLASH"}, {"weight_bytes": 6, "attention_backend": "FLASH"}]
+    seen = resolved_from({"event": "ready", "kv_blocks": 9, "parts": parts}, 1.0)
+    assert (seen.weight_bytes, seen.attention_backend, seen.kv_blocks) == (11, "FLASH", 9)
+    assert resolved_from({"parts": [*parts, {"weight_bytes": None}]}, 1.0).weight_bytes is None
+    assert resolved_from({"kv_blocks": 9}, 1.0).weight_bytes is None
 
 
 def test_visible_gpus_do_not_matter_to_the_cpu():

@@ -149,3 +149,13 @@ def test_what_is_odd_about_foreign_results_is_noted():
     slow = [replace(s, latency_s=(100 * s.latency_s[0],)) for s in PUBLISHED]
     [subject] = of_settings(slow, None, None, None, "itl_ms").subjects
     assert "the knob is taken as the batch" in subject.notes[0] and subject.points[0].batch_repeats == (1.0,)
+
+
+def test_engines_of_several_gpus_tell_nothing_of_one():
+    one = sweep()
+    both = replace(
+        one, measurements=tuple(replace(m, spec=replace(m.spec, tensor_parallel=2)) for m in one.measurements)
+    )
+    assert of_curves([both, one], None, None) == of_curves([one], None, None)
+    with pytest.raises(BadUsage, match="opt-1.3b was measured on several GPUs at once, and advice is for one"):
+        of_curves([both], None, None)

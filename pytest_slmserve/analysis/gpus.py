@@ -1,0 +1,74 @@
+"""What the sensors of several GPUs say, as of one: what adds up is added, what is a ratio is the mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from statistics import fmean
+
+from pytest_slmserve.records import Telemetry
+from pytest_slmserve.sensors import (
+    CAPPED_BRAKE,
+    CAPPED_HW_THERMAL,
+    CAPPED_POWER,
+    CAPPED_SW_THERMAL,
+    CLOCK_REASONS,
+    MEMORY_CLOCK,
+    SENSORS,
+    SM_CLOCK,
+    TEMPERATURE,
+    XID,
+)
+
+Join = Callable[[Sequence[float]], float]
+WORST = (TEMPERATURE, XID, CAPPED_POWER, CAPPED_SW_THERMAL, CAPPED_HW_THERMAL, CAPPED_BRAKE)
+SLOWEST = (SM_CLOCK, MEMORY_CLOCK)  # the others wait for it
+
+
+def together(telemetry: Telemetry) -> Telemetry:
+    """All GPUs as one device, beside what the host said. Where one GPU's value is not known, none is: the rest is not
+    all. One GPU is what it is."""
+    if not telemetry.gpus:
+        return telemetry
+    numbers = set.intersection(*(set(columns) for columns in telemetry.gpus))
+    joined = {n: _joined(n, [columns[n] for columns in telemetry.gpus]) for n in sorted(numbers)}
+    return replace(telemetry, columns={**telemetry.columns, **joined}, gpus=())
+
+
+def each_gpu(telemetry: Telemetry) -> tuple[Telemetry, ...]:
+    """The same telemetry with the columns of one GPU each; the host's stand with the first, and so do the notes."""
+    return tuple(
+        replace(
+            telemetry,
+            columns={**(telemetry.columns if not index else {}), **columns},
+            notes=telemetry.notes if not index else (),
+            gpus=(),
+        )
+        for index, columns in enumerate(telemetry.gpus)
+    )
+
+
+def _joined(number: int, columns: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+    join = _how(number)
+    rows = ([v for v in row if v is not None] for row in zip(*columns, strict=True))
+    return tuple(join(known) if len(known) == len(columns) else None for known in rows)
+
+
+def _how(number: int) -> Join:
+    if number == CLOCK_REASONS:
+        return lambda values: float(reduce(or_, map(int, values)))
+    if number in SLOWEST:
+        return min
+    if number in WORST:
+        return max
+    return fmean if number in SENSORS and SENSORS[number].unit == "ratio" else sum
+
+
+def imbalance(values: Sequence[float | None]) -> float | None:
+    """(largest - smallest) / mean; None where one is not known, or there are not several."""
+    known = [v for v in values if v is not None]
+    if len(known) < 2 or len(known) < len(values) or fmean(known) <= 0:
+        return None
+    return (max(known) - min(known)) / fmean(known)
