@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import series_key
@@ -19,7 +20,6 @@ from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, load_of, plan_swe
 from pytest_slmserve.records import Environment, Workload, measurement_key
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec
 from pytest_slmserve.workload.build import build_workload
-from pytest_slmserve.workload.tokens import hub_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,15 @@ class Agenda:
 
 
 def requests_for(spec: WorkloadSpec, model: str, weights: Weights) -> Workload:
-    """The requests of `spec` for a model; real weights understand the text of conversations by their own tokenizer."""
-    real = weights == "real" and spec.source == "sharegpt"
-    return build_workload(spec, shape_of(model), tokenizer=hub_tokenizer(hub_name(model)) if real else None)
+    """The requests of `spec` for a model."""
+    named = replace(spec, tokenizer=spec.tokenizer or _own_tokenizer(spec, model, weights))
+    return build_workload(named, shape_of(model))
+
+
+def _own_tokenizer(spec: WorkloadSpec, model: str, weights: Weights) -> str:
+    """Real weights understand the text of conversations by their own tokenizer; vLLM counts by it in any case."""
+    own = weights == "real" or (spec.as_vllm and (Path(model) / "tokenizer.json").exists())
+    return hub_name(model) if own and spec.source == "sharegpt" else ""
 
 
 def check_there(host: Host, wanted: Sequence[int]) -> None:

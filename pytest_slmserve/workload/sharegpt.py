@@ -5,7 +5,7 @@ The format: a JSON list of {"id", "conversations": [{"from": role, "value": text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -73,7 +73,12 @@ def pick(path: Path, rule: Rule, *, seed: int, limit: int, accept_truncated: boo
     damages: list[DamagedDataset] = []
     conversations = readable(path, damages.append if accept_truncated else None)
     picked = first_in_order((c[:2] for c in conversations if follows(rule, c)), seed, limit)
-    return picked, "".join(f", the {d.conversations} conversations before byte {d.byte}" for d in damages)
+    return picked, unread(damages)
+
+
+def unread(damages: Iterable[DamagedDataset]) -> str:
+    """A note on what could not be read; "" if all could."""
+    return "".join(f", the {d.conversations} conversations before byte {d.byte}" for d in damages)
 
 
 def readable(path: Path, on_damage: Callable[[DamagedDataset], object] | None) -> Iterator[Conversation]:

@@ -84,5 +84,7 @@ def hub_tokenizer(model: str, *, special_tokens: bool = False) -> Tokenize:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise BadUsage(f"no tokenizer for {model}: {reason}", "a local folder that holds tokenizer.json") from None
+        raise BadUsage(
+            f"no tokenizer for {model}: {reason}", "the path of a folder that holds tokenizer.json"
+        ) from None
     return lambda texts: [list(ids) for ids in tokenizer(list(texts), add_special_tokens=special_tokens)["input_ids"]]

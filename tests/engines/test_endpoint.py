@@ -100,6 +100,15 @@ def test_a_chat_is_asked_in_words_and_completions_in_ids(there):
     assert asked["top_k"] == 1 and not {"prompt", "ignore_eos"} & set(asked)
 
 
+def test_what_was_text_is_sent_as_text(there):
+    request = Request((5, 6), 9, "two words")
+    for path, said in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
+        engine = EndpointEngine.__new__(EndpointEngine)
+        engine.spec, engine._further = spec_of(there, path=path), {}
+        told = json.loads(engine.body(request))[said]
+        assert told == ("two words" if said == "prompt" else [{"role": "user", "content": "two words"}])
+
+
 @pytest.mark.parametrize(
     ("model", "path", "key", "problem"),
     [

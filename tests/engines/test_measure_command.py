@@ -7,13 +7,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
+from conversations import write_dataset
 from doors import stand_in
 
 from pytest_slmserve import foreign
-from pytest_slmserve.__main__ import main
+from pytest_slmserve.__main__ import main, parser
+from pytest_slmserve.commands.loads import asked
+from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.store import read
+from pytest_slmserve.workload.sharegpt import read_conversations
+from pytest_slmserve.workload.tokens import hub_tokenizer
+from pytest_slmserve.workload.vllm_sharegpt import sample_as_vllm
 
 
 class Said(NamedTuple):
@@ -172,6 +178,52 @@ def test_measure_replays_a_trace(there, tmp_path):
     assert found["load"]["arrivals"].endswith("speed 2")
 
 
+# Conversations
+
+
+def test_measure_sends_the_very_requests_of_vllms_benchmark(there, tmp_path, monkeypatch):
+    """Of file, tokenizer and seed, in their order, as text; that list is held against vLLM in tests/workload."""
+    pytest.importorskip("ijson", reason="needs ijson")
+    pytest.importorskip("transformers", reason="needs transformers")
+    path, tokenizer = write_dataset(tmp_path)
+    sent, real = [], EndpointEngine.body
+
+    def body(engine, request):
+        sent.append(json.loads(real(engine, request)))
+        return json.dumps(sent[-1])
+
+    monkeypatch.setattr(EndpointEngine, "body", body)
+    talk = ("--sharegpt", str(path), "--sharegpt-rule", "vllm", "--tokenizer", str(tokenizer), "--seed", "7")
+    done = command(there, tmp_path, "--concurrency", "8", "--requests", "30", "--output-len", "5", *talk)
+    assert "30 requests ended in the window" in done.out, done.err
+    tokenize = hub_tokenizer(str(tokenizer), special_tokens=True)
+    theirs = sample_as_vllm(read_conversations(path), tokenize, 30, seed=7, output_tokens=5)
+    assert [(each["prompt"], each["max_tokens"]) for each in sent[1:]] == [(each.prompt, 5) for each in theirs]
+    (kept,) = read(tmp_path / "r.jsonl").measurements
+    assert list(kept.run.samples.request) == list(range(30)), "in this order"
+    assert kept.workload.spec.tokenizer == str(tokenizer) and "as vLLM samples it by" in kept.workload.source
+
+
+def test_natural_lengths_without_a_file(there, tmp_path):
+    done = command(there, tmp_path, "--concurrency", "8", "--requests", "16", "--sharegpt", "--json")
+    assert done.status in (0, 1), done.err
+    (kept,) = read(tmp_path / "r.jsonl").measurements
+    assert kept.workload.source == "synthetic token ids, lengths of ShareGPT (human-first)"
+    assert len(set(kept.run.samples.output_tokens)) > 8
+
+
+def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(there, tmp_path):
+    pytest.importorskip("ijson", reason="needs ijson")
+    pytest.importorskip("transformers", reason="needs transformers")
+    path, tokenizer = write_dataset(tmp_path)
+    given = parser().parse_args(["measure", "--endpoint=x", "--model=m", "--request-rate=10,20", "--window=9"])
+    given.sharegpt, given.tokenizer = str(path), str(tokenizer)
+    (slow, workload), (fast, more) = asked(given)
+    assert len(workload.requests) == len(slow.schedule_s) and len(more.requests) == len(fast.schedule_s)
+    different = {request.text for request in workload.requests + more.requests}
+    assert len(different) == workload.spec.requests < len(slow.schedule_s)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -189,6 +241,11 @@ def test_measure_replays_a_trace(there, tmp_path):
         (("--request-rate", "4", "--window", "-1"), "'-1' are no seconds"),
         (("--request-rate", "4,8", "--attainment", "90"), "--attainment 90 is no share"),
         (("--request-rate", "4", "--slo", "itl:10ms"), "not request by request"),
+        (("--concurrency", "4", "--tokenizer", "x"), "--tokenizer cuts the text of conversations, and there is none"),
+        (("--concurrency", "4", "--sharegpt", "f.json"), "need the tokenizer of the server's model"),
+        (("--concurrency", "4", "--sharegpt", "--input-len", "9"), "prompts of ShareGPT have lengths of their own"),
+        (("--concurrency", "4", "--sharegpt", "--output-len", "9"), "replies of ShareGPT have lengths of their own"),
+        (("--trace", "t.csv", "--sharegpt"), "a trace has lengths of its own"),
         (("--concurrency", "4", "--extra-body", "[1]"), "is no JSON object"),
         (("--concurrency", "4", "--slo", "fast"), "'fast' is no SLO"),
     ],

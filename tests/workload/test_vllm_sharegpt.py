@@ -11,13 +11,16 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from conversations import clustered, write_tokenizer
 
 from pytest_slmserve.errors import BadDataset, BadUsage
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.spec import WorkloadSpec
+from pytest_slmserve.workload.build import build_workload
 from pytest_slmserve.workload.sharegpt import Turn, pick, read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
 from pytest_slmserve.workload.vllm_sharegpt import BLOCK, sample_as_vllm, within_bounds
 
-BOUNDS = [1, 2, 3, 4, 5, 8, 1019, 1020, 1022, 1023, 1024, 1025, 1026, 2040, 2043, 2044, 2045]
 AXES = {
     "tokenizer": ("plain", "bos"),
     "seed": (0, 7),
@@ -58,37 +61,6 @@ BY_VLLM = """
         found.append([(s.prompt, s.prompt_len, s.expected_output_len) for s in samples])
     json.dump(found, open(f"{folder}/found.json", "w"))
 """
-
-
-def turn(words: int, name: str, role: str = "human") -> dict[str, str]:
-    return {"from": role, "value": " ".join([name, *["w"] * (words - 1)])}
-
-
-def clustered(count: int = 70) -> list[dict[str, object]]:
-    """Conversations whose lengths lie on vLLM's bounds, one token to either side or far from them; some are none."""
-    draw = random.Random(5)
-    entries: list[dict[str, object]] = [{"id": "empty", "conversations": []}]
-    for number in range(count):
-        turns = draw.choice((1, 2, 2, 2, 2, 2, 3, 4))
-        roles = draw.choice((("human", "gpt"), ("gpt", "human")))
-        said = [turn(draw.choice(BOUNDS), f"{number}.{at}", roles[at % 2]) for at in range(turns)]
-        entries.append({"id": str(number), "conversations": said})
-    return entries
-
-
-def write_tokenizer(folder: Path, *, bos: bool) -> None:
-    """One id for each word that is separated by space, and <s> before every text if it is asked for."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "w": 2}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if bos:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}'
-    )
 
 
 def by_words(texts):
@@ -240,6 +212,29 @@ def test_every_request_is_vllms_own(by_vllm, folder):
         assert mine == theirs, asked
 
 
+def test_every_request_of_a_workload_is_vllms_own(by_vllm, folder):
+    """From the specification that options make to the requests that are measured: text, ids and output."""
+    offered = [n for n, asked in enumerate(CONFIGURATIONS) if asked["shuffle"] and asked["over"]]
+    assert len(offered) == 60
+    for n in offered:
+        asked = CONFIGURATIONS[n]
+        tokenizer = str(folder / asked["tokenizer"])
+        spec = WorkloadSpec(
+            source="sharegpt",
+            path=str(folder / "sharegpt.json"),
+            rule="vllm",
+            prompt_tokens=None,
+            output_tokens=asked["output"],
+            requests=asked["requests"],
+            seed=asked["seed"],
+            tokenizer=tokenizer,
+        )
+        made = build_workload(spec, shape_of("opt-125m"))
+        assert [(r.text, len(r.prompt), r.output_tokens) for r in made.requests] == by_vllm[n], asked
+        ids = hub_tokenizer(tokenizer, special_tokens=True)([r.text for r in made.requests])
+        assert [list(r.prompt) for r in made.requests] == ids
+
+
 def test_the_comparison_would_see_a_difference(by_vllm, folder):
     """Another seed, tokens without <s>, an output that is not asked for: none of them passes as vLLM's."""
     usual = [n for n, asked in enumerate(CONFIGURATIONS) if asked["requests"] == 25 and asked["shuffle"]]
@@ -262,7 +257,7 @@ def test_the_lengths_lie_on_every_bound(by_vllm):
     assert min(replies) == 4
 
 
-def test_the_rule_vllm_of_a_workload_takes_vllms_conversations_in_an_order_of_its_own(by_vllm, folder):
+def test_with_fixed_lengths_the_rule_takes_vllms_conversations_in_an_order_of_our_own(by_vllm, folder):
     asked = {"tokenizer": "plain", "seed": 0, "requests": 25, "output": None, "shuffle": True, "over": False}
     theirs = [prompt for prompt, _, _ in by_vllm[CONFIGURATIONS.index(asked)]]
     picked, _ = pick(folder / "sharegpt.json", "vllm", seed=0, limit=1000, accept_truncated=False)
