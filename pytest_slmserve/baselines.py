@@ -1,7 +1,7 @@
 """Baselines: archives of records that later runs are held against, in one folder, named by device and release.
 
 `h200-vllm-0.26.0.jsonl.xz` holds what one kind of GPU served with one release of vLLM: any models and loads, of engines
-that had the device to themselves. It is an archive like every other; `store.read` reads it.
+alone and of several that shared the device. It is an archive like every other; `store.read` reads it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pytest_slmserve.analysis.points import concurrency_of
+from pytest_slmserve.analysis.replication import Members, shared_runs, standing_together
 from pytest_slmserve.analysis.validity import standing
 from pytest_slmserve.errors import BadArchive, BadUsage
 from pytest_slmserve.records import Environment, Measurement
+from pytest_slmserve.spec import ClosedLoop
 from pytest_slmserve.store import Archive, read
 
 FOLDER = Path(".slm/baselines")
@@ -79,7 +80,7 @@ def accept(
     of, so each has its own, and one run over two interpreters is a usual way to make two. Raises BadUsage, with
     nothing written, where an archive is there already (unless `replace`), and where nothing can be a baseline.
     """
-    judged = [(m, _obstacle(m)) for m in measurements]
+    judged = _judged(measurements)
     left_out = tuple(LeftOut(m, why) for m, why in judged if why)
     named: dict[str, list[Measurement]] = {}
     for m in (m for m, why in judged if not why):
@@ -138,15 +139,23 @@ def _release_of(path: Path) -> str:
     return path.name.removesuffix(SUFFIX).partition(RELEASE)[2]
 
 
-def _obstacle(measurement: Measurement) -> str | None:
-    """Why it is no part of a baseline."""
-    if measurement.replica is not None:
-        return "it belongs to a run of several engines on one device"
-    if concurrency_of(measurement) is None:
+def _judged(measurements: Sequence[Measurement]) -> list[tuple[Measurement, str | None]]:
+    """With each, why it is no part of a baseline. Of several engines on one device all are, or none is."""
+    together = {id(m): members for members in shared_runs(measurements) for m in members}
+    return [(m, _obstacle(m, (m,) if m.alone else together.get(id(m), ()))) for m in measurements]
+
+
+def _obstacle(measurement: Measurement, members: Members) -> str | None:
+    """members: itself, and what it was measured together with; empty where some of these records are lost."""
+    load = measurement.load
+    if not isinstance(load, ClosedLoop) or load.requests is not None:
         return "it is of a load without a steady window"
     if baseline_name(measurement.environment) is None:
         return "its device or its release of vLLM is not known"
-    return "; ".join(standing(measurement)[0]) or None
+    if not members:
+        return "it belongs to a run of several engines on one device, of which others are missing"
+    problems, _ = standing(measurement) if measurement.alone else standing_together(members)
+    return "; ".join(problems) or None
 
 
 def _degraded(measurements: Iterable[Measurement]) -> tuple[LeftOut, ...]:

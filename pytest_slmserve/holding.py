@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_slmserve.analysis.comparability import warnings
-from pytest_slmserve.analysis.stored import WARNING, against_stored, cells, on_one_side
+from pytest_slmserve.analysis.stored import WARNING, against_stored, cells, of_model, on_one_side
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.baselines import FOLDER, baseline
 from pytest_slmserve.errors import BadUsage
@@ -39,8 +39,9 @@ class StoredBaseline:
 
     def judge(self, model: str) -> Verdict:
         """Every load of one model that both have; the verdicts on each stand in the report. Measures nothing."""
-        there = [m for m in self.measurements if short_name(m.spec.model) == short_name(model)]
-        here = [m for curve in self.session.curves() if curve.subject == short_name(model) for m in curve.measurements]
+        alone = (m for curve in self.session.curves() for m in curve.measurements)
+        there = of_model(self.measurements, short_name(model))
+        here = of_model((*alone, *self.session.shared_measurements()), short_name(model))
         self._tell(there, here)
         found = against_stored(there, here, self.session.options.gate_margin)
         self.session.judged.extend(Judged(verdict) for verdict in sorted(found, key=lambda v: v.claim))

@@ -221,12 +221,14 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
 
 
 def reads_several(item: Any) -> bool:
-    """Does a claim read what more than one engine measured? So do those that name their models, and those of replicas.
-    Raises BadUsage for an unknown claim."""
+    """Does an item read what more than one engine measured? So do claims that name their models, those of replicas, and
+    what holds a run against a baseline. Raises BadUsage for an unknown claim."""
     from pytest_slmserve.analysis.claims import claim_of
 
     marker = item.get_closest_marker("slm")
     words = marker.kwargs if marker else {}
+    if "slm_baseline" in item.fixturenames:
+        return True
     return "models" in words or ("claim" in words and claim_of(words["claim"]).of_replicas)
 
 

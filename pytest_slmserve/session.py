@@ -282,7 +282,11 @@ class Session:
 
     def shared_points(self) -> tuple[SharedPoint, ...]:
         """What replicas served in this run, in the order asked."""
-        return shared_points(m for key in self.asked_shared for members in self.shared[key] for m in members)
+        return shared_points(self.shared_measurements())
+
+    def shared_measurements(self) -> Iterator[Measurement]:
+        """Of all engines that shared a device in this run."""
+        return (m for key in self.asked_shared for members in self.shared[key] for m in members)
 
     def price_s(self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY) -> float:
         """Seconds that a point will take: its repeats that are not known yet, warm-up included."""
@@ -366,9 +370,8 @@ class Session:
     @property
     def reused_count(self) -> int:
         """Measurements of the archive that stood in for new ones."""
-        shared = (m for key in self.asked_shared for members in self.shared[key] for m in members)
         alone = (m for key in self.asked for m in self.measured[key])
-        return sum(m.id in self.reused for m in (*alone, *shared))
+        return sum(m.id in self.reused for m in (*alone, *self.shared_measurements()))
 
 
 def wanted(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> Iterator[int]:

@@ -48,7 +48,10 @@ def test_accept_says_what_is_kept_and_what_is_left_out_and_why(tmp_path, capsys)
     kept, first, second = out.splitlines()
     assert (status, err) == (0, "") and kept == f"kept: {tmp_path / 'kept' / NAME}.jsonl.xz: 2 measurements of opt-1.3b"
     assert first.startswith("left out: opt-1.3b at 8 in flight: 2 requests failed") and first.endswith("(2 times)")
-    assert second == "left out: opt-1.3b at 8 in flight: it belongs to a run of several engines on one device"
+    assert second == (
+        "left out: opt-1.3b at 8 in flight: it belongs to a run of several engines on one device, of which others are "
+        "missing"
+    )
 
 
 def test_accept_reads_several_archives_as_one_and_a_copy_adds_nothing(tmp_path, capsys):
@@ -153,7 +156,7 @@ def test_show_of_any_archive_says_what_is_no_part_of_a_baseline(tmp_path, capsys
     shared = replace(engine_alone(repeat=8), replica=Replica("g", 0, 2, "s", "mps"))
     archive(tmp_path / "mine.jsonl.xz", [*repeats([1000, 1004]), shared])
     _, out, _ = run(capsys, "show", "mine", "--from", tmp_path)
-    assert out.endswith("note: 1 of engines among several, or of loads without a window\n")
+    assert out.endswith("note: 1 of loads without a window, or of engines among several of which some are missing\n")
 
 
 @pytest.mark.parametrize(

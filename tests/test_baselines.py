@@ -100,6 +100,19 @@ def test_of_nothing_there_is_no_baseline(tmp_path):
         accept([], tmp_path)
 
 
+def test_engines_that_shared_a_device_are_kept_all_or_none(tmp_path):
+    def run(group, **facts):
+        part = Replica(group, 0, 2, "s", "mps")
+        first, second = engine_alone(launch="a", repeat=4), engine_alone(launch="b", repeat=4, **facts)
+        return [replace(first, replica=part), replace(second, replica=replace(part, index=1))]
+
+    sound, broken, torn = run("one"), run("two", failures=2), run("three")[:1]
+    (kept,), left_out = accept([*sound, *broken, *torn], tmp_path)
+    assert list(kept.measurements) == sound and len(left_out) == 3
+    assert [each.why.partition(":")[0] for each in left_out[:2]] == ["replica 2"] * 2
+    assert left_out[2].why.endswith("of which others are missing")
+
+
 def test_what_is_degraded_is_kept_and_told(tmp_path):
     doubtful = engine_alone(columns={**BUSY, sensors.STOLEN_CORES: 0.5}, repeat=5)
     (kept,), left_out = accept([*GOOD, doubtful], tmp_path)

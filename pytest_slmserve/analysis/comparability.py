@@ -136,8 +136,8 @@ def _load(load: Load) -> str:
     return f"{load.concurrency} in flight (starts {load.starts}, {window}, settled {load.settle_lifetimes:g})"
 
 
-def _sharing(measurement: Measurement) -> str:
-    """MIG shows in the GPU's name and memory as well."""
+def sharing_of(measurement: Measurement) -> str:
+    """ "alone", or "2 engines by mps"; MIG shows in the GPU's name and memory as well."""
     beside = measurement.replica
     if beside is None or beside.count == 1:
         return "alone"
@@ -190,7 +190,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("power limit", _power_limit_w, "{:g} W".format, of_gpu=True),
     Fact("SM clock", _sm_clock_hz, _mhz, APART, untold=True, of_gpu=True),
     Fact("memory clock", _memory_clock_hz, _mhz, APART, untold=True, of_gpu=True),
-    Fact("sharing", _sharing),
+    Fact("sharing", sharing_of),
     Fact("CPU", attrgetter("environment.cpu"), untold=True),
     Fact("cores", attrgetter("environment.cores")),
     *(Fact(name, attrgetter(f"resolved.{name}")) for name in LIMITS),

@@ -74,7 +74,7 @@ def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
         ((c, m.measured_at, m.launch, m) for m in measurements if (c := concurrency_of(m)) is not None),
         key=lambda row: row[:3],
     )
-    return tuple(_point(c, [row[3] for row in group]) for c, group in groupby(rows, key=lambda row: row[0]))
+    return tuple(point_of(c, [row[3] for row in group]) for c, group in groupby(rows, key=lambda row: row[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Seque
     )
 
 
-def _point(concurrency: int, measurements: Sequence[Measurement]) -> Point:
+def point_of(concurrency: int, measurements: Sequence[Measurement]) -> Point:
+    """Of repeats of one load, whether they are of a sweep or not."""
     chosen = choose(measurements, standing)
     summaries = tuple(map(summarize, chosen.used))
     return Point(

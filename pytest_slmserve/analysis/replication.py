@@ -7,6 +7,7 @@ pooled. arXiv:2404.03353's: the sum of each replica's own throughput, and the la
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
@@ -94,11 +95,21 @@ class SharedPoint(SharedSummary):
         return self.models[0] if len(set(self.models)) == 1 else None
 
     @property
+    def e2e_repeats(self) -> tuple[float, ...]:
+        """Mean E2E of each repeat used."""
+        return tuple(s.e2e_s for s in self.each if s.e2e_s is not None)
+
+    @property
     def valid(self) -> bool:
         return bool(self.repeats) and all(0 < rate < float("inf") for rate in self.repeats)
 
 
 Members = tuple[Measurement, ...]
+
+
+def engines(models: Sequence[str]) -> str:
+    """ "2 x opt-125m", or "opt-125m + 2 x opt-1.3b" """
+    return " + ".join(f"{n} x {model}" if n > 1 else model for model, n in Counter(models).items())
 
 
 def shared_runs(measurements: Iterable[Measurement]) -> list[Members]:
@@ -119,7 +130,7 @@ def shared_points(measurements: Iterable[Measurement]) -> tuple[SharedPoint, ...
     runs = sorted(shared_runs(measurements), key=lambda members: members[0].measured_at)
     order = list(dict.fromkeys(map(asked, runs)))
     runs.sort(key=lambda members: order.index(asked(members)))
-    return tuple(_point(list(group)) for _, group in groupby(runs, key=asked))
+    return tuple(shared_point(list(group)) for _, group in groupby(runs, key=asked))
 
 
 def asked(members: Members) -> str:
@@ -214,7 +225,8 @@ def _not_steady(members: Members) -> tuple[str, ...]:
     return tuple(f"{model}: {text}" for model, same in by_model.items() for text in not_steady(same))
 
 
-def _point(runs: Sequence[Members]) -> SharedPoint:
+def shared_point(runs: Sequence[Members]) -> SharedPoint:
+    """Of runs of one set of engines, one or more, wherever they were made."""
     chosen = choose(runs, standing_together)
     each = tuple(map(summarize_shared, chosen.used))
     first = runs[0]

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from pytest_slmserve.analysis.comparability import one_boot, why_not
-from pytest_slmserve.analysis.gains import e2e_s, tokens_per_s
-from pytest_slmserve.analysis.points import Point, concurrency_of, points_of
+from pytest_slmserve.analysis.comparability import one_boot, sharing_of, why_not
+from pytest_slmserve.analysis.points import Point, point_of
+from pytest_slmserve.analysis.replication import SharedPoint, engines, shared_point, shared_runs
 from pytest_slmserve.analysis.stats import Interval, factor, log_ratio, percent, pooled_relative_sd
 from pytest_slmserve.analysis.verdict import State, Verdict, below
 from pytest_slmserve.models import short_name
@@ -36,24 +36,42 @@ WARNING = (
 )
 
 
+Served = Point | SharedPoint
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was measured, whatever engine served it."""
+    """What was measured, whatever engine served it. model, workload, loads: of each engine, where several shared the
+    device; sharing: how they did, "alone" where there was but one."""
 
-    model: str
-    workload: str
-    load: ClosedLoop
+    models: tuple[str, ...]
+    workloads: tuple[str, ...]
+    loads: tuple[ClosedLoop, ...]
+    sharing: str
+
+    @property
+    def engines(self) -> str:
+        """ "opt-1.3b", or "2 x opt-1.3b by mps" """
+        return self.models[0] if len(self.models) == 1 else f"{engines(self.models)} {self._how}"
+
+    @property
+    def _how(self) -> str:
+        return self.sharing.partition(" engines ")[2]
+
+    @property
+    def concurrency(self) -> int:
+        return sum(load.concurrency for load in self.loads)
 
     @property
     def name(self) -> str:
-        return f"{self.model} at {self.load.concurrency} in flight"
+        return f"{self.engines} at {self.concurrency} in flight"
 
     @property
     def details(self) -> str:
         """What tells two of one name apart."""
-        load = self.load
+        load = self.loads[0]
         asked = f"starts {load.starts}, window {load.window_s:g} s, settled {load.settle_lifetimes:g}"
-        return f"{asked}, workload {self.workload[:6]}"
+        return f"{asked}, workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +79,8 @@ class Pair:
     """Both sides of one cell. obstacle: why nothing can be said of it, or ""."""
 
     subject: str
-    baseline: Point
-    candidate: Point
+    baseline: Served
+    candidate: Served
     obstacle: str
     same_boot: bool
 
@@ -75,13 +93,13 @@ class Pair:
 class Metric:
     claim: str
     words: str
-    repeats: Callable[[Point], Sequence[float]]
+    repeats: Callable[[Served], Sequence[float]]
     higher_is_better: bool
 
 
 METRICS = (
-    Metric(THROUGHPUT, "output tokens/s", tokens_per_s, higher_is_better=True),
-    Metric(LATENCY, "mean E2E", e2e_s, higher_is_better=False),
+    Metric(THROUGHPUT, "output tokens/s", lambda served: served.repeats, higher_is_better=True),
+    Metric(LATENCY, "mean E2E", lambda served: served.e2e_repeats, higher_is_better=False),
 )
 
 
@@ -108,15 +126,32 @@ def on_one_side(baseline: Sequence[Measurement], candidate: Sequence[Measurement
 
 
 def cells(measurements: Iterable[Measurement]) -> dict[Cell, list[Measurement]]:
-    """Measurements of engines alone under a steady load, by what was measured, in the order first met."""
+    """Measurements under a steady load, by what was measured: of engines alone, in the order first met, then of several
+    that shared a device, where all of them are there."""
     found: dict[Cell, list[Measurement]] = {}
-    for m in measurements:
-        if concurrency_of(m) is not None and isinstance(m.load, ClosedLoop):
-            found.setdefault(Cell(short_name(m.spec.model), m.workload.hash, m.load), []).append(m)
+    measurements = list(measurements)
+    for members in (*((m,) for m in measurements if m.alone), *shared_runs(measurements)):
+        loads = tuple(m.load for m in members if isinstance(m.load, ClosedLoop) and m.load.requests is None)
+        if len(loads) == len(members):
+            models = tuple(short_name(m.spec.model) for m in members)
+            cell = Cell(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
+            found.setdefault(cell, []).extend(members)
     return found
 
 
-def unseen(baseline: Point, candidate: Point, same_boot: bool) -> float | None:
+def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
+    """Those of one model; of several models that shared a device, those whose first it is."""
+    return [m for cell, found in cells(measurements).items() if cell.models[0] == model for m in found]
+
+
+def served(cell: Cell, measurements: Sequence[Measurement]) -> Served:
+    """The figures of one cell, wherever it was measured."""
+    if len(cell.models) == 1:
+        return point_of(cell.concurrency, measurements)
+    return shared_point(shared_runs(measurements))
+
+
+def unseen(baseline: Served, candidate: Served, same_boot: bool) -> float | None:
     """By how much two launches may differ, whatever serves, as a difference of logarithms; None where nobody knows.
 
     Where no sensor told of waiting, as on a CPU, launches are taken to differ as hosts do, and hosts by anything.
@@ -128,7 +163,7 @@ def unseen(baseline: Point, candidate: Point, same_boot: bool) -> float | None:
     return max(math.log1p(least), share * waits)
 
 
-def waiting(*points: Point) -> float | None:
+def waiting(*points: Served) -> float | None:
     """Share of the time in which no kernel ran, the largest of those known: the device waited for its host."""
     ran = [p.gpu_util if p.engine_active is None else p.engine_active for p in points]
     return max((max(0.0, 1 - share) for share in ran if share is not None), default=None)
@@ -142,16 +177,17 @@ def _pairs(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
     common = [cell for cell in here if cell in there]
     names = [cell.name for cell in common]
     subjects = [cell.name if names.count(cell.name) == 1 else f"{cell.name} ({cell.details})" for cell in common]
-    return [_pair(subject, there[cell], here[cell]) for subject, cell in zip(subjects, common, strict=True)]
+    return [_pair(subject, cell, there[cell], here[cell]) for subject, cell in zip(subjects, common, strict=True)]
 
 
-def _pair(subject: str, there: Sequence[Measurement], here: Sequence[Measurement]) -> Pair:
+def _pair(subject: str, cell: Cell, there: Sequence[Measurement], here: Sequence[Measurement]) -> Pair:
     there = _of_same_engine(there, here)
-    baseline, candidate = points_of(there)[0], points_of(here)[0]
+    baseline, candidate = served(cell, there), served(cell, here)
     used = [[m for m in side if m.id in point.records] for side, point in ((there, baseline), (here, candidate))]
     reasons = [*_against("the baseline", baseline, there), *_against("this run", candidate, here)]
     if not reasons:
-        reasons = list(dict.fromkeys(clause for pair in product(*used) for clause in why_not(*pair)))
+        alike = [pair for pair in product(*used) if len({_index(m) for m in pair}) == 1]
+        reasons = list(dict.fromkeys(clause for pair in alike for clause in why_not(*pair)))
     same_boot = one_boot(*used[0], *used[1])
     if not reasons and unseen(baseline, candidate, same_boot) is None:
         reasons = ["another host or boot, and no sensor told how long the device waited for its host"]
@@ -160,15 +196,24 @@ def _pair(subject: str, there: Sequence[Measurement], here: Sequence[Measurement
 
 def _of_same_engine(there: Sequence[Measurement], here: Sequence[Measurement]) -> list[Measurement]:
     """Of a baseline with several engines of the model, those that were asked for what is asked for here, if any."""
-    asked = {m.spec.key for m in here}
-    return [m for m in there if m.spec.key in asked] or list(there)
+    asked = set(map(_asked, here))
+    return [m for m in there if _asked(m) in asked] or list(there)
 
 
-def _against(side: str, point: Point, measurements: Sequence[Measurement]) -> Iterator[str]:
+def _asked(m: Measurement) -> str:
+    """Of engines that shared a device, all of them at once."""
+    return m.spec.key if m.alone or m.replica is None else m.replica.set
+
+
+def _index(m: Measurement) -> int:
+    return m.replica.index if m.replica else 0
+
+
+def _against(side: str, point: Served, measurements: Sequence[Measurement]) -> Iterator[str]:
     """Why nothing may rest on this side."""
-    engines = {(m.spec.key, m.environment.vllm, m.environment.torch) for m in measurements}
-    if len(engines) > 1:
-        yield f"{side} has {len(engines)} different engines or releases under this load"
+    known = {(_asked(m), m.environment.vllm, m.environment.torch) for m in measurements}
+    if len(known) > 1:
+        yield f"{side} has {len(known)} different engines or releases under this load"
     elif not point.valid:
         yield f"{side} is invalid: {'; '.join(point.problems) or 'it has no valid repeat'}"
     elif point.degraded:
@@ -241,7 +286,7 @@ def _listed(some: Iterable[Cell]) -> str:
     """ "opt-1.3b at 1, 2 in flight (starts spread, ...)" """
     loads: dict[tuple[str, str], list[int]] = {}
     for cell in some:
-        loads.setdefault((cell.model, cell.details), []).append(cell.load.concurrency)
+        loads.setdefault((cell.engines, cell.details), []).append(cell.concurrency)
     return ", ".join(
         f"{model} at {', '.join(map(str, sorted(each)))} in flight ({details})"
         for (model, details), each in loads.items()

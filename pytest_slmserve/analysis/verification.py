@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.headroom import Gains, Unit
 from pytest_slmserve.analysis.kv_cache import CLAIM as KV_BLOCKS
 from pytest_slmserve.analysis.kv_cache import kv_blocks_as_predicted, predicted_blocks
 from pytest_slmserve.analysis.points import Point, points_of
-from pytest_slmserve.analysis.replication import Members, SharedPoint, shared_points, system_throughput
+from pytest_slmserve.analysis.replication import Members, SharedPoint, engines, shared_points, system_throughput
 from pytest_slmserve.analysis.sharing import HOW
 from pytest_slmserve.analysis.stats import (
     Interval,
@@ -261,7 +261,7 @@ def slowest_s(runs: Sequence[Members]) -> float | None:
 
 
 def _verdicts_together(seen: VerifiedTogether, point: SharedPoint, margin: float) -> Iterator[Verdict]:
-    name = title(seen)
+    name = engines(seen.models)
     yield Verdict(UNPREEMPTED, name, *_preempted(seen.preemptions, "their KV caches were to hold all at full length"))
     obstacle = "; ".join(point.degraded if point.valid else point.problems or ("they have no valid repeat",))
     if obstacle or seen.gain is None:
@@ -272,9 +272,3 @@ def _verdicts_together(seen: VerifiedTogether, point: SharedPoint, margin: float
         state = below(seen.gain, seen.bound * (1 + margin))
         why = f"{why} (bound {percent(margin)} above it){_unsure(seen.gain)}"
         yield _verdict(BOUNDED, name, state, why, seen.gain, seen.bound, point.records)
-
-
-def title(seen: VerifiedTogether) -> str:
-    """ "2 x opt-125m", or the models' names"""
-    names = set(seen.models)
-    return f"{len(seen.models)} x {names.pop()}" if len(names) == 1 else " + ".join(seen.models)

@@ -127,7 +127,14 @@ def _page(found: Baseline) -> str:
     table = [[figure(v) if isinstance(v := row[key], float) else str(v) for key in COLUMNS.values()] for row in rows]
     sides = ["left" if key in ("model", "starts") else "right" for key in COLUMNS.values()]
     others = len(found.measurements) - sum(row["measured"] for row in rows)
-    notes = [*found.notes, *([f"{others} of engines among several, or of loads without a window"] if others else [])]
+    notes = [
+        *found.notes,
+        *(
+            [f"{others} of loads without a window, or of engines among several of which some are missing"]
+            if others
+            else []
+        ),
+    ]
     text = [head, named(about), "", grid(table, list(COLUMNS), sides)]
     return "\n".join([*text, *(f"note: {note}" for note in notes)])
 
@@ -149,16 +156,15 @@ def _facts(found: Baseline) -> dict[str, Any]:
 
 def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     """Of each model and load. repeats: the valid ones, of those measured."""
-    from pytest_slmserve.analysis.points import points_of
-    from pytest_slmserve.analysis.stored import cells
+    from pytest_slmserve.analysis.stored import cells, served
 
     rows = []
     for cell, group in cells(measurements).items():
-        point, load, workload = points_of(group)[0], cell.load, group[0].workload
+        point, load, workload = served(cell, group), cell.loads[0], group[0].workload
         rows.append(
             {
-                "model": cell.model,
-                "in_flight": load.concurrency,
+                "model": cell.engines,
+                "in_flight": cell.concurrency,
                 "starts": load.starts,
                 "window_s": load.window_s,
                 "tokens": f"{workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f}",

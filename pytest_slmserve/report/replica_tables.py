@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar, get_args
 
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.replication import SharedPoint, gain_over, system_throughput
+from pytest_slmserve.analysis.replication import SharedPoint, engines, gain_over, system_throughput
 from pytest_slmserve.analysis.stats import Interval
 from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.records import Environment
@@ -87,7 +86,7 @@ def _entries(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator
         if alone:
             yield (under[0].models[0], "alone", str(alone.concurrency)), alone, _alone(alone)
         for point in sorted(under, key=_place):
-            yield (engines(point), _how(point), str(point.concurrency)), point, _served(point, alone)
+            yield (engines(point.models), _how(point), str(point.concurrency)), point, _served(point, alone)
 
 
 def _place(point: SharedPoint) -> tuple[int, bool, int, int]:
@@ -138,13 +137,6 @@ def _sensed(point: Point | SharedPoint) -> Row:
     return row if any(text != ABSENT for text in row) else ()
 
 
-def engines(point: SharedPoint) -> str:
-    """ "2 x opt-125m", or "opt-125m + 2 x opt-1.3b" """
-    if point.model:
-        return f"{point.count} x {point.model}"
-    return " + ".join(f"{n} x {model}" if n > 1 else model for model, n in Counter(point.models).items())
-
-
 def _how(point: SharedPoint) -> str:
     part = f", {point.thread_percentage} %" if point.thread_percentage else ""
     return f"{point.sharing}{', pinned' if point.pinned else ''}{part}"
@@ -163,7 +155,7 @@ def _interval(gain: Interval | None) -> str:
 
 def _remarks(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator[str]:
     for point in points:
-        name = f"{engines(point)}, {_how(point)}, {point.concurrency} in flight"
+        name = f"{engines(point.models)}, {_how(point)}, {point.concurrency} in flight"
         if point.left_out or not point.valid:
             kind = "left out" if point.valid else "INVALID"
             seen = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
@@ -171,7 +163,7 @@ def _remarks(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator
         if point.degraded:
             yield hanging(f"degraded: {name}: {'; '.join(point.degraded)}", 2)
         if point.model is None and (text := _turns(point, curves)):
-            yield hanging(f"{engines(point)}, {_how(point)}: {text}", 2)
+            yield hanging(f"{engines(point.models)}, {_how(point)}: {text}", 2)
 
 
 def _turns(point: SharedPoint, curves: Sequence[Curve]) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.advisor import Plan
+from pytest_slmserve.analysis.replication import engines
 from pytest_slmserve.analysis.stats import Interval, percent, times
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.analysis.verification import Verification, Verified, VerifiedTogether, title
+from pytest_slmserve.analysis.verification import Verification, Verified, VerifiedTogether
 from pytest_slmserve.report import advice_json
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
@@ -92,7 +93,7 @@ def _ends(seen: Interval | None) -> str:
 def _together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
     """What several engines served at once, against one alone and against the bound."""
     point = seen.point
-    said = f"together, by {seen.sharing}: {title(seen)} at {listed(seen.loads)} in flight"
+    said = f"together, by {seen.sharing}: {engines(seen.models)} at {listed(seen.loads)} in flight"
     if point is None or not point.valid:
         return said
     said = f"{said} serve {figure(point.output_tokens_per_s, 4)} tokens/s"

@@ -16,7 +16,16 @@ from stored_records import BUSY, KNOWN, LIMITS, engine_alone, repeats
 from pytest_slmserve import sensors
 from pytest_slmserve.analysis import stored
 from pytest_slmserve.analysis.points import points_of
-from pytest_slmserve.analysis.stored import HOST, LATENCY, THROUGHPUT, against_stored, cells, on_one_side, unseen
+from pytest_slmserve.analysis.stored import (
+    HOST,
+    LATENCY,
+    THROUGHPUT,
+    against_stored,
+    cells,
+    of_model,
+    on_one_side,
+    unseen,
+)
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Measurement, Replica
 from pytest_slmserve.spec import Burst, ClosedLoop
@@ -187,6 +196,53 @@ def test_nothing_in_common_is_undecided(there, here):
     assert (
         f"the baseline has {'opt-1.3b at 8 in flight (starts spread, window 5 s' if there else 'none'}" in verdict.why
     )
+
+
+def shared(rates, factor=1.0, sharing="mps", models=("opt-1.3b", "opt-1.3b"), **facts):
+    """Runs of two engines that share the device; of each a rate. What takes `factor` times as long."""
+    return [
+        replace(m, replica=Replica(f"{launch}-{run}", index, len(models), f"{sharing} {models}", sharing))
+        for launch in [facts.pop("launch", "launch-1")]
+        for run, rate in enumerate(rates)
+        for index, model in enumerate(models)
+        for m in [engine_alone(rate / factor, model=model, launch=f"{launch}-{index}", repeat=run, **facts)]
+    ]
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "holds"), (1.1, "fails"), (1.03, "undecided")])
+@pytest.mark.parametrize(
+    ("models", "name"), [(("opt-1.3b",) * 2, "2 x opt-1.3b"), (("opt-125m", "opt-1.3b"), "opt-125m + opt-1.3b")]
+)
+def test_engines_that_share_a_device_are_held_against_such(factor, state, models, name):
+    there = shared([500, 501, 500], models=models)
+    here = shared([500, 501, 500], factor, models=models, environment=NEW, launch="launch-2")
+    verdicts = against_stored(there, here, MARGIN)
+    assert states(verdicts) == both(state)
+    assert {verdict.subject for verdict in verdicts} == {f"{name} by mps at 16 in flight"}
+    assert verdicts[0].n == len(set(verdicts[0].records)) == 12
+
+
+def test_another_way_of_sharing_or_another_number_is_another_thing():
+    there = [*shared([500, 501]), *repeats([1000, 1001], 16)]
+    for other in (shared([500, 501], sharing="time-slicing"), shared([500, 501], models=("opt-1.3b",) * 3)):
+        (verdict,) = against_stored(there, other, MARGIN)
+        assert verdict.claim == stored.COMMON and "2 x opt-1.3b by mps at 16 in flight" in verdict.why
+
+
+def test_of_a_run_of_which_a_replica_is_lost_nothing_is_used():
+    assert cells(shared([500])[1:]) == {}
+    ((_, left),) = cells(shared([500, 501])[1:]).items()
+    assert len(left) == 2
+
+
+def test_one_engine_measured_for_comparison_is_an_engine_alone():
+    one = [replace(m, replica=Replica("g", 0, 1, "s", "mps")) for m in candidate(1.1)]
+    assert states(against_stored(BASELINE, one, MARGIN)) == both("fails")
+
+
+def test_of_several_models_a_run_belongs_to_the_first():
+    mixed = [*BASELINE, *shared([500, 501], models=("opt-125m", "opt-1.3b"))]
+    assert [len(of_model(mixed, model)) for model in ("opt-1.3b", "opt-125m", "opt-2.7b")] == [3, 4, 0]
 
 
 def test_what_one_side_alone_has_is_told():

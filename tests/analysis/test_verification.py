@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.batching import RelativeSlo
 from pytest_slmserve.analysis.curve import curve_of
 from pytest_slmserve.analysis.deciding import Wish
 from pytest_slmserve.analysis.headroom import Ceiling, Gains, Unit
+from pytest_slmserve.analysis.replication import engines
 from pytest_slmserve.analysis.stats import Interval
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.analysis.verification import (
@@ -27,7 +28,6 @@ from pytest_slmserve.analysis.verification import (
     Verified,
     bound_of,
     not_started,
-    title,
     together_failed,
     verified,
     verified_together,
@@ -175,7 +175,7 @@ def test_the_sum_against_the_bound_and_against_one_alone(share, wanted):
     seen = verified_together(together((share * rate, share * rate)), [one, one], "mps", 0.15)
     assert seen.gain.value == pytest.approx(2 * share) and seen.bound == pytest.approx(2)
     assert {v.claim: v.state for v in seen.verdicts} == {UNPREEMPTED: State.HOLDS, BOUNDED: wanted}
-    assert seen.latency_s == pytest.approx(32 / (share * rate), rel=1e-4) and title(seen) == "2 x opt-1.3b"
+    assert seen.latency_s == pytest.approx(32 / (share * rate), rel=1e-4) and engines(seen.models) == "2 x opt-1.3b"
     said = " ".join(text(Verification(0.15, 2, (one,), seen)).split())
     assert f"{2 * share:.3g} times (95 %: " in said and "the bound is 2.00" in said
 

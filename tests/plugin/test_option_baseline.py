@@ -56,6 +56,24 @@ def test_loads_that_only_one_side_has_are_named(held, before):
     result.stdout.fnmatch_lines(["note: measured by this run alone: opt-125m at 512 in flight*"])
 
 
+def test_replicas_are_held_against_replicas(pytester):
+    for name in ("test_replication_gain", "test_stored_baseline"):
+        pytester.makepyfile(**{name: (BENCHMARKS / f"{name}.py").read_text("utf-8")})
+
+    def run(*args):
+        return pytester.runpytest_inprocess(
+            *SMALL, "--slm-sharing=time-slicing", "-k", "point_of_replicas or stored_baseline", *args
+        )
+
+    run("--slm-records=before.jsonl")
+    equal = run("--slm-baseline=before.jsonl", "--slm-gate-margin=0.1")
+    assert equal.ret == 0
+    equal.stdout.fnmatch_lines(["*holds*2 x opt-125m by time-slicing at * in flight*"])
+    slower = run("--slm-baseline=before.jsonl", "--slm-engine-arg", "t_inf=30000")
+    assert slower.ret == 1
+    slower.stdout.fnmatch_lines(["*FAILS*2 x opt-125m by time-slicing at * in flight*output tokens/s -*%*"])
+
+
 def test_what_is_not_there_is_refused_before_anything_is_measured(held, pytester):
     assert "--slm-baseline nothing: there is no baseline nothing in .slm" in usage_error(held("--slm-baseline=nothing"))
     assert not (pytester.path / ".slm" / "records.jsonl").exists()
