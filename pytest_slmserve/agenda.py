@@ -36,13 +36,15 @@ AS_THE_OPTIONS_SAY = Variant()
 
 @dataclass(repr=False)
 class Agenda:
-    """Each answer is worked out once. notes: what the user should hear of it. sweeps: those planned so far."""
+    """Each answer is worked out once. notes: what the user should hear of it. sweeps: those planned so far. beside:
+    keys of curves that are measured to be compared with each other, and are no sweeps."""
 
     options: Options
     backend: Backend
     host: Host
     notes: list[str] = field(default_factory=list)
     sweeps: dict[str, Sweep] = field(default_factory=dict)
+    beside: set[str] = field(default_factory=set)
     _workloads: dict[str, Workload] = field(default_factory=dict)
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
@@ -98,6 +100,21 @@ class Agenda:
         check_there(self.host, spec.gpus)
         return spec
 
+    def spec_on(self, model: str, gpus: int, largest: int) -> EngineSpec:
+        """The engine of a model on so many GPUs, for loads of up to `largest` requests in flight: where fewer have room
+        in its KV cache it runs no more than those, so that the others wait, and none is thrown out to come again."""
+        spec, longest = self.spec(model, gpus), self.workload(model).longest
+        room = kv_capacity(spec, longest)
+        if room is not None and room < 1:
+            raise BadUsage(f"{model}: the KV cache has no room for a request of {longest} tokens", "more GPUs")
+        return spec if room is None or room >= largest else replace(spec, max_num_seqs=room)
+
+    def load_on(self, spec: EngineSpec, concurrency: int, largest: int) -> ClosedLoop:
+        """A load of an engine that may not run `largest` at once: what waits lives longer, so the load settles later.
+        For smaller ones too, or they would be points of another curve."""
+        load = self.load(concurrency)
+        return replace(load, settle_lifetimes=load.settle_lifetimes * -(-largest // spec.max_num_seqs))
+
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
         """What it runs on, as locks and sensors know it. Raises BadUsage for a GPU that is not there."""
         engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
@@ -152,6 +169,10 @@ class Agenda:
 
     def load(self, concurrency: int, variant: Variant = AS_THE_OPTIONS_SAY) -> ClosedLoop:
         return load_of(self.options, self.backend, concurrency, variant.starts)
+
+    def compares(self, spec: EngineSpec, load: ClosedLoop) -> None:
+        """What is measured of this engine is to be compared with others, and is no sweep."""
+        self.beside.add(series_key(spec, self.workload(spec.model).hash, load, self.environment(spec)))
 
     def series(self, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> str:
         """What identifies the curve of a model, be it a planned sweep or not."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.records import Measurement, Workload
     from pytest_slmserve.session import Session
-    from pytest_slmserve.shared_engines import ReplicaPoint, SharedEngines
+    from pytest_slmserve.shared_engines import GpusPoint, ReplicaPoint, SharedEngines
     from pytest_slmserve.spec import ClosedLoop, EngineSpec
     from pytest_slmserve.sweeping import AdaptiveSweeps
     from pytest_slmserve.watched import Watched
@@ -175,8 +175,8 @@ def slm_point(
 
 @pytest.fixture
 def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
-    """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device; `models=[...]` gives
-    one engine of each. The test is skipped, with the reason, where this device cannot be shared so."""
+    """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, with sharing="gpus" on
+    one each; `models=[...]` gives one engine of each. The test is skipped, with the reason, where that cannot be."""
 
     def of(
         n: int = 2,
@@ -209,6 +209,15 @@ def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> R
     from pytest_slmserve.shared_engines import ReplicaPoint
 
     return ReplicaPoint(slm_session, request.param)
+
+
+@pytest.fixture
+def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> GpusPoint:
+    """One engine over several GPUs, or a replica on each; parametrised over models, GPUs and loads by the marker and
+    the options."""
+    from pytest_slmserve.shared_engines import GpusPoint
+
+    return GpusPoint(slm_session, request.param)
 
 
 @pytest.fixture

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 SESSION = pytest.StashKey["Session"]()
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
-NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs")
+NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs", "gpus")
 # Fixtures whose parameters come from the options.
-PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate"})
+PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point"})
+USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
+ENOUGH_FOR_A_REPLICA = 32  # requests in flight
 # The one parameter of an item where models were chosen that are none of its own, or where none fits.
 NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
 
@@ -147,6 +149,69 @@ def _unless_shareable(session: Session, plan: ReplicaPlan) -> list[pytest.MarkDe
     return [pytest.mark.skip(reason=why)] if why else []
 
 
+@dataclass(frozen=True, slots=True)
+class GpusPlan:
+    """A model on so many GPUs, and the requests in flight in all: one engine over them, or a replica on each. largest:
+    of the loads that its engine is measured under."""
+
+    model: str
+    gpus: int
+    replicas: bool
+    concurrency: int
+    largest: int
+
+    def __str__(self) -> str:
+        from pytest_slmserve.models import short_name
+
+        how = "replicas" if self.replicas else "tp"
+        return f"{short_name(self.model)}-{self.concurrency}-{how}{self.gpus}"
+
+
+def gpus_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
+    """For each model that the marker names one engine on each number of GPUs under each load, then replicas with a GPU
+    each under the loads that give them enough to do. What this host cannot have is skipped."""
+    options, words = session.options, marker.kwargs if marker else {}
+    models = named_models(session, None, words["models"]) if "models" in words else session.agenda.models
+    given = options.source["tensor_parallel"] != "default"
+    degrees = options.tensor_parallel if given else USUAL_GPUS
+    loads = options.batches or USUAL_LOADS
+    plans = [GpusPlan(m, n, False, load, loads[-1]) for m in models for n in degrees for load in loads]
+    plans += [
+        GpusPlan(m, n, True, load, loads[-1])
+        for m in models
+        for n in degrees
+        for load in loads
+        if n > degrees[0] and load >= n * ENOUGH_FOR_A_REPLICA
+    ]
+    return [pytest.param(plan, id=str(plan), marks=_unless_there(session, plan)) for plan in plans] or [NONE_THERE]
+
+
+def _unless_there(session: Session, plan: GpusPlan) -> list[pytest.MarkDecorator]:
+    from pytest_slmserve.errors import BadUsage
+
+    try:
+        if plan.replicas:
+            why = session.agenda.unshareable([plan.model] * replicas_of(session, plan), "gpus", plan.concurrency)
+        else:
+            spec, load = gpus_engine(session, plan)
+            session.agenda.compares(spec, load)
+            why = None
+    except BadUsage as error:
+        why = error.problem
+    return [pytest.mark.skip(reason=why)] if why else []
+
+
+def replicas_of(session: Session, plan: GpusPlan) -> int:
+    """Replicas that the GPUs of a plan have room for, each on as many as the options give an engine."""
+    return plan.gpus // session.options.tensor_parallel[0]
+
+
+def gpus_engine(session: Session, plan: GpusPlan) -> tuple[EngineSpec, ClosedLoop]:
+    """One engine over the GPUs of a plan, and its load. Raises BadUsage where it cannot be had."""
+    spec = session.agenda.spec_on(plan.model, plan.gpus, plan.largest)
+    return spec, session.agenda.load_on(spec, plan.concurrency, plan.largest)
+
+
 def gate_parameters(session: Session) -> list[Any]:
     """For each model of the run what a gate compares, where one was asked for. Raises BadUsage for a gate that could
     not be carried out."""
@@ -213,6 +278,10 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
         return None
     if plan := parameters.get("slm_replica_point"):
         return replica_engine(session, plan)
+    if gpus := parameters.get("slm_gpus_point"):
+        if gpus.replicas:
+            return session.agenda.replicas([gpus.model] * replicas_of(session, gpus), "gpus")
+        return gpus_engine(session, gpus)[0]
     if sides := parameters.get("slm_gate"):
         return session.agenda.spec(sides[0])
     if model := parameters.get("slm_model"):
@@ -252,6 +321,8 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
         raise BadUsage(
             f"@pytest.mark.slm(starts={words['starts']!r}) is no way to start", " or ".join(get_args(Starts))
         )
+    if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
+        raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
     if words.get("needs", "gpu") != "gpu":
         raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", 'needs="gpu"')
 
@@ -282,6 +353,10 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, Engin
         elif replicas := parameters.get("slm_replica_point"):
             load = session.agenda.load(replicas.concurrency)  # as if one engine served all of it
             yield item.name, engine_of(session, item), session.price_s(replicas.model, load)
+        elif gpus := parameters.get("slm_gpus_point"):
+            spec, load = gpus_engine(session, gpus)
+            one = None if gpus.replicas else spec  # of replicas as if one engine served all of it
+            yield item.name, engine_of(session, item), session.price_s(gpus.model, load, spec=one)
         elif sides := parameters.get("slm_gate"):
             again = sides[0] in paid
             paid.add(sides[0])

@@ -158,8 +158,9 @@ def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: f
             step_s = 2.5e-3 + 1.5e-4 * load.concurrency
         case _:
             shape = shape_of(spec.model)
-            read = (shape.weight_bytes() or 0) + load.concurrency * context * shape.kv_bytes_per_token()
-            step_s = 1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel)
+            running = min(load.concurrency, spec.max_num_seqs)
+            read = (shape.weight_bytes() or 0) + running * context * shape.kv_bytes_per_token()
+            step_s = (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel)) * load.concurrency / running
     return duration_s(load, output_tokens * step_s)
 
 
@@ -170,8 +171,11 @@ def duration_s(load: ClosedLoop, lifetime_s: float) -> float:
 
 
 def start_price_s(spec: EngineSpec | ReplicaSpec) -> float:
-    """Replicas are launched together, and then take the device one after the other."""
+    """Replicas are launched together, and then take the device one after the other; those with a GPU each wait for the
+    first only."""
     defaults, further = DEFAULTS[spec.backend], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
+    if isinstance(spec, ReplicaSpec) and spec.sharing == "gpus":
+        further = min(further, 1)
     return defaults.start_s + further * defaults.turn_s
 
 
@@ -179,7 +183,8 @@ def engine_title(spec: EngineSpec | ReplicaSpec) -> str:
     """What starts, in a few words."""
     if isinstance(spec, EngineSpec):
         return spec.model if spec.tensor_parallel == 1 else f"{spec.model} on {spec.tensor_parallel} GPUs"
-    return f"{' + '.join(engine.model for engine in spec.engines)}, by {spec.sharing}"
+    how = "a GPU each" if spec.sharing == "gpus" else f"by {spec.sharing}"
+    return f"{' + '.join(engine.model for engine in spec.engines)}, {how}"
 
 
 def clock(seconds: float) -> str:

@@ -43,8 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "slm(model=..., claim=..., models=..., points=..., lengths=..., starts=..., needs=..., **spec): a test that "
-        "measures; `model` and fields of EngineSpec choose its engine, `lengths` its requests, `starts` how they begin",
+        "slm(model=..., claim=..., models=..., points=..., lengths=..., starts=..., needs=..., gpus=..., **spec): "
+        "a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its requests, `starts` "
+        "how they begin, `gpus` how many there must be",
     )
     options = config.stash[OPTIONS] = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
@@ -108,7 +109,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(next(iter(wanted)), [pytest.param(None, id="-")], indirect=True)
         return
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import gate_parameters, model_parameters, point_parameters, replica_parameters
+    from pytest_slmserve.items import (
+        gate_parameters,
+        gpus_parameters,
+        model_parameters,
+        point_parameters,
+        replica_parameters,
+    )
 
     name, marker, values = next(iter(wanted)), metafunc.definition.get_closest_marker("slm"), []
     try:
@@ -117,6 +124,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 values = point_parameters(session, marker)
             case "slm_replica_point":
                 values = replica_parameters(session)
+            case "slm_gpus_point":
+                values = gpus_parameters(session, marker)
             case "slm_gate":
                 values = gate_parameters(session)
             case _:
@@ -168,9 +177,13 @@ def _skip(measured: list[pytest.Item]) -> None:
 
 
 def _skip_without_gpu(session: Session, measured: list[pytest.Item]) -> None:
-    """Counters of a GPU can be simulated, but no CPU has them."""
+    """Counters of a GPU can be simulated, but no CPU has them; nor can a host have more GPUs than there are."""
+    there = len(session.host.gpus)
     for item in measured:
         marker = item.get_closest_marker("slm")
+        if there and marker and marker.kwargs.get("gpus", 1) > there:
+            reason = f"needs {marker.kwargs['gpus']} GPUs, and {there} visible"
+            item.add_marker(pytest.mark.skip(reason=reason), append=False)
         if session.backend == "cpu" and marker and marker.kwargs.get("needs") == "gpu":
             item.add_marker(pytest.mark.skip(reason=NEEDS_A_GPU), append=False)
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_shared
+from pytest_slmserve.analysis.deployments import on_several_gpus, with_wider
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.analysis.paired import Gated
 from pytest_slmserve.analysis.points import by_series
@@ -186,7 +187,8 @@ class Session:
                 if sweep.loads and not self.options.gate  # a gate measures no sweep
             }
             gate = {"gate": asdict(self.gate_terms)} if self.options.gate else {}
-            self.archive.begin({"rows": rows}, {"sweeps": sweeps, **gate})
+            beside = {"beside": sorted(self.agenda.beside)} if self.agenda.beside else {}
+            self.archive.begin({"rows": rows}, {"sweeps": sweeps, **gate, **beside})
 
     def close(self) -> None:
         self._undo.close()
@@ -288,17 +290,22 @@ class Session:
         """Of all engines that shared a device in this run."""
         return (m for key in self.asked_shared for members in self.shared[key] for m in members)
 
-    def price_s(self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY) -> float:
-        """Seconds that a point will take: its repeats that are not known yet, warm-up included."""
-        spec, workload = self.agenda.spec(model), self.agenda.workload(model, variant)
-        known = len(self.measured.get(self.agenda.key(spec, workload, load), []))
-        return max(0, self.options.repeats - known) * self.price_once_s(model, load, variant)
+    def price_s(
+        self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY, spec: EngineSpec | None = None
+    ) -> float:
+        """Seconds that a point will take: its repeats that are not known yet, warm-up included. spec: as of
+        `price_once_s`."""
+        asked, workload = spec or self.agenda.spec(model), self.agenda.workload(model, variant)
+        known = len(self.measured.get(self.agenda.key(asked, workload, load), []))
+        return max(0, self.options.repeats - known) * self.price_once_s(model, load, variant, asked)
 
-    def price_once_s(self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY) -> float:
-        """The same of one repeat, whatever is known."""
-        spec, workload = self.agenda.spec(model), self.agenda.workload(model, variant)
+    def price_once_s(
+        self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY, spec: EngineSpec | None = None
+    ) -> float:
+        """The same of one repeat, whatever is known. spec: of another engine than the options have."""
+        workload = self.agenda.workload(model, variant)
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-        return price_s(spec, load, workload.mean_output_tokens, context)
+        return price_s(spec or self.agenda.spec(model), load, workload.mean_output_tokens, context)
 
     def curve(self, model: str) -> Curve:
         """What is known of a planned sweep so far, with other loads that users' tests asked for on the same curve."""
@@ -342,7 +349,7 @@ class Session:
             self.curve(planned[series]) if series in planned else curve_of(short_name(found[0].spec.model), found)
             for series, found in asked.items()
         ]
-        return dict(zip(asked, with_shared(curves, self.shared_points())))
+        return dict(zip(asked, with_wider(with_shared(curves, self.shared_points()))))
 
     def row(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> claims.Row:
         """What is expected of a claim here."""
@@ -351,11 +358,19 @@ class Session:
     def judge(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report. A model of which
         nothing was measured here has no curve: what can be judged of it is arithmetic."""
-        row = self.row(name, model, variant)
-        curve = self._known_curve(model, variant, planned=not claims.claim_of(name).of_replicas)
+        row, claim = self.row(name, model, variant), claims.claim_of(name)
+        if claim.of_gpus:
+            curve = self._curve_on_gpus(model)
+        else:
+            curve = self._known_curve(model, variant, planned=not claim.of_replicas)
         verdict = claims.judge(name, curve, row, self.curves())
         self.judged.append(Judged(verdict, row))
         return verdict
+
+    def _curve_on_gpus(self, model: str) -> Curve:
+        """What is known of a model on the fewest GPUs, which has what it served on more."""
+        mine = [curve for curve in self.curves() if curve.subject == short_name(model)]
+        return next(filter(on_several_gpus, mine), Curve(subject=short_name(model)))
 
     def _known_curve(self, model: str, variant: Variant, planned: bool) -> Curve:
         """A model's sweep, or what was measured of it beside the sweeps. As the options say: what a user's own engine

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis import curve as curves
-from pytest_slmserve.analysis import kv_cache, sharing, table1, utilization
+from pytest_slmserve.analysis import deployments, kv_cache, sharing, table1, tensor_parallel, utilization
 from pytest_slmserve.analysis.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.roofline import peaks_of
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -36,7 +36,8 @@ class Claim:
     """name: as items and records have it. judge: from a curve, the row's parameters and the other curves there are,
     total. applies: whether there is anything to judge, for a report on whatever was measured. reads: the models whose
     measurements it takes to judge one; none for arithmetic. of_replicas: it reads what several engines served at once,
-    and of an engine alone no sweep, only the same load."""
+    and of an engine alone no sweep, only the same load. of_gpus: it reads what an engine served on several numbers of
+    GPUs."""
 
     name: str
     statement: str
@@ -45,6 +46,7 @@ class Claim:
     applies: Callable[[Curve], bool] = is_main_sweep
     reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
     of_replicas: bool = False
+    of_gpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,41 @@ def _tail(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return sharing.replicas_keep_the_tail(curve, parameters["sharing"], parameters["bound"])
 
 
+def _per_gpu(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return tensor_parallel.loses_per_gpu(curve, parameters["bound"])
+
+
+def _slower(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return tensor_parallel.slows_the_smallest(curve, parameters["bound"])
+
+
+def _still_gains(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return tensor_parallel.still_gains(curve, parameters["fewer"], parameters["more"], parameters["bound"])
+
+
+def _a_gpu_each(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return tensor_parallel.replicas_beat(curve, parameters["bound"])
+
+
+def _wider(curve: Curve) -> bool:
+    """An engine that was measured on several numbers of GPUs."""
+    return bool(curve.wider)
+
+
+def _wider_smallest(curve: Curve) -> bool:
+    return _wider(curve) and curve.subject == SMALLEST
+
+
+def _wider_largest(curve: Curve) -> bool:
+    """On as many GPUs as the claim is about."""
+    degrees = {c.spec.tensor_parallel for c in (curve, *curve.wider) if c.spec}
+    return curve.subject == LARGEST and degrees >= {2, 4}
+
+
+def _wider_and_replicas(curve: Curve) -> bool:
+    return _wider(curve) and deployments.on_several_gpus(replace(curve, wider=()))
+
+
 def _measured(curve: Curve) -> bool:
     """Of an engine whose KV cache is ours to give: that of an endpoint is its own affair."""
     return bool(curve.measurements) and curve.measurements[0].spec.door != "endpoint"
@@ -155,6 +192,7 @@ def _nothing(model: str) -> tuple[str, ...]:
 
 MIND_THE_GAP = "arXiv:2503.08311"
 TOWARDS_PARETO = "arXiv:2404.03353"
+SMALLEST, LARGEST = "opt-125m", "opt-13b"  # of the models that its figure 1 has
 
 
 def _of_replicas(how: Sharing) -> tuple[Claim, ...]:
@@ -257,6 +295,38 @@ CLAIMS: tuple[Claim, ...] = (
         _and_smaller,
     ),
     *(claim for how in get_args(Sharing) for claim in _of_replicas(how)),
+    Claim(
+        tensor_parallel.PER_GPU,
+        "Spread over more GPUs, an engine whose load fits into one serves less per GPU.",
+        f"{TOWARDS_PARETO}, figure 1",
+        _per_gpu,
+        _wider,
+        of_gpus=True,
+    ),
+    Claim(
+        tensor_parallel.SLOWER,
+        "Spread over more GPUs, the smallest model serves less even in all.",
+        f"{TOWARDS_PARETO}, figure 1",
+        _slower,
+        _wider_smallest,
+        of_gpus=True,
+    ),
+    Claim(
+        tensor_parallel.STILL_GAINS,
+        "The largest model still gains from two GPUs to four.",
+        f"{TOWARDS_PARETO}, figure 1",
+        _still_gains,
+        _wider_largest,
+        of_gpus=True,
+    ),
+    Claim(
+        tensor_parallel.REPLICAS,
+        "A model that fits one GPU gains less from an engine over several than from a replica on each of them.",
+        f"{TOWARDS_PARETO}, figure 1",
+        _a_gpu_each,
+        _wider_and_replicas,
+        of_gpus=True,
+    ),
     Claim(
         table1.CLAIM,
         "The paper's largest batch fits into 0.9 x 40 GiB with every request at its full length.",
@@ -389,6 +459,26 @@ ROWS: tuple[Row, ...] = (
         parameters={"sharing": "time-slicing", "bound": 1.0},
         expected="fails",
         evidence="vLLM 0.26.0: 2 serve 0.937 times as much, 3 0.884: one engine leaves no time without a kernel",
+    ),
+    Row(
+        tensor_parallel.PER_GPU,
+        parameters={"bound": 1.0},
+        evidence="each layer waits for two all-reduces, and what the host does for a step is not divided",
+    ),
+    Row(
+        tensor_parallel.SLOWER,
+        parameters={"bound": 1.0},
+        evidence="a step of OPT-125M takes some milliseconds, most of them not of the GPU; 24 all-reduces come on top",
+    ),
+    Row(
+        tensor_parallel.STILL_GAINS,
+        parameters={"fewer": 2, "more": 4, "bound": 1.0},
+        evidence="reading 13 GB of weights and as much of KV cache takes longer than the 80 all-reduces of a step",
+    ),
+    Row(
+        tensor_parallel.REPLICAS,
+        parameters={"bound": 1.0},
+        evidence="replicas wait for nobody; each reads all of the weights, which matters less the larger the batch is",
     ),
     Row(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
     Row(

@@ -35,7 +35,8 @@ class Curve:
     of an adaptive sweep that has not ended, the load that was next. adaptive, unneeded: such a sweep, and the planned
     loads that it found not to be needed.
     beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
-    replicas of the model served; alone: what one engine did, measured to compare them with.
+    replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
+    on more GPUs.
     """
 
     subject: str
@@ -47,6 +48,7 @@ class Curve:
     beside: bool = False
     shared: tuple[SharedPoint, ...] = ()
     alone: tuple[Point, ...] = ()
+    wider: tuple[Curve, ...] = field(default=(), repr=False)
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
 
     @property
@@ -174,11 +176,12 @@ def with_shared(curves: Iterable[Curve], shared: Sequence[SharedPoint]) -> list[
 
 
 def _is_of(shared: SharedPoint, curve: Curve) -> bool:
-    where, load, workload = curve.environment, curve.load, curve.workload
-    if where is None or load is None or workload is None:
+    where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
+    if where is None or load is None or workload is None or spec is None:
         return False
-    asked = (curve.subject, where.key, workload.hash, load.starts)
-    return (shared.model, shared.environment.key, shared.workload, shared.starts) == asked
+    asked = (curve.subject, where.key, workload.hash, load.starts, spec.tensor_parallel)
+    engines = (shared.model, shared.environment.key, shared.workload, shared.starts, shared.tensor_parallel)
+    return engines == asked
 
 
 def is_sweep(curve: Curve) -> bool:

@@ -57,6 +57,7 @@ class SharedSummary:
     dram_active: float | None = None
     power_w: float | None = None
     power_capped: float | None = None
+    power_imbalance: float | None = None
     own_cores: float | None = None
     energy_per_token_j: float | None = None
 
@@ -66,7 +67,7 @@ class SharedPoint(SharedSummary):
     """Repeats of one set of engines under one load: means over those that are used, as in a `Point`.
 
     models: of each replica. concurrency: requests in flight in all. environment: where. workload: the hash of the
-    replicas' requests, None where they differ. starts: of their loads.
+    replicas' requests, None where they differ. starts: of their loads. tensor_parallel: GPUs of each engine.
     """
 
     models: tuple[str, ...]
@@ -78,6 +79,7 @@ class SharedPoint(SharedSummary):
     environment: Environment
     workload: str | None = None
     starts: str = "spread"
+    tensor_parallel: int = 1
     repeats: tuple[float, ...] = ()
     records: tuple[str, ...] = ()
     each: tuple[SharedSummary, ...] = field(default=(), repr=False)
@@ -244,6 +246,7 @@ def shared_point(runs: Sequence[Members]) -> SharedPoint:
         environment=first[0].environment,
         workload=hashes.pop() if len(hashes) == 1 else None,
         starts=first[0].load.starts if isinstance(first[0].load, ClosedLoop) else "together",
+        tensor_parallel=first[0].spec.tensor_parallel,
         repeats=tuple(s.output_tokens_per_s for s in each if s.output_tokens_per_s is not None),
         records=tuple(m.id for members in chosen.used for m in members),
         each=each,

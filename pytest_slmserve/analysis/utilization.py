@@ -164,7 +164,9 @@ def next_smaller(model: str) -> str | None:
 
 
 def at_table_1(curve: Curve) -> Point | None:
-    """The point at the model's largest batch of the paper's table 1, if its energy was measured."""
+    """The point at the model's largest batch of the paper's table 1, of one GPU, if its energy was measured."""
+    if curve.spec and curve.spec.tensor_parallel > 1:
+        return None
     wanted = PUBLISHED.get(curve.subject)
     return next((p for p in curve.valid if p.concurrency == wanted and energies_j(p)), None)
 

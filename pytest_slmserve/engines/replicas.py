@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
@@ -83,12 +84,21 @@ class Replicas:
             self._undo.callback(engine.close)
 
     def _start_in_turn(self, memory_used: Callable[[], int] | None) -> None:
-        for index, engine in enumerate(self.engines):
+        """With a GPU each the first compiles, and the others, who find that done, start side by side."""
+        if self.spec.sharing == "gpus":
+            self._start(0)
+            with ThreadPoolExecutor(len(self.spec)) as pool:
+                list(pool.map(self._start, range(1, len(self.spec))))
+            return
+        for index in range(len(self.engines)):
             if memory_used and index:
                 wait_until_stable(memory_used)
-            with naming(self.name(index), EngineFailed):
-                engine.start()
-                self._check(self.name(index), engine)
+            self._start(index)
+
+    def _start(self, index: int) -> None:
+        with naming(self.name(index), EngineFailed):
+            self.engines[index].start()
+            self._check(self.name(index), self.engines[index])
 
     @property
     def ready(self) -> bool:

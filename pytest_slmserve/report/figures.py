@@ -13,6 +13,7 @@ from pytest_slmserve.analysis.saturation import Fit, fit
 from pytest_slmserve.errors import BadUsage, TooFewPoints
 from pytest_slmserve.report.drawing import GREY, Picture, Shown, dress, load_axis, panels, plain, save, shown
 from pytest_slmserve.report.findings import peaks_of_curve, work_of_curve
+from pytest_slmserve.report.gpu_figures import gpus_pictures
 from pytest_slmserve.report.replica_figures import replica_pictures
 from pytest_slmserve.report.sensor_figures import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
 
@@ -22,7 +23,7 @@ SAMPLES = 60  # of a smooth line
 def pictures(curves: Sequence[Curve]) -> list[Picture]:
     """What can be drawn, and what cannot. Raises BadUsage where matplotlib is missing, or no point is valid."""
     known = shown(curves)
-    replicas = replica_pictures(known)
+    replicas = [*replica_pictures(known), *gpus_pictures(known)]
     if not (sweeps := _swept(known)):
         return replicas
     sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound, decoding))

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_slmserve.analysis import claims, table1
 from pytest_slmserve.analysis.curve import Curve, curve_of, with_shared
+from pytest_slmserve.analysis.deployments import with_wider
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.replication import shared_points
 from pytest_slmserve.analysis.verdict import Verdict
@@ -17,7 +18,7 @@ from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.findings import labels
 
 # {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "cut": [[4, "why"]]}}}, of an adaptive sweep also
-# "adaptive": {"tolerance": 0.1}
+# "adaptive": {"tolerance": 0.1}; "beside": series keys of curves that are no sweeps
 Plan = Mapping[str, Any]
 Judged = tuple[Verdict, claims.Row]
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
@@ -47,14 +48,15 @@ def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str
     """
     try:
         curves = [_curve(series, group, plans) for series, group in by_series(measurements).items()]
-        return tuple(with_shared(curves, shared_points(measurements)))
+        return tuple(with_wider(with_shared(curves, shared_points(measurements))))
     except UNUSABLE as error:
         raise unusable("the plan", error) from None
 
 
 def _curve(series: str, measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Curve:
     last = max(m.measured_at for m in measurements)
-    sweeps = [plan.get("sweeps", {}) for started, plan in reversed(plans) if started <= last]
+    earlier = [plan for started, plan in reversed(plans) if started <= last]
+    sweeps = [plan.get("sweeps", {}) for plan in earlier]
     sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
     curve = curve_of(
         short_name(measurements[0].spec.model),
@@ -63,7 +65,8 @@ def _curve(series: str, measurements: Sequence[Measurement], plans: Sequence[tup
         cut=[(int(c), str(why)) for c, why in sweep.get("cut", ())],
         adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
     )
-    return replace(curve, beside=any(sweeps) and not sweep)
+    compared = any(series in plan.get("beside", ()) for plan in earlier)
+    return replace(curve, beside=(any(sweeps) or compared) and not sweep)
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[claims.Row, ...]) -> list[Judged]:
@@ -74,10 +77,16 @@ def judge_all(curves: Sequence[Curve], rows: tuple[claims.Row, ...]) -> list[Jud
     def can_be_judged(claim: claims.Claim, curve: Curve) -> bool:
         return claim.applies(curve) and there.issuperset(claim.reads(curve.subject))
 
+    def judged_by(claim: claims.Claim) -> list[tuple[Curve, str]]:
+        """A claim on several GPUs is told of a model once, so it is not told apart from its own curves on more."""
+        found = [pair for pair in labelled if can_be_judged(claim, pair[0])]
+        alone = [curve for curve, _ in found]
+        return list(zip(alone, labels(alone), strict=True)) if claim.of_gpus else found
+
     return [
         _judge(claim.name, curve, label, rows, curves)
         for claim in claims.CLAIMS
-        for curve, label in _of_arithmetic(claim.name) or [pair for pair in labelled if can_be_judged(claim, pair[0])]
+        for curve, label in _of_arithmetic(claim.name) or judged_by(claim)
     ]
 
 

@@ -52,7 +52,8 @@ def replica_report(curves: Sequence[Curve], shared: Sequence[SharedPoint]) -> It
         served = _table(SERVED, [(names, row) for names, _, row in entries])
         sensed = _table(SENSED, [(names, row) for names, point, _ in entries if any(row := _sensed(point))])
         remarks = list(_remarks(points, curves))
-        title = f"Replicas on one device: {_where(points[0].environment)}"
+        place = "" if any(point.sharing == "gpus" for point in points) else " on one device"
+        title = f"Replicas{place}: {_where(points[0].environment)}"
         yield "\n".join([title, "", served, *remarks, *(("", sensed) if sensed else ())])
     if shared:
         yield hanging(LEGEND, 0)

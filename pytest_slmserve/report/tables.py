@@ -13,6 +13,7 @@ from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Environment, Resolved, WorkloadReference
 from pytest_slmserve.report.findings import findings, hosts, labels, spread
+from pytest_slmserve.report.gpu_tables import gpus_report
 from pytest_slmserve.report.layout import grid, hanging, named
 from pytest_slmserve.report.replica_tables import replica_report
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
@@ -71,6 +72,8 @@ def run_lines(
     if read := legend(curves):
         yield f"{hanging(read, 0)}\n", None
     for text in replica_report(curves, shared):
+        yield f"{text}\n", None
+    for text in gpus_report(curves):
         yield f"{text}\n", None
     for text in energy_report(curves):
         yield f"{text}\n", None

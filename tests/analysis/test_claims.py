@@ -31,8 +31,14 @@ def test_the_claims():
     ways = ("time-slicing", "mps", "mig", "gpus")
     of_replicas = [f"{claim}-{how}" for how in ways for claim in ("replicas-pay", "replicas-keep-the-tail")]
     of_arithmetic = ["table-1-batch-fits", "table-1-request-size"]
-    assert [*of_replicas, *of_arithmetic] == NAMES[-10:]
-    assert NAMES[:-10] == [
+    of_gpus = [
+        "tensor-parallel-loses-per-gpu",
+        "tensor-parallel-slows-the-smallest",
+        "tensor-parallel-still-gains",
+        "replicas-per-gpu-beat-tensor-parallel",
+    ]
+    assert [*of_replicas, *of_gpus, *of_arithmetic] == NAMES[-14:]
+    assert NAMES[:-14] == [
         "throughput-plateau",
         "latency-rises-past-plateau",
         "pareto-up-to-plateau",

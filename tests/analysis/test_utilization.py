@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import fields, replace
+from math import isfinite
 from statistics import fmean
 
 import pytest
@@ -398,7 +399,7 @@ def test_judging_is_total_and_sure_only_with_an_interval(curve, others):
     for verdict in (*verdicts, dearer_models(curve, others, 1.0)):
         assert verdict.subject == curve.subject and verdict.why
         if verdict.state is not UNDECIDED and verdict.value is not None:
-            rounding = 1e-9 * abs(verdict.value)
+            rounding = 1e-9 * abs(verdict.value) if isfinite(verdict.value) else 0.0
             assert verdict.low - rounding <= verdict.value <= verdict.high + rounding
 
 

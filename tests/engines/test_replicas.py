@@ -286,3 +286,47 @@ def test_memory_is_waited_for_until_it_stands_still():
     moving = iter(range(1000))
     wait_until_stable(lambda: next(moving), naps.append)
     assert len(naps) < 100, "and not for ever"
+
+
+def on_gpus(number):
+    return ReplicaSpec(tuple(replace(FAKE, gpu=i) for i in range(number)), "gpus")
+
+
+def test_with_a_gpu_each_the_first_starts_alone_and_the_others_side_by_side():
+    side_by_side, order = threading.Barrier(2), []
+
+    class Noting(FakeEngine):
+        def start(self):
+            if self.spec.gpu:
+                side_by_side.wait(5)  # breaks where the other does not start meanwhile
+            order.append(self.spec.gpu)
+
+    replicas = Replicas(on_gpus(3), lambda spec, **_: Noting(spec))
+    assert order[0] == 0 and sorted(order) == [0, 1, 2]
+    assert len(measured(replicas)) == 3
+
+
+def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped():
+    closed = []
+
+    class Odd(FakeEngine):
+        def start(self):
+            if self.spec.gpu == 2:
+                raise EngineFailed("did not start: out of memory")
+
+        def close(self):
+            closed.append(self.spec.gpu)
+
+    with pytest.raises(EngineFailed, match=r"replica 3 of 3 \(.*\): did not start: out of memory"):
+        Replicas(on_gpus(3), lambda spec, **_: Odd(spec))
+    assert sorted(closed) == [0, 1, 2]
+
+
+def test_replicas_with_a_gpu_each_must_get_the_same_kv_blocks():
+    class Less(FakeEngine):
+        def start(self):
+            if self.spec.gpu:
+                self.resolved = replace(self.resolved, kv_blocks=7)
+
+    with pytest.raises(EngineFailed, match="got different numbers of KV blocks"):
+        Replicas(on_gpus(2), lambda spec, **_: Less(spec))

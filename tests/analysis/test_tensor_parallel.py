@@ -1,0 +1,93 @@
+"""From simulated engines on several GPUs, whose waits are planted, to the claims on tensor parallelism."""
+
+from __future__ import annotations
+
+import pytest
+from gpus import alone, engine, on_gpus, replicas
+
+from pytest_slmserve.analysis import tensor_parallel as tp
+from pytest_slmserve.analysis.curve import Curve, curve_of, with_shared
+from pytest_slmserve.analysis.deployments import deployments, on_several_gpus, with_wider
+from pytest_slmserve.analysis.replication import shared_points
+from pytest_slmserve.analysis.verdict import State
+
+
+def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_on_the_fewest():
+    curve = on_gpus()
+    assert [wide.spec.tensor_parallel for wide in curve.wider] == [2, 4]
+    assert on_several_gpus(curve) and not any(map(on_several_gpus, curve.wider))
+    found = [(d.concurrency, d.gpus, d.engines) for d in deployments(curve)]
+    assert found == [(4, 1, 1), (4, 2, 1), (4, 4, 1), (16, 1, 1), (16, 2, 1), (16, 4, 1)]
+
+
+def test_other_engines_are_not_compared():
+    one, other = (curve_of("opt-tiny", alone(engine(n, b_half=8.0 * n))) for n in (1, 2))
+    assert [curve.wider for curve in with_wider([one, other, Curve(subject="nothing")])] == [(), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("all_reduce_s", "ratio", "state"), [(1e-3, 2 * 16 / (16 + 4), State.FAILS), (8e-3, 32 / (16 + 32), State.HOLDS)]
+)
+def test_whether_the_smallest_is_slower_in_all_is_what_was_planted(all_reduce_s, ratio, state):
+    verdict = tp.slows_the_smallest(on_gpus((1, 2), all_reduce_s=all_reduce_s), 1.0)
+    assert verdict.state is state and verdict.value == pytest.approx(ratio, rel=0.02)
+    assert verdict.low < verdict.value < verdict.high and len(verdict.records) == 4
+    assert "on 2 GPUs it serves" in verdict.why and "what it does on 1 GPU at 16 in flight" in verdict.why
+
+
+def test_per_gpu_it_is_the_number_of_gpus_that_loses_least_which_decides():
+    verdict = tp.loses_per_gpu(on_gpus(all_reduce_s=1e-3), 1.0)
+    assert verdict.state is State.HOLDS and verdict.value == pytest.approx(16 / 20, rel=0.02)
+    free = tp.loses_per_gpu(on_gpus(all_reduce_s=0.0), 0.5)
+    assert free.state is State.FAILS and free.value == pytest.approx(1.0, rel=0.02)
+    assert tp.loses_per_gpu(on_gpus(all_reduce_s=0.0, noise=0.05), 1.0).state is State.UNDECIDED
+
+
+def test_from_two_gpus_to_four():
+    verdict = tp.still_gains(on_gpus(all_reduce_s=1e-3), 2, 4, 1.0)
+    assert verdict.state is State.HOLDS and verdict.value == pytest.approx(20 / 12, rel=0.02)
+    assert tp.still_gains(on_gpus(all_reduce_s=1e-3), 2, 4, 1.8).state is State.FAILS
+    missing = tp.still_gains(on_gpus((1, 2)), 2, 4, 1.0)
+    assert missing.state is State.UNDECIDED and "on 2 and on 4 GPUs" in missing.why
+
+
+def test_a_load_that_waits_for_memory_is_no_measure_of_speed():
+    """One GPU runs 4 of 16: two gain 3.3 times there, by memory."""
+    curve = on_gpus((1, 2), room={1: 4}, all_reduce_s=1e-3)
+    waiting = next(d for d in deployments(curve) if (d.gpus, d.concurrency) == (1, 16))
+    assert not waiting.fits and waiting.room == 4 and waiting.served.batch == pytest.approx(4, rel=0.02)
+    verdict = tp.slows_the_smallest(curve, 1.0)
+    assert "at 4 in flight, the largest load that fits" in verdict.why
+    assert verdict.value == pytest.approx(20 / (10 + 4), rel=0.02)
+    nowhere = on_gpus((1, 2), room={1: 2}, loads=(4,))
+    assert tp.loses_per_gpu(nowhere, 1.0).state is State.UNDECIDED
+
+
+@pytest.mark.parametrize(("all_reduce_s", "state"), [(0.0, State.FAILS), (8e-3, State.HOLDS)])
+def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_reading_weights_twice(all_reduce_s, state):
+    """Two replicas of 8: (16 + 8)/1000 s a step, 667 tokens/s together."""
+    curve = on_gpus((1, 2), shared=replicas(2, all_reduce_s=all_reduce_s), all_reduce_s=all_reduce_s)
+    verdict = tp.replicas_beat(curve, 1.0)
+    planted = (16 / 0.024) / (16 / (0.016 + 4 * all_reduce_s))
+    assert verdict.state is state and verdict.value == pytest.approx(planted, rel=0.02)
+    assert "2 replicas serve" in verdict.why and "memory" not in verdict.why
+    [both] = [d for d in deployments(curve) if d.sharing]
+    assert (both.gpus, both.engines, both.sharing) == (2, 2, "gpus")
+    assert both.served.power_w == pytest.approx(2 * 350), "both GPUs"
+
+
+def test_of_replicas_too_it_is_said_where_one_gpu_had_no_room():
+    curve = on_gpus((1, 2), shared=replicas(2), room={1: 4})
+    assert "of which one GPU runs 4 at once" in tp.replicas_beat(curve, 1.0).why
+    assert tp.replicas_beat(on_gpus((1, 2)), 1.0).state is State.UNDECIDED
+    assert tp.replicas_beat(Curve(subject="opt-tiny"), 1.0).state is State.UNDECIDED
+
+
+def test_one_repeat_decides_nothing():
+    verdict = tp.slows_the_smallest(on_gpus((1, 2), repeats=1), 1.0)
+    assert verdict.state is State.UNDECIDED and "--slm-repeats 2" in verdict.why
+
+
+def test_replicas_are_compared_with_engines_of_as_many_gpus_each():
+    first, wide = with_shared([curve_of("opt-tiny", alone(engine(n))) for n in (1, 2)], shared_points(replicas(2)))
+    assert len(first.shared) == 1 and wide.shared == ()

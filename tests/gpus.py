@@ -1,0 +1,45 @@
+"""Simulated engines on several GPUs, whose waits are planted: what they serve, as a curve on the fewest of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_slmserve.analysis.curve import Curve, curve_of, with_shared
+from pytest_slmserve.analysis.deployments import with_wider
+from pytest_slmserve.analysis.replication import shared_points
+from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.sharing import start_replicas
+from pytest_slmserve.measure import measure, measure_together
+from pytest_slmserve.records import Environment, Measurement, Request, Workload
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec
+
+WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
+HERE = Environment(backend="fake")
+T_INF, B_HALF, LAYERS = 1000.0, 16.0, 2  # a step of 16 takes 32 ms on one GPU, and has four all-reduces on more
+
+
+def engine(gpus: int = 1, room: int = 1024, **planted: float) -> EngineSpec:
+    facts = {"t_inf": T_INF, "b_half": B_HALF, "noise": 0.001, **planted}
+    return EngineSpec(
+        "opt-tiny", backend="fake", tensor_parallel=gpus, max_num_seqs=room, extra=tuple(sorted(facts.items()))
+    )
+
+
+def alone(spec: EngineSpec, loads=(4, 16), repeats: int = 2) -> list[Measurement]:
+    running = FakeEngine(spec)
+    return [measure(running, WORKLOAD, ClosedLoop(n, window_s=3.0), HERE) for n in loads for _ in range(repeats)]
+
+
+def replicas(gpus: int, load: int = 16, repeats: int = 2, **planted: float) -> list[Measurement]:
+    each = tuple(replace(engine(**planted), gpu=i) for i in range(gpus))
+    running = start_replicas(ReplicaSpec(each, "gpus"))
+    loads = [ClosedLoop(load // gpus, window_s=3.0)] * gpus
+    return [m for _ in range(repeats) for m in measure_together(running, [WORKLOAD] * gpus, loads, HERE)]
+
+
+def on_gpus(degrees=(1, 2, 4), *, shared=(), room=None, loads=(4, 16), repeats=2, **planted) -> Curve:
+    """The curve on the fewest GPUs, with those on more. room: requests that run at once, by the number of GPUs."""
+    specs = [engine(n, (room or {}).get(n, 1024), **planted) for n in degrees]
+    curves = [curve_of("opt-tiny", alone(spec, loads, repeats)) for spec in specs]
+    first, *_ = with_wider(with_shared(curves, shared_points(shared)))
+    return first

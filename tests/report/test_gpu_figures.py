@@ -1,0 +1,57 @@
+"""The picture and the table of several GPUs, from engines whose waits were planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from gpus import on_gpus, replicas
+
+from pytest_slmserve.analysis.curve import Curve
+from pytest_slmserve.analysis.deployments import deployments
+from pytest_slmserve.report.figures import pictures
+from pytest_slmserve.report.gpu_tables import gpus_report, name_of
+
+
+@pytest.fixture(scope="module")
+def curve() -> Curve:
+    return on_gpus((1, 2), shared=replicas(2), room={1: 4}, all_reduce_s=1e-3, imbalance=0.2)
+
+
+def test_the_picture_has_a_line_for_each_deployment_in_all_and_per_gpu(curve):
+    pytest.importorskip("matplotlib")
+    [picture] = [p for p in pictures([curve, *curve.wider]) if p.name == "gpus"]
+    total, each, blocks = picture.figure.axes
+    named = {line.get_label(): line for line in total.lines}
+    assert [*named] == [f"opt-tiny, {how}" for how in ("one engine", "one engine, TP 2", "2 replicas, a GPU each")]
+    rates = {d.concurrency: d.tokens_per_s for d in deployments(curve) if d.gpus == 2 and not d.sharing}
+    assert [*named["opt-tiny, one engine, TP 2"].get_ydata()] == [rates[4], rates[16]]
+    per_gpu = next(line for line in each.lines if line.get_label().endswith("TP 2"))
+    assert [*per_gpu.get_ydata()] == [rates[4] / 2, rates[16] / 2]
+    [line] = blocks.lines
+    assert [*line.get_xdata()] == sorted({d.kv_blocks for d in deployments(curve) if d.kv_blocks})
+
+
+def test_without_several_gpus_there_is_neither(curve):
+    pytest.importorskip("matplotlib")
+    one = replace(curve, wider=(), shared=())
+    assert [*gpus_report([one])] == []
+    assert "gpus" not in [picture.name for picture in pictures([one])]
+
+
+def test_the_table_tells_what_waits_what_each_gpu_takes_and_what_to_deploy(curve):
+    text, legend = gpus_report([curve, *curve.wider])
+    rows = [line.split() for line in text.splitlines()]
+    waiting = next(row for row in rows if row[:4] == ["16", "1", "one", "engine"])
+    assert waiting[4] == "4.00" and waiting[-1] == "yes"
+    assert "16 in flight do not fit into the KV memory of 1 GPU: 4.00 ran at once, the others waited." in text
+    assert "TP 2, 16 in flight: GPU 0 350 W, SM 70.0 %, DRAM 85.0 %; GPU 1 280 W" in text
+    assert "2 GPUs, 16 in flight: most requests/s: one engine, TP 2 (25.0)" in " ".join(text.split())
+    assert "imbalance: between the one that takes most" in " ".join(legend.split())
+
+
+def test_names_of_deployments(curve):
+    one, *_, both = deployments(curve)
+    assert [name_of(one), name_of(both)] == ["one engine", "2 replicas, a GPU each"]
+    assert name_of(replace(both, sharing="mps")) == "2 replicas, mps"
+    assert name_of(replace(both, tensor_parallel=2)) == "2 replicas, a GPU each, TP 2"
