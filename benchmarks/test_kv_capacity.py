@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.mark.slm(claim="kv-blocks-as-predicted")
+@pytest.mark.slm(claim="kv-blocks-as-predicted", needs="own-engine")
 def test_engine_has_the_predicted_kv_blocks(slm_claim):
     """Within two blocks, on every launch of this run."""
     assert slm_claim()

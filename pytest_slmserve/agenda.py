@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from pytest_slmserve.analysis.kv_cache import kv_capacity
+from pytest_slmserve.analysis.kv_cache import known_shape, kv_capacity
 from pytest_slmserve.analysis.points import series_key
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.engines.sharing import cannot_share
@@ -16,10 +16,11 @@ from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Sharing, Starts, Weights
 from pytest_slmserve.models import hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import DEFAULTS, Sweep, engine_spec, load_of, plan_sweep, workload_spec
+from pytest_slmserve.plan import DEFAULTS, Sweep, endpoint_spec, engine_spec, load_of, plan_sweep, workload_spec
 from pytest_slmserve.records import Environment, Workload, measurement_key
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
+from pytest_slmserve.workload.build import build_workload, requests_of_conversations, requests_of_lengths
+from pytest_slmserve.workload.tokens import VOCABULARY, hub_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,12 @@ class Agenda:
     def models(self) -> tuple[str, ...]:
         """The models to sweep: those asked for, each known, or those of the default that fit. Raises BadUsage."""
         if self.options.models:
-            for model in self.options.models:
-                shape_of(model)
+            if self.backend != "remote":  # a server calls its model as it likes
+                for model in self.options.models:
+                    shape_of(model)
             return self.options.models
+        if self.backend == "remote":
+            raise BadUsage("--slm-endpoint: no model was named", "--slm-models NAME, as the server calls it")
         return tuple(model for model in DEFAULTS[self.backend].models if self._fits(model))
 
     def swept(self, model: str) -> bool:
@@ -68,6 +72,8 @@ class Agenda:
 
     def misfit(self, model: str) -> str | None:
         """Why a model cannot be served here; None if it can. Raises BadUsage for an unknown one."""
+        if self.backend == "remote":
+            return None
         shape_of(model)
         try:
             self.spec(model)
@@ -85,17 +91,39 @@ class Agenda:
 
     def workload(self, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Workload:
         """The requests for `model`; models of one vocabulary share them."""
-        shape, spec = shape_of(model), workload_spec(self.options, self.backend)
+        spec = workload_spec(self.options, self.backend)
         if variant.lengths:
             spec = replace(spec, prompt_tokens=variant.lengths[0], output_tokens=variant.lengths[1])
+        if self.backend == "remote" and known_shape(model) is None:
+            return self._workload_of_unknown(spec)
+        shape = shape_of(model)
         name = f"{shape.name if self.options.dataset else shape.vocabulary} {variant.lengths}"
         if name not in self._workloads:
             self._workloads[name] = requests_for(spec, model, self.options.weights)
         return self._workloads[name]
 
+    def _workload_of_unknown(self, spec: WorkloadSpec) -> Workload:
+        """Of an endpoint's model of which nothing is known: ids that most models have, or text by a tokenizer."""
+        if spec.source == "sharegpt" and not spec.tokenizer:
+            raise BadUsage(
+                "--slm-dataset: the text needs a tokenizer, and that of this model is not known",
+                "--slm-tokenizer with a folder that holds one, or its name on the Hub",
+            )
+        if str(spec) not in self._workloads:
+            requests, source = (
+                requests_of_conversations(spec, hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm))
+                if spec.source == "sharegpt"
+                else requests_of_lengths(spec, VOCABULARY)
+            )
+            self._workloads[str(spec)] = Workload(spec, tuple(requests), source)
+        return self._workloads[str(spec)]
+
     def spec(self, model: str, gpus: int | None = None) -> EngineSpec:
         """The engine of a model. gpus: on so many of them, other than the options say. Raises BadUsage where they are
         not there."""
+        if self.backend == "remote":
+            served = next((name for name in self.models if short_name(name) == short_name(model)), model)
+            return endpoint_spec(self.options, served, self.options.endpoint[0])
         spec = engine_spec(self.options, self.backend, model, self.host.environment, gpus)
         check_there(self.host, spec.gpus)
         return spec
@@ -118,15 +146,27 @@ class Agenda:
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
         """What it runs on, as locks and sensors know it. Raises BadUsage for a GPU that is not there."""
         engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
+        if self.backend == "remote":
+            return tuple(url_lock(engine.url) for engine in engines)
         wanted = sorted({gpu for engine in engines for gpu in engine.gpus})
         check_there(self.host, wanted)
         return tuple(self.host.gpus[i].uuid for i in wanted) if self.host.gpus else (self.host.device,)
 
     def replicas(
-        self, models: Sequence[str], sharing: Sharing, pinned: bool | None = None, thread_percentage: int | None = None
+        self,
+        models: Sequence[str],
+        sharing: Sharing | None = None,
+        pinned: bool | None = None,
+        thread_percentage: int | None = None,
     ) -> ReplicaSpec:
         """An engine for each of `models`; their shares of the memory add up to that of one engine, unless each has a
-        GPU of its own. Raises BadUsage where one of them has no room for a KV cache, or no GPU."""
+        GPU of its own. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage where one of them
+        has no room for a KV cache, no GPU, or no URL."""
+        if self.backend == "remote":
+            urls = [replace(self.spec(model), url=url) for model, url in zip(models, self.options.endpoint)]
+            if len(urls) < len(models):
+                raise BadUsage(f"{len(models)} replicas need a URL each", "--slm-endpoint URL,URL")
+            return ReplicaSpec(tuple(urls), sharing or "urls", bool(pinned), thread_percentage)
         apart = sharing == "gpus"
         options = replace(self.options, memory_share=self.options.memory_share / (1 if apart else len(models)))
         engines = [engine_spec(options, self.backend, model, self.host.environment) for model in models]
@@ -135,7 +175,8 @@ class Agenda:
         check_there(self.host, engines[-1].gpus)
         own_cores = self.options.pin_cores if pinned is None else pinned
         # vLLM's CPU backend binds its threads to cores, where they spin: two engines on the same ones come to no step.
-        return ReplicaSpec(tuple(engines), sharing, own_cores or self.backend == "cpu", thread_percentage)
+        pin = own_cores or self.backend == "cpu"
+        return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
     def unshareable(self, models: Sequence[str], sharing: Sharing, concurrency: int) -> str | None:
         """Why engines of `models` cannot serve that many requests in all on this device; None if they can."""
@@ -159,6 +200,8 @@ class Agenda:
     def environment(self, spec: EngineSpec) -> Environment:
         """Where `spec` is measured: this host, with what the specification's own interpreter holds."""
         own = spec.python, spec.env
+        if spec.backend == "remote":
+            return self.host.environment.of(spec)
         if spec.backend == "fake" or own == self.options.engine:
             return self.host.environment
         if own not in self._environments:
@@ -193,6 +236,11 @@ def _own_tokenizer(spec: WorkloadSpec, model: str, weights: Weights) -> str:
     """Real weights understand the text of conversations by their own tokenizer; vLLM counts by it in any case."""
     own = weights == "real" or (spec.as_vllm and (Path(model) / "tokenizer.json").exists())
     return hub_name(model) if own and spec.source == "sharegpt" else ""
+
+
+def url_lock(url: str) -> str:
+    """The name of a lock on an endpoint."""
+    return f"url-{short_hash(url)}"
 
 
 def check_there(host: Host, wanted: Sequence[int]) -> None:

@@ -58,6 +58,8 @@ def probe(backend: Backend, python: str = "", env: dict[str, str] | None = None,
     here = _here(backend, root)
     if backend == "fake":
         return Host(replace(here, gpu_name="simulated"), "fake", gpus=IMAGINED_GPUS)
+    if backend == "remote":
+        return Host(here, "none")
     gpu = first_gpu() if backend == "cuda" else None
     holds = interpreter(python or sys.executable, env or {})
     warnings = check_vllm(backend, holds["vllm"], python or sys.executable)

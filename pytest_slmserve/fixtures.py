@@ -175,13 +175,14 @@ def slm_point(
 
 @pytest.fixture
 def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
-    """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, with sharing="gpus" on
-    one each; `models=[...]` gives one engine of each. The test is skipped, with the reason, where that cannot be."""
+    """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
+    it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
+    has its URL. The test is skipped, with the reason, where that cannot be."""
 
     def of(
         n: int = 2,
         *,
-        sharing: Sharing = "time-slicing",
+        sharing: Sharing | None = None,
         model: str | None = None,
         models: Sequence[str] | None = None,
         pinned: bool | None = None,

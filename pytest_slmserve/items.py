@@ -27,6 +27,12 @@ NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs", 
 PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point"})
 USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
 ENOUGH_FOR_A_REPLICA = 32  # requests in flight
+# What a marker says that its item needs: modes that do not have it, and what the item is skipped with then.
+NEEDS: dict[str | None, tuple[tuple[str, ...], str]] = {
+    "gpu": (("cpu", "remote"), "reads a GPU's counters: needs --slm-gpu or --slm-fake"),
+    "own-engine": (("remote",), "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu"),
+}
+NEEDS_A_GATE = "compares two sides: needs --slm-gate"
 # The one parameter of an item where models were chosen that are none of its own, or where none fits.
 NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
 
@@ -132,12 +138,21 @@ def replica_parameters(session: Session) -> list[Any]:
     device cannot have are skipped."""
     from pytest_slmserve.agenda import replica_load
 
-    options, plans = session.options, []
+    plans = list[ReplicaPlan]()
     for model in session.agenda.models:
-        load = replica_load(model)
-        plans += [ReplicaPlan(model, 1, "time-slicing", load)]
-        plans += [ReplicaPlan(model, n, how, load) for how in options.sharing for n in options.replicas if n > 1]
+        load, ways = replica_load(model), ways_to_replicate(session.options)
+        if urls := len(session.options.endpoint):
+            load -= load % urls
+        plans += [ReplicaPlan(model, 1, ways[0][0], load)]
+        plans += [ReplicaPlan(model, n, how, load) for how, n in ways]
     return [pytest.param(plan, id=str(plan), marks=_unless_shareable(session, plan)) for plan in plans] or [NONE_THERE]
+
+
+def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
+    """How, and how many engines: by the options, or all URLs of an endpoint (two of one are told to be missing)."""
+    if options.endpoint:
+        return [("urls", max(2, len(options.endpoint)))]
+    return [(how, n) for how in options.sharing for n in options.replicas if n > 1]
 
 
 def _unless_shareable(session: Session, plan: ReplicaPlan) -> list[pytest.MarkDecorator]:
@@ -171,6 +186,8 @@ def gpus_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     """For each model that the marker names one engine on each number of GPUs under each load, then replicas with a GPU
     each under the loads that give them enough to do. What this host cannot have is skipped."""
     options, words = session.options, marker.kwargs if marker else {}
+    if options.endpoint:
+        return [NONE_THERE]
     models = named_models(session, None, words["models"]) if "models" in words else session.agenda.models
     given = options.source["tensor_parallel"] != "default"
     degrees = options.tensor_parallel if given else USUAL_GPUS
@@ -305,6 +322,28 @@ def is_skipped(item: Any) -> bool:
     return item.get_closest_marker("skip") is not None
 
 
+def why_not(session: Session, item: Any) -> str | None:
+    """Why an item cannot be carried out in this mode; None if it can."""
+    from pytest_slmserve.models import short_name
+
+    marker = item.get_closest_marker("slm")
+    words = marker.kwargs if marker else {}
+    modes, why = NEEDS.get(words.get("needs"), ((), ""))
+    if session.backend in modes:
+        return why
+    if (there := len(session.host.gpus)) and words.get("gpus", 1) > there:
+        return f"needs {words['gpus']} GPUs, and {there} visible"
+    if is_gate(item) and not session.options.gate:
+        return NEEDS_A_GATE
+    if session.backend != "remote":
+        return None
+    if own := sorted(words.keys() - {"model", *NOT_OF_THE_ENGINE}):
+        return f"sets {', '.join(own)} of its engine, and an endpoint has limits of its own"
+    if "model" in words and not session.agenda.swept(words["model"]):
+        return f"measures {short_name(words['model'])}, which this endpoint was not said to serve: --slm-models"
+    return None
+
+
 def check_words(words: dict[str, Any], parametrised: bool) -> None:
     """Raises BadUsage for words of a marker that say nothing. A point or claim that is parametrised has the engine of
     the options, so words that choose one say nothing there."""
@@ -323,8 +362,9 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
         )
     if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
         raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
-    if words.get("needs", "gpu") != "gpu":
-        raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", 'needs="gpu"')
+    if words.get("needs", "gpu") not in NEEDS:
+        known_needs = " or ".join(f'needs="{name}"' for name in NEEDS)
+        raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", known_needs)
 
 
 def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
@@ -382,13 +422,14 @@ def gate_price_s(session: Session, model: str) -> float:
 def price_notes(options: Options) -> list[str]:
     """What the prices of a plan leave open."""
     from pytest_slmserve.analysis.sequential import FIRST_LOOKS
-    from pytest_slmserve.plan import ADAPTIVE_PRICE
+    from pytest_slmserve.plan import ADAPTIVE_PRICE, ENDPOINT_PRICE
 
     adaptive = options.sweep == "adaptive" and not options.gate
     clear = (
         f"a gate is priced as a clear case, {FIRST_LOOKS[0]} pairs; one that is not takes up to {options.gate_pairs}"
     )
-    return [*([ADAPTIVE_PRICE] if adaptive else []), *([clear] if options.gate else [])]
+    notes = {ADAPTIVE_PRICE: adaptive, clear: options.gate, ENDPOINT_PRICE: bool(options.endpoint)}
+    return [note for note, holds in notes.items() if holds]
 
 
 def seconds_left(session: Session, items: Sequence[pytest.Item]) -> Callable[[Progress], float]:

@@ -14,4 +14,5 @@ Starts = Literal["spread", "together"]
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
 Side = Literal["baseline", "candidate"]  # of a gate
 Caches = Literal["warm", "cold"]  # of compiled code, at a launch of a gate
-Sharing = Literal["time-slicing", "mps", "mig", "gpus"]  # how several engines share one device; gpus: one for each
+OwnSharing = Literal["time-slicing", "mps", "mig", "gpus"]  # how several engines share one device; gpus: one for each
+Sharing = Literal["time-slicing", "mps", "mig", "gpus", "urls"]  # urls: of endpoints; what they share is not told

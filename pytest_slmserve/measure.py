@@ -64,7 +64,7 @@ def _record(
     return Measurement(
         spec=engine.spec,
         resolved=engine.resolved,
-        environment=environment,
+        environment=environment.of(engine.spec),
         workload=workload.reference(),
         load=load,
         run=run,

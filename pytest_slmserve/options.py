@@ -10,7 +10,8 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Caches, OwnDoor, Rule, Sharing, Starts, Sweeping, Weights
+from pytest_slmserve.kinds import Backend, Caches, OwnDoor, OwnSharing, Rule, Starts, Sweeping, Weights
+from pytest_slmserve.urls import check_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,19 @@ def ascending(text: str) -> tuple[int, ...]:
 
 
 def sharings(text: str) -> tuple[str, ...]:
+    found, known = words(text), get_args(OwnSharing)
+    if unknown := set(found) - set(known):
+        raise ValueError(f"{', '.join(known)}, with commas between them, not {', '.join(sorted(unknown))}")
+    return found
+
+
+def urls(text: str) -> tuple[str, ...]:
+    """URLs of servers. Raises BadUsage for one that holds credentials: an error must not repeat it."""
     found = words(text)
-    if unknown := set(found) - set(get_args(Sharing)):
-        raise ValueError(f"{', '.join(get_args(Sharing))}, with commas between them, not {', '.join(sorted(unknown))}")
+    for url in found:
+        check_url(url)
+    if len(set(found)) < len(found):
+        raise ValueError("URLs that differ, with commas between them")
     return found
 
 
@@ -176,11 +187,33 @@ def one_of(*choices: str) -> Callable[[str], str]:
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 OF_A_SIDE = ("baseline_", "candidate_")
 OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers", "profile")  # options that say nothing without one
+# What is the affair of engines that are started here.
+OF_OUR_ENGINES = (
+    "door",
+    "engine_arg",
+    "env",
+    "memory_share",
+    "pin_cores",
+    "python",
+    "replicas",
+    "sharing",
+    "telemetry",
+    "telemetry_interval",
+    "tensor_parallel",
+)
+OWN_MODES = "--slm-gpu, --slm-cpu or --slm-fake"
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 OPTS = (
     Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),
     Opt("--slm-cpu", truth, False, "run the same benchmarks on vLLM's CPU backend"),
     Opt("--slm-fake", truth, False, "run the same benchmarks on a simulated engine (to try the plugin; no vLLM)"),
+    Opt(
+        "--slm-endpoint",
+        urls,
+        (),
+        "run them on servers that run already, at these URLs; several are replicas (key: SLM_ENDPOINT_KEY)",
+        "URL,URL",
+    ),
     Opt("--slm-models", words, None, "models to sweep: catalogue names or folders with a config.json", "A,B"),
     Opt(
         "--slm-batches",
@@ -327,6 +360,7 @@ class Options:
     gpu: bool
     cpu: bool
     fake: bool
+    endpoint: tuple[str, ...]
     models: tuple[str, ...] | None
     batches: tuple[int, ...] | None
     sweep: Sweeping
@@ -344,7 +378,7 @@ class Options:
     memory_share: float
     tensor_parallel: tuple[int, ...]
     replicas: tuple[int, ...]
-    sharing: tuple[Sharing, ...]
+    sharing: tuple[OwnSharing, ...]
     pin_cores: bool
     python: str
     env: tuple[tuple[str, str], ...]
@@ -375,7 +409,9 @@ class Options:
     @property
     def backend(self) -> Backend | None:
         """The one backend asked for, or None."""
-        return "cuda" if self.gpu else "cpu" if self.cpu else "fake" if self.fake else None
+        asked: dict[Backend, bool] = {"cuda": self.gpu, "cpu": self.cpu, "fake": self.fake}
+        asked["remote"] = bool(self.endpoint)
+        return next((backend for backend, wanted in asked.items() if wanted), None)
 
     @property
     def engine(self) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -395,9 +431,11 @@ def read_options(
     if values["calibrate"]:
         values["gate"] = True  # of two equal sides
     options = Options(**values, source=source)
-    if options.gpu + options.cpu + options.fake > 1:
-        raise BadUsage("--slm-gpu, --slm-cpu and --slm-fake exclude each other", "one of them")
+    if options.gpu + options.cpu + options.fake + bool(options.endpoint) > 1:
+        raise BadUsage("--slm-gpu, --slm-cpu, --slm-fake and --slm-endpoint exclude each other", "one of them")
     _check_gate(options)
+    if options.endpoint:
+        _check_endpoint(options)
     return options
 
 
@@ -431,11 +469,27 @@ def _check_gate(options: Options) -> None:
         raise BadUsage(f"{lost} says what a gate compares, and no gate was asked for", f"--slm-gate {lost} ...")
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.backend is None:
-        modes = "--slm-gpu, --slm-cpu or --slm-fake"
-        raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{modes} beside it")
+        raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{OWN_MODES} beside it")
     given = [opt.flag for opt in OPTS if opt.name.startswith(OF_A_SIDE) and getattr(options, opt.name)]
     if options.calibrate and given:
         raise BadUsage(f"{given[0]} would make the sides of a calibration differ", "no baseline and no candidate")
+
+
+def _check_endpoint(options: Options) -> None:
+    """What needs an engine of ours is refused: of a server that runs already it would say nothing."""
+    if options.gate:
+        flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
+        why = "rests on pairs of fresh launches, and a server that runs already is not ours to launch"
+        raise BadUsage(f"{flag} {why}", f"{OWN_MODES} in place of --slm-endpoint")
+    if options.baseline:
+        why = "a server does not tell the limits it works under, so two days of it cannot be held against each other"
+        raise BadUsage(f"--slm-baseline: {why}", "--slm-endpoint without it")
+    typed = [opt for opt in OPTS if options.source[opt.name] == "command line" and opt.name in OF_OUR_ENGINES]
+    lost = next((opt.flag for opt in typed if getattr(options, opt.name) != "off"), None)
+    if lost:
+        raise BadUsage(
+            f"{lost} is for engines that are started here, and an endpoint runs already", f"no {lost} with an endpoint"
+        )
 
 
 def _read(opt: Opt, given: Any, env: Mapping[str, str], ini: Mapping[str, str]) -> tuple[Any, str]:

@@ -19,6 +19,7 @@ ADAPTIVE_PRICE = (
     "an adaptive sweep takes at most what all points of its model take, and typically a third: it skips those that do "
     "not decide where the plateau is"
 )
+ENDPOINT_PRICE = "points of an endpoint are priced by their windows: how long its requests take is not known beforehand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ DEFAULTS: dict[Backend, Defaults] = {
     "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 55.0, 27.0),
     "cpu": Defaults(("opt-tiny",), (64, 32), 4.0, 256, "bfloat16", 30.0, 5.0),
     "fake": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 0.0, 0.0),
+    "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0),
 }
 
 
@@ -111,12 +113,17 @@ def engine_spec(
     )
 
 
+def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
+    """What answers at a URL, as its server calls it: of its limits nothing is known."""
+    return EngineSpec(model, backend="remote", weights=options.weights, door="endpoint", url=url)
+
+
 def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
     """The points for one engine, requests being up to `longest` tokens.
 
     Raises BadUsage where a batch that was asked for would not fit into the KV cache: that would measure preemption.
     """
-    if longest > spec.max_model_len:
+    if longest > spec.max_model_len and spec.backend != "remote":
         raise BadUsage(
             f"{spec.model}: requests of {longest} tokens do not fit its {spec.max_model_len} positions",
             "shorter --slm-lengths",
@@ -154,6 +161,8 @@ def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: f
     match spec.backend:
         case "fake":
             return 0.1
+        case "remote":
+            step_s = 0.0
         case "cpu":
             step_s = 2.5e-3 + 1.5e-4 * load.concurrency
         case _:

@@ -1,6 +1,6 @@
 """The shell: hooks between pytest and the rest. It does no arithmetic, and costs nothing until something is measured.
 
-Everything heavy is imported where a session has been asked for (`--slm-gpu`, `--slm-cpu`, `--slm-fake`), never at the
+Everything heavy is imported where a session has been asked for (by a mode: `--slm-gpu`, `--slm-fake` ...), never at the
 top: pytest imports this module in every run of every project that has it installed.
 """
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 EXIT_UNDECIDED = 10
 OPTIONS = pytest.StashKey["Options"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
-NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu or --slm-fake"
-NEEDS_A_GATE = "compares two sides: needs --slm-gate"
-NEEDS_A_GPU = "reads a GPU's counters: needs --slm-gpu or --slm-fake"
+NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-fake or --slm-endpoint"
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 STATE = "slm_state"  # user property of a report whose verdict is undecided
 
@@ -92,11 +90,13 @@ def pytest_report_header(config: pytest.Config) -> str | None:
         return None
     environment, source = session.host.environment, session.options.source
     chosen = ", ".join(f"{name} ({where})" for name, where in source.items() if where != "default")
-    device = environment.gpu_name or environment.cpu
     vllm = f"vLLM {environment.vllm}" if environment.vllm else "no vLLM"
+    served = f"{environment.gpu_name or environment.cpu}, {vllm}"
+    if session.options.endpoint:
+        served = f"at {', '.join(session.options.endpoint)}"
     sensors = session.sampler.name if session.sampler else "simulated" if session.backend == "fake" else "none"
     sweep = "adaptive sweep; " if session.options.sweep == "adaptive" else ""
-    return f"slmserve: {device}, {vllm}; {sweep}sensors: {sensors}; records: {session.options.records}; set: {chosen}"
+    return f"slmserve: {served}; {sweep}sensors: {sensors}; records: {session.options.records}; set: {chosen}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -145,7 +145,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(config.stash[PROBLEM])
     _leave_out_others(config, items)
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import engine_of, is_skipped, reads_several
+    from pytest_slmserve.items import engine_of, is_skipped, reads_several, why_not
 
     order: dict[Any, int] = {}
 
@@ -158,8 +158,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return apart, order.setdefault(spec, len(order)), reads
 
     measured = [item for item in items if is_measured(item)]
-    _skip_without_gpu(session, measured)
-    _skip_without_gate(session, measured)
+    for item in measured:
+        if why := why_not(session, item):
+            item.add_marker(pytest.mark.skip(reason=why), append=False)
     try:
         ranks = {id(item): key(item) for item in measured}
     except SlmError as error:
@@ -174,25 +175,6 @@ def _skip(measured: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"slmserve: SLM_REQUIRE_GPU=1, but {measured[0].nodeid} {NEEDS_A_MODE}")
     for item in measured:
         item.add_marker(pytest.mark.skip(reason=NEEDS_A_MODE))
-
-
-def _skip_without_gpu(session: Session, measured: list[pytest.Item]) -> None:
-    """Counters of a GPU can be simulated, but no CPU has them; nor can a host have more GPUs than there are."""
-    there = len(session.host.gpus)
-    for item in measured:
-        marker = item.get_closest_marker("slm")
-        if there and marker and marker.kwargs.get("gpus", 1) > there:
-            reason = f"needs {marker.kwargs['gpus']} GPUs, and {there} visible"
-            item.add_marker(pytest.mark.skip(reason=reason), append=False)
-        if session.backend == "cpu" and marker and marker.kwargs.get("needs") == "gpu":
-            item.add_marker(pytest.mark.skip(reason=NEEDS_A_GPU), append=False)
-
-
-def _skip_without_gate(session: Session, measured: list[pytest.Item]) -> None:
-    """Launches in pairs take their time: whoever wants them says so."""
-    for item in measured:
-        if is_gate(item) and not session.options.gate:
-            item.add_marker(pytest.mark.skip(reason=NEEDS_A_GATE), append=False)
 
 
 def _leave_out_others(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -85,6 +85,7 @@ class Progress:
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
 # on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
 MUST_MATCH = ("backend", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
+OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,16 @@ class Environment:
     host: str | None = None  # a hash: equal on one boot of one host
     git_commit: str | None = None
     pytest_slmserve: str | None = None
+    url: str | None = None  # of an endpoint; all else is then of the host that its client runs on
 
     @property
     def key(self) -> str:
-        return short_hash([getattr(self, name) for name in MUST_MATCH])
+        further = OF_AN_ENDPOINT if self.backend == "remote" else ()
+        return short_hash([getattr(self, name) for name in (*MUST_MATCH, *further)])
+
+    def of(self, spec: EngineSpec) -> Environment:
+        """Where `spec` is measured, on this host."""
+        return replace(self, url=spec.url) if spec.url else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there
+from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there, url_lock
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_shared
 from pytest_slmserve.analysis.deployments import on_several_gpus, with_wider
@@ -30,6 +30,7 @@ from pytest_slmserve.analysis.replication import (
 from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.engines.base import Engine
+from pytest_slmserve.engines.endpoint import check_endpoints
 from pytest_slmserve.engines.pool import DeviceLock, Pool
 from pytest_slmserve.engines.replicas import Replicas
 from pytest_slmserve.engines.sharing import start_replicas
@@ -99,7 +100,9 @@ class Session:
         check_there(host, range(options.tensor_parallel[-1]))
         agenda = Agenda(options, backend, host, list(host.warnings))
         session = cls(agenda, pool=Pool(start_replicas=partial(_start_replicas, host=host)))
-        if backend != "fake" and not options.plan:  # the simulated engine simulates its sensors too
+        if backend == "remote":
+            agenda.notes.append("no sensors are read: on which device an endpoint runs is not known")
+        elif backend != "fake" and not options.plan:  # the simulated engine simulates its sensors too
             session._open_sensors()
         return session
 
@@ -143,7 +146,12 @@ class Session:
 
     def open(self) -> None:
         """Take the device, read what is to be resumed, open the archive. Raises BadUsage or BadArchive."""
-        self._lock((self.host.device,))
+        for url in self.options.endpoint:
+            self._lock((url_lock(url),))
+        if self.options.endpoint:
+            check_endpoints(self.options.endpoint, self.agenda.models)
+        else:
+            self._lock((self.host.device,))
         self._undo.callback(self.pool.close)
         path = Path(self.options.records)
         there = path.exists()
@@ -223,7 +231,9 @@ class Session:
 
     def measure_one(self, spec: EngineSpec, workload: Workload, load: ClosedLoop, repeats: int) -> list[Measurement]:
         """The same of one engine that several are to be compared with: no point of a sweep."""
-        one = Replica(uuid.uuid4().hex[:12], 0, 1, replica_set(ReplicaSpec((spec,)), [workload.hash], [load]), ALONE)
+        sharing: Sharing = "urls" if spec.backend == "remote" else ALONE
+        asked = replica_set(ReplicaSpec((spec,), sharing), [workload.hash], [load])
+        one = Replica(uuid.uuid4().hex[:12], 0, 1, asked, sharing)
         key = one.key(self.agenda.key(spec, workload, load))
         return self._measured(key, spec, workload, load, repeats, one=one)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Door, Rule, Sharing, Source, Starts, Weights
+from pytest_slmserve.urls import check_url
 
 GIB = 1 << 30
 LATER = {"url": "", "tensor_parallel": 1}  # fields of an engine that came after the first records: what was so before
@@ -66,6 +67,8 @@ class EngineSpec:
             raise BadUsage("the simulated engine has no server", "--slm-door offline, or --slm-cpu")
         if len({self.backend == "remote", self.door == "endpoint", bool(self.url)}) > 1:
             raise BadUsage("an endpoint has a URL, and nothing else has one", "backend remote, door endpoint and url")
+        if self.url:
+            check_url(self.url)
         if self.tensor_parallel < 1:
             raise BadUsage(f"an engine on {self.tensor_parallel} GPUs", "tensor_parallel=1 or more")
         if not 0 < self.memory_share <= 1:
@@ -99,8 +102,9 @@ class ReplicaSpec:
     """Several engines at once on one device, of one model or of several.
 
     sharing: by time slicing (what a GPU and an operating system do by themselves), under MPS, each on a MIG instance of
-    its own, or each on a GPU of its own ("gpus"), where all they share is the host. pinned: each on its own part of the
-    CPU cores. thread_percentage: of the SMs each may use, under MPS.
+    its own, or each on a GPU of its own ("gpus"), where all they share is the host; endpoints have a URL each ("urls"),
+    and what they share is not known. pinned: each on its own part of the CPU cores. thread_percentage: of the SMs each
+    may use, under MPS.
     """
 
     engines: tuple[EngineSpec, ...]
@@ -123,6 +127,8 @@ class ReplicaSpec:
             raise BadUsage(
                 f"a thread percentage of {self.thread_percentage} with {self.sharing}", "1 to 100, and sharing mps"
             )
+        if (self.backend == "remote") != (self.sharing == "urls"):
+            raise BadUsage(f"{self.sharing} is no way in which these engines can share", "urls, of endpoints alone")
         if self.backend == "cpu" and self.sharing != "time-slicing":
             raise BadUsage(f"{self.sharing} is a way to share a GPU, and there is none", "time-slicing")
 

@@ -84,6 +84,10 @@ def trials(plan: Plan, curves: Sequence[Curve], python: str = "") -> list[Trial]
     """One for each model that got an advice. Raises BadUsage or BadDataset where its requests cannot be made again, or
     are longer than was advised for."""
     found = []
+    if any(curve.spec and curve.spec.backend == "remote" for curve in curves):
+        raise BadUsage(
+            "an endpoint's engine cannot be started as advised: it is not ours", "records of our own engines"
+        )
     for advice in plan.advices:
         curve = _curve_of(advice, curves)
         if advice.batch is not None and curve and curve.first and curve.load:

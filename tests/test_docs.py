@@ -39,8 +39,8 @@ Each option may be given on the command line, in the environment, or in the ini 
 `[tool.pytest.ini_options]` in `pyproject.toml`), in this order of precedence; the header of a run says which it took
 from where. In the environment and the ini file a flag is 1 or 0, and several values are separated by spaces.
 
-A mode (`--slm-gpu`, `--slm-cpu` or `--slm-fake`) is what makes anything run: without one, what measures is skipped.
-Modes exclude each other.
+A mode (`--slm-gpu`, `--slm-cpu`, `--slm-fake` or `--slm-endpoint`) is what makes anything run: without one, what
+measures is skipped. Modes exclude each other.
 """
 PER_BACKEND = '\nWhere the default is "by mode":\n'
 
@@ -70,9 +70,11 @@ def option_rows() -> Iterator[tuple[str, ...]]:
 def mode_rows() -> Iterator[tuple[str, ...]]:
     for backend, defaults in DEFAULTS.items():
         prompt, output = defaults.lengths
-        batches = f"1, 2, 4 … to {defaults.largest} or the KV capacity"
-        mode = "gpu" if backend == "cuda" else backend
-        yield f"`--slm-{mode}`", ", ".join(defaults.models), batches, f"{prompt}/{output}", f"{defaults.window_s:g} s"
+        end = "" if backend == "remote" else " or the KV capacity"
+        batches = f"1, 2, 4 … to {defaults.largest}{end}"
+        mode = {"cuda": "gpu", "remote": "endpoint"}.get(backend, backend)
+        models = ", ".join(defaults.models) or "to be named"
+        yield f"`--slm-{mode}`", models, batches, f"{prompt}/{output}", f"{defaults.window_s:g} s"
 
 
 def options_page() -> str:

@@ -18,6 +18,10 @@ GOOD = {  # two texts and their values
     "sweep": (("adaptive", "adaptive"), ("full", "full")),
     "window": (("2.5", 2.5), ("10", 10.0)),
     "starts": (("together", "together"), ("spread", "spread")),
+    "endpoint": (
+        ("http://h:1/v1/completions", ("http://h:1/v1/completions",)),
+        ("https://a/x, https://b/x", ("https://a/x", "https://b/x")),
+    ),
     "door": (("server", "server"), ("offline", "offline")),
     "repeats": (("3", 3), ("1", 1)),
     "lengths": (("64/32", (64, 32)), ("natural", "natural")),
@@ -57,6 +61,7 @@ BAD = {
     "window": ["0", "-1", "inf", "nan", "long"],
     "starts": ["random"],
     "door": ["back"],
+    "endpoint": [","],
     "repeats": ["0", "-1", "1.5", "two", "²"],
     "lengths": ["512", "512/", "/256", "0/1", "a/b", "1/2/3"],
     "sharegpt_rule": ["any"],
@@ -201,11 +206,16 @@ def retyped(words):
     return {opt.name: True if opt.is_flag else text for opt, text in pairs} | many
 
 
-@pytest.mark.parametrize("name", [opt.name for opt in OPTS if opt.name not in ("gpu", "cpu")])
+@pytest.mark.parametrize("name", [opt.name for opt in OPTS if opt.name not in ("gpu", "cpu", "endpoint")])
 def test_what_is_typed_again_means_the_same(name):
     options = read_options(typed(name), {}, {})
     assert read_options(retyped(as_words(options)), {}, {}) == options
     assert not retyped(as_words(options, (name,))).keys() & {name}
+
+
+def test_an_endpoint_that_is_typed_again_is_the_same():
+    options = read_options({"endpoint": "http://a/x,http://b/x", "models": "m"}, {}, {})
+    assert read_options(retyped(as_words(options)), {}, {}) == options and options.backend == "remote"
 
 
 @pytest.mark.parametrize("argument", ['a="5"', "a=5", "a=[1, 2]", "a=true", "a=word", 'a={"b": 1}', "a=x=y"])

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.roofline import peaks_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Sharing, Starts
+from pytest_slmserve.kinds import Backend, OwnSharing, Starts
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Environment, known_fields
 
@@ -195,7 +195,7 @@ TOWARDS_PARETO = "arXiv:2404.03353"
 SMALLEST, LARGEST = "opt-125m", "opt-13b"  # of the models that its figure 1 has
 
 
-def _of_replicas(how: Sharing) -> tuple[Claim, ...]:
+def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
     where = "" if how == "gpus" else " on one GPU"
     return (
         Claim(
@@ -217,7 +217,7 @@ def _of_replicas(how: Sharing) -> tuple[Claim, ...]:
     )
 
 
-def _rows_of_replicas(how: Sharing) -> tuple[Row, ...]:
+def _rows_of_replicas(how: OwnSharing) -> tuple[Row, ...]:
     return (
         Row(
             sharing.name_of(sharing.PAY, how),
@@ -294,7 +294,7 @@ CLAIMS: tuple[Claim, ...] = (
         _larger_in_table_1,
         _and_smaller,
     ),
-    *(claim for how in get_args(Sharing) for claim in _of_replicas(how)),
+    *(claim for how in get_args(OwnSharing) for claim in _of_replicas(how)),
     Claim(
         tensor_parallel.PER_GPU,
         "Spread over more GPUs, an engine whose load fits into one serves less per GPU.",
@@ -432,7 +432,7 @@ ROWS: tuple[Row, ...] = (
         parameters={"bound": 1.0},
         evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
     ),
-    *(row for how in get_args(Sharing) for row in _rows_of_replicas(how)),
+    *(row for how in get_args(OwnSharing) for row in _rows_of_replicas(how)),
     Row(
         sharing.name_of(sharing.PAY, "mps"),
         model="opt-2.7b",

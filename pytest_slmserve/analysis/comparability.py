@@ -183,6 +183,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("weights", attrgetter("spec.weights")),
     Fact("workload", attrgetter("workload.hash")),
     Fact("load", attrgetter("load"), _load),
+    Fact("door", attrgetter("spec.door")),
     Fact("backend", attrgetter("environment.backend")),
     Fact("GPU", attrgetter("environment.gpu_name"), of_gpu=True),
     Fact("GPU memory", attrgetter("environment.gpu_memory_bytes"), _mib, of_gpu=True),

@@ -56,8 +56,10 @@ def requests_that_fit(blocks: int, block_size: int, longest: int) -> int:
 
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """KV blocks that this specification gives; None where shape or type are unknown."""
-    per_token, kv_bytes = kv_bytes_per_token(spec, resolved), spec.kv_cache_bytes * spec.tensor_parallel
+    """KV blocks that this specification gives; None where shape or type are unknown, and of an endpoint, whose cache is
+    its own affair."""
+    per_token = None if spec.backend == "remote" else kv_bytes_per_token(spec, resolved)
+    kv_bytes = spec.kv_cache_bytes * spec.tensor_parallel
     return None if per_token is None else kv_blocks(kv_bytes, block_size_of(spec, resolved), per_token)
 
 

@@ -14,7 +14,13 @@ from pytest_slmserve.analysis.verdict import State, Verdict, above, below
 from pytest_slmserve.kinds import Sharing
 
 PAY, TAIL = "replicas-pay", "replicas-keep-the-tail"
-HOW = {"time-slicing": "by time slicing", "mps": "under MPS", "mig": "on MIG instances", "gpus": "with a GPU each"}
+HOW: dict[Sharing, str] = {
+    "time-slicing": "by time slicing",
+    "mps": "under MPS",
+    "mig": "on MIG instances",
+    "gpus": "with a GPU each",
+    "urls": "at URLs of their own",
+}
 Pair = tuple[SharedPoint, Point]
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pytest_slmserve.records import Workload
     from pytest_slmserve.workload.arrivals import Arrivals
 
-VOCABULARY = 32_000  # ids below it are tokens of most models
 WINDOW_S = 10.0
 SETTLE_S = 5.0
 LONGEST = 2048  # tokens of a request of a trace
@@ -245,6 +244,7 @@ def check_conversations(given: argparse.Namespace) -> None:
 
 def vocabulary_of(model: str) -> int:
     from pytest_slmserve.analysis.kv_cache import known_shape
+    from pytest_slmserve.workload.tokens import VOCABULARY
 
     shape = known_shape(model)
     return shape.vocabulary if shape else VOCABULARY

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -83,7 +82,7 @@ def slo_of(given: argparse.Namespace) -> Slo | None:
 
 def measured(given: argparse.Namespace, loads: Asked) -> list[Measurement]:
     """One after the other; each is in the archive when the next one begins."""
-    from pytest_slmserve.engines.endpoint import KEY, EndpointEngine
+    from pytest_slmserve.engines.endpoint import EndpointEngine
     from pytest_slmserve.environment import remote
     from pytest_slmserve.measure import measure
     from pytest_slmserve.store import Archive
@@ -92,7 +91,7 @@ def measured(given: argparse.Namespace, loads: Asked) -> list[Measurement]:
     found = []
     with ExitStack() as undo:
         archive = undo.enter_context(Archive.open(given.records))
-        engine = undo.enter_context(closing(EndpointEngine(spec, os.environ.get(KEY, ""), given.extra_body)))
+        engine = undo.enter_context(closing(EndpointEngine(spec, further=given.extra_body)))
         for load, workload in loads:
             found.append(measure(engine, workload, load, remote(), told))
             archive.add(found[-1])

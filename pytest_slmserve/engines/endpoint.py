@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,9 +15,9 @@ from pytest_slmserve.engines.client import Client, ask_once, completion, run_of
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.records import Request, Resolved, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
+from pytest_slmserve.urls import KEY
 
 CHAT = "/chat/completions"
-KEY = "SLM_ENDPOINT_KEY"  # the variable that has the key
 ANSWER_S = 60.0
 TOLD = 200  # characters of an answer that is no stream
 HINTS = {
@@ -37,15 +38,17 @@ class EndpointEngine:
     """Somebody else's server: nothing is started, and its limits are not known. One request is sent first, so that a
     wrong key, an unknown model or a server without streaming is an error, and not a measurement."""
 
-    def __init__(self, spec: EngineSpec, key: str = "", further: Mapping[str, Any] | None = None) -> None:
-        """key: sent as a bearer token, and told to nobody else. further: fields of every request's body beside ours;
-        None takes one of ours away."""
+    def __init__(self, spec: EngineSpec, key: str | None = None, further: Mapping[str, Any] | None = None) -> None:
+        """key: sent as a bearer token, and told to nobody else; None: that of the environment. further: fields of every
+        request's body beside ours; None takes one of ours away."""
         self.spec = spec
         self.launch = uuid.uuid4().hex[:12]
         self.resolved = Resolved()
         self.ready = True
         self._further = dict(further or {})
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._key = usable(os.environ.get(KEY, "") if key is None else key)
+        self._headers = {"Content-Type": "application/json"}
+        self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._check()
         self._client = Client(spec.url, self._headers)
 
@@ -54,7 +57,8 @@ class EndpointEngine:
         status, kind, text = self._asked(self.body(Request((5, 6, 7), 2)))
         if status != 200:
             hint = HINTS.get(status, "--extra-body with what this server wants otherwise")
-            raise BadUsage(f"{self.spec.url} answered {status}: {text[:TOLD]}", hint)
+            said = text.replace(self._key, "[hidden]") if self._key else text  # some repeat the key that they refuse
+            raise BadUsage(f"{self.spec.url} answered {status}: {said[:TOLD]}", hint)
         if "event-stream" not in kind:
             raise BadUsage(f"{self.spec.url} does not stream: it answered {kind or 'something'}", "a server that does")
 
@@ -77,6 +81,9 @@ class EndpointEngine:
         asked |= self._further
         return json.dumps({name: value for name, value in asked.items() if value is not None})
 
+    def start(self) -> None:
+        """Somebody else has started it."""
+
     def hand_over(self, workload: Workload) -> None:
         self._client.hand_over(workload, self.body)
 
@@ -90,6 +97,21 @@ class EndpointEngine:
     def close(self) -> None:
         self.ready = False
         self._client.kill()
+
+
+def usable(key: str) -> str:
+    """A key without blanks around it. Raises BadUsage, which does not repeat it, where no header could hold it."""
+    key = key.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise BadUsage(f"{KEY} holds what no header may hold", "the key alone, in one line of ASCII")
+    return key
+
+
+def check_endpoints(urls: Sequence[str], models: Sequence[str]) -> None:
+    """Raises BadUsage where one of `models` gets no stream at one of `urls`."""
+    for url in urls:
+        for model in models:
+            EndpointEngine(EngineSpec(model, backend="remote", door="endpoint", url=url)).close()
 
 
 def text_of(request: Request) -> str:

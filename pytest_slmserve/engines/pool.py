@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from pytest_slmserve.engines.base import Engine
+from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import NOWHERE_ELSE, OfflineEngine
 from pytest_slmserve.engines.replicas import Replicas
@@ -32,6 +33,8 @@ def start(spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
     match spec.backend:
         case "fake":
             return FakeEngine(spec, place=place)
+        case "remote":
+            return EndpointEngine(spec)
         case _ if spec.door == "server":
             return ServerEngine(spec, place=place)
         case _:

@@ -9,6 +9,7 @@ import psutil
 
 from pytest_slmserve.engines import mps
 from pytest_slmserve.engines.base import Engine
+from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas import HeldEngine, Replicas, cores_of_each
@@ -29,7 +30,7 @@ def start_replicas(spec: ReplicaSpec, device: str = "none", memory_used: Callabl
     if why := cannot_share(spec, device):
         raise BadUsage(why, "another way of sharing: time-slicing")
     launch = partial(_launch, sharing=spec.sharing)
-    if spec.backend == "fake" or spec.sharing == "time-slicing":
+    if spec.backend == "fake" or spec.sharing in ("time-slicing", "urls"):
         return Replicas(spec, launch, memory_used=memory_used)
     if spec.sharing == "gpus":  # nobody takes memory where another looks
         return Replicas(spec, launch)
@@ -51,7 +52,7 @@ def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
     """Why these replicas cannot share the device in this way, in one sentence; None where nothing speaks against it."""
     if spec.backend == "cpu" and not all(cores_of_each(len(spec), pinned=True)):
         return f"{len(spec)} engines of vLLM's CPU backend need a core each"
-    if spec.backend == "fake" or spec.sharing in ("time-slicing", "gpus"):
+    if spec.backend == "fake" or spec.sharing in ("time-slicing", "gpus", "urls"):
         return None
     if spec.sharing == "mps":
         return mps.unable(device)
@@ -94,6 +95,8 @@ def processes(engine: Engine) -> set[int]:
 def _launch(
     spec: EngineSpec, *, place: Mapping[str, str], cores: Collection[int], share: int, sharing: Sharing
 ) -> HeldEngine:
+    if spec.backend == "remote":
+        return EndpointEngine(spec)
     if spec.backend == "fake":
         if sharing == "gpus":
             return FakeEngine(spec, gpus=share)

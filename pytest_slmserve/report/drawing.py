@@ -74,6 +74,8 @@ def _where(curve: Curve) -> str:
         return "unknown device"
     if curve.environment.backend == "fake":
         return "SIMULATED, not measured on a device"
+    if curve.environment.backend == "remote":
+        return curve.environment.url or "an endpoint"
     return curve.environment.gpu_name or curve.environment.cpu or "unknown device"
 
 

@@ -52,8 +52,7 @@ def replica_report(curves: Sequence[Curve], shared: Sequence[SharedPoint]) -> It
         served = _table(SERVED, [(names, row) for names, _, row in entries])
         sensed = _table(SENSED, [(names, row) for names, point, _ in entries if any(row := _sensed(point))])
         remarks = list(_remarks(points, curves))
-        place = "" if any(point.sharing == "gpus" for point in points) else " on one device"
-        title = f"Replicas{place}: {_where(points[0].environment)}"
+        title = _title(points)
         yield "\n".join([title, "", served, *remarks, *(("", sensed) if sensed else ())])
     if shared:
         yield hanging(LEGEND, 0)
@@ -65,6 +64,14 @@ def _grouped(things: Iterable[Thing], key: Callable[[Thing], Hashable]) -> list[
     for thing in things:
         found.setdefault(key(thing), []).append(thing)
     return list(found.values())
+
+
+def _title(points: Sequence[SharedPoint]) -> str:
+    where = points[0].environment
+    if where.backend == "remote":
+        return f"Replicas at URLs of their own, the first at {where.url}: what they share is not known"
+    place = "" if any(point.sharing == "gpus" for point in points) else " on one device"
+    return f"Replicas{place}: {_where(where)}"
 
 
 def _where(where: Environment) -> str:

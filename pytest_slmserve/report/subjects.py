@@ -89,9 +89,9 @@ def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
 
 def one_device(curves: Sequence[Curve]) -> Environment | None:
     """Where all of them were measured. Raises BadUsage where they were on several kinds of device."""
-    devices = {(e.backend, e.gpu_name, e.gpu_memory_bytes): e for c in curves if (e := c.environment)}
+    devices = {(e.backend, e.gpu_name, e.gpu_memory_bytes, e.url): e for c in curves if (e := c.environment)}
     if len(devices) > 1:
-        names = ", ".join(e.gpu_name or e.backend or "unknown" for e in devices.values())
+        names = ", ".join(e.url or e.gpu_name or e.backend or "unknown" for e in devices.values())
         raise BadUsage(f"the records are of several devices ({names})", "records of one, or --model")
     return next(iter(devices.values()), None)
 
@@ -128,7 +128,7 @@ def _left_out(curve: Curve) -> Iterator[str]:
 
 def _engine(curve: Curve, longest: int | None) -> Engine | None:
     first = curve.first
-    if first is None:
+    if first is None or first.spec.backend == "remote":  # what its server's limits were is not told
         return None
     spec, resolved = first.spec, first.resolved
     footprint = _footprint(curve, spec, resolved, longest or first.workload.longest)

@@ -96,7 +96,7 @@ def heading(curve: Curve) -> Iterator[str]:
         yield f"{curve.subject}: nothing was measured"
         return
     if spec.door == "endpoint":
-        yield f"{curve.subject} at {spec.url}"
+        yield f"{curve.subject} at {spec.url}, endpoint door"
     else:
         yield f"{curve.subject} on {device(where)}"
         yield f"  {_engine(spec, where, curve.resolved)}"
@@ -119,6 +119,8 @@ def device(where: Environment) -> str:
     match where.backend:
         case "fake":
             return "a SIMULATED ENGINE: these numbers come from a formula, NOT FROM A DEVICE"
+        case "remote":
+            return f"whatever serves at {where.url or 'an endpoint'}"
         case "cpu":
             return f"{where.cpu or 'an unknown CPU'}, {where.cores or ABSENT} cores"
         case _:

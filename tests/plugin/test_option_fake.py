@@ -34,7 +34,7 @@ def test_without_a_mode_what_measures_is_skipped_with_the_reason(pytester):
     )
     result = pytester.runpytest_inprocess("-rs")
     result.assert_outcomes(passed=1, skipped=3)
-    result.stdout.fnmatch_lines(["*SKIPPED*measures: needs --slm-gpu, --slm-cpu or --slm-fake*"])
+    result.stdout.fnmatch_lines(["*SKIPPED*measures: needs --slm-gpu, --slm-cpu, --slm-fake or --slm-endpoint*"])
 
 
 def test_with_a_mode_and_no_path_only_what_measures_runs(pytester):

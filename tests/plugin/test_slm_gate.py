@@ -161,7 +161,7 @@ def test_without_a_gate_its_items_are_skipped_with_the_reason(pytester, gate):
 def test_without_a_mode_they_are_skipped_as_all_that_measures(pytester, gate):
     gate("--collect-only")
     result = pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider")
-    result.stdout.fnmatch_lines(["*SKIPPED*measures: needs --slm-gpu, --slm-cpu or --slm-fake*"])
+    result.stdout.fnmatch_lines(["*SKIPPED*measures: needs --slm-gpu, --slm-cpu, --slm-fake or --slm-endpoint*"])
 
 
 def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(pytester):

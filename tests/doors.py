@@ -1,0 +1,50 @@
+"""Specifications of engines that are no vLLM, and a small workload for any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from real_engine import SPEC
+
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.engines.server import ServerEngine
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.records import Measurement, Workload
+from pytest_slmserve.spec import EngineSpec, WorkloadSpec
+from pytest_slmserve.workload.build import build_workload
+
+STAND_IN = Path(__file__).parent / "engines" / "stand_in"
+FAKE = replace(SPEC, backend="fake")
+
+
+def stand_in(**extra: Any) -> EngineSpec:
+    """Our door and our worker in their own process, with a stand-in for vLLM that has the faults in `extra`."""
+    return replace(SPEC, env=(("PYTHONPATH", str(STAND_IN)),), extra=tuple(extra.items()))
+
+
+@contextmanager
+def somebodys_server(**extra: Any) -> Iterator[ServerEngine]:
+    """A server that somebody else has started, as far as a test goes: the stand-in behind a URL, with a key."""
+    server = ServerEngine(replace(stand_in(**extra), door="server"))
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def url_of(server: ServerEngine, path: str = "/v1/completions") -> str:
+    return f"http://127.0.0.1:{server.port}{path}"
+
+
+def wrong_but_for_noise(measurements: Iterable[Measurement]) -> list[str]:
+    """What is wrong with them that a busy machine does not do."""
+    return [text for m in measurements for text in problems(m) if not text.startswith("not steady: ")]
+
+
+def small_workload(requests: int = 32, output_tokens: int = 8) -> Workload:
+    spec = WorkloadSpec(prompt_tokens=16, output_tokens=output_tokens, requests=requests)
+    return build_workload(spec, shape_of(SPEC.model))
