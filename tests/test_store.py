@@ -532,10 +532,10 @@ def test_a_newer_format_is_never_skipped(three, skip_damaged):
         ("other.jsonl", b'{"a": 1}\n{"a": 2}\n', "not an archive of pytest-slmserve: line 1 has no entry 'kind'"),
         ("plain.jsonl.gz", b'{"kind":"session","format":1}\n', "ends in .gz but is not gzip"),
         ("plain.jsonl.xz", b'{"kind":"session","format":1}\n', "ends in .xz but is not xz"),
-        ("other.gz", gzip.compress(b"nothing like it\n"), "not an archive"),
+        ("other.gz", gzip.compress(b"nothing like it\n", mtime=0), "not an archive"),
         ("other.xz", lzma.compress(b"nothing like it\n"), "not an archive"),
-        ("cut.gz", gzip.compress(b"nothing like it\n" * 99)[:-12], "not an archive"),
-        ("zip.jsonl", gzip.compress(b'{"kind":"session"}\n'), "not an archive"),
+        ("cut.gz", gzip.compress(b"nothing like it\n" * 99, mtime=0)[:-12], "not an archive"),
+        ("zip.jsonl", gzip.compress(b'{"kind":"session"}\n', mtime=0), "not an archive"),
     ],
 )
 def test_other_files_are_refused_and_left_alone(tmp_path, name, content, what):
