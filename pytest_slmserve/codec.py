@@ -237,6 +237,7 @@ def _stream_of(facts: dict[str, Any]) -> Stream:
         scheduled_s=None if scheduled is None else typed(tuple[float, ...], scheduled),
         cpu_s=typed(float | None, facts.get("cpu_s")),
         stamp_doubt_s=typed(tuple[float, float] | None, facts.get("stamp_doubt_s")),
+        without=typed(tuple[str, ...], facts.get("without", [])),
     )
     if found.bin_s <= 0:
         raise ValueError(f"bins of {found.bin_s} s")

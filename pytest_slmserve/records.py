@@ -209,7 +209,8 @@ class Stream:
     least_s * growth**i on, at -1 those below. tokens_per_chunk: by the server's count. scheduled_s: when each request
     was to be sent, in the order of the samples; None without a schedule. cpu_s: of the client. stamp_doubt_s: by
     how much the stamps of what was fetched at one time can be too late, in the mean over all pieces and at most: chunks
-    that came since the client looked last have one stamp, that of the last of them.
+    that came since the client looked last have one stamp, that of the last of them. without: what a server that is not
+    ours refused of what we ask for, so that it was not asked for.
     """
 
     bin_s: float
@@ -220,6 +221,7 @@ class Stream:
     scheduled_s: Sequence[float] | None = None
     cpu_s: float | None = None
     stamp_doubt_s: tuple[float, float] | None = None
+    without: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,9 @@ from pytest_slmserve.urls import KEY
 
 CHAT = "/chat/completions"
 ANSWER_S = 60.0
+TOKEN_IDS = "token ids"
+LESS = (("ignore_eos",), (TOKEN_IDS,), ("ignore_eos", TOKEN_IDS), ("ignore_eos", TOKEN_IDS, "stream_options"))
+NOT_SO = (400, 422)  # of a body that a server does not take
 TOLD = 200  # characters of an answer that is no stream
 HINTS = {
     401: f"{KEY}=... in the environment",
@@ -36,7 +40,12 @@ WORDS = COMMON.split()
 
 class EndpointEngine:
     """Somebody else's server: nothing is started, and its limits are not known. One request is sent first, so that a
-    wrong key, an unknown model or a server without streaming is an error, and not a measurement."""
+    wrong key, an unknown model or a server without streaming is an error, and not a measurement.
+
+    without: what its server refuses of what we ask for: "ignore_eos", prompts in "token ids" (then they are words).
+    """
+
+    without: tuple[str, ...] = ()
 
     def __init__(self, spec: EngineSpec, key: str | None = None, further: Mapping[str, Any] | None = None) -> None:
         """key: sent as a bearer token, and told to nobody else; None: that of the environment. further: fields of every
@@ -53,14 +62,28 @@ class EndpointEngine:
         self._client = Client(spec.url, self._headers)
 
     def _check(self) -> None:
-        """Raises BadUsage where one short request gets no stream."""
-        status, kind, text = self._asked(self.body(Request((5, 6, 7), 2)))
+        """Ask for two tokens, the way that servers take which know most; where that is refused, without what some do
+        not know. Raises BadUsage where none of it gets a stream, with what is said to the least of it."""
+        status, kind, text = self._asked_without(())
+        for without in LESS:
+            if status not in NOT_SO:
+                break
+            status, kind, text = self._asked_without(without)
         if status != 200:
             hint = HINTS.get(status, "--extra-body with what this server wants otherwise")
-            said = text.replace(self._key, "[hidden]") if self._key else text  # some repeat the key that they refuse
-            raise BadUsage(f"{self.spec.url} answered {status}: {said[:TOLD]}", hint)
+            raise BadUsage(f"{self.spec.url} answered {status}: {self._told(text)}", hint)
         if "event-stream" not in kind:
             raise BadUsage(f"{self.spec.url} does not stream: it answered {kind or 'something'}", "a server that does")
+        if error := error_in(text):
+            raise BadUsage(f"{self.spec.url} said in its stream: {self._told(error)}", "its log")
+
+    def _asked_without(self, without: tuple[str, ...]) -> tuple[int, str, str]:
+        self.without = without
+        return self._asked(self.body(Request((5, 6, 7), 2)))
+
+    def _told(self, text: str) -> str:
+        """Some repeat the key that they refuse."""
+        return (text.replace(self._key, "[hidden]") if self._key else text)[:TOLD]
 
     def _asked(self, body: str) -> tuple[int, str, str]:
         """Status, content type and text of one answer."""
@@ -76,8 +99,10 @@ class EndpointEngine:
         if urlsplit(self.spec.url).path.endswith(CHAT):
             del asked["prompt"]
             asked["messages"] = [{"role": "user", "content": request.text or text_of(request)}]
-        elif request.text:
-            asked["prompt"] = request.text
+        elif request.text or TOKEN_IDS in self.without:
+            asked["prompt"] = request.text or text_of(request)
+        for name in self.without:
+            asked.pop(name, None)
         asked |= self._further
         return json.dumps({name: value for name, value in asked.items() if value is not None})
 
@@ -89,7 +114,8 @@ class EndpointEngine:
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
         self.hand_over(workload)
-        return run_of(self._client.run(load, tell, gate), workload)
+        run = run_of(self._client.run(load, tell, gate), workload)
+        return replace(run, stream=run.stream and replace(run.stream, without=self.without))
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         raise EngineFailed("an endpoint is not asked for its tokens", "the server door")
@@ -112,6 +138,12 @@ def check_endpoints(urls: Sequence[str], models: Sequence[str]) -> None:
     for url in urls:
         for model in models:
             EndpointEngine(EngineSpec(model, backend="remote", door="endpoint", url=url)).close()
+
+
+def error_in(stream: str) -> str | None:
+    """What a server that has begun to stream says against it."""
+    lines = (line.removeprefix("data:").strip() for line in stream.splitlines() if line.startswith("data:"))
+    return next((line for line in lines if '"error"' in line), None)
 
 
 def text_of(request: Request) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from tabulate import tabulate
@@ -13,7 +14,7 @@ from pytest_slmserve.analysis.latency import Percentiles, gap_histogram, gap_per
 from pytest_slmserve.analysis.schedule_delay import ScheduleDelay, schedule_delay
 from pytest_slmserve.analysis.summary import summarize
 from pytest_slmserve.analysis.validity import standing
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.records import Measurement, Stream
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
 from pytest_slmserve.spec import OpenLoop, load_facts
 
@@ -51,6 +52,7 @@ def as_json(measurement: Measurement, slo: Slo | None = None) -> dict[str, Any]:
         **figures_of(measurement, slo),
         "tokens_per_chunk": stream and stream.tokens_per_chunk,
         "client_cpu_s": stream and stream.cpu_s,
+        "not_asked_for": list(stream.without) if stream else [],
     }
 
 
@@ -92,12 +94,30 @@ def _head(m: Measurement) -> Iterator[str]:
     whom, tokens = asked_of(m)
     yield whom
     yield f"{tokens}, {figure(figures.batch, 4)} requests in flight"
+    if stream := m.run.stream:
+        yield from without(stream)
+    yield from _ended_early(m)
     if isinstance(m.load, OpenLoop) and (delay := delay_of(m)):
         rates = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
         yield f"{m.load.arrivals}: {rates}, late by {milliseconds(delay.p99_s)} ms (p99) at most"
     yield f"{figure(figures.output_tokens_per_s, 4)} output tokens/s over {closed - opened:.1f} s"
     which = "sent in the window" if isinstance(m.load, OpenLoop) else "ended in the window"
     yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {m.run.failures} failed"
+
+
+def without(stream: Stream) -> Iterator[str]:
+    """What its server did not let us ask for."""
+    if stream.without:
+        yield f"asked without {', '.join(stream.without)}, which this server refuses"
+
+
+def _ended_early(m: Measurement) -> Iterator[str]:
+    """Of a request of known length, fewer tokens than were asked for."""
+    asked, samples = m.workload.spec.output_tokens, m.run.samples
+    came = [tokens for tokens, finished in zip(samples.output_tokens, samples.finished) if finished]
+    early = sum(tokens < asked for tokens in came) if asked else 0
+    if early:
+        yield f"{early} of {len(came)} requests ended early, {fmean(came):,.4g} output tokens in the mean"
 
 
 def _table(found: dict[str, Percentiles]) -> str:

@@ -18,6 +18,7 @@ from pytest_slmserve.report.layout import grid, hanging, named
 from pytest_slmserve.report.replica_tables import replica_report
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.sensor_tables import energy_report, legend, sensor_table
+from pytest_slmserve.report.served import without
 from pytest_slmserve.report.unneeded import amount, remark
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load, OpenLoop
 
@@ -97,6 +98,8 @@ def heading(curve: Curve) -> Iterator[str]:
         return
     if spec.door == "endpoint":
         yield f"{curve.subject} at {spec.url}, endpoint door"
+        if curve.first and (stream := curve.first.run.stream):
+            yield from (f"  {text}" for text in without(stream))
     else:
         yield f"{curve.subject} on {device(where)}"
         yield f"  {_engine(spec, where, curve.resolved)}"

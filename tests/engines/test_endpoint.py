@@ -15,6 +15,7 @@ from pytest_slmserve.environment import remote
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.measure import measure
 from pytest_slmserve.records import Request
+from pytest_slmserve.report.served import as_text
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, OpenLoop
 
 SCHEDULE = tuple(i / 50 for i in range(100))
@@ -117,6 +118,61 @@ def test_what_is_refused_is_an_error_before_anything_is_measured(there, model, p
     with pytest.raises(BadUsage, match=problem) as caught:
         EndpointEngine(spec_of(there, model, path), key or there._key)
     assert there._key not in str(caught.value)
+
+
+class Refusing:
+    """A server that takes no body with certain words in it; an event in its stream may be an error."""
+
+    def __init__(self, *words, event='{"choices": []}'):
+        self.words, self.event, self.asked = words, event, []
+
+    def __call__(self, method, url, headers, body, within_s):
+        self.asked.append(json.loads(body))
+        if found := [word for word in self.words if word in body]:
+            return 422, "application/json", f"no {found[0]} here, {headers.get('Authorization')}"
+        return 200, "text/event-stream", f"data: {self.event}\n\n"
+
+
+IDS = '"prompt": ['
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        ((), ()),
+        (("ignore_eos",), ("ignore_eos",)),
+        ((IDS,), ("token ids",)),
+        (("ignore_eos", IDS), ("ignore_eos", "token ids")),
+        (("ignore_eos", IDS, "stream_options"), ("ignore_eos", "token ids", "stream_options")),
+    ],
+)
+def test_what_a_server_refuses_is_not_asked_for(there, monkeypatch, words, without):
+    server = Refusing(*words)
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", server)
+    engine = EndpointEngine(spec_of(there), "key-of-somebody")
+    engine.close()
+    assert engine.without == without
+    assert isinstance(server.asked[-1]["prompt"], str if "token ids" in without else list)
+    assert server.asked[-1]["stream"] is True and "max_tokens" in server.asked[-1]
+
+
+def test_what_is_refused_to_the_least_is_told_without_the_key(there, monkeypatch):
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing("ignore_eos", '"model"'))
+    with pytest.raises(BadUsage, match=r'answered 422: no "model" here, Bearer \[hidden\]'):
+        EndpointEngine(spec_of(there), "key-of-somebody")
+
+
+def test_an_error_in_the_stream_is_told_before_anything_is_measured(there, monkeypatch):
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing(event='{"error": "out of memory"}'))
+    with pytest.raises(BadUsage, match="said in its stream: .*out of memory"):
+        EndpointEngine(spec_of(there), "key")
+
+
+def test_requests_that_ended_early_are_counted(endpoint):
+    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), remote())
+    short = replace(found.run.samples, output_tokens=(4, *found.run.samples.output_tokens[1:]))
+    told = as_text(replace(found, run=replace(found.run, samples=short)))
+    assert "1 of 20 requests ended early, 7.8 output tokens in the mean" in told and "ended early" not in as_text(found)
 
 
 def test_nobody_there(there):

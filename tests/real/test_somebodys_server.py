@@ -1,14 +1,25 @@
-"""A real server that the suite has not started, as far as it knows: vLLM's own, on the CPU."""
+"""Real servers that the suite has not started, as far as it knows, on the CPU: vLLM's own, and that of transformers."""
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from doors import url_of, wrong_but_for_noise
+from processes import until
 from real_engine import SPEC
 
-from pytest_slmserve.engines.server import ServerEngine
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.engines.client import ask_once
+from pytest_slmserve.engines.server import HOST, ServerEngine, free_port, write_tokenizer
+from pytest_slmserve.models import shape_of
 from pytest_slmserve.store import read
 
 POINTS = """
@@ -34,3 +45,82 @@ def test_the_suite_at_its_url(there, pytester, monkeypatch):
     assert wrong_but_for_noise(found) == []
     assert {m.load.concurrency for m in found} == {1, 8} and not any(len(m.run.steps) for m in found)
     assert {tokens for m in found for tokens in m.run.samples.prompt_tokens} == {32}
+
+
+# Another server than vLLM's
+
+SERVING = ("accelerate", "fastapi", "openai", "rich", "torch", "transformers", "uvicorn")
+MAKE = """
+import sys
+from transformers import OPTConfig, OPTForCausalLM
+from pytest_slmserve.models import shape_of
+OPTForCausalLM(OPTConfig(**dict(shape_of("opt-tiny").config))).save_pretrained(sys.argv[1])
+"""
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def transformers_serve(tmp_path_factory):
+    """Its URL's beginning, and the folder of its model: random weights, and a word for each token."""
+    if missing := [name for name in SERVING if not find_spec(name)]:
+        pytest.skip(f"transformers serve needs {', '.join(missing)}: requirements/transformers-serve.lock")
+    folder, port = tmp_path_factory.mktemp("served") / "tiny", free_port()
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", MAKE, str(folder)], env=offline, check=True, capture_output=True, timeout=120)
+    write_tokenizer(shape_of("opt-tiny"), folder)
+    named = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**named, "chat_template": TEMPLATE}), "utf-8")
+    words = ["serve", str(folder), "--host", HOST, "--port", str(port), "--device", "cpu"]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "transformers.cli.transformers", *words], env=offline, stdout=log, stderr=log
+        )
+    try:
+        until(lambda: server.poll() is not None or healthy(port), 120.0, "transformers serve")
+        assert server.poll() is None, (folder / "log").read_text("utf-8", errors="replace")
+        yield f"http://{HOST}:{port}/v1", str(folder)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def healthy(port):
+    try:
+        return ask_once("GET", f"http://{HOST}:{port}/health", {}, None, 5.0)[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"), [("completions", ("ignore_eos", "token ids")), ("chat/completions", ("ignore_eos",))]
+)
+def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, capsys, path, refused):
+    """It knows no ignore_eos, and completions of text alone; it ends its streams without [DONE]."""
+    url, model = transformers_serve
+    asked = ("--concurrency", "2", "--requests", "12", "--input-len", "16", "--output-len", "8")
+    records = tmp_path / "r.jsonl"
+    status = main(["measure", "--endpoint", f"{url}/{path}", "--model", model, *asked, "--records", str(records)])
+    told = capsys.readouterr().out
+    assert status == 0, told
+    assert f"asked without {', '.join(refused)}, which this server refuses" in told
+    (kept,) = read(records).measurements
+    assert problems(kept) == () and kept.run.stream.without == refused
+    assert set(kept.run.samples.prompt_tokens) == {16} and set(kept.run.samples.output_tokens) == {8}
+    assert sum(kept.run.stream.tokens) == pytest.approx(12 * 8, rel=0.01)
+
+
+def test_what_it_refuses_altogether_is_one_sentence(transformers_serve, tmp_path, capsys):
+    url, _ = transformers_serve
+    asked = ("--concurrency", "2", "--records", str(tmp_path / "r.jsonl"))
+    status = main(["measure", "--endpoint", f"{url}/completions", "--model", "another", *asked])
+    assert status == 4 and "answered 400" in (said := capsys.readouterr().err) and "pinned" in said
+
+
+def test_the_suite_at_the_url_of_another_server(transformers_serve, pytester):
+    pytester.makepyfile(POINTS)
+    url, model = transformers_serve
+    asked = (f"--slm-models={model}", "--slm-batches=1,2", "--slm-lengths=16/8", "--slm-repeats=1", "--slm-window=3")
+    result = pytester.runpytest_inprocess(f"--slm-endpoint={url}/completions", *asked, "-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines([f"tiny at {url}/completions, endpoint door", "*asked without ignore_eos, token ids*"])
+    found = read(pytester.path / ".slm/records.jsonl").measurements
+    assert {m.load.concurrency for m in found} == {1, 2} and wrong_but_for_noise(found) == []
