@@ -347,6 +347,14 @@ OPTS = (
         "archive that every measurement is appended to (.gz, .xz: packed)",
         "PATH",
     ),
+    Opt("--slm-slo", str, "", "bounds that make a request good, ttft:200ms,tpot:50ms,e2e:5s: adds goodput", "BOUNDS"),
+    Opt(
+        "--slm-export",
+        str,
+        "",
+        "also write each result as vLLM's benchmark does: vllm-bench=FOLDER/ or vllm-bench=FILE.json",
+        "WHAT=PATH",
+    ),
     Opt("--slm-resume", truth, False, "reuse valid measurements of the archive instead of measuring again"),
     Opt("--slm-skip-damaged", truth, False, "leave out damaged lines of the archive that is resumed"),
     Opt("--slm-plan", truth, False, "print items, engines, order and expected seconds, and run nothing"),
@@ -401,6 +409,8 @@ class Options:
     telemetry: str
     telemetry_interval: float | None
     records: str
+    slo: str
+    export: str
     resume: bool
     skip_damaged: bool
     plan: bool

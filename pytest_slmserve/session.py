@@ -15,6 +15,7 @@ from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_shared
 from pytest_slmserve.analysis.deployments import on_several_gpus, with_wider
 from pytest_slmserve.analysis.gate import Terms
+from pytest_slmserve.analysis.goodput import Slo, slo_of_requests
 from pytest_slmserve.analysis.paired import Gated
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.replication import (
@@ -42,6 +43,7 @@ from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import Sweep, engine_title, price_s
 from pytest_slmserve.records import Environment, Measurement, Paired, Progress, Replica, Workload, replica_set
+from pytest_slmserve.report.export import Export, export_to
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.choose import open_sampler
@@ -78,6 +80,8 @@ class Session:
     gates: list[Gated] = field(default_factory=list)
     pool: Pool = field(default_factory=Pool)
     archive: Archive | None = None
+    slo: Slo | None = None
+    export: Export | None = None
     sampler: Sampler | None = None  # of the first device
     _samplers: dict[tuple[str, ...], Sampler | None] = field(default_factory=dict)  # of others
     _locked: set[str] = field(default_factory=set)
@@ -87,8 +91,9 @@ class Session:
     @classmethod
     def of(cls, options: Options, root: Path) -> Session:
         """Probe the host. Raises BadUsage where the backend cannot run here; a plan is made without a GPU too."""
-        backend = options.backend
+        backend, slo = options.backend, slo_of_requests(options.slo)
         assert backend is not None
+        export = export_to(options.export, slo) if options.export else None
         try:
             python, variables = options.engine
             host = probe(backend, python, dict(variables), root)
@@ -99,7 +104,8 @@ class Session:
             host = Host(Environment(backend=backend), "none", (assumed,))
         check_there(host, range(options.tensor_parallel[-1]))
         agenda = Agenda(options, backend, host, list(host.warnings))
-        session = cls(agenda, pool=Pool(start_replicas=partial(_start_replicas, host=host)))
+        pool = Pool(start_replicas=partial(_start_replicas, host=host))
+        session = cls(agenda, pool=pool, slo=slo, export=export)
         if backend == "remote":
             agenda.notes.append("no sensors are read: on which device an endpoint runs is not known")
         elif backend != "fake" and not options.plan:  # the simulated engine simulates its sensors too
@@ -272,6 +278,8 @@ class Session:
         known.append(replace(found, replica=replica, paired=paired))
         if self.archive:
             self.archive.add(known[-1])
+        if self.export:
+            self.export.add(known[-1])
 
     def measure_replicas(
         self, spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], repeats: int

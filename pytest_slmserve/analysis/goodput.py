@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from statistics import fmean
 
 from pytest_slmserve.analysis.latency import RequestLatency, judged_rows, request_latency, sent_in
 from pytest_slmserve.errors import BadUsage
@@ -60,6 +61,15 @@ def parse_slo(text: str) -> Slo:
             raise BadUsage(f"{name.removesuffix('_s')} twice in the SLO {text!r}", EXAMPLE)
         bounds[name] = seconds
     return Slo(**bounds)
+
+
+def slo_of_requests(text: str) -> Slo | None:
+    """An SLO that records can be held against, None of no words. Raises BadUsage; also for a bound on the gaps between
+    tokens, which no record keeps request by request."""
+    slo = parse_slo(text) if text else None
+    if slo and slo.itl_s is not None:
+        raise BadUsage("the gaps between a request's tokens are counted together, not request by request", "tpot:50ms")
+    return slo
 
 
 def _bound(part: str) -> tuple[str, float]:
@@ -133,6 +143,24 @@ def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
     """Of the requests that its kind of load is judged by, and of those that failed."""
     run = measurement.run
     return goodput(run.samples, run.window_s, slo, rows=judged_rows(measurement), failed=run.failures)
+
+
+def together(found: Sequence[Goodput]) -> Goodput | None:
+    """Several windows of one load as one: requests are summed, goodput is their mean. None of none."""
+    if not found:
+        return None
+    requests, good = sum(each.requests for each in found), sum(each.good for each in found)
+    names = [name for name, _ in found[0].by_slo]
+    kept = {name: sum((dict(each.by_slo)[name] or 0.0) * each.requests for each in found) for name in names}
+    return Goodput(
+        slo=found[0].slo,
+        requests=requests,
+        good=good,
+        dropped=sum(each.dropped for each in found),
+        per_s=fmean(each.per_s for each in found),
+        attainment=good / requests if requests else None,
+        by_slo=tuple((name, count / requests if requests else None) for name, count in kept.items()),
+    )
 
 
 def _met(seen: RequestLatency, longest_gap_s: float | None, slo: Slo) -> dict[str, bool]:

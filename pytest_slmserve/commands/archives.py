@@ -14,6 +14,7 @@ from pytest_slmserve.spec import ClosedLoop
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.curve import Curve
+    from pytest_slmserve.analysis.goodput import Slo
     from pytest_slmserve.analysis.paired import Gated
     from pytest_slmserve.report.rejudge import Judged
     from pytest_slmserve.store import Contents
@@ -30,6 +31,8 @@ def add(commands: Commands) -> None:
     add_archives(report_, "PATH")
     report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
+    bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
+    report_.add_argument("--slo", metavar="BOUNDS", default="", help=bounds)
     words = "draw what archives hold: throughput, GPU use, energy, replicas (needs matplotlib)"
     figures_ = add_command(commands, "figures", words, FIGURES_STATUS, figures)
     add_archives(figures_, "RECORDS")
@@ -40,12 +43,17 @@ def add(commands: Commands) -> None:
 
 def report(given: argparse.Namespace) -> int:
     """Tables and verdicts, and the sweeps' picture where one is wanted."""
+    from pytest_slmserve.analysis.goodput import slo_of_requests
+    from pytest_slmserve.report.rates import open_loop_texts
+
+    slo = slo_of_requests(given.slo)
     archives = read_each(given.paths, given.skip_damaged)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
-    curves, judged, text = judged_again(contents, given.strict)
-    for piece in ([text] if curves or not gates else []) + gate_texts(gates):
+    curves, judged, text = judged_again(contents, given.strict, slo)
+    open_loops = [f"{each}\n" for each in open_loop_texts(contents.measurements, slo)]
+    for piece in ([text] if curves or not (gates or open_loops) else []) + open_loops + gate_texts(gates):
         print(piece)
-    nothing = [] if curves or gates else ["no sweep was measured"]
+    nothing = [] if curves or gates or open_loops else ["no sweep was measured"]
     for note in (*contents.notes, *remarks, *nothing):
         print(f"note: {note}")
     if given.figure is not None:
@@ -54,6 +62,7 @@ def report(given: argparse.Namespace) -> int:
         draw_sweeps(curves, given.figure)
         print(f"drawn: {given.figure}")
     statuses = {*([exit_status(judged, given.strict)] if curves else []), *(status_of(each.outcome) for each in gates)}
+    statuses |= {HOLDS} if open_loops else set()  # nothing is claimed of them
     return next((status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses), UNDECIDED)
 
 
@@ -139,7 +148,9 @@ def curves_of(contents: Contents) -> Sequence[Curve]:
     return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
 
 
-def judged_again(contents: Contents, strict: bool) -> tuple[Sequence[Curve], Sequence[Judged], str]:
+def judged_again(
+    contents: Contents, strict: bool, slo: Slo | None = None
+) -> tuple[Sequence[Curve], Sequence[Judged], str]:
     """Curves, verdicts and the text about them. Raises BadArchive where the stored claims or plans are none."""
     from pytest_slmserve.analysis.replication import shared_points
     from pytest_slmserve.report.rejudge import judge_all, rows_from
@@ -148,7 +159,11 @@ def judged_again(contents: Contents, strict: bool) -> tuple[Sequence[Curve], Seq
     curves = curves_of(contents)
     judged = judge_all(curves, rows_from(contents.claims))
     shared = shared_points(contents.measurements)
-    return curves, judged, "\n".join(text for text, _ in run_lines(curves, judged, shared=shared, strict=strict))
+    return (
+        curves,
+        judged,
+        "\n".join(text for text, _ in run_lines(curves, judged, shared=shared, strict=strict, slo=slo)),
+    )
 
 
 def merged(archives: Sequence[Contents]) -> Contents:

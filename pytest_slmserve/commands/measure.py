@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_slmserve.analysis.rates import ATTAINMENT
 from pytest_slmserve.commands.loads import Asked, add_arguments, asked
 from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
 from pytest_slmserve.errors import BadUsage
@@ -17,12 +18,12 @@ from pytest_slmserve.spec import EngineSpec
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.goodput import Slo
     from pytest_slmserve.records import Measurement, Progress
+    from pytest_slmserve.report.export import Export
 
 STATUS = (
     f"{HOLDS} measured, and all of it valid, {FAILS} measured, but not all valid, {USAGE} wrong usage, or no server "
     "that streams."
 )
-ATTAINMENT = 0.9  # as in DistServe, arXiv:2401.09670
 
 
 def add(commands: Commands) -> None:
@@ -39,8 +40,8 @@ def add(commands: Commands) -> None:
     command.add_argument("--extra-body", metavar="JSON", type=json_object, default={}, help=body)
     records = "archive to append the records to (default: .slm/records.jsonl)"
     command.add_argument("--records", metavar="PATH", type=Path, default=Path(".slm/records.jsonl"), help=records)
-    saved = "also write one JSON with the keys of `vllm bench serve`"
-    command.add_argument("--vllm-bench", metavar="FILE", type=Path, help=saved)
+    saved = "also write each result as `vllm bench serve` does: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
+    command.add_argument("--export", metavar="WHAT=PATH", help=saved)
     command.add_argument("--json", action="store_true", help="one object instead of text")
 
 
@@ -56,32 +57,20 @@ def json_object(text: str) -> dict[str, Any]:
 
 def measure_all(given: argparse.Namespace) -> int:
     """Serve, store, print."""
-    from pytest_slmserve.report.served import good
-    from pytest_slmserve.report.vllm_bench import as_vllm_bench
+    from pytest_slmserve.analysis.goodput import slo_of_requests
+    from pytest_slmserve.report.export import export_to
 
-    slo, loads = slo_of(given), asked(given)
-    if given.vllm_bench and len(loads) > 1:
-        raise BadUsage("--vllm-bench is one file, for one load", "one rate")
-    found = measured(given, loads)
-    if given.vllm_bench:
-        write(given.vllm_bench, json.dumps(as_vllm_bench(found[0], good(found[0], slo)), indent=2))
+    if not 0 < given.attainment <= 1:
+        raise BadUsage(f"--attainment {given.attainment:g} is no share of requests", f"--attainment {ATTAINMENT:g}")
+    slo = slo_of_requests(given.slo or "")
+    export = export_to(given.export, slo) if given.export else None
+    found = measured(given, asked(given), export)
     print(page(found, slo, given.attainment, given.json))
     return HOLDS if all(map(valid, found)) else FAILS
 
 
-def slo_of(given: argparse.Namespace) -> Slo | None:
-    from pytest_slmserve.analysis.goodput import parse_slo
-
-    if not 0 < given.attainment <= 1:
-        raise BadUsage(f"--attainment {given.attainment:g} is no share of requests", f"--attainment {ATTAINMENT:g}")
-    slo = parse_slo(given.slo) if given.slo else None
-    if slo and slo.itl_s is not None:
-        raise BadUsage("the gaps between a request's tokens are counted together, not request by request", "tpot:50ms")
-    return slo
-
-
-def measured(given: argparse.Namespace, loads: Asked) -> list[Measurement]:
-    """One after the other; each is in the archive when the next one begins."""
+def measured(given: argparse.Namespace, loads: Asked, export: Export | None) -> list[Measurement]:
+    """One after the other; each is in the archive, and exported, when the next one begins."""
     from pytest_slmserve.engines.endpoint import EndpointEngine
     from pytest_slmserve.environment import remote
     from pytest_slmserve.measure import measure
@@ -95,6 +84,8 @@ def measured(given: argparse.Namespace, loads: Asked) -> list[Measurement]:
         for load, workload in loads:
             found.append(measure(engine, workload, load, remote(), told))
             archive.add(found[-1])
+            if export:
+                export.add(found[-1])
     return found
 
 
@@ -119,14 +110,6 @@ def page(found: list[Measurement], slo: Slo | None, goal: float, as_object: bool
     else:
         told_of = (served.as_json if as_object else served.as_text)(found[0], slo)
     return json.dumps(told_of, indent=2) if as_object else str(told_of)
-
-
-def write(path: Path, text: str) -> None:
-    """Raises BadUsage; the record is in the archive by then."""
-    try:
-        path.write_text(text + "\n", "utf-8")
-    except OSError as error:
-        raise BadUsage(f"cannot write {path}: {error.strerror}", "--vllm-bench with another path") from None
 
 
 def told(progress: Progress) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pytest_slmserve.analysis.goodput import Slo
 from pytest_slmserve.analysis.ramp import steps_of
-from pytest_slmserve.analysis.rates import HighestRate, Peak, highest_rate, peak
+from pytest_slmserve.analysis.rates import ATTAINMENT, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.summary import summarize
 from pytest_slmserve.analysis.validity import standing
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
 from pytest_slmserve.report.served import as_json, asked_of, delay_of, figures_of, good, latencies
-from pytest_slmserve.spec import OpenLoop
+from pytest_slmserve.spec import OpenLoop, short_hash
 
 COLUMNS = ("requests/s\nasked", "\ndue", "\nsent", "late ms\np99", "tokens\n/s")
 LATENCIES = ("ttft", "tpot", "e2e")
@@ -26,11 +26,25 @@ LEGEND = (
 LEGEND_OF_GOODPUT = "good: requests that finished within every bound. dropped: that failed, or did not end."
 
 
+def open_loop_texts(measurements: Sequence[Measurement], slo: Slo | None, goal: float = ATTAINMENT) -> Iterator[str]:
+    """Pages on all open loops among these: a ramp by itself, the others with those that differ in their rate alone."""
+    together: dict[str, list[Measurement]] = {}
+    for m in measurements:
+        if isinstance(m.load, OpenLoop):
+            asked = replace(m.workload.spec, requests=1)
+            alike = [m.spec.key, asdict(asked), m.environment.key, _process(m), m.load.settle_s, m.load.window_s]
+            together.setdefault(m.id if m.load.steps else short_hash(alike), []).append(m)
+    for group in together.values():
+        points = sorted(group, key=_rate)
+        yield (ramp_text(points[0], slo, goal) if steps_of(points[0]) else rates_text(points, slo, goal))
+
+
 def rates_text(points: Sequence[Measurement], slo: Slo | None, goal: float) -> str:
     """A page on loads that differ in their rate."""
     first = points[0].load
     assert isinstance(first, OpenLoop)
-    timing = f"one load after the other, each judged for {first.window_s:g} s after {first.settle_s:g} s"
+    judged = f"each judged for {first.window_s:g} s after {first.settle_s:g} s"
+    timing = f"{_process(points[0])}: one load after the other, {judged}"
     return "\n".join([*asked_of(points[0]), timing, "", *_body(points, slo, goal)])
 
 
@@ -93,20 +107,20 @@ def _row(m: Measurement, slo: Slo | None) -> list[str]:
     return [*row, "NO" if invalid else "degraded" if degraded else "yes"]
 
 
-def found_in(points: Sequence[Measurement], slo: Slo, goal: float) -> tuple[Peak | None, HighestRate | None]:
+def found_in(points: Sequence[Measurement], slo: Slo, goal: float) -> tuple[Peak | None, HighestLoad | None]:
     """Where goodput peaks, and up to which rate the share `goal` of the requests is good, by the valid points."""
     valid = [(m, served) for m in points if not standing(m)[0] and (served := good(m, slo))]
     invalid = [_rate(m) for m in points if standing(m)[0]]
     best = peak([(_rate(m), served.per_s) for m, served in valid], invalid)
     attained = [(_rate(m), served.attainment) for m, served in valid if served.attainment is not None]
-    return best, highest_rate(attained, goal, invalid)
+    return best, highest_load(attained, goal, invalid)
 
 
 def _over_all(points: Sequence[Measurement], slo: Slo | None, goal: float) -> Mapping[str, Any]:
     best, highest = found_in(points, slo, goal) if slo else (None, None)
     return {
         "peak": best and {**asdict(best), "bracketed": best.bracketed, "why": best.why},
-        "highest_rate": highest and {**asdict(highest), "why": highest.why},
+        "highest_load": highest and {**asdict(highest), "why": highest.why},
     }
 
 
@@ -117,6 +131,12 @@ def _doubts(points: Sequence[Measurement]) -> list[str]:
         lines += [f"INVALID: {_rate(m):g} requests/s: {text}" for text in invalid]
         lines += [f"degraded: {_rate(m):g} requests/s: {text}" for text in degraded]
     return ["", *(hanging(line, 2) for line in lines)] if lines else []
+
+
+def _process(m: Measurement) -> str:
+    """What the arrivals of loads have in common that differ in their rate: "gamma 1"."""
+    assert isinstance(m.load, OpenLoop)
+    return m.load.arrivals.partition(",")[0]
 
 
 def _rate(m: Measurement) -> float:

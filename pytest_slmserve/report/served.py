@@ -86,7 +86,7 @@ def asked_of(m: Measurement) -> tuple[str, str]:
     """Who was asked, and for how much."""
     prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
     tokens = f"{prompt:,.4g} prompt and {output:,.4g} output tokens asked for in the mean"
-    return f"{m.spec.model} at {m.spec.url}", tokens
+    return f"{m.spec.model} at {m.spec.url or f'the {m.spec.door} door'}", tokens
 
 
 def _head(m: Measurement) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pytest_slmserve.analysis.claims import CLAIMS, Row
 from pytest_slmserve.analysis.curve import PLATEAU, TOLERANCE, Curve
+from pytest_slmserve.analysis.goodput import Slo
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -19,6 +20,7 @@ from pytest_slmserve.report.replica_tables import replica_report
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.sensor_tables import energy_report, legend, sensor_table
 from pytest_slmserve.report.served import without
+from pytest_slmserve.report.slo_tables import slo_report
 from pytest_slmserve.report.unneeded import amount, remark
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load, OpenLoop
 
@@ -52,22 +54,29 @@ LEGEND = (
 )
 
 
-def sweep_report(curve: Curve, *, tolerance: float = TOLERANCE) -> str:
-    """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat."""
-    sensed = sensor_table(curve)
-    lines = [*heading(curve), "", point_table(curve), *remarks(curve), *(("", sensed) if sensed else ()), ""]
+def sweep_report(curve: Curve, *, tolerance: float = TOLERANCE, slo: Slo | None = None) -> str:
+    """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat.
+    slo: adds how many requests met it."""
+    further = [sensor_table(curve), slo_report(curve, slo) if slo else ""]
+    lines = [*heading(curve), "", point_table(curve), *remarks(curve)]
+    lines += [line for table in further if table for line in ("", table)] + [""]
     return "\n".join([*lines, named(list(findings(curve, tolerance)))])
 
 
 def run_lines(
-    curves: Sequence[Curve], judged: Sequence[Judged], *, shared: Sequence[SharedPoint] = (), strict: bool = False
+    curves: Sequence[Curve],
+    judged: Sequence[Judged],
+    *,
+    shared: Sequence[SharedPoint] = (),
+    strict: bool = False,
+    slo: Slo | None = None,
 ) -> Iterator[tuple[str, Colour | None]]:
     """All there is to say at the end of a run: sweeps, how to read them, verdicts. Pieces of text with a colour."""
     tolerances = {v.subject: row.parameters["tolerance"] for v, row in judged if row and v.claim == PLATEAU}
     labelled = [pair for pair in zip(curves, labels(curves), strict=True) if _is_of_a_sweep(pair[0])]
     for curve, label in labelled:
         tolerance = tolerances.get(label) or tolerances.get(curve.subject, TOLERANCE)
-        yield f"{sweep_report(curve, tolerance=tolerance)}\n", None
+        yield f"{sweep_report(curve, tolerance=tolerance, slo=slo)}\n", None
     if labelled:
         yield f"{LEGEND}\n", None
     if read := legend(curves):

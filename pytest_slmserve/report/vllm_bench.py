@@ -13,8 +13,9 @@ from typing import Any
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.goodput import Goodput
-from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, request_latency, sent_in
+from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, judged_rows, request_latency
 from pytest_slmserve.analysis.stats import percentile
+from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.spec import ClosedLoop, OpenLoop
 
@@ -22,17 +23,18 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> dict[str, Any]:
-    """One result, with what vLLM's has no word for beside it: the record's id, and the versions of both sides."""
+    """One result, with what vLLM's has no word for beside it: the record's id, whether it is valid, versions."""
     run, load = measurement.run, measurement.load
-    rows = sent_in(run.samples, run.window_s) if isinstance(load, OpenLoop) else window.finished_in_window(run)
+    rows = judged_rows(measurement)
     seconds = run.window_s[1] - run.window_s[0]
     tokens_per_s = window.output_tokens_per_s(run)
     prompts = sum(run.samples.prompt_tokens[row] for row in rows)
     outputs = sum(run.samples.output_tokens[row] for row in rows)
+    backend = "offline" if measurement.spec.door == "offline" else "openai"
     return {
         "date": measurement.measured_at,
-        "endpoint_type": "openai",
-        "backend": "openai",
+        "endpoint_type": backend,
+        "backend": backend,
         "label": measurement.spec.door,
         "model_id": measurement.spec.model,
         "tokenizer_id": measurement.spec.model,
@@ -50,6 +52,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "total_token_throughput": None if tokens_per_s is None else tokens_per_s + prompts / seconds,
         **dict(_latencies(measurement, rows)),
         "record_id": measurement.id,
+        "valid": not problems(measurement),
         "vllm_version": measurement.environment.vllm,
         "pytest_slmserve_version": measurement.environment.pytest_slmserve,
     }

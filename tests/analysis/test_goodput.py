@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import measurement
 
-from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput, parse_slo
+from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput, goodput_of, parse_slo, slo_of_requests, together
+from pytest_slmserve.analysis.window import finished_in_window
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Samples
+from pytest_slmserve.spec import OpenLoop
 
 # Words
 
@@ -142,6 +145,33 @@ def test_the_longest_gap_is_what_an_itl_bound_is_held_against():
     assert goodput(samples, WINDOW, slo) is None, "not measured"
     seen = goodput(samples, WINDOW, slo, longest_gap_s=[0.1, 0.11, None, None])
     assert seen.good == 2, "a gap that is not known is not met"
+
+
+def test_what_the_end_of_a_closed_loop_cuts_off_was_not_dropped():
+    planted = measurement(8, 1000.0)
+    cut = sum(not finished for finished in planted.run.samples.finished)
+    seen = goodput_of(planted, Slo(e2e_s=100))
+    assert cut > 0 and (seen.dropped, seen.attainment) == (0, 1)
+    assert seen.requests == len(finished_in_window(planted.run))
+    open_loop = replace(planted, load=OpenLoop("gamma 1", 10.0, 1.0, 2.0))
+    assert goodput_of(open_loop, Slo(e2e_s=100)).dropped == cut, "nobody who waited in an open loop is forgotten"
+
+
+def test_repeats_together():
+    one, other = (
+        goodput(samples_of(*rows), WINDOW, SLO) for rows in ((GOOD, SLOW_START), (GOOD, GOOD, GOOD, SLOW_TOKENS))
+    )
+    both = together([one, other])
+    assert (both.requests, both.good, both.dropped, both.attainment) == (6, 4, 0, 4 / 6)
+    assert both.per_s == (one.per_s + other.per_s) / 2
+    assert dict(both.by_slo) == pytest.approx({"ttft": 5 / 6, "tpot": 5 / 6, "e2e": 1})
+    assert together([one]) == one and together([]) is None
+
+
+def test_a_bound_on_gaps_cannot_be_held_against_records():
+    with pytest.raises(BadUsage, match="not request by request"):
+        slo_of_requests("itl:5ms")
+    assert slo_of_requests("") is None and slo_of_requests("e2e:5s") == Slo(e2e_s=5)
 
 
 def test_of_nothing_there_are_no_shares():

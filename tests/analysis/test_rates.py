@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.rates import highest_rate, peak
+from pytest_slmserve.analysis.rates import IN_FLIGHT, highest_load, peak
 
 CURVE = [(1, 1.0), (2, 2.0), (4, 3.9), (8, 6.0), (16, 2.5)]
 
 
 def test_the_peak_stands_between_its_neighbours():
     seen = peak(CURVE)
-    assert (seen.rate, seen.per_s, seen.below, seen.above, seen.bracketed) == (8, 6.0, 4, 16, True)
+    assert (seen.load, seen.per_s, seen.below, seen.above, seen.bracketed) == (8, 6.0, 4, 16, True)
     assert seen.why == "most goodput, 6/s, at 8 requests/s, no more at 4 and 16"
 
 
 def test_a_peak_at_the_largest_rate_says_that_more_is_not_excluded():
     seen = peak(CURVE[:4])
-    assert (seen.rate, seen.below, seen.above, seen.bracketed) == (8, 4, None, False)
-    assert "the largest rate measured: a larger one may have more" in seen.why
+    assert (seen.load, seen.below, seen.above, seen.bracketed) == (8, 4, None, False)
+    assert "the largest load measured: a larger one may have more" in seen.why
 
 
 def test_a_peak_at_the_smallest_rate_says_that_too():
@@ -31,12 +31,12 @@ def test_a_peak_at_the_smallest_rate_says_that_too():
 
 def test_repeats_are_averaged_and_order_does_not_matter():
     seen = peak([(16, 2.0), (8, 1.0), (8, 7.0), (4, 3.9), (8, 7.0)])
-    assert (seen.rate, seen.per_s) == (8, 5.0)
+    assert (seen.load, seen.per_s) == (8, 5.0)
     assert peak([]) is None
 
 
 def test_of_equal_goodput_the_smaller_rate_is_the_peak():
-    assert peak([(4, 3.0), (8, 5.0), (16, 5.0), (32, 1.0)]).rate == 8
+    assert peak([(4, 3.0), (8, 5.0), (16, 5.0), (32, 1.0)]).load == 8
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(0, 100)), min_size=1, max_size=30))
@@ -44,15 +44,15 @@ def test_nothing_measured_is_higher_than_the_peak(points):
     seen, rates = peak(points), sorted({rate for rate, _ in points})
     by_rate = {rate: [value for at, value in points if at == rate] for rate in rates}
     assert all(sum(values) / len(values) <= seen.per_s + 1e-9 for values in by_rate.values())
-    assert (seen.above is None) == (seen.rate == rates[-1]) and (seen.below is None) == (seen.rate == rates[0])
+    assert (seen.above is None) == (seen.load == rates[-1]) and (seen.below is None) == (seen.load == rates[0])
 
 
 def test_an_invalid_rate_beside_the_peak_is_no_proof_that_it_has_less():
     seen = peak([(1, 1.0), (4, 3.9), (16, 2.5)], invalid=[8, 2, 0.5])
-    assert (seen.rate, seen.below, seen.above, seen.unknown, seen.bracketed) == (4, 1, 16, (2, 8), False)
+    assert (seen.load, seen.below, seen.above, seen.unknown, seen.bracketed) == (4, 1, 16, (2, 8), False)
     assert seen.why.endswith("; what was measured at 2, 8 is invalid and may not be believed")
     largest = peak([(1, 1.0), (4, 3.9)], invalid=[8])
-    assert "the largest rate with a valid measurement: a larger one may have more" in largest.why
+    assert "the largest load with a valid measurement: a larger one may have more" in largest.why
 
 
 def test_a_rate_with_a_valid_repeat_is_known():
@@ -64,26 +64,31 @@ ATTAINED = [(1, 1.0), (2, 0.97), (4, 0.91), (8, 0.6), (16, 0.95)]
 
 
 @pytest.mark.parametrize(("goal", "rate", "above"), [(0.9, 4, 8), (0.97, 2, 4), (0.5, 16, None)])
-def test_distserves_goodput_is_the_highest_rate_up_to_which_enough_is_good(goal, rate, above):
+def test_distserves_goodput_is_the_highest_load_up_to_which_enough_is_good(goal, rate, above):
     """What 16 attains above 90 % is luck: 8 does not."""
-    seen = highest_rate(ATTAINED, goal)
-    assert (seen.rate, seen.attainment) == (rate, dict(ATTAINED)[rate])
+    seen = highest_load(ATTAINED, goal)
+    assert (seen.load, seen.attainment) == (rate, dict(ATTAINED)[rate])
     assert (seen.above and seen.above[0]) == above
 
 
-def test_of_nothing_or_of_too_little_there_is_no_highest_rate():
-    assert highest_rate([]) is None
-    assert highest_rate([(1, 1.0), (1, 0.7)]).rate is None, "repeats are averaged"
-    none = highest_rate([(1, 0.2), (2, 0.1)])
+def test_of_nothing_or_of_too_little_there_is_no_highest_load():
+    assert highest_load([]) is None
+    assert highest_load([(1, 1.0), (1, 0.7)]).load is None, "repeats are averaged"
+    none = highest_load([(1, 0.2), (2, 0.1)])
     assert (
-        none.rate is None
-        and none.why == "at no rate measured are 90 % of the requests good: 20 % are at 1, the smallest"
+        none.load is None
+        and none.why == "at no load measured are 90 % of the requests good: 20 % are at 1, the smallest"
     )
 
 
-def test_the_highest_rate_in_a_sentence():
-    assert highest_rate(ATTAINED).why == "90 % of the requests are good up to 4 requests/s (91 %); 60 % are at 8"
-    assert "the largest rate measured: a larger one may do as well" in highest_rate(ATTAINED, 0.5).why
-    doubtful = highest_rate([(1, 1.0), (4, 0.91), (8, 0.6)], invalid=[2, 16])
+def test_the_highest_load_in_a_sentence():
+    assert highest_load(ATTAINED).why == "90 % of the requests are good up to 4 requests/s (91 %); 60 % are at 8"
+    assert "the largest load measured: a larger one may do as well" in highest_load(ATTAINED, 0.5).why
+    doubtful = highest_load([(1, 1.0), (4, 0.91), (8, 0.6)], invalid=[2, 16])
     assert doubtful.unknown == (2,)
     assert doubtful.why.endswith("; what was measured at 2 is invalid and may not be believed")
+
+
+def test_loads_may_be_requests_in_flight():
+    assert "at 8 in flight, no more at 4 and 16" in peak(CURVE, unit=IN_FLIGHT).why
+    assert "good up to 4 in flight (91 %)" in highest_load(ATTAINED, unit=IN_FLIGHT).why

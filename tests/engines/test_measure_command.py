@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
 
@@ -72,7 +73,7 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
     """Our own reader of such files reads it, and the numbers are those of the page."""
     saved = tmp_path / "bench.json"
     load = ("--concurrency", "4", "--requests", "40")
-    found = json.loads(command(there, tmp_path, *load, "--json", "--vllm-bench", str(saved)).out)
+    found = json.loads(command(there, tmp_path, *load, "--json", "--export", f"vllm-bench={saved}").out)
     told = json.loads(saved.read_text("utf-8"))
     assert (told["completed"], told["failed"], told["max_concurrency"], told["request_rate"]) == (40, 0, 4, "inf")
     assert (told["total_input_tokens"], told["total_output_tokens"]) == (640, 320)
@@ -84,6 +85,21 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
     columns = foreign.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
     (setting,) = foreign.settings_of(foreign.read(saved), columns)
     assert setting.knob == 4 and setting.latency_s == pytest.approx((found["latency_s"]["tpot"]["mean"],))
+
+
+def test_each_rate_is_exported_under_the_name_that_vllm_gives(there, tmp_path):
+    rates = ("--request-rate", "20,60", "--settle", "0.2", "--window", "0.8")
+    done = command(there, tmp_path, *rates, "--slo", "e2e:2s", "--export", f"vllm-bench={tmp_path / 'results'}/")
+    assert done.status in (0, 1), done.err
+    names = sorted(path.name for path in (tmp_path / "results").iterdir())
+    assert [re.sub(r"\d{8}-\d{6}-[0-9a-f]{12}", "AT", name) for name in names] == [
+        "endpoint-20qps-slm-AT.json",
+        "endpoint-60qps-slm-AT.json",
+    ]
+    slow = json.loads((tmp_path / "results" / names[0]).read_text("utf-8"))
+    (first, _) = read(tmp_path / "r.jsonl").measurements
+    assert (slow["record_id"], slow["request_rate"], slow["max_concurrency"]) == (first.id, 20, None)
+    assert slow["request_goodput"] == pytest.approx(slow["completed"] / 0.8)
 
 
 def test_measure_at_a_rate_tells_goodput_and_delay(there, tmp_path):
@@ -110,8 +126,8 @@ def test_several_rates_are_measured_one_after_the_other(there, tmp_path):
     assert 1.5 < fast["schedule_delay"]["requested_per_s"] / slow["schedule_delay"]["requested_per_s"] < 6
     assert slow["goodput"]["attainment"] == 1
     if done.status == 0:
-        assert (found["peak"]["rate"], found["highest_rate"]["rate"]) == (60, 60)
-        assert "the largest rate measured" in found["peak"]["why"] and not found["peak"]["bracketed"]
+        assert (found["peak"]["load"], found["highest_load"]["load"]) == (60, 60)
+        assert "the largest load measured" in found["peak"]["why"] and not found["peak"]["bracketed"]
 
 
 def test_a_table_of_several_rates(there, tmp_path):
@@ -119,6 +135,10 @@ def test_a_table_of_several_rates(there, tmp_path):
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("20 ", "60 "))]
     assert len(rows) == 2 and {row[-1] for row in rows} <= {"yes", "NO"} and len(rows[0]) == 17
     assert "good: ttft:1s,e2e:2s" in out and "attainment" not in out
+    again = io.StringIO()
+    with redirect_stdout(again):
+        assert main(["report", str(tmp_path / "r.jsonl"), "--slo", SLO[1]]) == 0
+    assert out.strip() in again.getvalue(), "the same page"
     plain = command(there, tmp_path, "--request-rate", "20,60", *TIMING).out
     assert "tokens" in plain and "good" not in plain
 
@@ -234,6 +254,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--request-rate", "4", "--window", "-1"), "'-1' are no seconds"),
         (("--request-rate", "4,8", "--attainment", "90"), "--attainment 90 is no share"),
         (("--request-rate", "4", "--slo", "itl:10ms"), "not request by request"),
+        (("--concurrency", "4", "--export", "bench.json"), "'bench.json' is no export"),
         (("--concurrency", "4", "--tokenizer", "x"), "--tokenizer cuts the text of conversations, and there is none"),
         (("--concurrency", "4", "--sharegpt", "f.json"), "need the tokenizer of the server's model"),
         (("--concurrency", "4", "--sharegpt", "--input-len", "9"), "prompts of ShareGPT have lengths of their own"),

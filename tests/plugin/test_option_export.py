@@ -1,0 +1,42 @@
+"""--slm-export writes each result as vLLM's benchmark does, for tools that read those."""
+
+import json
+
+import pytest
+from inside import usage_error
+
+from pytest_slmserve import foreign
+from pytest_slmserve.analysis.window import output_tokens_per_s
+
+COLUMNS = foreign.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_e2el_ms")
+
+
+def test_a_folder_gets_a_file_of_each_measurement(sweep, archive, pytester):
+    sweep("--slm-export=vllm-bench=results/", "--slm-slo=ttft:1s", "--slm-batches=1,16")
+    paths = sorted((pytester.path / "results").iterdir())
+    told = {result["record_id"]: result for path in paths for result in [json.loads(path.read_text("utf-8"))]}
+    measured = {m.id: m for m in archive().measurements}
+    assert told.keys() == measured.keys() and len(paths) == 4, "two repeats of two loads"
+    for name, result in told.items():
+        assert result["max_concurrency"] == measured[name].load.concurrency
+        assert result["output_throughput"] == pytest.approx(output_tokens_per_s(measured[name].run))
+        assert result["request_goodput"] > 0 and result["valid"] and result["backend"] == "offline"
+    assert all(path.name.startswith("offline-infqps-concurrency") for path in paths)
+
+
+def test_a_file_gets_an_object_a_line_that_judge_reads(sweep, pytester):
+    sweep("--slm-export=vllm-bench=all.json", "--slm-batches=1,16")
+    settings = foreign.settings_of(foreign.read(pytester.path / "all.json"), COLUMNS)
+    assert [(each.knob, len(each.throughput)) for each in settings] == [(1, 2), (16, 2)]
+
+
+@pytest.mark.parametrize("words", ["results/", "csv=x", "vllm-bench="])
+def test_other_words_are_refused(sweep, words):
+    assert "is no export" in usage_error(sweep(f"--slm-export={words}"))
+
+
+def test_what_cannot_be_written_costs_no_record(sweep, archive, pytester):
+    (pytester.path / "taken").write_text("a file")
+    result = sweep("--slm-export=vllm-bench=taken", "--slm-batches=1")
+    assert "cannot write taken" in result.stdout.str()
+    assert len(archive().measurements) >= 1
