@@ -86,6 +86,17 @@ def test_the_archive_gives_the_text_of_the_run(tmp_path, capsys):
     assert "10 verdicts: 10 as expected" in out and "1 host" in out
 
 
+def test_of_results_that_are_not_ours_it_says_what_judge_says(tmp_path, capsys):
+    (tmp_path / "sweep.csv").write_text(CSV, "utf-8")
+    asked = (tmp_path / "sweep.csv", "--knob=max_num_seqs", "--throughput=total_tok_per_s", "--latency=mean_itl_ms")
+    for more in ((), ("--slo-itl=2x@32", "--json")):
+        assert run(capsys, "report", *asked, *more) == run(capsys, "judge", *asked, *more)
+    assert "B_opt" in run(capsys, "report", *asked)[1]
+    status, _, err = run(capsys, "report", *asked[:2])
+    assert status == 4 and "--throughput --latency NAME" in err
+    assert "--figure draws archives of ours" in run(capsys, "report", *asked, "--figure=a.png")[2]
+
+
 def test_several_archives_are_one_and_a_copy_adds_nothing(tmp_path, capsys):
     first, second = measured(repeats=2), measured(launch="launch-2")
     paths = [archive(tmp_path / name, m) for name, m in (("a.jsonl", first), ("b.jsonl", second), ("c.jsonl", first))]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_slmserve.commands.archives import curves_of, read_all
-from pytest_slmserve.commands.foreign import add_columns, check_wanted, read_foreign
+from pytest_slmserve.commands.foreign import add_columns, are_foreign, check_wanted, read_foreign
 from pytest_slmserve.commands.words import (
     FAILS,
     HOLDS,
@@ -80,7 +80,7 @@ def advise(given: argparse.Namespace) -> int:
 
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
     curves: Sequence[Curve] = ()
-    if given.knob or given.throughput or given.latency:
+    if are_foreign(given):
         if terms:
             raise BadUsage("results that are not ours do not tell enough to be verified", "records of --slm-records")
         settings, notes = read_foreign(given)

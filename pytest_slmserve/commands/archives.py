@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_slmserve.commands.foreign import add_question, are_foreign, judge
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.words import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_archives, add_command
 from pytest_slmserve.errors import BadUsage
@@ -33,6 +34,7 @@ def add(commands: Commands) -> None:
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     report_.add_argument("--slo", metavar="BOUNDS", default="", help=bounds)
+    add_question(report_.add_argument_group("results that are not ours, as `judge` reads them"), required=False)
     words = "draw what archives hold: throughput, GPU use, energy, replicas (needs matplotlib)"
     figures_ = add_command(commands, "figures", words, FIGURES_STATUS, figures)
     add_archives(figures_, "RECORDS")
@@ -42,7 +44,11 @@ def add(commands: Commands) -> None:
 
 
 def report(given: argparse.Namespace) -> int:
-    """Tables and verdicts, and the sweeps' picture where one is wanted."""
+    """Tables and verdicts, and the sweeps' picture where one is wanted; of foreign results, what `judge` says."""
+    if are_foreign(given):
+        if given.figure is not None:
+            raise BadUsage("--figure draws archives of ours, and these are results that are not", "no --figure")
+        return judge(given)
     from pytest_slmserve.analysis.goodput import slo_of_requests
     from pytest_slmserve.report.rates import open_loop_texts
 

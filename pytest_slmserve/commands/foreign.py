@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, Parser, add_command, check_share
+from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, Parser, Taker, add_command, check_share
 from pytest_slmserve.errors import BadUsage
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def add(commands: Commands) -> None:
     words = "judge results that are not ours: a CSV, or the JSON of `vllm bench serve`"
     judge_ = add_command(commands, "judge", words, STATUS, judge)
     add_files(judge_)
-    add_columns(judge_, required=True)
-    flat = "gain per doubling below which throughput counts as flat (default: 0.1)"
-    judge_.add_argument("--tolerance", metavar="SHARE", type=float, default=0.1, help=flat)
+    add_question(judge_, required=True)
     words = "judge several engines on one device, in results that are not ours"
     replicas_ = add_command(commands, "replicas", words, STATUS, replicas)
     add_files(replicas_)
@@ -53,7 +51,14 @@ def add_files(command: Parser) -> None:
     command.add_argument("paths", metavar="FILE", nargs="+", type=Path, help="a CSV with named columns, or JSON")
 
 
-def add_columns(command: Parser, *, required: bool) -> None:
+def add_question(command: Taker, *, required: bool) -> None:
+    """All that `judge` asks of results that are not ours."""
+    add_columns(command, required=required)
+    flat = "gain per doubling below which throughput counts as flat (default: 0.1)"
+    command.add_argument("--tolerance", metavar="SHARE", type=float, default=0.1, help=flat)
+
+
+def add_columns(command: Taker, *, required: bool) -> None:
     """What the columns of results that are not ours mean, and what is asked of them."""
     for name, needed, meaning in COLUMN_OPTIONS:
         command.add_argument(f"--{name}", metavar="NAME", required=required and needed, help=meaning)
@@ -66,12 +71,17 @@ def add_columns(command: Parser, *, required: bool) -> None:
     command.add_argument("--b-half", metavar="BATCH", type=float, help=half)
 
 
-def add_rows(command: Parser) -> None:
+def add_rows(command: Taker) -> None:
     """Which rows of results that are not ours are read, and how the answer looks."""
     command.add_argument("--latency-unit", choices=("ms", "s"), help="where the name does not end in _ms or _s")
     where = "only rows with this value; may be given again"
     command.add_argument("--where", metavar="NAME=VALUE", action="append", default=[], help=where)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def are_foreign(given: argparse.Namespace) -> bool:
+    """Columns are named: the files are no archives of ours."""
+    return bool(given.knob or given.throughput or given.latency)
 
 
 def judge(given: argparse.Namespace) -> int:

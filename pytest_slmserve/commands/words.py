@@ -21,6 +21,7 @@ class Parser(argparse.ArgumentParser):
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+Taker: TypeAlias = "Parser | argparse._ArgumentGroup"  # of arguments
 CarryOut = Callable[[argparse.Namespace], int]
 
 
