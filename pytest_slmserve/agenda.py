@@ -18,7 +18,7 @@ from pytest_slmserve.models import hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import DEFAULTS, Sweep, endpoint_spec, engine_spec, load_of, plan_sweep, workload_spec
 from pytest_slmserve.records import Environment, Workload, measurement_key
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.workload.build import build_workload, requests_of_conversations, requests_of_lengths
 from pytest_slmserve.workload.tokens import VOCABULARY, hub_tokenizer
 
@@ -90,14 +90,18 @@ class Agenda:
         return f"the KV cache holds {capacity} requests of {longest} tokens"
 
     def workload(self, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Workload:
-        """The requests for `model`; models of one vocabulary share them."""
+        """The requests for `model`, as the options and its marker say."""
         spec = workload_spec(self.options, self.backend)
         if variant.lengths:
             spec = replace(spec, prompt_tokens=variant.lengths[0], output_tokens=variant.lengths[1])
+        return self.requests(model, spec)
+
+    def requests(self, model: str, spec: WorkloadSpec) -> Workload:
+        """Those of `spec` for `model`; models of one vocabulary share them."""
         if self.backend == "remote" and known_shape(model) is None:
             return self._workload_of_unknown(spec)
         shape = shape_of(model)
-        name = f"{shape.name if self.options.dataset else shape.vocabulary} {variant.lengths}"
+        name = f"{shape.name if self.options.dataset else shape.vocabulary} {spec}"
         if name not in self._workloads:
             self._workloads[name] = requests_for(spec, model, self.options.weights)
         return self._workloads[name]
@@ -222,7 +226,7 @@ class Agenda:
         spec = self.spec(model)
         return series_key(spec, self.workload(model, variant).hash, self.load(1, variant), self.environment(spec))
 
-    def key(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> str:
+    def key(self, spec: EngineSpec, workload: Workload, load: Load) -> str:
         return measurement_key(spec, workload.hash, load, self.environment(spec))
 
 

@@ -30,11 +30,11 @@ from pytest_slmserve.records import (
     known_fields,
 )
 from pytest_slmserve.sensors import per_unit
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, OpenLoop, load_facts
+from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, OpenLoop, load_facts
 
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)
-LOADS: dict[str, type] = {"burst": Burst, "closed_loop": ClosedLoop, "open_loop": OpenLoop}
+LOADS: dict[str, type] = {"burst": Burst, "closed_loop": ClosedLoop, "open_loop": OpenLoop, "job": Job}
 
 # Writing
 

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from pytest_slmserve.agenda import Variant
     from pytest_slmserve.analysis.advisor import Advice
     from pytest_slmserve.analysis.curve import Curve
+    from pytest_slmserve.analysis.jobs import JobPoint
     from pytest_slmserve.analysis.points import Point
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.gating import Gates
     from pytest_slmserve.holding import StoredBaseline
+    from pytest_slmserve.jobs import JobPlan
     from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.records import Measurement, Workload
     from pytest_slmserve.session import Session
@@ -210,6 +212,54 @@ def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> R
     from pytest_slmserve.shared_engines import ReplicaPoint
 
     return ReplicaPoint(slm_session, request.param)
+
+
+@dataclass(frozen=True, repr=False)
+class PlannedJob:
+    """One job that a marker names."""
+
+    session: Session
+    plan: JobPlan
+    carry: Carry
+
+    def measure(self) -> Verdict:
+        """Serve it (unless it is known already). The verdict tells whether the measurements can be trusted."""
+        from pytest_slmserve import jobs
+        from pytest_slmserve.analysis.validity import trustworthy
+
+        agenda, plan, repeats = self.session.agenda, self.plan, self.session.options.repeats
+        load = jobs.load_of(agenda, plan)
+        found = self.session.measure(jobs.spec_of(agenda, plan), jobs.workload_of(agenda, plan), load, repeats)
+        self.carry(found)
+        return trustworthy(repr(self), found, repeats)
+
+    def __repr__(self) -> str:
+        return str(self.plan)
+
+
+@pytest.fixture
+def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedJob:
+    """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
+    return PlannedJob(slm_session, request.param, slm_carrier)
+
+
+@pytest.fixture
+def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
+    """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; rate None (the
+    default) is all at once, without lengths those of the options."""
+    from pytest_slmserve.analysis.jobs import job_points
+    from pytest_slmserve.jobs import requests_of
+    from pytest_slmserve.workload.arrivals import job
+
+    def serve(
+        requests: int, rate: float | None = None, *, lengths: tuple[int, int] | None = None, repeats: int | None = None
+    ) -> JobPoint:
+        workload = requests_of(slm_session.agenda, slm_spec.model, requests, lengths)
+        load = job(requests, rate, slm_session.options.seed)
+        found = slm_session.measure(slm_spec, workload, load, repeats or slm_session.options.repeats)
+        return job_points(found)[0]
+
+    return serve
 
 
 @pytest.fixture

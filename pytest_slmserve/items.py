@@ -11,6 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_slmserve.agenda import Variant
     from pytest_slmserve.holding import StoredBaseline
+    from pytest_slmserve.jobs import JobPlan
     from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.options import Options
     from pytest_slmserve.records import Progress
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 SESSION = pytest.StashKey["Session"]()
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
-NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs", "gpus")
+NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs", "gpus", "jobs")
 # Fixtures whose parameters come from the options.
-PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point"})
+PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point", "slm_job_point"})
 USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
 ENOUGH_FOR_A_REPLICA = 32  # requests in flight
 # What a marker says that its item needs: modes that do not have it, and what the item is skipped with then.
@@ -229,6 +230,36 @@ def gpus_engine(session: Session, plan: GpusPlan) -> tuple[EngineSpec, ClosedLoo
     return spec, session.agenda.load_on(spec, plan.concurrency, plan.largest)
 
 
+def job_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
+    """A parameter per job that the marker names for this mode, of the models that were chosen; those that this device
+    cannot have are skipped. Raises BadUsage."""
+    from pytest_slmserve.jobs import why_not
+
+    if marker is None or "jobs" not in marker.kwargs:
+        raise _no_jobs()
+    unused = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # a job may have nothing to show
+    found = []
+    for plan in marked_jobs(session, marker.kwargs):
+        skips = [pytest.mark.skip(reason=why)] if (why := why_not(session.agenda, plan)) else []
+        found.append(pytest.param(plan, id=str(plan), marks=[benchmark(plan.model), unused, *skips]))
+    return found or [NONE_THERE]
+
+
+def marked_jobs(session: Session, words: Mapping[str, Any]) -> list[JobPlan]:
+    """The jobs of a marker for this mode and the chosen models; the simulated engine has those of a GPU."""
+    from pytest_slmserve.jobs import plans_of
+
+    plans = plans_of(words, "cpu" if session.backend == "cpu" else "gpu")
+    return [plan for plan in plans if not session.options.models or session.agenda.swept(plan.model)]
+
+
+def _no_jobs() -> Exception:
+    from pytest_slmserve.errors import BadUsage
+
+    hint = '@pytest.mark.slm(jobs={"gpu": [{"model": "opt-125m", "requests": 500, "rate": 10, "lengths": (512, 256)}]})'
+    return BadUsage("slm_job_point without jobs", hint)
+
+
 def gate_parameters(session: Session) -> list[Any]:
     """For each model of the run what a gate compares, where one was asked for. Raises BadUsage for a gate that could
     not be carried out."""
@@ -255,9 +286,18 @@ def model_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     """A parameter per model: those of the sweep, or those that the claim's own marker names."""
     from pytest_slmserve.models import short_name
 
-    named = marker.kwargs.get("models") if marker else None
-    models = named_models(session, marker.kwargs.get("claim"), named) if marker and named else session.agenda.models
+    words = marker.kwargs if marker else {}
+    named = job_models(session, words) if "jobs" in words else words.get("models")
+    models = session.agenda.models if named is None else named_models(session, words.get("claim"), named)
     return [pytest.param(model, id=short_name(model)) for model in models] or [NONE_THERE]
+
+
+def job_models(session: Session, words: Mapping[str, Any]) -> list[str]:
+    """The models of a marker's jobs that can be measured here; where it names models too, of those."""
+    from pytest_slmserve.jobs import why_not
+
+    plans = [plan for plan in marked_jobs(session, words) if not why_not(session.agenda, plan)]
+    return [model for model in dict.fromkeys(plan.model for plan in plans) if model in words.get("models", (model,))]
 
 
 def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
@@ -283,6 +323,12 @@ def replica_engine(session: Session, plan: ReplicaPlan) -> EngineSpec | ReplicaS
     return session.agenda.replicas([plan.model] * plan.count, plan.sharing)
 
 
+def job_engine(session: Session, plan: JobPlan) -> EngineSpec:
+    from pytest_slmserve.jobs import spec_of
+
+    return spec_of(session.agenda, plan)
+
+
 def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
     here, and where it is skipped. Raises BadUsage for an impossible marker."""
@@ -299,6 +345,8 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
         if gpus.replicas:
             return session.agenda.replicas([gpus.model] * replicas_of(session, gpus), "gpus")
         return gpus_engine(session, gpus)[0]
+    if job := parameters.get("slm_job_point"):
+        return job_engine(session, job)
     if sides := parameters.get("slm_gate"):
         return session.agenda.spec(sides[0])
     if model := parameters.get("slm_model"):
@@ -307,15 +355,15 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
 
 
 def reads_several(item: Any) -> bool:
-    """Does an item read what more than one engine measured? So do claims that name their models, those of replicas, and
-    what holds a run against a baseline. Raises BadUsage for an unknown claim."""
+    """Does an item read what more than one engine measured? So do claims that name their models, those of replicas, of
+    several GPUs and of jobs, and what holds a run against a baseline. Raises BadUsage for an unknown claim."""
     from pytest_slmserve.analysis.claims import claim_of
 
     marker = item.get_closest_marker("slm")
     words = marker.kwargs if marker else {}
     if "slm_baseline" in item.fixturenames:
         return True
-    return "models" in words or ("claim" in words and claim_of(words["claim"]).of_replicas)
+    return "models" in words or ("claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs"))
 
 
 def is_skipped(item: Any) -> bool:
@@ -382,7 +430,7 @@ def plan_rows(
 
 
 def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, EngineSpec | ReplicaSpec | None, float]]:
-    paid = set()
+    paid = set[Any]()
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if point := parameters.get("slm_point"):
@@ -397,6 +445,10 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, Engin
             spec, load = gpus_engine(session, gpus)
             one = None if gpus.replicas else spec  # of replicas as if one engine served all of it
             yield item.name, engine_of(session, item), session.price_s(gpus.model, load, spec=one)
+        elif plan := parameters.get("slm_job_point"):
+            again = (engine_of(session, item), plan) in paid
+            paid.add((engine_of(session, item), plan))
+            yield item.name, engine_of(session, item), 0.0 if again else job_price_s(session, plan)
         elif sides := parameters.get("slm_gate"):
             again = sides[0] in paid
             paid.add(sides[0])
@@ -405,6 +457,14 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, Engin
             yield item.name, engine_of(session, item), 0.0
         else:
             yield item.name, None, 0.0
+
+
+def job_price_s(session: Session, plan: JobPlan) -> float:
+    from pytest_slmserve import jobs
+
+    agenda = session.agenda
+    spec, workload, load = jobs.spec_of(agenda, plan), jobs.workload_of(agenda, plan), jobs.load_of(agenda, plan)
+    return session.unknown(spec, workload, load) * jobs.price_s(agenda, plan)
 
 
 def gate_price_s(session: Session, model: str) -> float:

@@ -10,6 +10,13 @@ from typing import Any
 
 from pytest_slmserve.errors import BadUsage
 
+# What `config.json` calls a thing, by its usual name, then in older architectures.
+OTHER_WORDS = {
+    "num_hidden_layers": ("n_layers", "n_layer"),
+    "hidden_size": ("d_model", "n_embd"),
+    "num_attention_heads": ("n_heads", "n_head"),
+    "max_position_embeddings": ("max_seq_len", "n_positions"),
+}
 OPT_VOCABULARY = 50272
 OPT_POSITIONS = 2048
 
@@ -72,8 +79,29 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
             return llama_parameters(config)
         case "Qwen2ForCausalLM":
             return llama_parameters(config) + qkv_biases(config)
+        case "GPTJForCausalLM":
+            return gptj_parameters(config)
+        case "MPTForCausalLM":
+            return mpt_parameters(config)
         case _:
             return None
+
+
+def gptj_parameters(config: Mapping[str, Any]) -> int:
+    """Weights of a GPT-J: rotary positions, attention without biases, one norm a layer, an output layer of its own with
+    a bias. The checkpoint of 6B has 6,050,882,784, as Transformers counts them."""
+    hidden, vocabulary = config["n_embd"], config["vocab_size"]
+    inner = config.get("n_inner") or 4 * hidden
+    layer = 4 * hidden * hidden + 2 * hidden * inner + inner + hidden + 2 * hidden
+    return int(2 * vocabulary * hidden + vocabulary + config["n_layer"] * layer + 2 * hidden)
+
+
+def mpt_parameters(config: Mapping[str, Any]) -> int:
+    """Weights of an MPT without biases: ALiBi instead of positions, tied embeddings. The checkpoint of 7B has
+    6,649,286,656."""
+    hidden = config["d_model"]
+    layer = (4 + 2 * config["expansion_ratio"]) * hidden * hidden + 2 * hidden
+    return int(config["vocab_size"] * hidden + config["n_layers"] * layer + hidden)
 
 
 def llama_parameters(config: Mapping[str, Any]) -> int:
@@ -133,8 +161,8 @@ def _opt(
 def shape_from_config(name: str, config: Mapping[str, Any]) -> Shape:
     """Read a Transformers `config.json` of a dense decoder. Raises BadUsage where a needed entry is missing."""
     try:
-        layers, hidden, heads = (int(config[k]) for k in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-        vocabulary, positions = int(config["vocab_size"]), int(config["max_position_embeddings"])
+        layers, hidden, heads, positions = (int(_entry(config, name)) for name in OTHER_WORDS)
+        vocabulary = int(config["vocab_size"])
         architecture, parameters = str(config["architectures"][0]), count_parameters(config)
     except (KeyError, IndexError, TypeError, ValueError) as missing:
         raise BadUsage(f"{name}: its config.json has no usable {missing}", "a dense decoder-only model") from None
@@ -151,6 +179,77 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> Shape:
         parameters=parameters,
         config=tuple(config.items()),
     )
+
+
+def _entry(config: Mapping[str, Any], name: str) -> Any:
+    """By its usual name, or by that of an older architecture. Raises KeyError."""
+    for word in (name, *OTHER_WORDS[name]):
+        if word in config:
+            return config[word]
+    raise KeyError(name)
+
+
+def _llama(name: str, layers: int, hidden: int, heads: int, intermediate: int) -> Shape:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "vocab_size": 32000,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float16",
+    }
+    return shape_from_config(name, config)
+
+
+def _mpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
+    config = {
+        "architectures": ["MPTForCausalLM"],
+        "model_type": "mpt",
+        "vocab_size": 50432,
+        "d_model": hidden,
+        "n_layers": layers,
+        "n_heads": heads,
+        "expansion_ratio": 4,
+        "max_seq_len": 2048,
+        "no_bias": True,
+        "norm_type": "low_precision_layernorm",
+        "embedding_fraction": 1.0,
+        "attn_config": {"alibi": True, "alibi_bias_max": 8, "attn_type": "multihead_attention", "prefix_lm": False},
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "torch_dtype": "float16",
+    }
+    return shape_from_config(name, config)
+
+
+def _gptj(name: str, layers: int, hidden: int, heads: int, rotary: int) -> Shape:
+    config = {
+        "architectures": ["GPTJForCausalLM"],
+        "model_type": "gptj",
+        "activation_function": "gelu_new",
+        "vocab_size": 50400,
+        "n_embd": hidden,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_inner": None,
+        "n_positions": 2048,
+        "rotary_dim": rotary,
+        "tie_word_embeddings": False,
+        "bos_token_id": 50256,
+        "eos_token_id": 50256,
+        "torch_dtype": "float16",
+    }
+    return shape_from_config(name, config)
 
 
 def _qwen2(name: str, layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int) -> Shape:
@@ -175,8 +274,9 @@ def _qwen2(name: str, layers: int, hidden: int, heads: int, kv_heads: int, inter
     return shape_from_config(name, config)
 
 
-# Zhang et al. 2022 (arXiv:2205.01068), table 1, and Qwen2.5 (arXiv:2412.15115), table 1; the configurations are those
-# of the published checkpoints. opt-tiny is ours: small enough that two CPU cores serve it fast enough to see a plateau.
+# Zhang et al. 2022 (arXiv:2205.01068), table 1; Qwen2.5 (arXiv:2412.15115), table 1; LLaMA (arXiv:2302.13971), table 2;
+# MPT-7B and GPT-J-6B: the configurations that their publishers put beside the checkpoints (mosaicml/mpt-7b,
+# EleutherAI/gpt-j-6b). The tiny ones are ours: small enough that two CPU cores serve them fast enough to see a plateau.
 CATALOGUE: dict[str, Shape] = {
     shape.name: shape
     for shape in (
@@ -188,7 +288,21 @@ CATALOGUE: dict[str, Shape] = {
         _opt("opt-6.7b", 32, 4096, 32),
         _opt("opt-13b", 40, 5120, 40),
         _qwen2("qwen2.5-3b", 36, 2048, 16, 2, 11008),
+        _llama("llama-tiny", 2, 128, 4, 344),
+        _llama("llama-7b", 32, 4096, 32, 11008),
+        _mpt("mpt-tiny", 2, 128, 4),
+        _mpt("mpt-7b", 32, 4096, 32),
+        _gptj("gpt-j-tiny", 2, 128, 4, 16),
+        _gptj("gpt-j-6b", 28, 4096, 16, 64),
     )
+}
+
+
+ON_HUB = {
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "llama-7b": "huggyllama/llama-7b",
+    "mpt-7b": "mosaicml/mpt-7b",
+    "gpt-j-6b": "EleutherAI/gpt-j-6b",
 }
 
 
@@ -204,7 +318,7 @@ def catalogue_name(model: str) -> str | None:
 
 
 def _on_hub(name: str) -> str:
-    return {"qwen2.5-3b": "Qwen/Qwen2.5-3B"}.get(name, f"facebook/{name}")
+    return ON_HUB.get(name, f"facebook/{name}")
 
 
 def hub_name(model: str) -> str:

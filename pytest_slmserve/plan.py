@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_slmserve.analysis.kv_cache import kv_budget_bytes, kv_capacity
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Starts
-from pytest_slmserve.models import catalogue_name, shape_of
+from pytest_slmserve.models import catalogue_name, shape_of, short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.records import Environment
-from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.records import Environment, Workload
+from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, Job, Load, OpenLoop, ReplicaSpec, WorkloadSpec
 
 LARGEST_LOAD = 1024
 IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
@@ -41,6 +42,12 @@ DEFAULTS: dict[Backend, Defaults] = {
     "fake": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 0.0, 0.0),
     "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0),
 }
+
+
+ALIBI = "MPTForCausalLM"
+LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those that it had)
+# Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).
+ENGINE_ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {ALIBI: (("attention_backend", "TRITON_ATTN"),)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +81,24 @@ def workload_spec(options: Options, backend: Backend) -> WorkloadSpec:
     )
 
 
+def unserved(architecture: str, backend: Backend, vllm: str | None) -> str | None:
+    """Why no engine serves it here; None where one should."""
+    if architecture == ALIBI and backend == "cpu":
+        return "its attention has biases (ALiBi), which vLLM's CPU backend has not"
+    last = LAST_RELEASE.get(architecture)
+    if last and vllm and tuple(map(int, re.findall(r"\d+", vllm)[:2])) > last:
+        return f"vLLM {vllm} has no {architecture}, the last release that has is {last[0]}.{last[1]}"
+    return None
+
+
 def engine_spec(
     options: Options, backend: Backend, model: str, environment: Environment, gpus: int | None = None
 ) -> EngineSpec:
     """The engine that serves `model` under these options; every limit that moves its speed is set. gpus: other than
     the options say."""
     shape, defaults = shape_of(model), DEFAULTS[backend]
+    if why := unserved(shape.architecture, backend, environment.vllm):
+        raise BadUsage(f"{model}: {why}", "another model")
     spec = EngineSpec(
         model=catalogue_name(model) or model,
         backend=backend,
@@ -93,7 +112,9 @@ def engine_spec(
         seed=options.seed,
         python=options.python,
         env=options.env,
-        extra=options.engine_arg,
+        extra=(*ENGINE_ARGUMENTS.get(shape.architecture, ()), *options.engine_arg)
+        if backend == "cuda"
+        else options.engine_arg,
         door=options.door,
         tensor_parallel=gpus or options.tensor_parallel[0],
     )
@@ -153,30 +174,45 @@ def doublings(largest: int) -> tuple[int, ...]:
 
 
 def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
-    """Seconds that one measurement will take, roughly: the ramp, settling, and the window.
+    """Seconds that one measurement will take, roughly: the ramp, settling, and the window."""
+    if spec.backend == "fake":
+        return 0.1
+    return duration_s(load, output_tokens * _step_s(spec, load.concurrency, context))
 
-    A step is taken to cost what was seen once: on an H200 about 1.5 ms and twice the time to read weights and keys and
-    values, on two CPU cores 2.5 ms and 0.15 ms for each sequence.
-    """
-    match spec.backend:
-        case "fake":
-            return 0.1
-        case "remote":
-            step_s = 0.0
-        case "cpu":
-            step_s = 2.5e-3 + 1.5e-4 * load.concurrency
-        case _:
-            shape = shape_of(spec.model)
-            running = min(load.concurrency, spec.max_num_seqs)
-            read = (shape.weight_bytes() or 0) + running * context * shape.kv_bytes_per_token()
-            step_s = (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel)) * load.concurrency / running
-    return duration_s(load, output_tokens * step_s)
+
+def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
+    """A step is taken to cost what was seen once: on an H200 about 1.5 ms and twice the time to read weights and keys
+    and values, on two CPU cores 2.5 ms and 0.15 ms for each sequence; of a batch that is larger than the engine's
+    limit, a part of it at a time."""
+    if spec.backend == "remote":  # whose speed nobody knows
+        return 0.0
+    if spec.backend == "cpu":
+        return 2.5e-3 + 1.5e-4 * batch
+    shape, running = shape_of(spec.model), min(batch, spec.max_num_seqs)
+    read = (shape.weight_bytes() or 0) + running * context * shape.kv_bytes_per_token()
+    return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel)) * batch / running
 
 
 def duration_s(load: ClosedLoop, lifetime_s: float) -> float:
     """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
     window_s = max(load.window_s, 2 * lifetime_s) if load.starts == "together" else load.window_s
     return (0.5 + load.settle_lifetimes) * lifetime_s + window_s
+
+
+def job_price_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
+    """The same of a job: the time until its last request has come, or that of the work there is, whichever is longer,
+    and the time of the last request. On an H200 prompts were seen to take 4e14 operations per second."""
+    prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
+    capacity = kv_capacity(spec, workload.longest)
+    batch = max(1, min(job.requests, spec.max_num_seqs, capacity or job.requests))
+    step_s = _step_s(spec, batch, prompt + output / 2)
+    prompts_s = (
+        job.requests * prompt * (1e-5 if spec.backend == "cpu" else (shape_of(spec.model).parameters or 0) / 2e14)
+    )
+    work_s = prompts_s + job.requests / batch * output * step_s
+    return (
+        0.1 if spec.backend == "fake" else max(work_s, (job.requests / job.rate if job.rate else 0) + output * step_s)
+    )
 
 
 def start_price_s(spec: EngineSpec | ReplicaSpec) -> float:
@@ -194,6 +230,17 @@ def engine_title(spec: EngineSpec | ReplicaSpec) -> str:
         return spec.model if spec.tensor_parallel == 1 else f"{spec.model} on {spec.tensor_parallel} GPUs"
     how = "a GPU each" if spec.sharing == "gpus" else f"by {spec.sharing}"
     return f"{' + '.join(engine.model for engine in spec.engines)}, {how}"
+
+
+def point_title(spec: EngineSpec, load: Load) -> str:
+    """What is measured, in a few words."""
+    match load:
+        case ClosedLoop():
+            return f"{short_name(spec.model)} at {load.concurrency}"
+        case Job() | OpenLoop() if load.rate:
+            return f"{short_name(spec.model)} at {load.rate:g}/s"
+        case _:
+            return f"{short_name(spec.model)}, {getattr(load, 'requests', 0)} at once"
 
 
 def clock(seconds: float) -> str:

@@ -41,9 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "slm(model=..., claim=..., models=..., points=..., lengths=..., starts=..., needs=..., gpus=..., **spec): "
-        "a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its requests, `starts` "
-        "how they begin, `gpus` how many there must be",
+        "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., starts=..., needs=..., gpus=..., "
+        "**spec): a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its requests, "
+        "`starts` how they begin, `gpus` how many there must be",
     )
     options = config.stash[OPTIONS] = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
@@ -112,6 +112,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from pytest_slmserve.items import (
         gate_parameters,
         gpus_parameters,
+        job_parameters,
         model_parameters,
         point_parameters,
         replica_parameters,
@@ -126,6 +127,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 values = replica_parameters(session)
             case "slm_gpus_point":
                 values = gpus_parameters(session, marker)
+            case "slm_job_point":
+                values = job_parameters(session, marker)
             case "slm_gate":
                 values = gate_parameters(session)
             case _:

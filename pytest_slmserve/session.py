@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there, url_lock
 from pytest_slmserve.analysis import claims
-from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_shared
+from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_jobs, with_shared
 from pytest_slmserve.analysis.deployments import on_several_gpus, with_wider
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.analysis.goodput import Slo, slo_of_requests
+from pytest_slmserve.analysis.jobs import JobPoint, job_points
 from pytest_slmserve.analysis.paired import Gated
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.replication import (
@@ -41,16 +42,17 @@ from pytest_slmserve.kinds import Backend, Sharing
 from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import Sweep, engine_title, price_s
+from pytest_slmserve.plan import Sweep, engine_title, point_title, price_s
 from pytest_slmserve.records import Environment, Measurement, Paired, Progress, Replica, Workload, replica_set
 from pytest_slmserve.report.export import Export, export_to
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
+from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, Load, ReplicaSpec
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 
 T = TypeVar("T")
 SECOND_CHANCES = 1
+WARM_UP = 64  # requests at once
 ALONE: Sharing = "time-slicing"  # of one engine: nobody to share with
 
 
@@ -85,6 +87,7 @@ class Session:
     sampler: Sampler | None = None  # of the first device
     _samplers: dict[tuple[str, ...], Sampler | None] = field(default_factory=dict)  # of others
     _locked: set[str] = field(default_factory=set)
+    _warmed: str | None = None  # the launch that has served something
     _undo: ExitStack = field(default_factory=ExitStack)
     _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
 
@@ -225,7 +228,7 @@ class Session:
         return self.pool.engine(spec)
 
     def measure(
-        self, spec: EngineSpec, workload: Workload, load: ClosedLoop, repeats: int, why: str = ""
+        self, spec: EngineSpec, workload: Workload, load: Load, repeats: int, why: str = ""
     ) -> list[Measurement]:
         """All measurements of one key: what is known already, and new ones until `repeats` are sound. why: for whoever
         is told how it is going.
@@ -248,7 +251,7 @@ class Session:
         key: str,
         spec: EngineSpec,
         workload: Workload,
-        load: ClosedLoop,
+        load: Load,
         repeats: int,
         why: str = "",
         one: Replica | None = None,
@@ -256,7 +259,7 @@ class Session:
         known = self.measured.setdefault(key, [])
         self.asked.setdefault(key)
         for repeat in wanted(known, repeats, sound):
-            name = f"{short_name(spec.model)} at {load.concurrency}, repeat {repeat}{why and f' ({why})'}"
+            name = f"{point_title(spec, load)}, repeat {repeat}{why and f' ({why})'}"
             self.measure_into(known, spec, workload, load, name, replica=one)
         return known
 
@@ -265,7 +268,7 @@ class Session:
         known: list[Measurement],
         spec: EngineSpec,
         workload: Workload,
-        load: ClosedLoop,
+        load: Load,
         name: str,
         *,
         replica: Replica | None = None,
@@ -274,12 +277,21 @@ class Session:
         """Measure once, on the engine that runs or on one that is started; the archive gets it too. name: for whoever
         is told how it is going."""
         tell, environment = partial(self.tell, name), self.agenda.environment(spec)
-        found = measure(self.engine(spec), workload, load, environment, tell, self.sampler_of(spec))
+        engine = self.engine(spec)
+        if isinstance(load, Job):
+            self._warm(engine, workload, load)
+        found = measure(engine, workload, load, environment, tell, self.sampler_of(spec))
         known.append(replace(found, replica=replica, paired=paired))
         if self.archive:
             self.archive.add(known[-1])
         if self.export:
             self.export.add(known[-1])
+
+    def _warm(self, engine: Engine, workload: Workload, job: Job) -> None:
+        """A job has no ramp: the first requests of a fresh engine, which are slow, must not be its own."""
+        if engine.launch != self._warmed:
+            engine.run(workload, Burst(min(job.requests, WARM_UP)))
+            self._warmed = engine.launch
 
     def measure_replicas(
         self, spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], repeats: int
@@ -308,14 +320,21 @@ class Session:
         """Of all engines that shared a device in this run."""
         return (m for key in self.asked_shared for members in self.shared[key] for m in members)
 
+    def job_points(self) -> tuple[JobPoint, ...]:
+        """Jobs that were served in this run, in the order asked."""
+        return job_points(m for key in self.asked for m in self.measured[key])
+
+    def unknown(self, spec: EngineSpec, workload: Workload, load: Load) -> int:
+        """Repeats that are not known yet."""
+        return max(0, self.options.repeats - len(self.measured.get(self.agenda.key(spec, workload, load), [])))
+
     def price_s(
         self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY, spec: EngineSpec | None = None
     ) -> float:
         """Seconds that a point will take: its repeats that are not known yet, warm-up included. spec: as of
         `price_once_s`."""
         asked, workload = spec or self.agenda.spec(model), self.agenda.workload(model, variant)
-        known = len(self.measured.get(self.agenda.key(asked, workload, load), []))
-        return max(0, self.options.repeats - known) * self.price_once_s(model, load, variant, asked)
+        return self.unknown(asked, workload, load) * self.price_once_s(model, load, variant, asked)
 
     def price_once_s(
         self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY, spec: EngineSpec | None = None
@@ -376,12 +395,13 @@ class Session:
     def judge(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report. A model of which
         nothing was measured here has no curve: what can be judged of it is arithmetic."""
-        row, claim = self.row(name, model, variant), claims.claim_of(name)
-        if claim.of_gpus:
+        row, claim, jobs = self.row(name, model, variant), claims.claim_of(name), self.job_points()
+        if claim.of == "gpus":
             curve = self._curve_on_gpus(model)
         else:
-            curve = self._known_curve(model, variant, planned=not claim.of_replicas)
-        verdict = claims.judge(name, curve, row, self.curves())
+            curve = self._known_curve(model, variant, planned=claim.of == "sweeps")
+        curve = replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
+        verdict = claims.judge(name, curve, row, with_jobs(self.curves(), jobs))
         self.judged.append(Judged(verdict, row))
         return verdict
 

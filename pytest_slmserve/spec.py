@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -241,7 +242,36 @@ class OpenLoop:
             raise BadUsage(f"a step that is over before it has settled for {self.settle_s:g} s", "longer steps")
 
 
-Load = ClosedLoop | Burst | OpenLoop
+@dataclass(frozen=True, slots=True)
+class Job:
+    """So many requests, each once, served to the end: what `vllm bench serve --num-prompts --request-rate` does.
+
+    rate: requests per second at which they arrive, in the mean, independently of each other (Poisson, by the seed);
+    None: all at once. schedule_s: when each is due, since the beginning, as `workload.arrivals.job` fills it in; it
+    follows from the rest, so a record does without.
+    """
+
+    requests: int
+    rate: float | None = None
+    seed: int = 0
+    schedule_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    kind: Literal["job"] = "job"
+
+    def __post_init__(self) -> None:
+        if self.requests < 1:
+            raise BadUsage(f"a job of {self.requests} requests", "requests=500, or another number from 1 on")
+        if self.rate is not None and not 0 < self.rate < math.inf:
+            raise BadUsage(f"{self.rate} requests per second", "rate=10; None for all at once")
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """The schedule. Raises BadUsage where it was not filled in, as in a job that was read from a record."""
+        if len(self.schedule_s) != self.requests:
+            raise BadUsage("a job without its schedule", "pytest_slmserve.workload.arrivals.job(requests, rate, seed)")
+        return self.schedule_s
+
+
+Load = ClosedLoop | Burst | OpenLoop | Job
 
 
 def load_facts(load: Load) -> dict[str, Any]:

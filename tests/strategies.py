@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_slmserve import sensors
 from pytest_slmserve.analysis.curve import Curve
+from pytest_slmserve.analysis.jobs import JobPoint, JobSummary
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint, SharedSummary
 from pytest_slmserve.kinds import Sharing
@@ -26,7 +27,7 @@ from pytest_slmserve.records import (
     Telemetry,
     WorkloadReference,
 )
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Load, WorkloadSpec
+from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, Load, WorkloadSpec
 
 H200 = Environment(backend="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
 
@@ -182,6 +183,44 @@ def shared_point(
     return replace(made, **figures)  # type: ignore[arg-type]
 
 
+def job_point(
+    requests_per_s: Sequence[float] = (10.0, 10.1),
+    *,
+    model: str = "opt-6.7b",
+    output_tokens: int = 256,
+    rate: float | None = None,
+    e2e_s: Sequence[float] = (2.0, 2.02),
+    spec: EngineSpec | None = None,
+    requests: int = 500,
+    kv_blocks: int = 100_000,
+    **figures: object,
+) -> JobPoint:
+    """A job of planted requests/s, one for each repeat, whose requests came at exactly its rate."""
+    load, each = Job(requests, rate), workload(512, output_tokens)
+    summaries = tuple(
+        JobSummary(requests_per_s=served, output_tokens_per_s=served * output_tokens, e2e_s=wait, rate=rate)
+        for served, wait in zip(requests_per_s, e2e_s)
+    )
+    made = JobPoint(
+        spec=spec or EngineSpec(model),
+        resolved=replace(RESOLVED, kv_blocks=kv_blocks),
+        environment=H200,
+        workload=replace(each, hash=f"{output_tokens:012d}", requests=requests),
+        load=load,
+        requests_per_s=fmean(requests_per_s) if requests_per_s else None,
+        output_tokens_per_s=fmean(requests_per_s) * output_tokens if requests_per_s else None,
+        e2e_s=fmean(e2e_s) if e2e_s else None,
+        rate=rate,
+        repeats=tuple(s.output_tokens_per_s or 0.0 for s in summaries),
+        e2e_repeats=tuple(s.e2e_s or 0.0 for s in summaries),
+        records=tuple(f"{model}-{output_tokens}-{rate}-{kv_blocks}-{i}" for i in range(len(summaries))),
+        each=summaries,
+        problems=() if summaries else ("planted: invalid",),
+        left_out=0 if summaries else 1,
+    )
+    return replace(made, **figures)  # type: ignore[arg-type]
+
+
 def noisy_curve(
     rates: Mapping[int, float], *, noise: float = 0.01, repeats: int = 3, seed: int = 0, subject: str = "opt-1.3b"
 ) -> Curve:
@@ -251,7 +290,8 @@ def workload_references() -> st.SearchStrategy[WorkloadReference]:
 
 def loads() -> st.SearchStrategy[Load]:
     closed = st.builds(ClosedLoop, st.integers(1, 1024), window_s=st.floats(0.1, 60), requests=st.none() | COUNTS)
-    return closed | st.builds(Burst, COUNTS)
+    jobs = st.builds(Job, st.integers(1, 1024), st.none() | st.floats(0.1, 1000), COUNTS)
+    return closed | st.builds(Burst, COUNTS) | jobs
 
 
 def samples_in_any_order() -> st.SearchStrategy[Samples]:

@@ -56,6 +56,7 @@ TOP = {
     "sweeping",
     "verifying",
     "items",
+    "jobs",
     "watched",
     "fixtures",
     "plugin",

@@ -9,7 +9,8 @@ import pytest
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.models import CATALOGUE, hub_name, shape_from_config, shape_of, short_name
 
-# Counts of the published checkpoints (arXiv:2205.01068); bytes of one token's keys and values in 16 bit.
+# Counts of the published checkpoints (arXiv:2205.01068, and as Transformers counts them); bytes of one token's keys and
+# values in 16 bit.
 PUBLISHED = {
     "opt-125m": (125_239_296, 36_864),
     "opt-350m": (331_196_416, 98_304),
@@ -18,6 +19,9 @@ PUBLISHED = {
     "opt-6.7b": (6_658_473_984, 524_288),
     "opt-13b": (12_853_473_280, 819_200),
     "qwen2.5-3b": (3_085_938_688, 36_864),
+    "llama-7b": (6_738_415_616, 524_288),
+    "mpt-7b": (6_649_286_656, 524_288),
+    "gpt-j-6b": (6_050_882_784, 458_752),
 }
 SMOLLM2_135M = {
     "architectures": ["LlamaForCausalLM"],
@@ -37,11 +41,22 @@ def test_parameters_and_kv_bytes_are_those_of_the_checkpoint(name):
     shape, (parameters, kv_bytes) = CATALOGUE[name], PUBLISHED[name]
     assert (shape.parameters, shape.kv_bytes_per_token()) == (parameters, kv_bytes)
     assert (shape.weight_bytes(), shape.weight_bytes(4)) == (2 * parameters, 4 * parameters)
-    assert shape.heads * shape.head_size == shape.hidden and shape.positions == (2048 if "opt" in name else 32768)
+    assert shape.heads * shape.head_size == shape.hidden and shape.positions == (32768 if "qwen" in name else 2048)
 
 
 def test_every_published_size_is_in_the_catalogue():
-    assert CATALOGUE.keys() == {*PUBLISHED, "opt-tiny"}
+    assert CATALOGUE.keys() == {*PUBLISHED, "opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_parameters_are_those_that_transformers_counts(name):
+    """Without a byte of memory for them, where it is installed."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    facts = dict(CATALOGUE[name].config)
+    config = transformers.AutoConfig.for_model(**{k: v for k, v in facts.items() if k != "architectures"})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert model.num_parameters() == CATALOGUE[name].parameters
 
 
 def test_a_llama_like_model_with_grouped_keys():

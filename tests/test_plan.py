@@ -143,3 +143,13 @@ def test_the_plan_as_text_adds_up():
         "   2:50  end: 4 items",
     ]
     assert plan_lines([]) == ["   0:00  end: 0 items"]
+
+
+def test_mpt_needs_a_gpu_and_a_release_that_has_it_and_gets_an_attention_that_can():
+    on_gpu = engine_spec(options(), "cuda", "mpt-7b", replace(H200, vllm="0.28.1"))
+    assert on_gpu.extra == (("attention_backend", "TRITON_ATTN"),)
+    with pytest.raises(BadUsage, match="vLLM 0.29.0 has no MPTForCausalLM, the last release that has is 0.28"):
+        engine_spec(options(), "cuda", "mpt-7b", replace(H200, vllm="0.29.0"))
+    with pytest.raises(BadUsage, match="ALiBi"):
+        engine_spec(options(), "cpu", "mpt-tiny", Environment(backend="cpu", vllm="0.26.0"))
+    assert engine_spec(options(), "cuda", "gpt-j-6b", replace(H200, vllm="0.32.0")).extra == ()

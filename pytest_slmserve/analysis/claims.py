@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis import curve as curves
-from pytest_slmserve.analysis import deployments, kv_cache, sharing, table1, tensor_parallel, utilization
+from pytest_slmserve.analysis import deployments, job_claims, kv_cache, sharing, table1, tensor_parallel, utilization
 from pytest_slmserve.analysis.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.roofline import peaks_of
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -35,9 +35,8 @@ ANY_RELEASE = ("", "")
 class Claim:
     """name: as items and records have it. judge: from a curve, the row's parameters and the other curves there are,
     total. applies: whether there is anything to judge, for a report on whatever was measured. reads: the models whose
-    measurements it takes to judge one; none for arithmetic. of_replicas: it reads what several engines served at once,
-    and of an engine alone no sweep, only the same load. of_gpus: it reads what an engine served on several numbers of
-    GPUs."""
+    measurements it takes to judge one; none for arithmetic. of: what it reads: sweeps; replicas, and of an engine alone
+    no sweep but the same load; what an engine served on several numbers of GPUs; or jobs."""
 
     name: str
     statement: str
@@ -45,8 +44,7 @@ class Claim:
     judge: Callable[[Curve, Parameters, Others], Verdict]
     applies: Callable[[Curve], bool] = is_main_sweep
     reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
-    of_replicas: bool = False
-    of_gpus: bool = False
+    of: Literal["sweeps", "replicas", "gpus", "jobs"] = "sweeps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +159,34 @@ def _wider_and_replicas(curve: Curve) -> bool:
     return _wider(curve) and deployments.on_several_gpus(replace(curve, wider=()))
 
 
+def _follows(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return job_claims.throughput_follows_arrivals(curve, parameters["bound"])
+
+
+def _longer(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return job_claims.longer_outputs_fewer_requests(curve, parameters["bound"])
+
+
+def _waits(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return job_claims.all_at_once_waits_longer(curve, parameters["bound"])
+
+
+def _alike(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return job_claims.alike_at_one_size(curve, others, parameters["bound"])
+
+
+def _grows(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return job_claims.throughput_grows_with_kv_blocks(curve, parameters["bound"], parameters["flat"])
+
+
+def _continuous(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return job_claims.continuous_batching_serves_most(curve, parameters["bound"])
+
+
+def _sooner(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return job_claims.dynamic_batching_answers_sooner(curve, parameters["bound"])
+
+
 def _measured(curve: Curve) -> bool:
     """Of an engine whose KV cache is ours to give: that of an endpoint is its own affair."""
     return bool(curve.measurements) and curve.measurements[0].spec.door != "endpoint"
@@ -204,7 +230,7 @@ def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
             f"{TOWARDS_PARETO}, figure 5; {MIND_THE_GAP}",
             _pay,
             partial(sharing.has_replicas, sharing=how),
-            of_replicas=True,
+            of="replicas",
         ),
         Claim(
             sharing.name_of(sharing.TAIL, how),
@@ -212,7 +238,7 @@ def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
             f"{TOWARDS_PARETO}, figure 6",
             _tail,
             partial(sharing.has_replicas, sharing=how),
-            of_replicas=True,
+            of="replicas",
         ),
     )
 
@@ -301,7 +327,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"{TOWARDS_PARETO}, figure 1",
         _per_gpu,
         _wider,
-        of_gpus=True,
+        of="gpus",
     ),
     Claim(
         tensor_parallel.SLOWER,
@@ -309,7 +335,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"{TOWARDS_PARETO}, figure 1",
         _slower,
         _wider_smallest,
-        of_gpus=True,
+        of="gpus",
     ),
     Claim(
         tensor_parallel.STILL_GAINS,
@@ -317,7 +343,7 @@ CLAIMS: tuple[Claim, ...] = (
         f"{TOWARDS_PARETO}, figure 1",
         _still_gains,
         _wider_largest,
-        of_gpus=True,
+        of="gpus",
     ),
     Claim(
         tensor_parallel.REPLICAS,
@@ -325,7 +351,48 @@ CLAIMS: tuple[Claim, ...] = (
         f"{TOWARDS_PARETO}, figure 1",
         _a_gpu_each,
         _wider_and_replicas,
-        of_gpus=True,
+        of="gpus",
+    ),
+    Claim(
+        job_claims.FOLLOWS,
+        "At a low rate of arrivals requests are served as fast as they come, whatever the length of their outputs.",
+        f"{TOWARDS_PARETO}, figure 2, right",
+        _follows,
+        job_claims.has_grid,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.LONGER,
+        "With all requests at once, fewer are served per second the longer their outputs are.",
+        f"{TOWARDS_PARETO}, figure 2, right",
+        _longer,
+        job_claims.has_grid,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.WAITS,
+        "A request that comes with all others at once lasts longer than one that comes at a low rate.",
+        f"{TOWARDS_PARETO}, figure 2, right",
+        _waits,
+        job_claims.has_rates,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.ALIKE,
+        "Models of about one size serve about the same, whatever their family.",
+        f"{TOWARDS_PARETO}, figure 2, left",
+        _alike,
+        job_claims.is_compared,
+        job_claims.compared_with,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.KV,
+        "Throughput grows with the number of KV blocks until all requests fit at once, and no more from there.",
+        TOWARDS_PARETO,
+        _grows,
+        job_claims.has_caches,
+        of="jobs",
     ),
     Claim(
         table1.CLAIM,
@@ -479,6 +546,31 @@ ROWS: tuple[Row, ...] = (
         tensor_parallel.REPLICAS,
         parameters={"bound": 1.0},
         evidence="replicas wait for nobody; each reads all of the weights, which matters less the larger the batch is",
+    ),
+    Row(
+        job_claims.FOLLOWS,
+        parameters={"bound": 0.8},
+        evidence="below its capacity an engine serves what comes; the last requests of a job take their time as well",
+    ),
+    Row(
+        job_claims.LONGER,
+        parameters={"bound": 0.75},
+        evidence="each output token is a step more: at 8 times the length only the prompt is as cheap as before",
+    ),
+    Row(
+        job_claims.WAITS,
+        parameters={"bound": 1.2},
+        evidence="a step of all requests is longer than one of those that a low rate brings together",
+    ),
+    Row(
+        job_claims.ALIKE,
+        parameters={"bound": 1.25},
+        evidence="by shapes: weights and KV bytes per token differ by at most 14 %",
+    ),
+    Row(
+        job_claims.KV,
+        parameters={"bound": 1.1, "flat": 1.1},
+        evidence="the blocks bound the batch, and the law of saturation does the rest",
     ),
     Row(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
     Row(

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.device import device_figures, watched
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.sensors import MEMORY_CLOCK, SM_CLOCK
-from pytest_slmserve.spec import Burst, Load, OpenLoop
+from pytest_slmserve.spec import Burst, Job, Load, OpenLoop
 
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
 POWER_HELD = 0.01  # share of a window from which on the power limit, not a setting, decides the clock
@@ -132,6 +132,8 @@ def _load(load: Load) -> str:
         return f"burst of {load.requests}"
     if isinstance(load, OpenLoop):
         return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
+    if isinstance(load, Job):
+        return f"job of {load.requests} requests, {'all at once' if load.rate is None else f'{load.rate:g} per second'}"
     window = f"window {load.window_s:g} s" if load.requests is None else f"{load.requests} requests"
     return f"{load.concurrency} in flight (starts {load.starts}, {window}, settled {load.settle_lifetimes:g})"
 

@@ -12,6 +12,7 @@ from pytest_slmserve.analysis import adaptive as sparse
 from pytest_slmserve.analysis import gains as over
 from pytest_slmserve.analysis.adaptive import Prediction
 from pytest_slmserve.analysis.gains import Gain, Plateau
+from pytest_slmserve.analysis.jobs import JobPoint
 from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import Point, by_series, points_of
 from pytest_slmserve.analysis.replication import SharedPoint
@@ -36,7 +37,7 @@ class Curve:
     loads that it found not to be needed.
     beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
     replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
-    on more GPUs.
+    on more GPUs. jobs: those of the model.
     """
 
     subject: str
@@ -49,6 +50,7 @@ class Curve:
     shared: tuple[SharedPoint, ...] = ()
     alone: tuple[Point, ...] = ()
     wider: tuple[Curve, ...] = field(default=(), repr=False)
+    jobs: tuple[JobPoint, ...] = field(default=(), repr=False)
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
 
     @property
@@ -63,7 +65,9 @@ class Curve:
 
     @property
     def environment(self) -> Environment | None:
-        return self.first.environment if self.first else None
+        if self.first is None:
+            return self.jobs[0].environment if self.jobs else None
+        return self.first.environment
 
     @property
     def workload(self) -> WorkloadReference | None:
@@ -173,6 +177,16 @@ def curve_of(
 def with_shared(curves: Iterable[Curve], shared: Sequence[SharedPoint]) -> list[Curve]:
     """Each curve with what replicas of its model served, on the same kind of host and with the same requests."""
     return [replace(curve, shared=tuple(s for s in shared if _is_of(s, curve))) for curve in curves]
+
+
+def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
+    """Each curve with the jobs of its model, and one more for each model of which jobs alone were served."""
+    known = list(curves)
+    alone = dict.fromkeys(job.model for job in jobs if job.model not in {curve.subject for curve in known})
+    return [
+        replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
+        for curve in (*known, *(Curve(subject=model) for model in alone))
+    ]
 
 
 def _is_of(shared: SharedPoint, curve: Curve) -> bool:

@@ -116,15 +116,15 @@ def point_of(concurrency: int, measurements: Sequence[Measurement]) -> Point:
         left_out=chosen.left_out,
         problems=chosen.problems,
         degraded=chosen.degraded,
-        **_figures(summaries),
+        **mean_figures(summaries),
     )
 
 
-def _figures(summaries: Sequence[Summary]) -> dict[str, Any]:
+def mean_figures(summaries: Sequence[Summary], kind: type[Summary] = Summary) -> dict[str, Any]:
     """Means of what is a number; of the law's deviations the worst, of the bounds the one found most often, and the
     power limit where there was but one."""
     figures: dict[str, Any] = {
-        f.name: mean_of_known(getattr(s, f.name) for s in summaries) for f in fields(Summary) if f.name != "bound"
+        f.name: mean_of_known(getattr(s, f.name) for s in summaries) for f in fields(kind) if f.name != "bound"
     }
     figures["little"] = max((s.little for s in summaries if s.little is not None), key=abs, default=None)
     bounds = [s.bound for s in summaries if s.bound is not None]

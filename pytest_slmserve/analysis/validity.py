@@ -12,7 +12,7 @@ from pytest_slmserve.analysis.schedule_delay import deaf, lag, schedule_delay
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Measurement, Run
-from pytest_slmserve.spec import ClosedLoop, OpenLoop
+from pytest_slmserve.spec import ClosedLoop, Job, OpenLoop
 
 MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5 %
 MIN_STEPS_PER_HALF = 20
@@ -20,6 +20,7 @@ LITTLE_TOLERANCE = 0.05  # both counts are of the same run: an honest one agrees
 LITTLE_STEPS = 2  # an engine stamps a request as scheduled up to a step ahead, and may chunk its prefill over one more
 LOAD_TOLERANCE = 0.05
 LOAD_STEPS = 3  # between two requests a user waits for the step under way, the one scheduled ahead, and its own turn
+TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may be told twice
 STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
 
 
@@ -42,13 +43,15 @@ def standing(measurement: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]
     """Its problems and its degradations, from one look at the sensors."""
     seen = health(measurement.run, measurement.environment, measurement.replica)
     invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
-    broken = tuple(_broken(measurement.run))
+    broken = tuple(_unserved(measurement) if isinstance(measurement.load, Job) else _broken(measurement.run))
     return broken or (*_implausible(measurement), *invalid), degraded
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:
     yield from _roofline(measurement)
-    if measurement.spec.door == "offline":  # a client of a server does not see when its requests were admitted
+    if isinstance(measurement.load, Job):
+        yield from _tokens_not_told(measurement.run)
+    elif measurement.spec.door == "offline":  # a client of a server does not see when its requests were admitted
         yield from _little(measurement.run, measurement.workload.mean_output_tokens)
         yield from _load_not_reached(measurement)
     yield from _lagged(measurement)
@@ -85,6 +88,26 @@ def _broken(run: Run) -> Iterator[str]:
         yield "no request finished in the window: a longer window"
     elif window.latency(run).e2e_s is None:
         yield "no finished request says when its first token came"
+
+
+def _unserved(measurement: Measurement) -> Iterator[str]:
+    """Of a job, which has no steady window: was all of it served? That its KV cache is too small may be the question,
+    so preemptions are counted elsewhere."""
+    run = measurement.run
+    served = sum(run.samples.finished)
+    if run.failures:
+        yield f"{run.failures} requests failed, the first with {run.first_failure or 'no reason given'}"
+    if isinstance(measurement.load, Job) and served < measurement.load.requests:
+        yield f"{served} of {measurement.load.requests} requests were served"
+    elif window.latency(run).e2e_s is None:
+        yield "no finished request says when its first token came"
+
+
+def _tokens_not_told(run: Run) -> Iterator[str]:
+    """Do the requests and the trace of the engine's steps tell of the same tokens?"""
+    asked, made = sum(run.samples.output_tokens), sum(run.steps.new_tokens)
+    if len(run.steps) and abs(made / max(1, asked) - 1) > TOKENS_TOLERANCE:
+        yield f"the requests have {asked} output tokens, the trace of the steps {made}"
 
 
 def _little(run: Run, output_tokens: float) -> Iterator[str]:
@@ -132,7 +155,7 @@ def _lagged(measurement: Measurement) -> Iterator[str]:
     run, stream = measurement.run, measurement.run.stream
     if stream is None:
         return
-    is_open = isinstance(measurement.load, OpenLoop)
+    is_open = isinstance(measurement.load, OpenLoop | Job)
     median = (open_loop_latencies(run) if is_open else closed_loop_latencies(run)).ttft_s.p50
     if is_open and stream.scheduled_s is not None:
         delay = schedule_delay(stream.scheduled_s, run.samples.sent_s, run.window_s)

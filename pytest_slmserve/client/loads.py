@@ -23,9 +23,9 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
 
 
 class OpenLoop:
-    """Requests at given times, in seconds since the beginning, in ascending order."""
+    """Requests at given times, in seconds since the beginning, in ascending order. window: None for all of it."""
 
-    def __init__(self, schedule: Sequence[float], window: tuple[float, float]) -> None:
+    def __init__(self, schedule: Sequence[float], window: tuple[float, float] | None) -> None:
         self.schedule, self.given = schedule, window
         self.sent = 0
 
@@ -42,6 +42,8 @@ class OpenLoop:
         return list(range(first, self.sent))
 
     def phase(self, elapsed_s: float) -> str:
+        if self.given is None:
+            return "window"
         begin, end = self.given
         return "settle" if elapsed_s < begin else "window" if elapsed_s < end else "over"
 

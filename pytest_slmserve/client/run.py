@@ -191,7 +191,8 @@ class Scheduled:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.loop = OpenLoop(run.load["schedule"], tuple(run.load["window"]))
+        window = run.load["window"]
+        self.loop = OpenLoop(run.load["schedule"], window and tuple(window))
         self.connections = min(AHEAD, most_within(run.load["schedule"], AHEAD_S))
 
     @property
@@ -214,7 +215,9 @@ class Scheduled:
         return self.loop.phase(now - self.run.began)
 
     @property
-    def window(self) -> tuple[float, float]:
+    def window(self) -> tuple[float, float] | None:
+        if self.loop.given is None:
+            return None
         begin, end = self.loop.given
         return self.run.began + begin, self.run.began + end
 

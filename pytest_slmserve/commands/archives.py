@@ -74,13 +74,14 @@ def report(given: argparse.Namespace) -> int:
 
 def figures(given: argparse.Namespace) -> int:
     """Every picture that the archives have the measurements for, and why there is no other."""
+    from pytest_slmserve.analysis.jobs import job_points
     from pytest_slmserve.report.drawing import save
     from pytest_slmserve.report.figures import pictures
 
     contents = read_all(given.paths, given.skip_damaged)
     for note in contents.notes:
         print(f"note: {note}")
-    drawn = pictures(curves_of(contents))
+    drawn = pictures(curves_of(contents), job_points(contents.measurements))
     make(given.out)
     for picture in drawn:
         if picture.figure is None:
@@ -158,18 +159,18 @@ def judged_again(
     contents: Contents, strict: bool, slo: Slo | None = None
 ) -> tuple[Sequence[Curve], Sequence[Judged], str]:
     """Curves, verdicts and the text about them. Raises BadArchive where the stored claims or plans are none."""
+    from pytest_slmserve.analysis.curve import with_jobs
+    from pytest_slmserve.analysis.jobs import job_points
     from pytest_slmserve.analysis.replication import shared_points
     from pytest_slmserve.report.rejudge import judge_all, rows_from
     from pytest_slmserve.report.tables import run_lines
 
     curves = curves_of(contents)
-    judged = judge_all(curves, rows_from(contents.claims))
-    shared = shared_points(contents.measurements)
-    return (
-        curves,
-        judged,
-        "\n".join(text for text, _ in run_lines(curves, judged, shared=shared, strict=strict, slo=slo)),
-    )
+    shared, jobs = shared_points(contents.measurements), job_points(contents.measurements)
+    known = with_jobs(curves, jobs)
+    judged = judge_all(known, rows_from(contents.claims))
+    lines = run_lines(curves, judged, shared=shared, jobs=jobs, strict=strict, slo=slo)
+    return known, judged, "\n".join(text for text, _ in lines)
 
 
 def merged(archives: Sequence[Contents]) -> Contents:

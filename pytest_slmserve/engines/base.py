@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Progress, Resolved, Run, Workload
-from pytest_slmserve.spec import EngineSpec, Load, OpenLoop
+from pytest_slmserve.spec import EngineSpec, Job, Load, OpenLoop
 
 Tell = Callable[[Progress], None]
 Outputs = tuple[tuple[int, ...], ...]  # ids of tokens, of each request
@@ -23,8 +23,15 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
         )
 
 
-def check_needs_no_server(load: Load) -> None:
-    """Raises BadUsage for a load that only a client of a server can make."""
+def check_schedule(load: Load) -> None:
+    """Raises BadUsage for a job without its schedule."""
+    if isinstance(load, Job):
+        assert load.times
+
+
+def check_load(load: Load) -> None:
+    """Raises BadUsage for a load that only a client of a server can make, and for a job without its schedule."""
+    check_schedule(load)
     if isinstance(load, OpenLoop):
         raise BadUsage("a schedule of arrivals is for a server", "the server door, or an endpoint")
 

@@ -15,7 +15,7 @@ from pytest_slmserve.engines.offline import run_from
 from pytest_slmserve.engines.process import Child, converse
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Request, Run, Stream, Workload
-from pytest_slmserve.spec import Load, OpenLoop
+from pytest_slmserve.spec import Job, Load, OpenLoop
 
 READY_S = 30.0
 REQUEST, PROMPT_TOKENS = 0, 5  # columns of the samples
@@ -69,6 +69,8 @@ def ask_once(
 
 def message_of(load: Load) -> dict[str, Any]:
     """A load in the client's words."""
+    if isinstance(load, Job):
+        return {"kind": "open_loop", "schedule": list(load.times), "window": None}
     if not isinstance(load, OpenLoop):
         return asdict(load)
     window = load.settle_s, load.settle_s + load.window_s

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import PROFILE_FOLDER, Gate, Outputs, Tell, check_fits, check_needs_no_server, silent
+from pytest_slmserve.engines.base import PROFILE_FOLDER, Gate, Outputs, Tell, check_fits, check_load, silent
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Telemetry, Workload
 from pytest_slmserve.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
-from pytest_slmserve.spec import Burst, EngineSpec, Load, OpenLoop
+from pytest_slmserve.spec import Burst, EngineSpec, Job, Load, OpenLoop
 from pytest_slmserve.telemetry.simulated import simulated
-from pytest_slmserve.worker.admission import ClosedLoop
+from pytest_slmserve.worker.admission import ClosedLoop, Schedule
 
 BLOCK_SIZE = 16
 BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else
@@ -147,7 +147,7 @@ class FakeEngine:
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
         """gate: its own clock needs none, and all that are alike have settled after the same time."""
-        check_needs_no_server(load)
+        check_load(load)
         self.hand_over(workload)
         loop = self._loop(workload, load)
         if loop.concurrency >= self.faults.die_at:
@@ -156,17 +156,17 @@ class FakeEngine:
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise))
         t_inf *= self.spec.tensor_parallel  # of the work; what a step waits for is another part of it
-        state = _Simulation()
-        users = loop.users_due()
+        state, fits = _Simulation(), self._fits(workload)
+        users = _due(loop, state)
         for _ in range(MAX_STEPS):
             self._send(state, loop, workload, users)
             if not state.running:
                 break
-            ends = self._step(state, t_inf, b_half)
+            ends = self._step(state, t_inf, b_half, fits)
             loop.stepped(state.now)
             if loop.phase == "over" and loop.requests is None:
                 break
-            users = ends + loop.users_due()
+            users = ends + _due(loop, state)
         tell(Progress("over", state.now, len(state.ended), len(state.running), t_inf))
         failed = len(state.ended) if loop.concurrency >= self.faults.fail_at else 0
         window = loop.window or (0.0, state.now)
@@ -192,24 +192,33 @@ class FakeEngine:
             imbalance=faults.imbalance,
         )
 
-    def _loop(self, workload: Workload, load: Load) -> ClosedLoop:
+    def _fits(self, workload: Workload) -> int:
+        """Sequences that its limit and its KV cache allow at once, at full length: it never preempts by itself."""
+        blocks = (self.resolved.kv_blocks or 0) // -(-workload.longest // BLOCK_SIZE)
+        return max(1, min(self.spec.max_num_seqs, blocks))
+
+    def _loop(self, workload: Workload, load: Load) -> ClosedLoop | Schedule:
         lifetime = workload.mean_output_tokens
+        if isinstance(load, Job):
+            return Schedule(load.times)
         if isinstance(load, Burst):
             return ClosedLoop(load.requests, lifetime, requests=load.requests)
         assert not isinstance(load, OpenLoop), "refused by `run`"
         return ClosedLoop(load.concurrency, lifetime, load.settle_lifetimes, load.window_s, load.requests, load.starts)
 
-    def _send(self, state: _Simulation, loop: ClosedLoop, workload: Workload, users: int) -> None:
+    def _send(self, state: _Simulation, loop: ClosedLoop | Schedule, workload: Workload, users: int) -> None:
         for _ in range(users):
             number = loop.next_request()
             if number is None:
                 return
             index = number % len(workload.requests)
-            state.running.append(_Sequence(index, state.now, workload.requests[index].output_tokens))
+            state.running.append(
+                _Sequence(index, loop.sent_s(number, state.now), workload.requests[index].output_tokens)
+            )
 
-    def _step(self, state: _Simulation, t_inf: float, b_half: float) -> int:
-        """One token for each running sequence (max_num_seqs at most); returns how many ended."""
-        batch = state.running[: self.spec.max_num_seqs]
+    def _step(self, state: _Simulation, t_inf: float, b_half: float, fits: int) -> int:
+        """One token for each running sequence (as many as fit); returns how many ended."""
+        batch = state.running[:fits]
         began = state.now
         state.now += (b_half + len(batch)) / t_inf + self.waits_s
         for sequence in batch:
@@ -220,7 +229,7 @@ class FakeEngine:
         state.ended += ended
         state.running = [s for s in state.running if s.left]
         preempted = int(len(batch) >= self.faults.preempt_from)
-        waiting = max(0, len(state.running) - self.spec.max_num_seqs)
+        waiting = max(0, len(state.running) - fits)
         state.steps.append((state.now, len(state.running) - waiting, waiting, len(batch), 0, None, preempted))
         return len(ended)
 
@@ -240,6 +249,15 @@ class FakeEngine:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _due(loop: ClosedLoop | Schedule, state: _Simulation) -> int:
+    """How many users start now; where there is nothing to do until the next one is due, it is then."""
+    if isinstance(loop, Schedule):
+        if not state.running and loop.next_s is not None:
+            state.now = max(state.now, loop.next_s)
+        loop.arrive(state.now)
+    return loop.users_due()
 
 
 def _samples(state: _Simulation, workload: Workload) -> Samples:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_needs_no_server, silent
+from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_load, silent
 from pytest_slmserve.engines.process import Child, converse
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import Shape, hub_name, shape_of
@@ -166,7 +166,7 @@ class OfflineEngine:
             raise
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
-        check_needs_no_server(load)
+        check_load(load)
         self.hand_over(workload)
         at = {"at": gate.begins_s} if gate else {}
         run = run_from(self.ask(tell, gate, op="run", load=asdict(load), **at))

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, silent
+from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_schedule, silent
 from pytest_slmserve.engines.client import Client, ask_once, completion, run_of
 from pytest_slmserve.engines.offline import (
     NOWHERE_ELSE,
@@ -138,6 +138,7 @@ class ServerEngine:
         self.client.hand_over(workload, lambda request: json.dumps(completion(request, NAME)))
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+        check_schedule(load)
         self.hand_over(workload)
         self.ready = False
         before = trace_file(self.child.folder).stat().st_size

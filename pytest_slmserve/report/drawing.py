@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Environment
 from pytest_slmserve.report.findings import labels
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: told apart by all eyes
@@ -40,9 +41,14 @@ class Picture:
     why_not: str = ""
 
 
+def has_valid(curve: Curve) -> bool:
+    """Is there something to draw, of a sweep or of replicas?"""
+    return bool(curve.valid) or any(point.valid for point in curve.shared)
+
+
 def shown(curves: Sequence[Curve]) -> list[Shown]:
     """Those that have a valid point, of a sweep or of replicas, in the order given. Raises BadUsage where none has."""
-    found = [curve for curve in curves if curve.valid or any(point.valid for point in curve.shared)]
+    found = list(filter(has_valid, curves))
     if not found:
         raise BadUsage("there is no valid point to draw", "python -m pytest_slmserve report says what is wrong")
     many = len(COLOURS)
@@ -57,6 +63,13 @@ def panels(
 ) -> tuple[Any, list[Any]]:
     """A figure under the name of its devices, and the axes in it, `count` side by side, row after row. Raises BadUsage
     without matplotlib."""
+    return panels_of([where_of(sweep.curve.environment) for sweep in sweeps], count, rows=rows, share_y=share_y)
+
+
+def panels_of(
+    devices: Sequence[str], count: int, *, rows: int = 1, share_y: bool | Literal["col"] = False
+) -> tuple[Any, list[Any]]:
+    """The same for named devices."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -65,18 +78,18 @@ def panels(
     size = (width if count > 1 else 0.6 * width, height * (1 + ROW * (rows - 1)))
     figure: Any = Figure(figsize=size, layout="constrained")
     figure.get_layout_engine().set(wspace=0.05)
-    figure.suptitle("; ".join(dict.fromkeys(_where(sweep.curve) for sweep in sweeps)), fontsize=10, color=GREY)
+    figure.suptitle("; ".join(dict.fromkeys(devices)), fontsize=10, color=GREY)
     return figure, list(figure.subplots(rows, count, sharey=share_y, squeeze=False).flat)
 
 
-def _where(curve: Curve) -> str:
-    if curve.environment is None:
+def where_of(environment: Environment | None) -> str:
+    if environment is None:
         return "unknown device"
-    if curve.environment.backend == "fake":
+    if environment.backend == "fake":
         return "SIMULATED, not measured on a device"
-    if curve.environment.backend == "remote":
-        return curve.environment.url or "an endpoint"
-    return curve.environment.gpu_name or curve.environment.cpu or "unknown device"
+    if environment.backend == "remote":
+        return environment.url or "an endpoint"
+    return environment.gpu_name or environment.cpu or "unknown device"
 
 
 def dress(axes: Any, x_label: str, y_label: str = "") -> None:

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.goodput import Slo, goodput_of
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.vllm_bench import as_vllm_bench
-from pytest_slmserve.spec import ClosedLoop, OpenLoop
+from pytest_slmserve.spec import ClosedLoop, Job, OpenLoop
 
 FORMAT = "vllm-bench"
 EXAMPLE = f"{FORMAT}=results/, for a file of each, or {FORMAT}=results.json"
@@ -53,7 +53,7 @@ def export_to(text: str, slo: Slo | None = None) -> Export:
 
 def file_name(m: Measurement) -> str:
     """vLLM's: label, rate, users, model and time."""
-    rate = f"{m.load.rate:g}" if isinstance(m.load, OpenLoop) else "inf"
+    rate = f"{m.load.rate:g}" if isinstance(m.load, OpenLoop | Job) and m.load.rate else "inf"
     users = f"-concurrency{m.load.concurrency}" if isinstance(m.load, ClosedLoop) else ""
     model = m.spec.model.rstrip("/").rpartition("/")[2]
     at = m.measured_at[:19].replace("-", "").replace(":", "").replace("T", "-")

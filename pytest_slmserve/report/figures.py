@@ -7,23 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.curve import Curve
+from pytest_slmserve.analysis.jobs import JobPoint
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.roofline import ceiling_tokens_per_s
 from pytest_slmserve.analysis.saturation import Fit, fit
 from pytest_slmserve.errors import BadUsage, TooFewPoints
-from pytest_slmserve.report.drawing import GREY, Picture, Shown, dress, load_axis, panels, plain, save, shown
+from pytest_slmserve.report.drawing import GREY, Picture, Shown, dress, has_valid, load_axis, panels, plain, save, shown
 from pytest_slmserve.report.findings import peaks_of_curve, work_of_curve
 from pytest_slmserve.report.gpu_figures import gpus_pictures
+from pytest_slmserve.report.job_figures import job_pictures
 from pytest_slmserve.report.replica_figures import replica_pictures
 from pytest_slmserve.report.sensor_figures import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
 
 SAMPLES = 60  # of a smooth line
 
 
-def pictures(curves: Sequence[Curve]) -> list[Picture]:
+def pictures(curves: Sequence[Curve], jobs: Sequence[JobPoint] = ()) -> list[Picture]:
     """What can be drawn, and what cannot. Raises BadUsage where matplotlib is missing, or no point is valid."""
-    known = shown(curves)
-    replicas = [*replica_pictures(known), *gpus_pictures(known)]
+    of_jobs = job_pictures(jobs)
+    known = [] if of_jobs and not any(map(has_valid, curves)) else shown(curves)
+    replicas = [*(replica_pictures(known) if known else []), *(gpus_pictures(known) if known else []), *of_jobs]
     if not (sweeps := _swept(known)):
         return replicas
     sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound, decoding))

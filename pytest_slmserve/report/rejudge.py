@@ -78,10 +78,17 @@ def judge_all(curves: Sequence[Curve], rows: tuple[claims.Row, ...]) -> list[Jud
         return claim.applies(curve) and there.issuperset(claim.reads(curve.subject))
 
     def judged_by(claim: claims.Claim) -> list[tuple[Curve, str]]:
-        """A claim on several GPUs is told of a model once, so it is not told apart from its own curves on more."""
+        """A claim on several GPUs is told of a model once, so it is not told apart from its own curves on more; one on
+        jobs, which all curves of a model have, likewise."""
         found = [pair for pair in labelled if can_be_judged(claim, pair[0])]
         alone = [curve for curve, _ in found]
-        return list(zip(alone, labels(alone), strict=True)) if claim.of_gpus else found
+        match claim.of:
+            case "gpus":
+                return list(zip(alone, labels(alone), strict=True))
+            case "jobs":
+                return [(curve, curve.subject) for curve in {curve.subject: curve for curve in alone}.values()]
+            case _:
+                return found
 
     return [
         _judge(claim.name, curve, label, rows, curves)
@@ -96,7 +103,7 @@ def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
 
 
 def _judge(name: str, curve: Curve, label: str, rows: tuple[claims.Row, ...], curves: Sequence[Curve]) -> Judged:
-    here = curve if curve.measurements else next(iter(curves), curve)  # tells where this was measured, and how
+    here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
     try:
         row = claims.row_for(name, curve.subject, here.environment, here.load.starts if here.load else None, rows)
         return replace(claims.judge(name, curve, row, curves), subject=label), row

@@ -9,12 +9,14 @@ from typing import Literal
 from pytest_slmserve.analysis.claims import CLAIMS, Row
 from pytest_slmserve.analysis.curve import PLATEAU, TOLERANCE, Curve
 from pytest_slmserve.analysis.goodput import Slo
+from pytest_slmserve.analysis.jobs import JobPoint
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Environment, Resolved, WorkloadReference
 from pytest_slmserve.report.findings import findings, hosts, labels, spread
 from pytest_slmserve.report.gpu_tables import gpus_report
+from pytest_slmserve.report.job_tables import job_report
 from pytest_slmserve.report.layout import grid, hanging, named
 from pytest_slmserve.report.replica_tables import replica_report
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
@@ -22,7 +24,7 @@ from pytest_slmserve.report.sensor_tables import energy_report, legend, sensor_t
 from pytest_slmserve.report.served import without
 from pytest_slmserve.report.slo_tables import slo_report
 from pytest_slmserve.report.unneeded import amount, remark
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load, OpenLoop
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, Job, Load, OpenLoop
 
 Judged = tuple[Verdict, Row | None]
 Colour = Literal["green", "red", "yellow"]
@@ -68,6 +70,7 @@ def run_lines(
     judged: Sequence[Judged],
     *,
     shared: Sequence[SharedPoint] = (),
+    jobs: Sequence[JobPoint] = (),
     strict: bool = False,
     slo: Slo | None = None,
 ) -> Iterator[tuple[str, Colour | None]]:
@@ -84,6 +87,8 @@ def run_lines(
     for text in replica_report(curves, shared):
         yield f"{text}\n", None
     for text in gpus_report(curves):
+        yield f"{text}\n", None
+    for text in job_report(jobs):
         yield f"{text}\n", None
     for text in energy_report(curves):
         yield f"{text}\n", None
@@ -155,6 +160,8 @@ def load_in_short(load: Load) -> str:
             return f"{load.concurrency} in flight"
         case OpenLoop():
             return f"{load.rate:g} requests/s"
+        case Job():
+            return f"{load.requests} requests, {'all at once' if load.rate is None else f'{load.rate:g}/s'}"
         case _:
             return f"{load.requests} at once"
 

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, judged
 from pytest_slmserve.analysis.stats import percentile
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.records import Measurement
-from pytest_slmserve.spec import ClosedLoop, OpenLoop
+from pytest_slmserve.spec import ClosedLoop, Job, OpenLoop
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -39,7 +39,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "model_id": measurement.spec.model,
         "tokenizer_id": measurement.spec.model,
         "num_prompts": len(rows),
-        "request_rate": load.rate if isinstance(load, OpenLoop) else "inf",
+        "request_rate": (load.rate if isinstance(load, OpenLoop | Job) else None) or "inf",
         "max_concurrency": load.concurrency if isinstance(load, ClosedLoop) else None,
         "duration": seconds,
         "completed": sum(run.samples.finished[row] for row in rows),

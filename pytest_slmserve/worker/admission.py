@@ -1,6 +1,8 @@
-"""When a closed loop starts its next user, and in which phase it is. Pure: counts and times in, decisions out."""
+"""When the next request is sent, and in which phase a load is. Pure: counts and times in, decisions out."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class ClosedLoop:
@@ -79,6 +81,10 @@ class ClosedLoop:
         periods, rest = divmod(self.steps - self.opened_step, round(self.lifetime_steps + 1))
         return self.spread or (periods >= 2 and rest == 0)
 
+    def sent_s(self, number: int, elapsed_s: float) -> float:
+        """From when a request's latency counts, since the beginning: here from when a user is free to send it."""
+        return elapsed_s
+
     def next_request(self) -> int | None:
         """Number of the request a free user sends now, or None when the loop is over."""
         if self.phase == "over":
@@ -100,3 +106,52 @@ class ClosedLoop:
         if self.opened_at is None or self.closed_at is None or self.requests is not None:
             return None
         return self.opened_at, self.closed_at
+
+
+class Schedule:
+    """Requests at given times since the beginning, ascending, each with a user of its own, whatever becomes of those
+    before it; over when the last has been sent. A window it has none.
+
+    Latencies count from when a request is due, so that one that is sent late by a busy front end does not look fast.
+    """
+
+    gated = False
+    settled = True
+    window = None
+
+    def __init__(self, times: Sequence[float]) -> None:
+        self.times = times
+        self.requests = self.concurrency = len(times)
+        self.due = self.started = self.sent = 0
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next one is due; None: all were."""
+        return self.times[self.due] if self.due < len(self.times) else None
+
+    def arrive(self, elapsed_s: float) -> None:
+        """So much time has passed."""
+        while self.due < len(self.times) and self.times[self.due] <= elapsed_s:
+            self.due += 1
+
+    def users_due(self) -> int:
+        """How many users to start now."""
+        due, self.started = self.due - self.started, self.due
+        return due
+
+    def stepped(self, now: float) -> None:
+        """A step has ended, which changes nothing."""
+
+    def sent_s(self, number: int, elapsed_s: float) -> float:
+        return self.times[number]
+
+    def next_request(self) -> int | None:
+        """Number of the request a user sends now, or None where none is due."""
+        if self.sent >= self.due:
+            return None
+        self.sent += 1
+        return self.sent - 1
+
+    @property
+    def phase(self) -> str:
+        return "over" if self.sent >= self.requests else "window"

@@ -23,7 +23,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from admission import ClosedLoop  # this folder is on the path, its package is not
+from admission import ClosedLoop, Schedule  # this folder is on the path, its package is not
 from slm_steps import resolved, step_row
 
 LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB
@@ -148,6 +148,21 @@ def greedy(tokens: int) -> Any:
     )
 
 
+def admission(load: dict[str, Any], output_tokens: list[int], gated: bool) -> ClosedLoop | Schedule:
+    """The rule by which a load sends its requests; a burst is a closed loop of as many users as requests."""
+    if load["kind"] == "job":
+        return Schedule(load["schedule_s"])
+    return ClosedLoop(
+        load["requests"] if load["kind"] == "burst" else load["concurrency"],
+        sum(output_tokens) / len(output_tokens),
+        load.get("settle_lifetimes", 0.0),
+        load.get("window_s", 0.0),
+        load["requests"],
+        load.get("starts", "together"),
+        gated,
+    )
+
+
 class Run:
     """One load: users as tasks, one row per request."""
 
@@ -157,16 +172,7 @@ class Run:
         self.in_flight: set[str] = set()
         self.done = self.failures = 0
         self.first_failure: str | None = None
-        burst = load["kind"] == "burst"
-        self.loop = ClosedLoop(
-            load["requests"] if burst else load["concurrency"],
-            sum(server.output_tokens) / len(server.output_tokens),
-            load.get("settle_lifetimes", 0.0),
-            load.get("window_s", 0.0),
-            load["requests"],
-            load.get("starts", "together"),
-            gated,
-        )
+        self.loop = admission(load, server.output_tokens, gated)
         self.users: list[asyncio.Task[None]] = []
 
     async def result(self) -> dict[str, Any]:
@@ -174,6 +180,8 @@ class Run:
         Trace.on_step = self.step
         self.start_users()
         beside = [asyncio.create_task(self.tell())]
+        if isinstance(self.loop, Schedule):
+            beside.append(asyncio.create_task(self.arrive(self.loop)))
         if self.loop.gated:
             beside.append(asyncio.create_task(self.wait_for_window()))
         try:
@@ -192,6 +200,13 @@ class Run:
             "first_failure": self.first_failure,
         }
 
+    async def arrive(self, schedule: Schedule) -> None:
+        """Start each user when its request is due."""
+        while (due := schedule.next_s) is not None:
+            await asyncio.sleep(max(0.0, self.began + due - time.monotonic()))
+            schedule.arrive(time.monotonic() - self.began)
+            self.start_users()
+
     async def wait_for_window(self) -> None:
         """Say that the load has settled, and hear when the window is."""
         while not self.loop.settled:
@@ -203,7 +218,7 @@ class Run:
     async def until_over(self) -> None:
         """Wait for the end, cut off what is then in flight, and let every user see that it is over."""
         while not (self.over or self.given_up):
-            if time.monotonic() - self.last_step > STALL_S:
+            if self.in_flight and time.monotonic() - self.last_step > STALL_S:
                 raise TimeoutError(f"no engine step for {STALL_S:.0f} s")
             await asyncio.sleep(0.01)
         if self.in_flight:
@@ -212,9 +227,9 @@ class Run:
 
     @property
     def over(self) -> bool:
-        if self.loop.requests is None:
-            return bool(self.loop.phase == "over")
-        return all(user.done() for user in self.users)
+        if self.loop.phase != "over":
+            return False
+        return self.loop.requests is None or all(user.done() for user in self.users)
 
     @property
     def given_up(self) -> bool:
@@ -241,8 +256,11 @@ class Run:
         server, index = self.server, number % len(self.server.prompts)
         name = f"run{server.runs}-{number}"
         parameters = server.parameters[server.output_tokens[index]]
+        now = time.monotonic()
+        if not self.in_flight:
+            self.last_step = now  # there was nothing to make a step for
         self.in_flight.add(name)
-        sent = time.monotonic()
+        sent = self.began + self.loop.sent_s(number, now - self.began)
         output = None
         try:
             async for answer in server.engine.generate(server.prompts[index], parameters, name):

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, count, islice, pairwise
 from typing import Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.spec import Job
 from pytest_slmserve.workload.seeding import draws
 
 Process = Literal["constant", "poisson", "gamma", "ramp", "trace"]
@@ -84,6 +85,13 @@ def length_s(arrivals: Arrivals) -> float | None:
     """Seconds over which requests are sent; None where their number was asked for, or a trace, which ends with its
     last request."""
     return math.fsum(seconds for _, seconds in arrivals.steps) if arrivals.steps else arrivals.duration_s
+
+
+def job(requests: int, rate: float | None = None, seed: int = 0) -> Job:
+    """A job with its times: all at 0 without a rate, else those of a Poisson process."""
+    asked = Job(requests, rate, seed)
+    times = schedule(Arrivals(rate=rate, requests=requests, seed=seed)) if rate else (0.0,) * requests
+    return replace(asked, schedule_s=times)
 
 
 # Unit rate

@@ -11,7 +11,8 @@ from real_engine import SPEC
 from pytest_slmserve.analysis.kv_cache import BLOCK_TOLERANCE, predicted_blocks
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.spec import Burst, ClosedLoop
+from pytest_slmserve.spec import Burst, ClosedLoop, Job
+from pytest_slmserve.workload.arrivals import job
 
 WORKLOAD = small_workload()
 USERS = 5
@@ -19,8 +20,9 @@ WINDOW = ClosedLoop(USERS, window_s=0.6)
 TOGETHER = ClosedLoop(USERS, window_s=0.6, starts="together")
 COUNTED = ClosedLoop(USERS, requests=45)
 BURST = Burst(20)
-LOADS = [WINDOW, TOGETHER, COUNTED, BURST]
-NAMES = ["window", "together", "counted", "burst"]
+JOB = job(20)
+LOADS = [WINDOW, TOGETHER, COUNTED, BURST, JOB]
+NAMES = ["window", "together", "counted", "burst", "job"]
 SERVER = {"door": "server"}
 SPECS = {
     "fake": FAKE,
@@ -110,7 +112,7 @@ def test_no_failures(run):
 
 def test_only_those_still_in_flight_are_cut_off(run, load):
     cut = [sent for sent, done in zip(run.samples.sent_s, run.samples.finished) if not done]
-    whole = load in (COUNTED, BURST)
+    whole = load in (COUNTED, BURST, JOB)
     assert len(cut) == 0 if whole else len(cut) <= USERS
 
 
@@ -124,7 +126,7 @@ def test_steps_ascend_and_carry_the_tokens_of_the_requests(engine, run):
 
 
 def test_no_batch_is_larger_than_the_load_or_the_engines_limit(run, load):
-    wanted = load.requests if isinstance(load, Burst) else load.concurrency
+    wanted = load.requests if isinstance(load, Burst | Job) else load.concurrency
     assert max(run.steps.new_tokens) == min(wanted, SPEC.max_num_seqs)
     assert max(run.steps.running) <= min(wanted, SPEC.max_num_seqs)
 
@@ -163,6 +165,21 @@ def test_a_burst_serves_all_at_once(served):
     assert list(run.samples.finished) == [True] * BURST.requests
     assert max(run.samples.sent_s) < min(run.samples.last_token_s)
     assert max(run.steps.waiting) > 0  # the engine takes eight of the twenty
+
+
+def test_a_job_is_served_as_it_comes_and_to_the_end(engine):
+    asked = job(30, rate=25.0, seed=3)
+    run = engine.run(WORKLOAD, asked)
+    assert list(run.samples.finished) == [True] * 30
+    assert run.samples.sent_s == pytest.approx(asked.schedule_s, abs=0.1)  # of a server, when it was sent in fact
+    assert run.window_s[0] == 0
+    assert run.window_s[1] == pytest.approx(max(run.samples.last_token_s), abs=0.1)
+
+
+def test_a_job_without_its_schedule_is_refused(engine):
+    with pytest.raises(BadUsage, match="a job without its schedule"):
+        engine.run(WORKLOAD, Job(3))
+    assert engine.ready
 
 
 def test_a_second_run_and_another_workload_start_afresh(engine):

@@ -25,11 +25,13 @@ def session(strict: bool = False):
     rows = [claims.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
     return SimpleNamespace(
         curves=lambda: [curve],
+        job_points=lambda: (),
         shared_points=lambda: (),
         judged=[SimpleNamespace(verdict=claims.judge(row.claim, curve, row), row=row) for row in rows],
         gates=[],
         notes=["the line was torn"],
         reused_count=4,
+        slo=None,
         options=SimpleNamespace(strict=strict, records="some.jsonl"),
     )
 

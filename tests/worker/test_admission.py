@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_slmserve.worker.admission import ClosedLoop
+from pytest_slmserve.worker.admission import ClosedLoop, Schedule
 
 PHASES = ["ramp", "settle", "window", "over"]
 
@@ -126,3 +126,26 @@ def test_requests_shorter_than_a_step_live_one(lifetime):
     assert loop.users_due() == 1
     loop.stepped(0.1)
     assert loop.users_due() >= (3 if lifetime <= 1 else 1)
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30).map(sorted), st.lists(st.floats(0.0, 12.0)).map(sorted))
+def test_a_schedule_sends_what_is_due_each_once_and_never_before(times, looks):
+    schedule, sent = Schedule(times), []
+    for now in [*looks, 12.0]:
+        schedule.arrive(now)
+        for _ in range(schedule.users_due()):
+            number = schedule.next_request()
+            assert times[number] <= now
+            assert schedule.sent_s(number, now) == times[number]
+            sent.append(number)
+        assert schedule.next_request() is None, "nothing else is due"
+        assert schedule.next_s is None or schedule.next_s > now
+    assert sent == list(range(len(times))) and schedule.phase == "over" and schedule.window is None
+
+
+def test_a_schedule_is_not_over_before_its_last_request():
+    schedule = Schedule([0.0, 1.0])
+    schedule.arrive(0.5)
+    assert (schedule.users_due(), schedule.next_request(), schedule.phase) == (1, 0, "window")
+    schedule.arrive(1.0)
+    assert (schedule.users_due(), schedule.next_request(), schedule.phase) == (1, 1, "over")

@@ -1,0 +1,110 @@
+"""Planned jobs: what the `jobs` of a marker ask for, and the engine, requests and load that this host gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pytest_slmserve.agenda import Agenda
+from pytest_slmserve.analysis.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, kv_capacity
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import short_name
+from pytest_slmserve.plan import job_price_s, workload_spec
+from pytest_slmserve.records import Request, Workload
+from pytest_slmserve.spec import EngineSpec, Job
+from pytest_slmserve.workload.arrivals import job
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """One job of a model.
+
+    requests, rate: as of a `Job`. lengths: prompt and output tokens; None: natural lengths, the outputs divided by
+    `shorter`. kv_requests: the KV cache holds so many of its requests at full length, and no more; None: as the options
+    say. max_num_seqs: the most sequences in the engine at once; None: as the options say.
+    """
+
+    model: str
+    requests: int
+    rate: float | None = None
+    lengths: tuple[int, int] | None = None
+    shorter: int = 1
+    kv_requests: int | None = None
+    max_num_seqs: int | None = None
+
+    def __str__(self) -> str:
+        length = "natural" if self.lengths is None else f"{self.lengths[1]}"
+        arrivals = "at-once" if self.rate is None else f"{self.rate:g}-per-s"
+        kv = "" if self.kv_requests is None else f"-kv-for-{self.kv_requests}"
+        return f"{short_name(self.model)}-{length}-{arrivals}{kv}"
+
+
+def plans_of(words: Mapping[str, Any], mode: str) -> list[JobPlan]:
+    """The jobs that a marker names for a mode ("gpu" or "cpu"). Raises BadUsage for words that say nothing."""
+    found: Sequence[Mapping[str, Any]] = words["jobs"].get(mode, ())
+    known = [field.name for field in fields(JobPlan)]
+    for facts in found:
+        if unknown := set(facts) - set(known):
+            raise BadUsage(f"a job has no {', '.join(sorted(unknown))}", ", ".join(known))
+    return [JobPlan(**facts) for facts in found]
+
+
+def why_not(agenda: Agenda, plan: JobPlan) -> str | None:
+    """Why it cannot be measured here; None if it can."""
+    if why := agenda.misfit(plan.model):
+        return why
+    spec, workload = agenda.spec(plan.model), workload_of(agenda, plan)
+    if workload.longest > spec.max_model_len:
+        return f"requests of {workload.longest} tokens do not fit its {spec.max_model_len} positions"
+    capacity = kv_capacity(spec, workload.longest)
+    if plan.kv_requests is not None and capacity is not None and capacity < plan.kv_requests:
+        return f"the KV cache holds {capacity} requests of {workload.longest} tokens"
+    return None
+
+
+def spec_of(agenda: Agenda, plan: JobPlan) -> EngineSpec:
+    """The engine. A KV cache of so many requests: by its bytes, on the CPU, where they are whole GiB, by its blocks."""
+    spec = agenda.spec(plan.model)
+    if plan.max_num_seqs is not None:
+        spec = replace(spec, max_num_seqs=plan.max_num_seqs)
+    if plan.kv_requests is None:
+        return spec
+    size, per_token = block_size_of(spec), kv_bytes_per_token(spec)
+    if per_token is None:
+        raise BadUsage(f"{plan.model}: the bytes of its KV cache are not known", "--slm-dtype float16")
+    blocks = plan.kv_requests * -(-workload_of(agenda, plan).longest // size) + NULL_BLOCKS
+    if spec.backend == "cpu":
+        return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
+    return replace(spec, kv_cache_bytes=blocks * size * per_token)
+
+
+def workload_of(agenda: Agenda, plan: JobPlan) -> Workload:
+    """As many requests as the job has."""
+    workload = requests_of(agenda, plan.model, plan.requests, plan.lengths or (None, None))
+    return workload if plan.shorter == 1 else shortened(workload, plan.shorter)
+
+
+def requests_of(
+    agenda: Agenda, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
+) -> Workload:
+    """So many requests; lengths: None for those of the options, a pair of None for natural ones."""
+    spec = replace(workload_spec(agenda.options, agenda.backend), requests=requests)
+    if lengths is not None:
+        spec = replace(spec, prompt_tokens=lengths[0], output_tokens=lengths[1])
+    return agenda.requests(model, spec)
+
+
+def shortened(workload: Workload, by: int) -> Workload:
+    """The same prompts, with outputs of a fraction of their length."""
+    requests = tuple(Request(r.prompt, max(1, r.output_tokens // by)) for r in workload.requests)
+    return Workload(workload.spec, requests, f"{workload.source}, outputs over {by}")
+
+
+def load_of(agenda: Agenda, plan: JobPlan) -> Job:
+    return job(plan.requests, plan.rate, agenda.options.seed)
+
+
+def price_s(agenda: Agenda, plan: JobPlan) -> float:
+    """Seconds of one repeat."""
+    return job_price_s(spec_of(agenda, plan), load_of(agenda, plan), workload_of(agenda, plan))

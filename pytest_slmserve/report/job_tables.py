@@ -1,0 +1,83 @@
+"""What jobs found: a row for each, of so many requests that arrived at a rate and were served to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pytest_slmserve.analysis.jobs import CONTINUOUS, JobPoint, grouped
+from pytest_slmserve.report.layout import grid, hanging
+from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds
+
+LEGEND = (
+    "Jobs: throughput is over the whole of one, to its last answer. came: requests/s as they arrived. "
+    "batch: sequences that a step held; at a rate, admitted requests. holds: full-length requests that fit at once. "
+    "preempted: in the mean of the repeats, sent back to be computed again. waste: share of a batch's work that is "
+    "padding, or for sequences that have ended."
+)
+Column = tuple[str, Callable[[JobPoint], str]]
+# What tells jobs apart; those columns are left out in which all are alike and nothing was chosen.
+NAMES: tuple[Column, ...] = (
+    ("\nmodel", lambda p: p.model),
+    ("\nbatching", lambda p: "" if p.batching == CONTINUOUS else p.batching),
+    ("prompt/\noutput", lambda p: f"{p.workload.mean_prompt_tokens:.0f}/{p.output_tokens:.0f}"),
+    ("\nrequests", lambda p: f"{p.load.requests:,}"),
+    ("asked\n/s", lambda p: "at once" if p.load.rate is None else f"{p.load.rate:g}"),
+    ("came\n/s", lambda p: figure(p.rate)),
+    ("KV\nblocks", lambda p: ABSENT if p.kv_blocks is None else f"{p.kv_blocks:,}"),
+    ("\nholds", lambda p: ABSENT if p.capacity is None else f"{p.capacity:,}"),
+)
+FIGURES: tuple[Column, ...] = (
+    ("requests\n/s", lambda p: figure(p.requests_per_s, 4)),
+    ("tokens\n/s", lambda p: figure(p.output_tokens_per_s, 4)),
+    ("\nbatch", lambda p: figure(p.batch)),
+    ("E2E s\nmean", lambda p: figure(p.e2e_s)),
+    ("\np99", lambda p: figure(p.e2e_p99_s)),
+    ("ms/\ntoken", lambda p: milliseconds(p.normalized_latency_s)),
+    ("TTFT\nms", lambda p: milliseconds(p.ttft_s)),
+    ("pre-\nempted", lambda p: ABSENT if p.preemptions is None else figure(p.preemptions)),
+    ("waste\n%", lambda p: hundredths(p.waste)),
+    ("\nvalid", lambda p: _validity(p)),
+)
+WORDS = {"\nmodel", "\nbatching", "\nvalid"}
+
+
+def job_report(jobs: Sequence[JobPoint]) -> Iterator[str]:
+    """A table for each kind of host, and how to read it; nothing where there was no job."""
+    for points in grouped(jobs, lambda p: p.environment.key):
+        where = points[0].environment
+        device = where.gpu_name or where.cpu or where.backend or "unknown device"
+        simulated = ": SIMULATED, NOT MEASURED" if where.backend == "fake" else ""
+        vllm = f", vLLM {where.vllm}" if where.vllm else ""
+        yield "\n".join([f"Jobs on {device}{vllm}{simulated}", "", _table(points), *_remarks(points)])
+    if jobs:
+        yield hanging(LEGEND, 0)
+
+
+def _table(points: Sequence[JobPoint]) -> str:
+    ordered = sorted(points, key=_place)
+    rows = [[text(p) for _, text in (*NAMES, *FIGURES)] for p in ordered]
+    columns = [name for name, _ in (*NAMES, *FIGURES)]
+    kept = [i for i in range(len(columns)) if any(row[i] not in ("", ABSENT) for row in rows)]
+    sides = ["left" if columns[i] in WORDS else "right" for i in kept]
+    return grid([[row[i] for i in kept] for row in rows], [columns[i] for i in kept], sides)
+
+
+def _place(point: JobPoint) -> tuple[str, str, float, float, int]:
+    """Those that belong together stand together; rates from all at once down."""
+    rate = point.load.rate
+    return point.model, point.batching, point.output_tokens, -1e9 if rate is None else -rate, point.kv_blocks or 0
+
+
+def _remarks(points: Sequence[JobPoint]) -> Iterator[str]:
+    for p in points:
+        if p.left_out or not p.valid:
+            kind = "left out" if p.valid else "INVALID"
+            yield hanging(f"{kind}: {p.model}, {p.output_tokens:.0f} output tokens: {'; '.join(p.problems)}", 2)
+
+
+def _validity(point: JobPoint) -> str:
+    if not point.valid:
+        return "NO"
+    if point.degraded:
+        return "degraded"
+    return "partly" if point.left_out else "yes"

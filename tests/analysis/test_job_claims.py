@@ -1,0 +1,146 @@
+"""Claims on jobs, each where it holds, where it fails, and where it cannot be told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies import job_point
+
+from pytest_slmserve.analysis.curve import Curve, with_jobs
+from pytest_slmserve.analysis.job_claims import (
+    alike_at_one_size,
+    all_at_once_waits_longer,
+    compared_with,
+    has_caches,
+    has_grid,
+    has_rates,
+    is_compared,
+    longer_outputs_fewer_requests,
+    throughput_follows_arrivals,
+    throughput_grows_with_kv_blocks,
+)
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.spec import EngineSpec
+
+HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
+
+
+def curve(*jobs, subject="opt-6.7b"):
+    return Curve(subject=subject, jobs=jobs)
+
+
+def at_rate(served, tokens, e2e_s=(1.0, 1.01)):
+    return job_point(served, output_tokens=tokens, rate=10.0, e2e_s=e2e_s)
+
+
+@pytest.mark.parametrize(
+    ("served", "state"), [((9.4, 9.5), HOLDS), ((6.0, 6.1), FAILS), ((7.0, 9.2), UNDECIDED), ((), UNDECIDED)]
+)
+def test_throughput_follows_arrivals(served, state):
+    verdict = throughput_follows_arrivals(curve(at_rate((9.7, 9.7), 32), at_rate(served, 256)), 0.8)
+    assert verdict.state is state
+    if state is HOLDS:
+        assert verdict.value == pytest.approx(0.945, abs=0.001) and "at 10/s, 256 output tokens" in verdict.why
+
+
+def test_it_is_judged_at_the_lowest_rate_alone():
+    overload = job_point((20.0, 20.1), output_tokens=32, rate=100.0)
+    assert throughput_follows_arrivals(curve(at_rate((9.7, 9.8), 32), overload), 0.8).state is HOLDS
+    assert "no job at a rate" in throughput_follows_arrivals(curve(job_point()), 0.8).why
+
+
+def test_one_repeat_tells_no_noise():
+    verdict = throughput_follows_arrivals(curve(at_rate((9.7,), 32, (1.0,))), 0.8)
+    assert verdict.state is UNDECIDED and "--slm-repeats 2" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("long", "state"), [((10.0, 10.1), HOLDS), ((48.0, 49.0), FAILS), ((30.0, 45.0), UNDECIDED), ((), UNDECIDED)]
+)
+def test_longer_outputs_fewer_requests(long, state):
+    verdict = longer_outputs_fewer_requests(
+        curve(job_point((50.0, 50.5), output_tokens=32), job_point(long, output_tokens=256)), 0.75
+    )
+    assert verdict.state is state
+    if state is HOLDS:
+        assert verdict.value == pytest.approx(0.2, abs=0.001)
+
+
+@pytest.mark.parametrize(("e2e_s", "state"), [((3.0, 3.1), HOLDS), ((0.9, 0.91), FAILS), ((1.1, 1.9), UNDECIDED)])
+def test_all_at_once_waits_longer(e2e_s, state):
+    verdict = all_at_once_waits_longer(curve(at_rate((9.0, 9.1), 32), job_point(output_tokens=32, e2e_s=e2e_s)), 1.2)
+    assert verdict.state is state
+
+
+def test_all_at_once_waits_longer_needs_both_ways_to_come():
+    assert "no length was measured" in all_at_once_waits_longer(curve(job_point()), 1.2).why
+
+
+@pytest.mark.parametrize(
+    ("served", "state"),
+    [((10.5, 10.6), HOLDS), ((6.0, 6.1), FAILS), ((15.0, 15.1), FAILS), ((10.0, 15.0), UNDECIDED), ((), UNDECIDED)],
+)
+def test_alike_at_one_size(served, state):
+    llama, opt = curve(job_point(served, model="llama-7b"), subject="llama-7b"), curve(job_point())
+    verdict = alike_at_one_size(llama, [llama, opt], 1.25)
+    assert verdict.state is state
+
+
+def test_alike_at_one_size_needs_the_other_model():
+    llama = curve(job_point(model="llama-7b"), subject="llama-7b")
+    assert "of both llama-7b and opt-6.7b" in alike_at_one_size(llama, [llama], 1.25).why
+    assert compared_with("llama-7b") == ("llama-7b", "opt-6.7b") and compared_with("opt-6.7b") == ("opt-6.7b",) * 2
+    assert not is_compared(llama)
+
+
+def cache(served, requests_that_fit, **figures):
+    blocks = requests_that_fit * 3 + 1  # of 32 + 16 tokens in blocks of 16
+    spec = EngineSpec("opt-6.7b", kv_cache_bytes=blocks << 20)
+    made = job_point(served, output_tokens=16, requests=64, spec=spec, kv_blocks=blocks, **figures)
+    return replace(made, workload=replace(made.workload, longest=48))
+
+
+KV_STATES = [
+    ((10.0, 10.1), (20.0, 20.1), (20.1, 20.2), 0, HOLDS),
+    ((19.5, 19.6), (20.0, 20.1), (20.1, 20.2), 0, FAILS),  # does not grow
+    ((10.0, 10.1), (20.0, 20.1), (30.1, 30.2), 0, FAILS),  # grows on
+    ((10.0, 10.1), (20.0, 20.1), (20.1, 20.2), 3, FAILS),  # preempts though all fit
+    ((10.0, 10.1), (20.0, 20.1), (), 0, UNDECIDED),
+    ((10.0, 30.0), (20.0, 20.1), (20.1, 20.2), 0, UNDECIDED),
+]
+
+
+@pytest.mark.parametrize(("small", "fits", "more", "preempted", "state"), KV_STATES)
+def test_throughput_grows_with_kv_blocks(small, fits, more, preempted, state):
+    jobs = cache(small, 8, preemptions=40.0, batch=9.0), cache(fits, 64), cache(more, 128, preemptions=preempted)
+    verdict = throughput_grows_with_kv_blocks(curve(*jobs), 1.1, 1.1)
+    assert verdict.state is state
+    if state is HOLDS:
+        assert "193 blocks, which hold all 64 requests" in verdict.why and "25 do, with 40 preemptions" in verdict.why
+
+
+def test_kv_blocks_that_all_hold_or_do_not_hold_everything_tell_nothing():
+    assert (
+        "every KV cache"
+        in throughput_grows_with_kv_blocks(curve(cache((1.0, 1.0), 64), cache((1.0, 1.1), 65)), 1, 1).why
+    )
+    assert "no KV cache" in throughput_grows_with_kv_blocks(curve(cache((1.0, 1.0), 4), cache((1.0, 1.1), 5)), 1, 1).why
+    assert "two sizes" in throughput_grows_with_kv_blocks(curve(cache((1.0, 1.0), 4)), 1, 1).why
+
+
+def test_what_there_is_to_judge():
+    grid, caches = (
+        curve(at_rate((9.0, 9.0), 32), job_point(output_tokens=32)),
+        curve(cache((1.0,), 4), cache((1.0,), 5)),
+    )
+    assert has_grid(grid) and has_rates(grid) and not has_caches(grid)
+    assert has_caches(caches) and not has_grid(caches) and not has_rates(caches)
+    assert not has_grid(Curve(subject="opt-6.7b"))
+
+
+def test_jobs_go_with_the_curve_of_their_model_or_make_one():
+    jobs = [job_point(), job_point(model="llama-7b")]
+    found = with_jobs([Curve(subject="opt-6.7b")], jobs)
+    assert [(c.subject, len(c.jobs)) for c in found] == [("opt-6.7b", 1), ("llama-7b", 1)]
+    assert found[1].environment == jobs[1].environment

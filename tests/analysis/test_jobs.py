@@ -1,0 +1,106 @@
+"""What a job found, and which jobs can be compared: by jobs of the simulated engine, whose law is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies import job_point
+
+from pytest_slmserve.analysis.jobs import e2e_ratio, job_points, most_varied, ratio, same_but_kv, same_engine
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.measure import measure
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.records import Environment
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, Job, WorkloadSpec
+from pytest_slmserve.workload.arrivals import job
+from pytest_slmserve.workload.build import build_workload
+
+HERE = Environment(backend="fake", gpu_name="simulated")
+SPEC = EngineSpec("opt-125m", "fake", extra=(("noise", 0.0), ("t_inf", 4000.0), ("b_half", 10.0)))
+WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=20, requests=40), shape_of("opt-125m"))
+
+
+def served(load: Job | ClosedLoop, spec: EngineSpec = SPEC):
+    return measure(FakeEngine(spec), WORKLOAD, load, HERE)
+
+
+def test_all_at_once_it_is_the_law_of_the_engine():
+    (point,) = job_points([served(job(40)), served(job(40))])
+    assert point.output_tokens_per_s == pytest.approx(4000 * 40 / 50)
+    assert point.requests_per_s == pytest.approx(160)
+    assert point.e2e_s == pytest.approx(40 / 160)
+    assert (point.rate, point.preemptions, point.waste, point.batch) == (None, 0, None, pytest.approx(40))
+    assert (point.valid, len(point.repeats), point.batching, point.output_tokens) == (True, 2, "continuous", 20)
+    assert point.fits and point.model == "opt-125m"
+
+
+def test_at_a_low_rate_it_is_the_rate_and_the_last_requests_time():
+    load = job(40, rate=5.0, seed=1)
+    (point,) = job_points([served(load)])
+    last = load.schedule_s[-1]
+    assert point.rate == pytest.approx(40 / last)
+    assert point.requests_per_s == pytest.approx(40 / (last + point.e2e_s), rel=0.01)
+    assert point.batch < 1
+
+
+def test_a_batch_that_does_not_fit_waits_its_turn():
+    small = replace(SPEC, kv_cache_bytes=10 * 3 * 16 * shape_of("opt-125m").kv_bytes_per_token())
+    (tight,), (roomy,) = job_points([served(job(40), small)]), job_points([served(job(40))])
+    assert (tight.kv_blocks, tight.fits, roomy.fits) == (30, False, True)
+    assert tight.output_tokens_per_s == pytest.approx(4000 * 10 / 20)
+    assert ratio(roomy, tight, [roomy, tight]).value == pytest.approx(1.6)
+    assert same_but_kv(tight) == same_but_kv(roomy) and same_engine(tight) != same_engine(roomy)
+
+
+def test_points_are_by_question_and_other_loads_are_left_out():
+    made = [served(job(40)), served(job(40, rate=5.0)), served(ClosedLoop(4, window_s=0.5)), served(job(40))]
+    assert [(p.load.rate, len(p.repeats)) for p in job_points(made)] == [(None, 2), (5.0, 1)]
+
+
+def test_what_was_not_served_is_invalid():
+    died = served(job(40), replace(SPEC, extra=(*SPEC.extra, ("fail_at", 1.0))))
+    assert "40 requests failed" in problems(died)[0]
+    whole = served(job(40))
+    cut = replace(whole.run.samples, finished=(*whole.run.samples.finished[:-1], False))
+    assert problems(replace(whole, run=replace(whole.run, samples=cut))) == ("39 of 40 requests were served",)
+    (point,) = job_points([replace(whole, run=replace(whole.run, samples=cut))])
+    assert not point.valid and point.problems == ("39 of 40 requests were served",)
+
+
+def test_a_trace_that_tells_of_other_tokens_is_invalid():
+    whole = served(job(40))
+    more = replace(whole.run.steps, new_tokens=tuple(2 * n for n in whole.run.steps.new_tokens))
+    (problem,) = problems(replace(whole, run=replace(whole.run, steps=more)))
+    assert problem == "the requests have 800 output tokens, the trace of the steps 1600"
+
+
+def test_preemptions_are_a_figure_and_no_problem():
+    preempted = served(job(40), replace(SPEC, extra=(*SPEC.extra, ("preempt_from", 30.0))))
+    (point,) = job_points([preempted])
+    assert point.valid and point.preemptions == 20
+
+
+def test_ratios_take_their_noise_from_all_that_is_compared():
+    slow, fast = job_point((10.0, 10.2)), job_point((20.0, 20.2), e2e_s=(1.0, 1.0))
+    seen = ratio(fast, slow, [slow, fast])
+    assert seen.low < seen.value == pytest.approx(1.99, abs=0.01) and seen.high > seen.value
+    assert e2e_ratio(fast, slow, [slow, fast]).value == pytest.approx(0.4975, abs=0.001)
+
+
+def test_of_groups_that_are_alike_the_most_varied_counts():
+    engine, other = EngineSpec("opt-6.7b"), EngineSpec("opt-6.7b", max_num_seqs=8)
+    grid = [job_point(output_tokens=n, spec=engine) for n in (32, 64)]
+    alone = job_point(output_tokens=32, spec=other)
+    assert most_varied([*grid, alone], same_engine, lambda p: p.output_tokens) == grid
+    assert most_varied([], same_engine, lambda p: p.output_tokens) == []
+
+
+@pytest.mark.parametrize(
+    "words", [{"requests": 0}, {"requests": 3, "rate": 0.0}, {"requests": 3, "rate": float("inf")}]
+)
+def test_an_impossible_job_is_refused(words):
+    with pytest.raises(BadUsage):
+        Job(**words)

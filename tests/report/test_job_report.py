@@ -1,0 +1,61 @@
+"""Jobs as a table and as pictures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies import job_point
+
+from pytest_slmserve.records import Environment
+from pytest_slmserve.report.drawing import save
+from pytest_slmserve.report.figures import pictures
+from pytest_slmserve.report.job_tables import job_report
+from pytest_slmserve.spec import EngineSpec
+
+GRID = [job_point(output_tokens=n, rate=r) for n in (32, 256) for r in (None, 10.0)]
+CACHES = [
+    job_point(spec=EngineSpec("opt-1.3b", kv_cache_bytes=n << 20), kv_blocks=n, batch=float(n), preemptions=3.0)
+    for n in (64, 1024)
+]
+
+
+def test_a_row_for_each_job_and_only_columns_in_which_something_is_known():
+    table, legend = job_report(GRID)
+    lines = table.splitlines()
+    assert lines[0] == "Jobs on NVIDIA H200, vLLM 0.26.0"
+    rows = [line.split() for line in lines if line.startswith("opt-6.7b")]
+    assert [(row[1], row[3]) for row in rows] == [
+        ("512/32", "at"),
+        ("512/32", "10"),
+        ("512/256", "at"),
+        ("512/256", "10"),
+    ]
+    assert "waste" not in table and "batching" not in table and legend.startswith("Jobs:")
+
+
+def test_what_is_invalid_is_told_with_its_reason():
+    table, _ = job_report([job_point(()), job_point(rate=1.0)])
+    assert "INVALID: opt-6.7b, 256 output tokens: planted: invalid" in table and " NO" in table
+
+
+def test_a_simulated_job_says_so_and_without_jobs_there_is_nothing():
+    fake = replace(job_point(), environment=Environment(backend="fake"))
+    assert "SIMULATED, NOT MEASURED" in next(job_report([fake]))
+    assert list(job_report([])) == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "name", "words"),
+    [
+        (GRID, "output-length", ("opt-6.7b, all at once", "opt-6.7b, 10/s", "requests/s", "NVIDIA H200")),
+        (CACHES, "kv-blocks", ("KV blocks (dashed: all requests fit)", "preemptions")),
+    ],
+)
+def test_pictures(tmp_path, jobs, name, words):
+    pytest.importorskip("matplotlib")
+    (picture,) = pictures([], jobs)
+    assert picture.name == name
+    save(picture.figure, tmp_path / "out.svg")
+    text = (tmp_path / "out.svg").read_text("utf-8")
+    assert [word for word in words if f"<!-- {word} -->" not in text] == []
