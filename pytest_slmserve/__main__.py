@@ -17,6 +17,8 @@
 
 `python -m pytest_slmserve measure --endpoint URL`: one load on a server that runs, without pytest.
 
+`python -m pytest_slmserve plan`: what a run would measure, in which order, on how many GPUs and for how long.
+
 `python -m pytest_slmserve doctor`: what this host can measure, and what would spoil it.
 """
 
@@ -26,7 +28,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, foreign, gate, measure
+from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, foreign, gate, measure, plan
 from pytest_slmserve.commands.words import FAILS, USAGE, Parser
 from pytest_slmserve.errors import SlmError
 
@@ -34,7 +36,7 @@ from pytest_slmserve.errors import SlmError
 def parser() -> Parser:
     top = Parser("python -m pytest_slmserve", description="What pytest-slmserve measured, without measuring.")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (archives, foreign, gate, baseline, advise, asv, measure, doctor):
+    for module in (archives, foreign, gate, baseline, advise, asv, measure, plan, doctor):
         module.add(commands)
     return top
 

@@ -149,12 +149,11 @@ class Agenda:
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
         """What it runs on, as locks and sensors know it. Raises BadUsage for a GPU that is not there."""
-        engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
         if self.backend == "remote":
+            engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
             return tuple(url_lock(engine.url) for engine in engines)
-        wanted = sorted({gpu for engine in engines for gpu in engine.gpus})
-        check_there(self.host, wanted)
-        return tuple(self.host.gpus[i].uuid for i in wanted) if self.host.gpus else (self.host.device,)
+        check_there(self.host, spec.gpus)
+        return tuple(self.host.gpus[i].uuid for i in spec.gpus) if self.host.gpus else (self.host.device,)
 
     def replicas(
         self,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.jobs import JobPlan
     from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.options import Options
+    from pytest_slmserve.plan import Cell
     from pytest_slmserve.records import Progress
     from pytest_slmserve.session import Session
     from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
@@ -211,8 +212,8 @@ def _unless_there(session: Session, plan: GpusPlan) -> list[pytest.MarkDecorator
         if plan.replicas:
             why = session.agenda.unshareable([plan.model] * replicas_of(session, plan), "gpus", plan.concurrency)
         else:
-            spec, load = gpus_engine(session, plan)
-            session.agenda.compares(spec, load)
+            engine, load = gpus_engine(session, plan)
+            session.agenda.compares(engine_alone(engine), load)
             why = None
     except BadUsage as error:
         why = error.problem
@@ -224,10 +225,21 @@ def replicas_of(session: Session, plan: GpusPlan) -> int:
     return plan.gpus // session.options.tensor_parallel[0]
 
 
-def gpus_engine(session: Session, plan: GpusPlan) -> tuple[EngineSpec, ClosedLoop]:
-    """One engine over the GPUs of a plan, and its load. Raises BadUsage where it cannot be had."""
-    spec = session.agenda.spec_on(plan.model, plan.gpus, plan.largest)
-    return spec, session.agenda.load_on(spec, plan.concurrency, plan.largest)
+def gpus_engine(session: Session, plan: GpusPlan) -> tuple[EngineSpec | ReplicaSpec, ClosedLoop]:
+    """What runs on the GPUs of a plan, and the load of each engine. Raises BadUsage where it cannot be had."""
+    agenda = session.agenda
+    if plan.replicas:
+        replicas = replicas_of(session, plan)
+        return agenda.replicas([plan.model] * replicas, "gpus"), agenda.load(plan.concurrency // replicas)
+    spec = agenda.spec_on(plan.model, plan.gpus, plan.largest)
+    return spec, agenda.load_on(spec, plan.concurrency, plan.largest)
+
+
+def engine_alone(engine: EngineSpec | ReplicaSpec) -> EngineSpec:
+    """One of several that are alike, which stands for each of them."""
+    from pytest_slmserve.spec import ReplicaSpec
+
+    return engine.engines[0] if isinstance(engine, ReplicaSpec) else engine
 
 
 def job_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
@@ -342,8 +354,6 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     if plan := parameters.get("slm_replica_point"):
         return replica_engine(session, plan)
     if gpus := parameters.get("slm_gpus_point"):
-        if gpus.replicas:
-            return session.agenda.replicas([gpus.model] * replicas_of(session, gpus), "gpus")
         return gpus_engine(session, gpus)[0]
     if job := parameters.get("slm_job_point"):
         return job_engine(session, job)
@@ -421,15 +431,14 @@ def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
     return replace(session.agenda.spec(model, words.get("tensor_parallel")), **words)
 
 
-def plan_rows(
-    session: Session, items: Sequence[pytest.Item]
-) -> list[tuple[str, EngineSpec | ReplicaSpec | None, float]]:
-    """For each item that is not skipped its name, the engine it starts or uses (None: it only reads) and the seconds it
-    will take. A point that several items ask for is paid by the first."""
+def plan_rows(session: Session, items: Sequence[pytest.Item]) -> list[Cell]:
+    """A cell for each item that is not skipped. A point that several items ask for is paid by the first."""
     return list(_priced(session, [item for item in items if not is_skipped(item)]))
 
 
-def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, EngineSpec | ReplicaSpec | None, float]]:
+def _priced(session: Session, items: Sequence[Any]) -> Iterator[Cell]:
+    from pytest_slmserve.plan import Cell
+
     paid = set[Any]()
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -437,26 +446,26 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[tuple[str, Engin
             (model, load), spec, variant = point, engine_of(session, item), variant_asked_for(item)
             again = (spec, load, variant) in paid
             paid.add((spec, load, variant))
-            yield item.name, spec, 0.0 if again else session.price_s(model, load, variant)
+            yield Cell(item.name, spec, 0.0 if again else session.price_s(model, load, variant))
         elif replicas := parameters.get("slm_replica_point"):
             load = session.agenda.load(replicas.concurrency)  # as if one engine served all of it
-            yield item.name, engine_of(session, item), session.price_s(replicas.model, load)
+            yield Cell(item.name, engine_of(session, item), session.price_s(replicas.model, load))
         elif gpus := parameters.get("slm_gpus_point"):
-            spec, load = gpus_engine(session, gpus)
-            one = None if gpus.replicas else spec  # of replicas as if one engine served all of it
-            yield item.name, engine_of(session, item), session.price_s(gpus.model, load, spec=one)
+            engine, load = gpus_engine(session, gpus)
+            yield Cell(item.name, engine, session.price_s(gpus.model, load, spec=engine_alone(engine)))
         elif plan := parameters.get("slm_job_point"):
-            again = (engine_of(session, item), plan) in paid
-            paid.add((engine_of(session, item), plan))
-            yield item.name, engine_of(session, item), 0.0 if again else job_price_s(session, plan)
+            its = engine_of(session, item)
+            again = (its, plan) in paid
+            paid.add((its, plan))
+            yield Cell(item.name, its, 0.0 if again else job_price_s(session, plan))
         elif sides := parameters.get("slm_gate"):
             again = sides[0] in paid
             paid.add(sides[0])
-            yield item.name, None, 0.0 if again else gate_price_s(session, sides[0])
+            yield Cell(item.name, None, 0.0 if again else gate_price_s(session, sides[0]))
         elif is_measured(item) and not parameters.get("slm_model"):
-            yield item.name, engine_of(session, item), 0.0
+            yield Cell(item.name, engine_of(session, item), 0.0)
         else:
-            yield item.name, None, 0.0
+            yield Cell(item.name, None, 0.0)
 
 
 def job_price_s(session: Session, plan: JobPlan) -> float:

@@ -313,12 +313,14 @@ def short_name(model: str) -> str:
 
 def catalogue_name(model: str) -> str | None:
     """The name under which the catalogue has `model`, or None: a folder may be called as it likes."""
-    wanted = model.lower()
-    return next((name for name in CATALOGUE if wanted in (name, _on_hub(name).lower())), None)
+    return KNOWN_AS.get(model.lower())
 
 
 def _on_hub(name: str) -> str:
     return ON_HUB.get(name, f"facebook/{name}")
+
+
+KNOWN_AS = {known: name for name in CATALOGUE for known in (name, _on_hub(name).lower())}
 
 
 def hub_name(model: str) -> str:

@@ -358,6 +358,7 @@ OPTS = (
     Opt("--slm-resume", truth, False, "reuse valid measurements of the archive instead of measuring again"),
     Opt("--slm-skip-damaged", truth, False, "leave out damaged lines of the archive that is resumed"),
     Opt("--slm-plan", truth, False, "print items, engines, order and expected seconds, and run nothing"),
+    Opt("--slm-plan-gpus", count, None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"),
     Opt("--slm-strict", truth, False, "assert the claims as the papers make them, also where they are known to fail"),
 )
 
@@ -414,6 +415,7 @@ class Options:
     resume: bool
     skip_damaged: bool
     plan: bool
+    plan_gpus: int | None
     strict: bool
     source: Mapping[str, str]
 

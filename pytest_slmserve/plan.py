@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pytest_slmserve.analysis.kv_cache import kv_budget_bytes, kv_capacity
 from pytest_slmserve.errors import BadUsage
@@ -14,6 +16,7 @@ from pytest_slmserve.options import Options
 from pytest_slmserve.records import Environment, Workload
 from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, Job, Load, OpenLoop, ReplicaSpec, WorkloadSpec
 
+Engines = EngineSpec | ReplicaSpec
 LARGEST_LOAD = 1024
 IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
 ADAPTIVE_PRICE = (
@@ -21,6 +24,15 @@ ADAPTIVE_PRICE = (
     "not decide where the plateau is"
 )
 ENDPOINT_PRICE = "points of an endpoint are priced by their windows: how long its requests take is not known beforehand"
+
+
+class Cell(NamedTuple):
+    """One thing to run. engine: what it needs; None where it only reads, or its price holds its starts. seconds:
+    expected, without the start."""
+
+    name: str
+    engine: Engines | None
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +227,7 @@ def job_price_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
     )
 
 
-def start_price_s(spec: EngineSpec | ReplicaSpec) -> float:
+def start_price_s(spec: Engines) -> float:
     """Replicas are launched together, and then take the device one after the other; those with a GPU each wait for the
     first only."""
     defaults, further = DEFAULTS[spec.backend], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
@@ -224,12 +236,13 @@ def start_price_s(spec: EngineSpec | ReplicaSpec) -> float:
     return defaults.start_s + further * defaults.turn_s
 
 
-def engine_title(spec: EngineSpec | ReplicaSpec) -> str:
+def engine_title(spec: Engines) -> str:
     """What starts, in a few words."""
     if isinstance(spec, EngineSpec):
         return spec.model if spec.tensor_parallel == 1 else f"{spec.model} on {spec.tensor_parallel} GPUs"
     how = "a GPU each" if spec.sharing == "gpus" else f"by {spec.sharing}"
-    return f"{' + '.join(engine.model for engine in spec.engines)}, {how}"
+    each = Counter(engine.model for engine in spec.engines)
+    return f"{' + '.join(f'{n} x {model}' if n > 1 else model for model, n in each.items())}, {how}"
 
 
 def point_title(spec: EngineSpec, load: Load) -> str:
@@ -248,19 +261,23 @@ def clock(seconds: float) -> str:
     return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
 
 
-def plan_lines(rows: Sequence[tuple[str, EngineSpec | ReplicaSpec | None, float]]) -> list[str]:
-    """The plan as text: one line per item in order, an engine's line before its first, the total last.
+def gpus_of(engine: Engines) -> int:
+    """GPUs that are taken while it runs."""
+    return len(engine.gpus)
 
-    rows: name of the item, the engine it needs (None: it only reads, or its price holds its starts), expected seconds
-    without the start.
-    """
-    lines, total = list[str](), 0.0
-    engine: EngineSpec | ReplicaSpec | None = None
-    for name, spec, seconds in rows:
-        if spec is not None and spec != engine:
-            engine, start = spec, start_price_s(spec)
-            lines.append(f"{clock(total):>7}  start {engine_title(spec)} ({spec.backend}, {start:.0f} s)")
+
+def plan_lines(cells: Sequence[Cell]) -> list[str]:
+    """The plan as text: one line per cell in order, an engine's line before its first, the total last."""
+    lines, total, gpu_seconds = list[str](), 0.0, 0.0
+    engine: Engines | None = None
+    for name, needed, seconds in cells:
+        if needed is not None and needed != engine:
+            engine, start = needed, start_price_s(needed)
+            lines.append(f"{clock(total):>7}  start {engine_title(needed)} ({needed.backend}, {start:.0f} s)")
             total += start
-        lines.append(f"{clock(total):>7}    {name}" + (f" ({seconds:.0f} s)" if spec or seconds else " (reads)"))
+            gpu_seconds += start * gpus_of(needed)
+        lines.append(f"{clock(total):>7}    {name}" + (f" ({seconds:.0f} s)" if needed or seconds else " (reads)"))
         total += seconds
-    return [*lines, f"{clock(total):>7}  end: {len(rows)} items"]
+        gpu_seconds += seconds * (gpus_of(needed) if needed else 1)
+    on_gpus = f", {gpu_seconds:,.0f} GPU s" if engine and engine.backend == "cuda" else ""
+    return [*lines, f"{clock(total):>7}  end: {len(cells)} items{on_gpus}"]

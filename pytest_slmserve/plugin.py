@@ -228,13 +228,19 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     slm = session.config.stash.get(SESSION, None)
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
+    from pytest_slmserve.errors import BadUsage
     from pytest_slmserve.items import plan_rows, price_notes
+    from pytest_slmserve.makespan import spread_lines
     from pytest_slmserve.plan import plan_lines
 
-    writer = session.config.get_terminal_writer()
+    cells, gpus, writer = plan_rows(slm, session.items), slm.options.plan_gpus, session.config.get_terminal_writer()
+    try:
+        spread = spread_lines(cells, gpus) if gpus else []
+    except BadUsage as error:
+        raise pytest.UsageError(f"slmserve: {error}") from None
     writer.line()
     notes = [*slm.notes, *price_notes(slm.options)]
-    for line in [*plan_lines(plan_rows(slm, session.items)), *(f"note: {note}" for note in notes)]:
+    for line in [*plan_lines(cells), *spread, *(f"note: {note}" for note in notes)]:
         writer.line(line)
     return True
 

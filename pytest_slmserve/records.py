@@ -21,7 +21,7 @@ class Request:
     text: str = field(default="", repr=False)
 
 
-@dataclass(frozen=True)  # no slots: the hash is kept once it is known
+@dataclass(frozen=True)  # no slots: what is told of all requests is kept once it is known
 class Workload:
     """A seeded set of requests, and the hash of its content: equal hash, equal requests, on every machine."""
 
@@ -33,15 +33,15 @@ class Workload:
     def hash(self) -> str:
         return short_hash([[list(r.prompt), r.output_tokens] for r in self.requests])
 
-    @property
+    @cached_property
     def mean_prompt_tokens(self) -> float:
         return sum(len(r.prompt) for r in self.requests) / len(self.requests)
 
-    @property
+    @cached_property
     def mean_output_tokens(self) -> float:
         return sum(r.output_tokens for r in self.requests) / len(self.requests)
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and output together."""
         return max(len(r.prompt) + r.output_tokens for r in self.requests)

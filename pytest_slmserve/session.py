@@ -326,7 +326,8 @@ class Session:
 
     def unknown(self, spec: EngineSpec, workload: Workload, load: Load) -> int:
         """Repeats that are not known yet."""
-        return max(0, self.options.repeats - len(self.measured.get(self.agenda.key(spec, workload, load), [])))
+        known = len(self.measured.get(self.agenda.key(spec, workload, load), [])) if self.measured else 0  # keys cost
+        return max(0, self.options.repeats - known)
 
     def price_s(
         self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY, spec: EngineSpec | None = None

@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.validity import trustworthy
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.items import GpusPlan, ReplicaPlan, gpus_engine, replicas_of
+from pytest_slmserve.items import GpusPlan, ReplicaPlan, gpus_engine
 from pytest_slmserve.plan import engine_title
 from pytest_slmserve.session import Session
 from pytest_slmserve.spec import ReplicaSpec
@@ -68,12 +68,10 @@ class GpusPoint:
     def measure(self) -> Verdict:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted."""
         session, plan, repeats = self.session, self.plan, self.session.options.repeats
-        if plan.replicas:
-            replicas = session.agenda.replicas([plan.model] * replicas_of(session, plan), "gpus")
-            shared = SharedEngines(session, replicas).measure(plan.concurrency)
-            return sharing.trustworthy(str(plan), shared, repeats)
-        spec, load = gpus_engine(session, plan)
-        found = session.measure(spec, session.agenda.workload(plan.model), load, repeats)
+        engine, load = gpus_engine(session, plan)
+        if isinstance(engine, ReplicaSpec):
+            return sharing.trustworthy(str(plan), SharedEngines(session, engine).measure(plan.concurrency), repeats)
+        found = session.measure(engine, session.agenda.workload(plan.model), load, repeats)
         return trustworthy(str(plan), found, repeats)
 
     def __repr__(self) -> str:

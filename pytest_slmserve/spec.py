@@ -141,6 +141,11 @@ class ReplicaSpec:
         return self.engines[0].backend
 
     @property
+    def gpus(self) -> tuple[int, ...]:
+        """Which of the visible GPUs they take."""
+        return tuple(sorted({gpu for engine in self.engines for gpu in engine.gpus}))
+
+    @property
     def key(self) -> str:
         """Hash of all that can change a measurement."""
         return short_hash([[e.key for e in self.engines], self.sharing, self.pinned, self.thread_percentage])

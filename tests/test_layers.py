@@ -34,6 +34,7 @@ LEFT: dict[str, set[str]] = {
     "measure": {"environment", "store", "workload", "engines", "telemetry"},
     "options": {"errors", "kinds", "urls"},
     "plan": {"measure", "options"},
+    "makespan": {"plan"},
     "analysis": {"records", "sensors"},
     "baselines": {"store", "analysis"},
     "foreign": {"analysis"},

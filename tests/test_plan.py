@@ -15,6 +15,7 @@ from pytest_slmserve.models import CATALOGUE, hub_name
 from pytest_slmserve.options import Options, read_options
 from pytest_slmserve.plan import (
     DEFAULTS,
+    Cell,
     clock,
     doublings,
     engine_spec,
@@ -132,7 +133,12 @@ def test_clock(seconds, text):
 
 def test_the_plan_as_text_adds_up():
     first, second = EngineSpec("opt-125m"), EngineSpec("opt-1.3b")
-    rows = [("point-1", first, 10.0), ("point-2", first, 20.0), ("claim", None, 0.0), ("point-3", second, 30.4)]
+    rows = [
+        Cell("point-1", first, 10.0),
+        Cell("point-2", first, 20.0),
+        Cell("claim", None, 0.0),
+        Cell("point-3", second, 30.4),
+    ]
     assert plan_lines(rows) == [
         "   0:00  start opt-125m (cuda, 55 s)",
         "   0:55    point-1 (10 s)",
@@ -140,7 +146,7 @@ def test_the_plan_as_text_adds_up():
         "   1:25    claim (reads)",
         "   1:25  start opt-1.3b (cuda, 55 s)",
         "   2:20    point-3 (30 s)",
-        "   2:50  end: 4 items",
+        "   2:50  end: 4 items, 170 GPU s",
     ]
     assert plan_lines([]) == ["   0:00  end: 0 items"]
 

@@ -75,7 +75,7 @@ def test_numbers_of_gpus_and_loads_are_those_asked_for(parallel):
     result = parallel("--slm-tensor-parallel=1,2", "--slm-batches=64", "--slm-models=opt-125m", "--slm-plan")
     names = [line.split()[1] for line in result.stdout.lines if "test_point" in line]
     assert names == [f"test_point_on_gpus[opt-125m-64-{how}]" for how in ("tp1", "tp2", "replicas2")]
-    result.stdout.fnmatch_lines(["*start opt-125m on 2 GPUs (fake*", "*start opt-125m + opt-125m, a GPU each (fake*"])
+    result.stdout.fnmatch_lines(["*start opt-125m on 2 GPUs (fake*", "*start 2 x opt-125m, a GPU each (fake*"])
 
 
 def test_what_the_host_has_not_is_skipped_with_the_reason(parallel, monkeypatch):

@@ -48,7 +48,7 @@ def test_what_is_known_is_not_measured_again(gain, archive):
 
 def test_a_plan_tells_starts_and_prices(gain):
     text = gain("--slm-plan", "--slm-sharing=time-slicing").stdout.str()
-    assert "start opt-125m + opt-125m, by time-slicing" in text
+    assert "start 2 x opt-125m, by time-slicing" in text
     assert "test_point_of_replicas[opt-125m-384-x2-time-slicing]" in text and "under_mps[opt-125m] (reads)" in text
 
 
@@ -60,7 +60,7 @@ def test_two(slm_replicas, slm_measure):
     shared = two.measure(96)
     assert shared.valid and len(shared.repeats) == 2 and shared.loads == (48, 48)
     assert shared.output_tokens_per_s > alone.output_tokens_per_s
-    assert repr(two) == "2 replicas (opt-125m + opt-125m, by mps)"
+    assert repr(two) == "2 replicas (2 x opt-125m, by mps)"
 
 def test_pair(slm_replicas):
     pair = slm_replicas(models=["opt-125m", "opt-1.3b"]).measure(64, repeats=1, starts="together")

@@ -1,0 +1,43 @@
+"""`plan`: what a run would measure, in which order, on how many GPUs and for how long, before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_slmserve.commands.words import USAGE, Commands
+
+MODES = ("--slm-gpu", "--slm-cpu", "--slm-fake")
+SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
+QUIET = ("-q", "--no-header", "-p", "no:cacheprovider")
+STATUS = f"Exit status: 0 planned, {USAGE} wrong usage."
+
+
+def add(commands: Commands) -> None:
+    text = "print what a run would measure, in which order, on how many GPUs and for how long"
+    words = "what would be typed after pytest; without a mode --slm-gpu, without a path the shipped benchmarks"
+    # No word is one of ours: all of them are pytest's.
+    command = commands.add_parser("plan", help=text, description=f"{text}.", epilog=STATUS, prefix_chars="\0")
+    command.add_argument("words", nargs="*", metavar="WORD", help=words)
+    command.set_defaults(carry_out=plan)
+
+
+def plan(given: argparse.Namespace) -> int:
+    """pytest collects the cells, so that they are those that it would run; nothing is started."""
+    done = subprocess.run([sys.executable, "-m", "pytest", *QUIET, *words_of(given.words)], check=False)
+    return done.returncode
+
+
+def words_of(words: Sequence[str]) -> list[str]:
+    mode = [] if any(word in MODES for word in words) else [MODES[0]]
+    named = any(not word.startswith("-") and Path(word.partition("::")[0]).exists() for word in words)
+    return [*mode, "--slm-plan", *words, *([] if named or "--pyargs" in words else shipped())]
+
+
+def shipped() -> list[str]:
+    """The benchmarks of an installed wheel, or those of a checkout."""
+    checkout = Path(__file__).parents[2] / "benchmarks"
+    return [str(checkout)] if checkout.is_dir() else [*SHIPPED]

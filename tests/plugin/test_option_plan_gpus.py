@@ -1,0 +1,29 @@
+"""--slm-plan-gpus is how many GPUs a plan is spread over, on paper."""
+
+from inside import usage_error
+
+
+def test_engines_are_spread_over_so_many_gpus(sweep):
+    models = ("--slm-models=opt-125m,opt-350m,opt-1.3b", "--slm-batches=1,2")
+    result = sweep("--slm-plan", *models, "--slm-plan-gpus=2")
+    result.stdout.fnmatch_lines(
+        [
+            "*end: 9 items",
+            "GPU 0: 0:00 opt-* (2 cells, 0:00), 0:00 opt-* (2 cells, 0:00)",
+            "GPU 1: 0:00 opt-* (2 cells, 0:00)",
+            "spread by engine: 0:0? on 2 GPUs, no order takes less than 0:0?; one engine after the other: 0:01",
+        ]
+    )
+
+
+def test_without_it_nothing_is_spread(sweep):
+    assert "spread by engine" not in sweep("--slm-plan").stdout.str()
+
+
+def test_an_engine_that_needs_more_of_them_is_wrong_usage(sweep):
+    text = usage_error(sweep("--slm-plan", "--slm-tensor-parallel=4", "--slm-plan-gpus=2"))
+    assert "an engine takes 4 GPUs, and the plan has 2" in text
+
+
+def test_other_words_are_refused(sweep):
+    assert "'none' is not a positive whole number" in usage_error(sweep("--slm-plan-gpus=none"))

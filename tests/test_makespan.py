@@ -1,0 +1,85 @@
+"""A plan on many GPUs, on paper: nobody is in two places at once, and no order is much better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.makespan import Group, groups_of, least_s, makespan_s, spread, spread_lines
+from pytest_slmserve.plan import Cell, start_price_s
+from pytest_slmserve.spec import EngineSpec, ReplicaSpec
+
+ONE = EngineSpec("opt-125m")
+
+
+def group(seconds: float, gpus: int = 1) -> Group:
+    return Group(replace(ONE, tensor_parallel=gpus), (), gpus, seconds)
+
+
+GROUPS = st.lists(st.builds(group, st.floats(1, 1000), st.integers(1, 4)), min_size=1, max_size=40)
+
+
+@given(GROUPS, st.integers(4, 64))
+def test_each_group_has_its_gpus_to_itself_and_all_of_them_at_once(groups, gpus):
+    placed = spread(groups, gpus)
+    assert sorted(p.group.seconds for p in placed) == sorted(g.seconds for g in groups)
+    for placement in placed:
+        assert len(set(placement.gpus)) == placement.group.gpus and max(placement.gpus) < gpus
+        assert placement.ends_s - placement.begins_s == pytest.approx(placement.group.seconds)
+    for gpu in range(gpus):
+        its = sorted((p for p in placed if gpu in p.gpus), key=lambda p: p.begins_s)
+        assert all(first.ends_s <= second.begins_s for first, second in pairwise(its))
+
+
+@given(GROUPS, st.integers(4, 64))
+def test_no_order_takes_less_than_the_bound(groups, gpus):
+    assert makespan_s(spread(groups, gpus)) >= least_s(groups, gpus) * (1 - 1e-9)
+
+
+@given(st.lists(st.builds(group, st.floats(1, 1000)), min_size=1, max_size=60), st.integers(1, 64))
+def test_of_engines_on_one_gpu_each_it_takes_at_most_four_thirds_of_the_best(groups, gpus):
+    """Graham 1969: longest first. The bound of the best is that of the GPU seconds, the longest, and the two that must
+    share a GPU where there are more groups than GPUs."""
+    longest = sorted((g.seconds for g in groups), reverse=True)
+    pair = longest[gpus - 1] + longest[gpus] if len(longest) > gpus else 0.0
+    best = max(least_s(groups, gpus), pair)
+    assert makespan_s(spread(groups, gpus)) <= best * (4 / 3) * (1 + 1e-9) + longest[-1]
+
+
+def test_three_models_on_two_gpus():
+    placed = spread([group(100), group(90), group(180)], 2)
+    assert makespan_s(placed) == 190 and least_s([group(100), group(90), group(180)], 2) == 185
+
+
+def test_an_engine_starts_once_for_all_of_its_cells():
+    both = ReplicaSpec((ONE, replace(ONE, gpu=1)), "gpus")
+    wide = replace(ONE, tensor_parallel=2)
+    cells = [Cell("a", ONE, 5.0), Cell("b", wide, 7.0), Cell("c", ONE, 6.0), Cell("d", both, 1.0), Cell("e", None, 0.0)]
+    assert [(g.gpus, g.seconds - start_price_s(g.engine), len(g.cells)) for g in groups_of(cells)] == [
+        (1, 11.0, 2),
+        (2, 7.0, 1),
+        (2, 1.0, 1),
+    ]
+
+
+def test_as_text():
+    cells = [Cell("a", ONE, 5.0), Cell("b", replace(ONE, tensor_parallel=2), 7.0)]
+    assert spread_lines(cells, 2) == [
+        "GPU 0: 0:00 opt-125m on 2 GPUs (1 cell, 1:02), 1:02 opt-125m (1 cell, 1:00)",
+        "GPU 1: 0:00 opt-125m on 2 GPUs (1 cell, 1:02)",
+        "spread by engine: 2:02 on 2 GPUs, no order takes less than 1:32; one engine after the other: 2:02",
+    ]
+    assert spread_lines([], 1) == [
+        "GPU 0: nothing",
+        "spread by engine: 0:00 on 1 GPU, no order takes less than 0:00; one engine after the other: 0:00",
+    ]
+
+
+def test_too_few_gpus():
+    with pytest.raises(BadUsage, match="an engine takes 4 GPUs, and the plan has 2"):
+        spread([group(1, 4)], 2)

@@ -1,0 +1,54 @@
+"""`python -m pytest_slmserve plan`: pytest's own cells, priced, with nothing started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripts import benchmark_script, loaded
+
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.commands import plan
+from pytest_slmserve.commands.plan import words_of
+
+CHECKOUT = Path(__file__).parents[1] / "benchmarks"
+
+
+def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = plan.shipped()
+    assert words_of([]) == ["--slm-gpu", "--slm-plan", *shipped]
+    assert words_of(["--slm-fake", "-k", "point"]) == ["--slm-plan", "--slm-fake", "-k", "point", *shipped]
+    (tmp_path / "test_mine.py").touch()
+    mine = "test_mine.py::test_it"
+    assert words_of([mine, "--slm-cpu"]) == ["--slm-plan", mine, "--slm-cpu"]
+    assert words_of(["--pyargs", "my.tests"]) == ["--slm-gpu", "--slm-plan", "--pyargs", "my.tests"]
+
+
+def test_a_wheel_has_the_benchmarks_inside(monkeypatch):
+    monkeypatch.setattr(plan, "__file__", "/site-packages/pytest_slmserve/commands/plan.py")
+    assert plan.shipped() == ["--pyargs", "pytest_slmserve.benchmarks"]
+
+
+@pytest.mark.skipif(not CHECKOUT.is_dir(), reason="no checkout")
+def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    words = ("--slm-fake", "--slm-models=opt-13b", "--slm-plan-gpus=4", str(CHECKOUT / "test_tensor_parallel.py"))
+    assert main(["plan", *words]) == 0
+    told = capfd.readouterr().out
+    for engine in ("opt-13b", "opt-13b on 2 GPUs", "opt-13b on 4 GPUs", "2 x opt-13b, a GPU each"):
+        assert f"start {engine} (fake, 0 s)" in told
+    assert "test_point_on_gpus[opt-13b-256-tp4]" in told and "spread by engine: " in told
+    assert not (tmp_path / ".slm").exists()
+
+
+def test_wrong_usage_is_one_sentence(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "--slm-fake", "--slm-tensor-parallel=99"]) == 4
+    assert "99 GPUs are asked for, and 8 GPUs are visible" in "".join(capfd.readouterr())
+
+
+def test_ten_thousand_cells_are_planned_in_a_second():
+    """Twice that, at the best of a few times: the machine may be busy, and the script is the ruler."""
+    with loaded(benchmark_script("plan_cost")) as script:
+        assert min(script.planned(script.CELLS)[1] for _ in range(3)) < 2 * script.LIMIT_S
