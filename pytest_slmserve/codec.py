@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pytest_slmserve.records import (
     Environment,
+    Failures,
     Measurement,
     Paired,
     Replica,
@@ -68,6 +69,7 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
             **({} if run.began_s is None else {"began_us": _millionths(run.began_s)}),
             **({} if run.telemetry is None else {"telemetry": _telemetry(run.telemetry)}),
             **({} if run.stream is None else {"stream": asdict(run.stream)}),
+            **({} if run.failed is None else {"failed": asdict(run.failed)}),
         },
     }
 
@@ -222,7 +224,27 @@ def _run(facts: dict[str, Any]) -> Run:
         began_s=None if "began_us" not in facts else typed(int, facts["began_us"]) / 1e6,
         telemetry=None if "telemetry" not in facts else _telemetry_of(facts["telemetry"]),
         stream=None if "stream" not in facts else _stream_of(facts["stream"]),
+        failed=_failed_of(facts),
     )
+
+
+def _failed_of(facts: dict[str, Any]) -> Failures | None:
+    """A record of before failures had rows has only their number."""
+    if "failed" not in facts:
+        return None
+    told = facts["failed"]
+    scheduled = told.get("scheduled_s")
+    found = Failures(
+        request=typed(tuple[int, ...], told["request"]),
+        sent_s=typed(tuple[float, ...], told["sent_s"]),
+        ended_s=typed(tuple[float, ...], told["ended_s"]),
+        kind=typed(tuple[str, ...], told["kind"]),
+        scheduled_s=None if scheduled is None else typed(tuple[float, ...], scheduled),
+    )
+    columns = (found.request, found.sent_s, found.ended_s, found.kind, found.scheduled_s)
+    if {len(column) for column in columns if column is not None} != {facts["failures"]}:
+        raise ValueError(f"rows of failures that are not {facts['failures']}")
+    return found
 
 
 def _stream_of(facts: dict[str, Any]) -> Stream:

@@ -161,6 +161,29 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
+class Failures:
+    """One row per request that failed, in the order sent. Seconds since the run began.
+
+    request: index into the workload. sent_s: of one that got no connection, when it would have been sent. ended_s: when
+    it had failed. kind: how, in a word or two. scheduled_s: when each was to be sent; None without a schedule.
+    """
+
+    request: Sequence[int]
+    sent_s: Sequence[float]
+    ended_s: Sequence[float]
+    kind: Sequence[str]
+    scheduled_s: Sequence[float] | None = None
+
+    def __len__(self) -> int:
+        return len(self.request)
+
+    def kept(self, rows: Sequence[int]) -> Failures:
+        """These rows of it."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        return Failures(**{name: values and tuple(values[row] for row in rows) for name, values in columns.items()})
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
     """One row per engine step, as vLLM's stat logger saw it. `running` is counted after finished requests have left;
     in a step that only decodes, `new_tokens` is the batch. None where a release does not report a field."""
@@ -228,7 +251,8 @@ class Stream:
 class Run:
     """What one load did to one engine. `window_s`: from and to, in seconds since the run began, which was at `began_s`
     of the host's monotonic clock (None for an engine with a clock of its own). steps: none where a server does not tell
-    them. stream: where there was a client."""
+    them. failures: how many requests failed, of which the samples have no row; failed: their own rows, None where there
+    are none, or where it was not noted when each was sent. stream: where there was a client."""
 
     samples: Samples
     steps: Steps
@@ -238,6 +262,7 @@ class Run:
     began_s: float | None = None
     telemetry: Telemetry | None = None
     stream: Stream | None = None
+    failed: Failures | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from strategies import measurements
 from pytest_slmserve.errors import BadArchive, BadUsage
 from pytest_slmserve.records import (
     Environment,
+    Failures,
     Measurement,
     Paired,
     Resolved,
@@ -106,6 +107,29 @@ def change(path: Path, number: int, new: str) -> None:
 
 
 # What is written is read again
+
+
+def test_failures_keep_their_rows_and_older_records_have_none(tmp_path):
+    failed = Failures((1,), (0.25,), (0.5,), ("HTTP 503",), (0.2,))
+    noted = replace(example(), run=replace(RUN, failed=failed))
+    bare = replace(example(2), run=replace(RUN, failed=replace(failed, scheduled_s=None)))
+    found = read(write(tmp_path / "a.jsonl", noted, bare, example(4))).measurements
+    assert [m.run.failed for m in found] == [failed, replace(failed, scheduled_s=None), None]
+    assert found[0].id == noted.id and found[2].run.failures == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"request": [1, 2]}, {"sent_s": ["soon"]}, {"kind": [5]}, {"scheduled_s": []}, {"ended_s": None}]
+)
+def test_damaged_rows_of_failures_are_an_error(tmp_path, wrong):
+    failed = Failures((1,), (0.25,), (0.5,), ("HTTP 503",), (0.2,))
+    path = write(tmp_path / "a.jsonl", replace(example(), run=replace(RUN, failed=failed)))
+    *first, last = path.read_text("utf-8").splitlines()
+    facts = json.loads(last)
+    facts["run"]["failed"] |= wrong
+    path.write_text("\n".join([*first, json.dumps(facts), ""]), "utf-8")
+    with pytest.raises(BadArchive, match="line 3"):
+        read(path)
 
 
 @EACH

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 
-from pytest_slmserve.analysis.latency import RequestLatency, judged_rows, request_latency, sent_in
+from pytest_slmserve.analysis.latency import RequestLatency, judged_failures, judged_rows, request_latency, sent_in
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Measurement, Samples
 
@@ -142,7 +142,7 @@ def goodput(
 def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
     """Of the requests that its kind of load is judged by, and of those that failed."""
     run = measurement.run
-    return goodput(run.samples, run.window_s, slo, rows=judged_rows(measurement), failed=run.failures)
+    return goodput(run.samples, run.window_s, slo, rows=judged_rows(measurement), failed=judged_failures(measurement))
 
 
 def together(found: Sequence[Goodput]) -> Goodput | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.stats import mean, percentile
 from pytest_slmserve.analysis.window import finished_in_window, tpot_s
-from pytest_slmserve.records import Measurement, Run, Samples
+from pytest_slmserve.records import Failures, Measurement, Run, Samples
 from pytest_slmserve.spec import OpenLoop
 
 
@@ -93,11 +93,11 @@ def request_latency(samples: Samples, row: int) -> RequestLatency:
 
 
 def open_loop_latencies(run: Run) -> Latencies:
-    """Of the requests sent in the window, whenever they ended.
+    """Of the requests sent in the window, whenever they ended; one that failed never did.
 
-    A failure of which the run has no row is not among them: it is counted in `Run.failures`, and makes a run invalid.
+    Of an older record, which does not say when the failed ones were sent, they are not among them.
     """
-    return latencies(run.samples, sent_in(run.samples, run.window_s))
+    return latencies(run.samples, sent_in(run.samples, run.window_s), _within(run.failed, "sent_s", run.window_s))
 
 
 def closed_loop_latencies(run: Run) -> Latencies:
@@ -111,15 +111,30 @@ def judged_rows(measurement: Measurement) -> list[int]:
     return sent_in(run.samples, run.window_s) if isinstance(measurement.load, OpenLoop) else finished_in_window(run)
 
 
+def judged_failures(measurement: Measurement) -> int:
+    """How many failed of the requests that count: those sent in an open loop's window, or that failed in that of any
+    other load; all of the run where the record does not say when."""
+    run = measurement.run
+    if run.failed is None:
+        return run.failures
+    return _within(run.failed, "sent_s" if isinstance(measurement.load, OpenLoop) else "ended_s", run.window_s)
+
+
+def _within(failed: Failures | None, column: str, window_s: tuple[float, float]) -> int:
+    opens, closes = window_s
+    return sum(opens <= at < closes for at in getattr(failed, column)) if failed else 0
+
+
 def latencies_of(measurement: Measurement) -> Latencies:
     """Of the requests that its kind of load is judged by."""
     open_loop = isinstance(measurement.load, OpenLoop)
     return open_loop_latencies(measurement.run) if open_loop else closed_loop_latencies(measurement.run)
 
 
-def latencies(samples: Samples, rows: Sequence[int]) -> Latencies:
-    """Of these rows of the samples."""
-    seen = [request_latency(samples, row) for row in rows]
+def latencies(samples: Samples, rows: Sequence[int], failed: int = 0) -> Latencies:
+    """Of these rows of the samples, and of so many requests that failed."""
+    never = RequestLatency(None, None, None, None, single=False)
+    seen = [request_latency(samples, row) for row in rows] + [never] * failed
     return Latencies(
         requests=len(seen),
         unfinished=sum(not each.finished for each in seen),

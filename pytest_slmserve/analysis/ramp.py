@@ -25,7 +25,7 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
         replace(
             measurement,
             load=replace(load, rate=rate, window_s=until - begin, steps=()),
-            run=_within(measurement.run, (begin, until)),
+            run=_within(measurement.run, (begin, until), load.settle_s),
         )
         for (rate, _), (begin, until) in zip(load.steps, windows(load), strict=True)
     ]
@@ -37,6 +37,11 @@ def windows(load: OpenLoop) -> list[Window]:
     return [(end - seconds + load.settle_s, end) for (_, seconds), end in zip(load.steps, ends, strict=True)]
 
 
-def _within(run: Run, window_s: Window) -> Run:
+def _within(run: Run, window_s: Window, settle_s: float) -> Run:
+    """What failed in a step, settling included, is of the step; where it is not known when, of each."""
     stream = run.stream and replace(run.stream, gaps={**run.stream.gaps, "counts": {}})
-    return replace(run, window_s=window_s, stream=stream)
+    if run.failed is None:
+        return replace(run, window_s=window_s, stream=stream)
+    begin, end = window_s
+    failed = run.failed.kept([row for row, at in enumerate(run.failed.sent_s) if begin - settle_s <= at < end])
+    return replace(run, window_s=window_s, stream=stream, failed=failed, failures=len(failed))

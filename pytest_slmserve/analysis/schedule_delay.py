@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.stats import mean, percentile
+from pytest_slmserve.records import Failures, Run
 
+NONE_FAILED = Failures((), (), (), (), ())
 HARMLESS_S = 5e-3
 SHARE_OF_TTFT = 0.1
 
@@ -57,6 +59,15 @@ def schedule_delay(
         p99_s=percentile(delays, 0.99),
         max_s=max(delays, default=None),
     )
+
+
+def delay_of(run: Run) -> ScheduleDelay | None:
+    """Of all requests of a run, failed ones too; None where it had no schedule."""
+    if run.stream is None or run.stream.scheduled_s is None:
+        return None
+    failed = run.failed if run.failed and run.failed.scheduled_s is not None else NONE_FAILED
+    scheduled = [*run.stream.scheduled_s, *(failed.scheduled_s or ())]
+    return schedule_delay(scheduled, [*run.samples.sent_s, *failed.sent_s], run.window_s)
 
 
 def lag(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.health import health
-from pytest_slmserve.analysis.latency import closed_loop_latencies, open_loop_latencies
+from pytest_slmserve.analysis.latency import judged_failures, judged_rows, latencies_of
 from pytest_slmserve.analysis.roofline import roofline_fraction
-from pytest_slmserve.analysis.schedule_delay import deaf, lag, schedule_delay
+from pytest_slmserve.analysis.schedule_delay import deaf, delay_of, lag
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Measurement, Run
 from pytest_slmserve.spec import ClosedLoop, Job, OpenLoop
 
+# What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
+# unless who measures knows better.
+FAILED_SHARE = 0.0
 MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5 %
 MIN_STEPS_PER_HALF = 20
 LITTLE_TOLERANCE = 0.05  # both counts are of the same run: an honest one agrees within the cut at the window's ends
@@ -24,9 +27,9 @@ TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may
 STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
 
 
-def problems(measurement: Measurement) -> tuple[str, ...]:
+def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
     """Why this measurement is invalid; empty if it is not."""
-    return standing(measurement)[0]
+    return standing(measurement, failed_share)[0]
 
 
 def degradations(measurement: Measurement) -> tuple[str, ...]:
@@ -39,11 +42,12 @@ def sound(measurement: Measurement) -> bool:
     return not any(standing(measurement))
 
 
-def standing(measurement: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Its problems and its degradations, from one look at the sensors."""
+def standing(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Its problems and its degradations, from one look at the sensors. failed_share: of requests, that may fail."""
     seen = health(measurement.run, measurement.environment, measurement.replica)
     invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
-    broken = tuple(_unserved(measurement) if isinstance(measurement.load, Job) else _broken(measurement.run))
+    served = _unserved(measurement) if isinstance(measurement.load, Job) else _broken(measurement.run)
+    broken = (*_failed(measurement, failed_share), *served)
     return broken or (*_implausible(measurement), *invalid), degraded
 
 
@@ -76,10 +80,20 @@ def enough(
     return Verdict("valid-point", subject, state, why, value=valid, bound=wanted, n=made, records=records)
 
 
+def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:
+    """Did more fail than may, of the whole run or of the requests that count?"""
+    run, judged = measurement.run, judged_failures(measurement)
+    shares = [
+        failed / max(1, failed + others)
+        for failed, others in ((run.failures, len(run.samples)), (judged, len(judged_rows(measurement))))
+    ]
+    if max(shares) > allowed:
+        borne = f" ({percent(max(shares))} of the requests, {percent(allowed)} may)" if allowed else ""
+        yield f"{run.failures} requests failed, the first with {run.first_failure or 'no reason given'}{borne}"
+
+
 def _broken(run: Run) -> Iterator[str]:
     """What leaves nothing to check further: the rates would be of something else."""
-    if run.failures:
-        yield f"{run.failures} requests failed, the first with {run.first_failure or 'no reason given'}"
     if preempted := window.preemptions(run):
         yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
     if (steps := len(window.window_steps(run))) < MIN_STEPS or window.span_s(run) is None:
@@ -95,8 +109,6 @@ def _unserved(measurement: Measurement) -> Iterator[str]:
     so preemptions are counted elsewhere."""
     run = measurement.run
     served = sum(run.samples.finished)
-    if run.failures:
-        yield f"{run.failures} requests failed, the first with {run.first_failure or 'no reason given'}"
     if isinstance(measurement.load, Job) and served < measurement.load.requests:
         yield f"{served} of {measurement.load.requests} requests were served"
     elif window.latency(run).e2e_s is None:
@@ -155,12 +167,10 @@ def _lagged(measurement: Measurement) -> Iterator[str]:
     run, stream = measurement.run, measurement.run.stream
     if stream is None:
         return
-    is_open = isinstance(measurement.load, OpenLoop | Job)
-    median = (open_loop_latencies(run) if is_open else closed_loop_latencies(run)).ttft_s.p50
-    if is_open and stream.scheduled_s is not None:
-        delay = schedule_delay(stream.scheduled_s, run.samples.sent_s, run.window_s)
-        if why := lag(delay, median):
-            yield why
+    median = latencies_of(measurement).ttft_s.p50
+    delay = delay_of(run) if isinstance(measurement.load, OpenLoop | Job) else None
+    if delay and (why := lag(delay, median)):
+        yield why
     if stream.stamp_doubt_s and (why := deaf(stream.stamp_doubt_s[0], median)):
         yield why
 

@@ -16,7 +16,12 @@ HOLDS_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refu
 
 
 class Failed(Exception):
-    """The request failed, and why."""
+    """The request failed, and why. kind: the same in a word or two: "HTTP 503", "no stream", "error in the stream",
+    "malformed" or "broke off"."""
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
 
 
 class Answer:
@@ -51,9 +56,9 @@ class Answer:
                 body = b""
             self._read_body(at, body)
         except Malformed as error:
-            raise Failed(f"{error}{self._so_far()}") from None
+            raise Failed("malformed" if data else "broke off", f"{error}{self._so_far()}") from None
         except (ValueError, TypeError, AttributeError) as error:
-            raise Failed(f"malformed event: {error}") from None
+            raise Failed("malformed", f"malformed event: {error}") from None
 
     def _read_body(self, at: float, body: bytes) -> None:
         if not self._streams and not self._begins():
@@ -64,7 +69,7 @@ class Answer:
         for data in events:
             self._take(at, data)
         if self.response.ended and not self.complete:
-            raise Failed(f"the stream ended before it was complete{self._so_far()}")
+            raise Failed("broke off", f"the stream ended before it was complete{self._so_far()}")
 
     def _begins(self) -> bool:
         """Whether it is a stream of events, as far as is known."""
@@ -79,9 +84,10 @@ class Answer:
             return
         text = self._refusal.decode(errors="replace")
         if self.response.status != 200:
-            raise Failed(f"HTTP {self.response.status}: {text}")
+            raise Failed(f"HTTP {self.response.status}", f"HTTP {self.response.status}: {text}")
         kind = self.response.headers.get("content-type", "no content type")
-        raise Failed(f'the server answered without streaming ({kind}); the body needs "stream": true: {text}')
+        why = f'the server answered without streaming ({kind}); the body needs "stream": true: {text}'
+        raise Failed("no stream", why)
 
     def _take(self, at: float, data: bytes) -> None:
         if data == b"[DONE]":
@@ -89,7 +95,7 @@ class Answer:
             return
         event = parsed(data.decode())
         if event.get("error") or event.get("object") == "error":
-            raise Failed(f"the server said in the stream: {data.decode()}")
+            raise Failed("error in the stream", f"the server said in the stream: {data.decode()}")
         tokens = 0
         for choice in event.get("choices") or ():
             tokens += tokens_in(choice)

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -37,6 +37,24 @@ class Row:
         prompt, output = self.usage
         counted = round(sum(self.tokens) * (tokens_per_chunk or 1.0)) if output is None else output
         return self.request, self.sent, None, first, last, prompt, counted, self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """One request that failed. sent: also of one that got no connection, which is when it would have been sent. ended:
+    when it had failed. kind: how, in a word or two."""
+
+    request: int
+    sent: float
+    scheduled: float | None
+    ended: float
+    kind: str
+
+
+def lost_in(failed: Iterable[Lost]) -> Message:
+    """A column for each of their fields, in the order sent."""
+    ordered = sorted(failed, key=lambda each: each.sent)
+    return {field.name: [getattr(each, field.name) for each in ordered] for field in fields(Lost)}
 
 
 def found_in(rows: Iterable[Row], window: Window) -> Message:
@@ -103,6 +121,7 @@ def merged(parts: Sequence[Message]) -> Message:
         "gaps": merged_gaps([part["gaps"] for part in parts]),
         "tokens_per_chunk": told / chunks if chunks else None,
         "chunks": chunks,
+        "failed": merged_losses([part["failed"] for part in parts]),
         "failures": sum(part["failures"] for part in parts),
         "first_failure": next((part["first_failure"] for part in parts if part["first_failure"]), None),
         "client_cpu_s": sum(part["client_cpu_s"] for part in parts),
@@ -112,6 +131,10 @@ def merged(parts: Sequence[Message]) -> Message:
 
 def repeat_none(part: Message) -> list[None]:
     return [None] * len(part["samples"][0]) if part["samples"] else []
+
+
+def merged_losses(parts: Sequence[Message]) -> Message:
+    return lost_in(Lost(*row) for part in parts for row in zip(*(part[field.name] for field in fields(Lost))))
 
 
 def merged_bins(parts: Sequence[Sequence[Any]]) -> list[Any]:

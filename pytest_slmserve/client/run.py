@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_slmserve.client.columns import Row, found_in
+from pytest_slmserve.client.columns import Lost, Row, found_in, lost_in
 from pytest_slmserve.client.lead import Lead
 from pytest_slmserve.client.loads import OpenLoop, closed_loop, most_within
 from pytest_slmserve.client.streams import Stream, Streams
@@ -33,7 +33,8 @@ class Run:
         self.output_tokens = output_tokens
         self.first, self.stride = load.get("part", (0, 1))
         self.rows: list[Row] = []
-        self.sent = self.done = self.failures = 0
+        self.failed: list[Lost] = []
+        self.sent = self.done = 0
         self.first_failure: str | None = None
         self.last_answer = 0.0
 
@@ -52,6 +53,7 @@ class Run:
             "began": self.began,
             "window": window,
             **found_in(self.rows, window),
+            "failed": lost_in(self.failed),
             "failures": self.failures,
             "first_failure": self.first_failure,
             "client_cpu_s": time.process_time() - cpu,
@@ -78,6 +80,10 @@ class Run:
         return self.given_up or driver.over
 
     @property
+    def failures(self) -> int:
+        return len(self.failed)
+
+    @property
     def given_up(self) -> bool:
         return self.failures > max(FAILURES, FAILED_SHARE * self.sent) or self._silent
 
@@ -99,12 +105,13 @@ class Run:
             driver.freed(time.monotonic())
 
     def _note(self, stream: Stream, cut: bool = False) -> None:
+        index = stream.number % len(self.requests)
         if stream.failure is not None:
-            self.failures += 1
-            self.first_failure = self.first_failure or stream.failure
+            kind, why = stream.failure
+            self.failed.append(Lost(index, stream.sent or stream.asked, stream.due, stream.failed, kind))
+            self.first_failure = self.first_failure or why
             return
         answer = stream.answer
-        index = stream.number % len(self.requests)
         self.rows.append(Row(index, stream.sent, stream.due, answer.times, answer.tokens, answer.usage, not cut))
         self.done += not cut
         self.last_answer = max(self.last_answer, stream.read_until)

@@ -31,19 +31,33 @@ Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the tim
 
 
 class Stream:
-    """One request and its answer. number: which of the load. due, sent: when it was to be sent, and was.
+    """One request and its answer. number: which of the load. due, asked, sent: when it was to be sent, was handed over,
+    and was sent.
 
-    failure: why it failed; `complete` and `cut off` are the other two ways to end.
+    failure: why it failed, as kind and text, at `failed`; `complete` and `cut off` are the other two ways to end.
     """
 
-    __slots__ = ("answer", "body", "connection", "deadline", "due", "failure", "number", "read_until", "sent", "unread")
+    __slots__ = (
+        "answer",
+        "asked",
+        "body",
+        "connection",
+        "deadline",
+        "due",
+        "failed",
+        "failure",
+        "number",
+        "read_until",
+        "sent",
+        "unread",
+    )
 
     def __init__(self, number: int, body: bytes, due: float | None = None) -> None:
         self.number, self.body, self.due = number, body, due
         self.answer = Answer()
-        self.sent = self.deadline = 0.0
+        self.asked = self.sent = self.deadline = self.failed = 0.0
         self.read_until = 0.0  # the time of the last piece
-        self.failure: str | None = None
+        self.failure: tuple[str, str] | None = None
         self.connection: Connection | None = None
         self.unread: deque[tuple[Clock, bytes, bytes]] = deque()
 
@@ -95,7 +109,8 @@ class Streams:
 
     def send(self, stream: Stream) -> None:
         """On a connection that waits, else on a new one, as soon as it is open."""
-        stream.deadline = time.monotonic() + self.timeout_s
+        stream.asked = time.monotonic()
+        stream.deadline = stream.asked + self.timeout_s
         self.in_flight[stream] = None
         if self._idle:
             return self._send_on(self._idle.popitem()[0], stream)
@@ -132,7 +147,7 @@ class Streams:
             late.append(stream)
         for stream in late:
             chunks = len(stream.answer.times)
-            self._fail(stream, f"no end within {self.timeout_s:g} s ({chunks} chunks with tokens came)")
+            self._fail(stream, "timeout", f"no end within {self.timeout_s:g} s ({chunks} chunks with tokens came)")
 
     def cut_off(self) -> list[Stream]:
         """End all that are in flight; they are returned as they are, those that were not even sent too."""
@@ -178,7 +193,7 @@ class Streams:
         """No connection comes about: the one that waits longest will not be served."""
         self._refused += 1
         if self._without_connection:
-            self._fail(self._without_connection.popleft(), f"no connection: {named(error)}")
+            self._fail(self._without_connection.popleft(), "no connection", f"no connection: {named(error)}")
 
     def _advance(self, connection: Connection, clock: Clock) -> None:
         try:
@@ -266,7 +281,7 @@ class Streams:
         try:
             stream.answer.read(stream.read_until, b"")
         except Failed as error:
-            return self._fail(stream, f"{error} ({why})" if why else f"{error}")
+            return self._fail(stream, error.kind, f"{error} ({why})" if why else f"{error}")
         self._leave(stream)
         self.ended.append(stream)
 
@@ -306,7 +321,7 @@ class Streams:
         try:
             stream.answer.read(at, data)
         except Failed as error:
-            return self._fail(stream, str(error))
+            return self._fail(stream, error.kind, str(error))
         self.tokens_read += sum(stream.answer.tokens[before:])
         if len(stream.answer.times) > before + 1:
             self.doubt_s += max(0.0, at - known)
@@ -345,8 +360,8 @@ class Streams:
         else:
             self._drop(connection)
 
-    def _fail(self, stream: Stream, why: str) -> None:
-        stream.failure = self.target.without_secrets(why)[:TOLD]
+    def _fail(self, stream: Stream, kind: str, why: str) -> None:
+        stream.failure, stream.failed = (kind, self.target.without_secrets(why)[:TOLD]), time.monotonic()
         self._unread_bytes -= sum(len(data) for _, _, data in stream.unread)
         stream.unread.clear()
         if stream in self._without_connection:

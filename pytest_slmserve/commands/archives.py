@@ -51,12 +51,13 @@ def report(given: argparse.Namespace) -> int:
         return judge(given)
     from pytest_slmserve.analysis.goodput import slo_of_requests
     from pytest_slmserve.report.rates import open_loop_texts
+    from pytest_slmserve.report.served import Terms
 
     slo = slo_of_requests(given.slo)
     archives = read_each(given.paths, given.skip_damaged)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
     curves, judged, text = judged_again(contents, given.strict, slo)
-    open_loops = [f"{each}\n" for each in open_loop_texts(contents.measurements, slo)]
+    open_loops = [f"{each}\n" for each in open_loop_texts(contents.measurements, Terms(slo))]
     for piece in ([text] if curves or not (gates or open_loops) else []) + open_loops + gate_texts(gates):
         print(piece)
     nothing = [] if curves or gates or open_loops else ["no sweep was measured"]

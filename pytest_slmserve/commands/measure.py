@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_slmserve.analysis.rates import ATTAINMENT
+from pytest_slmserve.client.run import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.commands.loads import Asked, add_arguments, asked
 from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.spec import EngineSpec
 
 if TYPE_CHECKING:
-    from pytest_slmserve.analysis.goodput import Slo
     from pytest_slmserve.records import Measurement, Progress
     from pytest_slmserve.report.export import Export
+    from pytest_slmserve.report.served import Terms
 
 STATUS = (
     f"{HOLDS} measured, and all of it valid, {FAILS} measured, but not all valid, {USAGE} wrong usage, or no server "
@@ -36,6 +37,10 @@ def add(commands: Commands) -> None:
     command.add_argument("--slo", metavar="BOUNDS", help=bounds)
     enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"
     command.add_argument("--attainment", metavar="SHARE", type=float, default=ATTAINMENT, help=enough)
+    failed = (
+        f"share of requests that may fail without making a measurement invalid, {MOST_FAILED:g} at most (default: 0)"
+    )
+    command.add_argument("--allow-failed", metavar="SHARE", type=float, default=0.0, help=failed)
     body = 'further fields of each request, as JSON; null takes one away: {"ignore_eos": null}'
     command.add_argument("--extra-body", metavar="JSON", type=json_object, default={}, help=body)
     records = "archive to append the records to (default: .slm/records.jsonl)"
@@ -57,16 +62,27 @@ def json_object(text: str) -> dict[str, Any]:
 
 def measure_all(given: argparse.Namespace) -> int:
     """Serve, store, print."""
-    from pytest_slmserve.analysis.goodput import slo_of_requests
     from pytest_slmserve.report.export import export_to
+
+    terms = terms_of(given)
+    export = export_to(given.export, terms.slo) if given.export else None
+    found = measured(given, asked(given), export)
+    print(page(found, terms, given.json))
+    return HOLDS if all(valid(each, terms) for each in found) else FAILS
+
+
+def terms_of(given: argparse.Namespace) -> Terms:
+    from pytest_slmserve.analysis.goodput import slo_of_requests
+    from pytest_slmserve.report.served import Terms
 
     if not 0 < given.attainment <= 1:
         raise BadUsage(f"--attainment {given.attainment:g} is no share of requests", f"--attainment {ATTAINMENT:g}")
-    slo = slo_of_requests(given.slo or "")
-    export = export_to(given.export, slo) if given.export else None
-    found = measured(given, asked(given), export)
-    print(page(found, slo, given.attainment, given.json))
-    return HOLDS if all(map(valid, found)) else FAILS
+    if not 0 <= given.allow_failed <= MOST_FAILED:
+        problem = (
+            f"--allow-failed {given.allow_failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
+        )
+        raise BadUsage(problem, "--allow-failed 0.01")
+    return Terms(slo_of_requests(given.slo or ""), given.attainment, given.allow_failed)
 
 
 def measured(given: argparse.Namespace, loads: Asked, export: Export | None) -> list[Measurement]:
@@ -89,26 +105,26 @@ def measured(given: argparse.Namespace, loads: Asked, export: Export | None) -> 
     return found
 
 
-def valid(measurement: Measurement) -> bool:
+def valid(measurement: Measurement, terms: Terms) -> bool:
     """With every step of a ramp."""
     from pytest_slmserve.analysis.ramp import steps_of
     from pytest_slmserve.analysis.validity import problems
 
-    return not any(map(problems, (measurement, *steps_of(measurement))))
+    return not any(problems(each, terms.failed_share) for each in (measurement, *steps_of(measurement)))
 
 
-def page(found: list[Measurement], slo: Slo | None, goal: float, as_object: bool) -> str:
+def page(found: list[Measurement], terms: Terms, as_object: bool) -> str:
     """What is printed: of one load, of a ramp, or of several rates."""
     from pytest_slmserve.analysis.ramp import steps_of
     from pytest_slmserve.report import rates, served
 
     if len(found) > 1:
         several = rates.rates_json if as_object else rates.rates_text
-        told_of: Any = several(found, slo, goal)
+        told_of: Any = several(found, terms)
     elif steps_of(found[0]):
-        told_of = (rates.ramp_json if as_object else rates.ramp_text)(found[0], slo, goal)
+        told_of = (rates.ramp_json if as_object else rates.ramp_text)(found[0], terms)
     else:
-        told_of = (served.as_json if as_object else served.as_text)(found[0], slo)
+        told_of = (served.as_json if as_object else served.as_text)(found[0], terms)
     return json.dumps(told_of, indent=2) if as_object else str(told_of)
 
 

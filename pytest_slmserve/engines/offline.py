@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_
 from pytest_slmserve.engines.process import Child, converse
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import Shape, hub_name, shape_of
-from pytest_slmserve.records import Resolved, Run, Samples, Steps, Workload, known_fields
+from pytest_slmserve.records import Failures, Resolved, Run, Samples, Steps, Workload, known_fields
 from pytest_slmserve.spec import GIB, EngineSpec, Load
 
 WORKER = Path(__file__).parent.parent / "worker" / "worker.py"
@@ -254,4 +254,16 @@ def run_from(message: dict[str, Any]) -> Run:
         failures=message["failures"],
         first_failure=message["first_failure"],
         began_s=round(began, 6),
+        failed=_failures(message["failed"], since) if message["failures"] else None,
+    )
+
+
+def _failures(told: dict[str, Any], since: Callable[[Sequence[Any]], tuple[Any, ...]]) -> Failures:
+    scheduled = told.get("scheduled", [None])
+    return Failures(
+        request=tuple(told["request"]),
+        sent_s=since(told["sent"]),
+        ended_s=since(told["ended"]),
+        kind=tuple(told["kind"]),
+        scheduled_s=None if None in scheduled else since(scheduled),
     )

@@ -6,15 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from pytest_slmserve.analysis.goodput import Slo
 from pytest_slmserve.analysis.ramp import steps_of
-from pytest_slmserve.analysis.rates import ATTAINMENT, HighestLoad, Peak, highest_load, peak
+from pytest_slmserve.analysis.rates import HighestLoad, Peak, highest_load, peak
+from pytest_slmserve.analysis.schedule_delay import delay_of
 from pytest_slmserve.analysis.summary import summarize
-from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.analysis.validity import problems, standing
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
-from pytest_slmserve.report.served import as_json, asked_of, delay_of, figures_of, good, latencies
+from pytest_slmserve.report.served import (
+    STRICT,
+    Terms,
+    as_json,
+    asked_of,
+    failed_text,
+    figures_of,
+    good,
+    latencies,
+    without,
+)
 from pytest_slmserve.spec import OpenLoop, short_hash
 
 COLUMNS = ("requests/s\nasked", "\ndue", "\nsent", "late ms\np99", "tokens\n/s")
@@ -26,7 +36,7 @@ LEGEND = (
 LEGEND_OF_GOODPUT = "good: requests that finished within every bound. dropped: that failed, or did not end."
 
 
-def open_loop_texts(measurements: Sequence[Measurement], slo: Slo | None, goal: float = ATTAINMENT) -> Iterator[str]:
+def open_loop_texts(measurements: Sequence[Measurement], terms: Terms = STRICT) -> Iterator[str]:
     """Pages on all open loops among these: a ramp by itself, the others with those that differ in their rate alone."""
     together: dict[str, list[Measurement]] = {}
     for m in measurements:
@@ -36,67 +46,75 @@ def open_loop_texts(measurements: Sequence[Measurement], slo: Slo | None, goal: 
             together.setdefault(m.id if m.load.steps else short_hash(alike), []).append(m)
     for group in together.values():
         points = sorted(group, key=_rate)
-        yield (ramp_text(points[0], slo, goal) if steps_of(points[0]) else rates_text(points, slo, goal))
+        yield (ramp_text(points[0], terms) if steps_of(points[0]) else rates_text(points, terms))
 
 
-def rates_text(points: Sequence[Measurement], slo: Slo | None, goal: float) -> str:
+def rates_text(points: Sequence[Measurement], terms: Terms) -> str:
     """A page on loads that differ in their rate."""
     first = points[0].load
     assert isinstance(first, OpenLoop)
     judged = f"each judged for {first.window_s:g} s after {first.settle_s:g} s"
     timing = f"{_process(points[0])}: one load after the other, {judged}"
-    return "\n".join([*asked_of(points[0]), timing, "", *_body(points, slo, goal)])
+    return "\n".join([*_head(points[0]), timing, "", *_body(points, terms)])
 
 
-def rates_json(points: Sequence[Measurement], slo: Slo | None, goal: float) -> dict[str, Any]:
+def rates_json(points: Sequence[Measurement], terms: Terms) -> dict[str, Any]:
     """A point for each rate, and what is found over all of them: null without an SLO."""
-    each = [{"rate": _rate(m), **as_json(m, slo)} for m in points]
-    return {"points": each, **_over_all(points, slo, goal)}
+    each = [{"rate": _rate(m), **as_json(m, terms)} for m in points]
+    return {"points": each, **_over_all(points, terms)}
 
 
-def ramp_text(measurement: Measurement, slo: Slo | None, goal: float) -> str:
+def ramp_text(measurement: Measurement, terms: Terms) -> str:
     """A page on one ramp."""
     load = measurement.load
     assert isinstance(load, OpenLoop)
     timing = f"{load.arrivals}; the first {load.settle_s:g} s of a step are not judged"
-    return "\n".join([*asked_of(measurement), timing, "", *_body(steps_of(measurement), slo, goal)])
+    return "\n".join([*_head(measurement), timing, "", *_body(steps_of(measurement), terms)])
 
 
-def ramp_json(measurement: Measurement, slo: Slo | None, goal: float) -> dict[str, Any]:
+def ramp_json(measurement: Measurement, terms: Terms) -> dict[str, Any]:
     """The whole ramp, and the figures of its steps."""
     steps = steps_of(measurement)
     each = [
-        {"rate": _rate(m), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1], **figures_of(m, slo)}
+        {"rate": _rate(m), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1], **figures_of(m, terms)}
         for m in steps
     ]
-    return {**as_json(measurement, slo), "steps": each, **_over_all(steps, slo, goal)}
+    return {**as_json(measurement, terms), "steps": each, **_over_all(steps, terms)}
 
 
-def _body(points: Sequence[Measurement], slo: Slo | None, goal: float) -> Iterator[str]:
+def _head(m: Measurement) -> Iterator[str]:
+    yield from asked_of(m)
+    if m.run.stream:
+        yield from without(m.run.stream)
+
+
+def _body(points: Sequence[Measurement], terms: Terms) -> Iterator[str]:
     """The table, how to read it, what was found, and what is wrong."""
-    yield _table(points, slo)
+    slo = terms.slo
+    yield _table(points, terms)
     yield ""
     yield hanging(f"{LEGEND} {LEGEND_OF_GOODPUT if slo else ''}".rstrip(), 0)
     if slo:
         yield ""
         yield f"good: {slo}"
-        best, highest = found_in(points, slo, goal)
+        best, highest = found_in(points, terms)
         yield from (hanging(each.why, 2) for each in (best, highest) if each)
         if best is None:
             yield "no rate has a valid measurement: nothing can be said of where goodput peaks"
-    yield from _doubts(points)
+    yield from _doubts(points, terms)
 
 
-def _table(points: Sequence[Measurement], slo: Slo | None) -> str:
+def _table(points: Sequence[Measurement], terms: Terms) -> str:
+    slo = terms.slo
     latency = [text for name in LATENCIES for text in (f"{name.upper()} ms\np50", "\np99")]
     goodput = ["goodput\n/s", "good\n%", *(f"{name}\n%" for name in slo.bounds), "\ndropped"] if slo else []
     columns = [*COLUMNS, *latency, *goodput, "\nvalid"]
-    return grid([_row(m, slo) for m in points], columns, ["right"] * (len(columns) - 1) + ["left"])
+    return grid([_row(m, terms) for m in points], columns, ["right"] * (len(columns) - 1) + ["left"])
 
 
-def _row(m: Measurement, slo: Slo | None) -> list[str]:
-    delay, seen, served = delay_of(m), latencies(m), good(m, slo)
-    invalid, degraded = standing(m)
+def _row(m: Measurement, terms: Terms) -> list[str]:
+    delay, seen, served = delay_of(m.run), latencies(m), good(m, terms.slo)
+    invalid, degraded = standing(m, terms.failed_share)
     rates = [delay.requested_per_s, delay.achieved_per_s] if delay else [None, None]
     row = [f"{_rate(m):g}", *(figure(rate, 4) for rate in rates), milliseconds(delay.p99_s if delay else None)]
     row.append(figure(summarize(m).output_tokens_per_s, 4))
@@ -107,27 +125,28 @@ def _row(m: Measurement, slo: Slo | None) -> list[str]:
     return [*row, "NO" if invalid else "degraded" if degraded else "yes"]
 
 
-def found_in(points: Sequence[Measurement], slo: Slo, goal: float) -> tuple[Peak | None, HighestLoad | None]:
-    """Where goodput peaks, and up to which rate the share `goal` of the requests is good, by the valid points."""
-    valid = [(m, served) for m in points if not standing(m)[0] and (served := good(m, slo))]
-    invalid = [_rate(m) for m in points if standing(m)[0]]
+def found_in(points: Sequence[Measurement], terms: Terms) -> tuple[Peak | None, HighestLoad | None]:
+    """Where goodput peaks, and up to which rate enough requests are good, by the valid points."""
+    stands = [(m, not problems(m, terms.failed_share)) for m in points]
+    valid = [(m, served) for m, stand in stands if stand and (served := good(m, terms.slo))]
+    invalid = [_rate(m) for m, stand in stands if not stand]
     best = peak([(_rate(m), served.per_s) for m, served in valid], invalid)
     attained = [(_rate(m), served.attainment) for m, served in valid if served.attainment is not None]
-    return best, highest_load(attained, goal, invalid)
+    return best, highest_load(attained, terms.attainment, invalid)
 
 
-def _over_all(points: Sequence[Measurement], slo: Slo | None, goal: float) -> Mapping[str, Any]:
-    best, highest = found_in(points, slo, goal) if slo else (None, None)
+def _over_all(points: Sequence[Measurement], terms: Terms) -> Mapping[str, Any]:
+    best, highest = found_in(points, terms) if terms.slo else (None, None)
     return {
         "peak": best and {**asdict(best), "bracketed": best.bracketed, "why": best.why},
         "highest_load": highest and {**asdict(highest), "why": highest.why},
     }
 
 
-def _doubts(points: Sequence[Measurement]) -> list[str]:
-    lines = list[str]()
+def _doubts(points: Sequence[Measurement], terms: Terms) -> list[str]:
+    lines = [f"failed: {_rate(m):g} requests/s: {failed_text(m)}" for m in points if m.run.failures]
     for m in points:
-        invalid, degraded = standing(m)
+        invalid, degraded = standing(m, terms.failed_share)
         lines += [f"INVALID: {_rate(m):g} requests/s: {text}" for text in invalid]
         lines += [f"degraded: {_rate(m):g} requests/s: {text}" for text in degraded]
     return ["", *(hanging(line, 2) for line in lines)] if lines else []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
@@ -11,15 +12,29 @@ from tabulate import tabulate
 
 from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
-from pytest_slmserve.analysis.schedule_delay import ScheduleDelay, schedule_delay
+from pytest_slmserve.analysis.rates import ATTAINMENT
+from pytest_slmserve.analysis.schedule_delay import delay_of
 from pytest_slmserve.analysis.summary import summarize
-from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.analysis.validity import FAILED_SHARE, standing
 from pytest_slmserve.records import Measurement, Stream
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
 from pytest_slmserve.spec import OpenLoop, load_facts
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 FIGURES = ("batch", "requests_per_s", "output_tokens_per_s", "kv_usage")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """By what loads are judged. slo: None is no goodput. attainment: the share of good requests that is enough.
+    failed_share: of requests, that may fail without making a measurement invalid."""
+
+    slo: Slo | None = None
+    attainment: float = ATTAINMENT
+    failed_share: float = FAILED_SHARE
+
+
+STRICT = Terms()
 
 
 def latencies(measurement: Measurement) -> dict[str, Percentiles]:
@@ -29,18 +44,19 @@ def latencies(measurement: Measurement) -> dict[str, Percentiles]:
     return found | ({"itl": gap_percentiles(gap_histogram(stream.gaps))} if stream else {})
 
 
-def delay_of(measurement: Measurement) -> ScheduleDelay | None:
-    run, stream = measurement.run, measurement.run.stream
-    if stream is None or stream.scheduled_s is None:
-        return None
-    return schedule_delay(stream.scheduled_s, run.samples.sent_s, run.window_s)
-
-
 def good(measurement: Measurement, slo: Slo | None) -> Goodput | None:
     return goodput_of(measurement, slo) if slo else None
 
 
-def as_json(measurement: Measurement, slo: Slo | None = None) -> dict[str, Any]:
+def failed_text(measurement: Measurement) -> str:
+    """ "3 failed (HTTP 503: 2, timeout: 1)" """
+    run = measurement.run
+    kinds = Counter(run.failed.kind if run.failed else ())
+    each = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
+    return f"{run.failures} failed{f' ({each})' if each else ''}"
+
+
+def as_json(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
     """What was asked of whom, and the figures."""
     stream = measurement.run.stream
     return {
@@ -49,24 +65,25 @@ def as_json(measurement: Measurement, slo: Slo | None = None) -> dict[str, Any]:
         "door": measurement.spec.door,
         "url": measurement.spec.url,
         "load": load_facts(measurement.load),
-        **figures_of(measurement, slo),
+        **figures_of(measurement, terms),
         "tokens_per_chunk": stream and stream.tokens_per_chunk,
         "client_cpu_s": stream and stream.cpu_s,
         "not_asked_for": list(stream.without) if stream else [],
     }
 
 
-def figures_of(measurement: Measurement, slo: Slo | None = None) -> dict[str, Any]:
+def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
     """Seconds, tokens and ratios of 1; null is not measured."""
-    invalid, degraded = standing(measurement)
+    invalid, degraded = standing(measurement, terms.failed_share)
     run, seen, summary = measurement.run, latencies_of(measurement), asdict(summarize(measurement))
-    delay, served = delay_of(measurement), good(measurement, slo)
+    delay, served = delay_of(measurement.run), good(measurement, terms.slo)
     return {
         "valid": not invalid,
         "problems": [*invalid, *degraded],
         "requests": seen.requests,
         "unfinished": seen.unfinished,
         "failures": run.failures,
+        "failed": Counter(run.failed.kind) if run.failed else None,
         "first_failure": run.first_failure,
         "window_s": run.window_s[1] - run.window_s[0],
         **{name: summary[name] for name in FIGURES},
@@ -76,10 +93,10 @@ def figures_of(measurement: Measurement, slo: Slo | None = None) -> dict[str, An
     }
 
 
-def as_text(measurement: Measurement, slo: Slo | None = None) -> str:
+def as_text(measurement: Measurement, terms: Terms = STRICT) -> str:
     """A head, a table of latencies, what was good, and what is wrong."""
-    told = [_served(served)] if (served := good(measurement, slo)) else []
-    return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement)])
+    told = [_served(served)] if (served := good(measurement, terms.slo)) else []
+    return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement, terms)])
 
 
 def asked_of(m: Measurement) -> tuple[str, str]:
@@ -97,12 +114,12 @@ def _head(m: Measurement) -> Iterator[str]:
     if stream := m.run.stream:
         yield from without(stream)
     yield from _ended_early(m)
-    if isinstance(m.load, OpenLoop) and (delay := delay_of(m)):
+    if isinstance(m.load, OpenLoop) and (delay := delay_of(m.run)):
         rates = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
         yield f"{m.load.arrivals}: {rates}, late by {milliseconds(delay.p99_s)} ms (p99) at most"
     yield f"{figure(figures.output_tokens_per_s, 4)} output tokens/s over {closed - opened:.1f} s"
     which = "sent in the window" if isinstance(m.load, OpenLoop) else "ended in the window"
-    yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {m.run.failures} failed"
+    yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {failed_text(m)}"
 
 
 def without(stream: Stream) -> Iterator[str]:
@@ -135,7 +152,7 @@ def _served(found: Goodput) -> str:
     return f"\ngoodput {figure(found.per_s, 4)} requests/s within {found.slo}: {share}, {found.dropped} dropped"
 
 
-def _doubts(m: Measurement) -> list[str]:
-    invalid, degraded = standing(m)
+def _doubts(m: Measurement, terms: Terms) -> list[str]:
+    invalid, degraded = standing(m, terms.failed_share)
     lines = [f"INVALID: {text}" for text in invalid] + [f"degraded: {text}" for text in degraded]
     return ["", *lines] if lines else []

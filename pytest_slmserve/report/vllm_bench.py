@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.goodput import Goodput
-from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, judged_rows, request_latency
+from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, judged_failures, judged_rows, request_latency
 from pytest_slmserve.analysis.stats import percentile
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.records import Measurement
@@ -43,7 +43,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "max_concurrency": load.concurrency if isinstance(load, ClosedLoop) else None,
         "duration": seconds,
         "completed": sum(run.samples.finished[row] for row in rows),
-        "failed": run.failures,
+        "failed": judged_failures(measurement),
         "total_input_tokens": prompts,
         "total_output_tokens": outputs,
         "request_throughput": len(rows) / seconds,

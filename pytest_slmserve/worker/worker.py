@@ -170,7 +170,8 @@ class Run:
         self.server = server
         self.rows: list[tuple[Any, ...]] = []
         self.in_flight: set[str] = set()
-        self.done = self.failures = 0
+        self.done = 0
+        self.failed: list[tuple[int, float, float, str]] = []  # index, when sent, when failed, kind
         self.first_failure: str | None = None
         self.loop = admission(load, server.output_tokens, gated)
         self.users: list[asyncio.Task[None]] = []
@@ -196,7 +197,8 @@ class Run:
             "window": window,
             "samples": [list(column) for column in zip(*self.rows)],
             "steps": [list(column) for column in zip(*Trace.rows)],
-            "failures": self.failures,
+            "failed": dict(zip(("request", "sent", "ended", "kind"), zip(*self.failed) if self.failed else [()] * 4)),
+            "failures": len(self.failed),
             "first_failure": self.first_failure,
         }
 
@@ -233,7 +235,7 @@ class Run:
 
     @property
     def given_up(self) -> bool:
-        return self.failures >= FAILURES_UNTIL_GIVEN_UP
+        return len(self.failed) >= FAILURES_UNTIL_GIVEN_UP
 
     def step(self) -> None:
         self.last_step = time.monotonic()
@@ -246,10 +248,12 @@ class Run:
 
     async def user(self) -> None:
         while not self.given_up and (number := self.loop.next_request()) is not None:
+            sent = time.monotonic()
             try:
                 await self.serve_one(number)
             except Exception as error:
-                self.failures += 1
+                index = number % len(self.server.prompts)
+                self.failed.append((index, sent, time.monotonic(), type(error).__name__))
                 self.first_failure = self.first_failure or f"{type(error).__name__}: {error}"
 
     async def serve_one(self, number: int) -> None:

@@ -13,7 +13,7 @@ from strategies import measurement
 from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput, goodput_of, parse_slo, slo_of_requests, together
 from pytest_slmserve.analysis.window import finished_in_window
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Samples
+from pytest_slmserve.records import Failures, Samples
 from pytest_slmserve.spec import OpenLoop
 
 # Words
@@ -155,6 +155,16 @@ def test_what_the_end_of_a_closed_loop_cuts_off_was_not_dropped():
     assert seen.requests == len(finished_in_window(planted.run))
     open_loop = replace(planted, load=OpenLoop("gamma 1", 10.0, 1.0, 2.0))
     assert goodput_of(open_loop, Slo(e2e_s=100)).dropped == cut, "nobody who waited in an open loop is forgotten"
+
+
+def test_only_failures_of_the_window_are_dropped():
+    planted = measurement(load=OpenLoop("gamma 1", 10.0, 1.0, 2.0), failures=3)
+    begin, end = planted.run.window_s
+    failed = Failures((0, 1, 2), (begin - 0.1, begin, end), (end,) * 3, ("timeout",) * 3)
+    noted = replace(planted, run=replace(planted.run, failed=failed))
+    unknown, known = goodput_of(planted, SLO), goodput_of(noted, SLO)
+    assert unknown.dropped - known.dropped == 2 == unknown.requests - known.requests
+    assert known.good == unknown.good
 
 
 def test_repeats_together():

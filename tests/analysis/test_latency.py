@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import planted_run
+from strategies import measurement, planted_run
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.latency import (
@@ -17,6 +17,7 @@ from pytest_slmserve.analysis.latency import (
     closed_loop_latencies,
     gap_histogram,
     gap_percentiles,
+    judged_failures,
     latencies,
     open_loop_latencies,
     percentiles,
@@ -24,7 +25,8 @@ from pytest_slmserve.analysis.latency import (
     sent_in,
 )
 from pytest_slmserve.analysis.stats import percentile
-from pytest_slmserve.records import Run, Samples, Steps
+from pytest_slmserve.records import Failures, Run, Samples, Steps
+from pytest_slmserve.spec import ClosedLoop, OpenLoop
 
 NO_STEPS = Steps((), (), (), (), (), (), ())
 
@@ -78,6 +80,26 @@ def test_an_open_loop_is_judged_by_what_was_sent_in_the_window():
     assert (seen.ttft_s.requests, seen.ttft_s.known) == (5, 4)
     assert (seen.tpot_s.requests, seen.tpot_s.known) == (4, 2), "that of one token has none"
     assert seen.e2e_s.p50 == pytest.approx(8.4) and seen.e2e_s.p90 is None and seen.e2e_s.mean is None
+
+
+def test_what_failed_is_slower_than_everything_too():
+    run = Run(HAND, NO_STEPS, (1.0, 2.0), failures=3)
+    unknown, known = open_loop_latencies(run), open_loop_latencies(replace(run, failed=failures(0.9, 1.0, 1.5)))
+    assert (unknown.requests, unknown.unfinished) == (5, 2), "it is not known when they were sent"
+    assert (known.requests, known.unfinished, known.ttft_s.known) == (7, 4, 4)
+    assert known.ttft_s.p90 is None and known.ttft_s.p50 >= unknown.ttft_s.p50
+
+
+def test_failures_count_where_they_were_sent_or_in_a_closed_loop_where_they_failed():
+    planted = measurement(load=OpenLoop("gamma 1", 4.0, 1.0, 1.0))
+    run = replace(planted.run, window_s=(1.0, 2.0), failures=3, failed=failures(0.5, 1.0, 1.9))
+    assert judged_failures(replace(planted, run=run)) == 2
+    assert judged_failures(replace(planted, run=run, load=ClosedLoop(4))) == 1, "each failed 0.3 s after it was sent"
+    assert judged_failures(replace(planted, run=replace(run, failed=None))) == 3
+
+
+def failures(*sent: float) -> Failures:
+    return Failures((0,) * len(sent), sent, tuple(at + 0.3 for at in sent), ("timeout",) * len(sent))
 
 
 def test_a_closed_loop_is_judged_by_what_ended_in_the_window():

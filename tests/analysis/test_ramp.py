@@ -10,8 +10,9 @@ from strategies import measurement
 from pytest_slmserve.analysis.latency import latencies_of
 from pytest_slmserve.analysis.ramp import steps_of, windows
 from pytest_slmserve.analysis.schedule_delay import schedule_delay
+from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Run, Samples, Steps, Stream
+from pytest_slmserve.records import Failures, Run, Samples, Steps, Stream
 from pytest_slmserve.spec import ClosedLoop, OpenLoop, load_facts
 
 RAMP = OpenLoop("ramp", 15.0, 1.0, 7.0, steps=((10.0, 4.0), (20.0, 4.0)))
@@ -51,6 +52,18 @@ def test_a_step_is_no_ramp_and_has_no_gaps():
     step = steps_of(served(RAMP))[0]
     assert steps_of(step) == [] and step.load.window_s == 3.0
     assert step.run.stream.gaps == {"growth": 1.01, "least_s": 1e-4, "counts": {}}
+
+
+def test_a_failure_is_of_its_step_settling_included():
+    whole = served(RAMP)
+    failed = Failures((0, 1, 2), (0.5, 6.0, 8.5), (0.6, 6.1, 8.6), ("timeout",) * 3, (0.5, 6.0, 8.5))
+    slow, fast = steps_of(replace(whole, run=replace(whole.run, failures=3, failed=failed)))
+    assert (slow.run.failures, list(slow.run.failed.sent_s)) == (1, [0.5])
+    assert (fast.run.failures, list(fast.run.failed.scheduled_s)) == (1, [6.0]), "one came after the last step"
+    assert latencies_of(slow).unfinished == 0 and latencies_of(fast).unfinished == 1
+    assert problems(slow)[0].startswith("1 requests failed")
+    older = replace(whole, run=replace(whole.run, failures=3))
+    assert [m.run.failures for m in steps_of(older)] == [3, 3], "it is not known in which"
 
 
 @pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop("gamma", 15.0, 1.0, 7.0)])

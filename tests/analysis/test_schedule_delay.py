@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.schedule_delay import deaf, lag, schedule_delay
+from pytest_slmserve.analysis.schedule_delay import deaf, delay_of, lag, schedule_delay
+from pytest_slmserve.records import Failures, Run, Samples, Steps, Stream
 
 WINDOW = (10.0, 110.0)
 FAST_TTFT_S = 0.015
@@ -29,6 +31,17 @@ def test_the_figures():
     assert (seen.mean_s, seen.max_s) == (pytest.approx(0.302 / 3), pytest.approx(0.3))
     assert seen.p99_s == pytest.approx(0.002 + 0.98 * 0.298)
     assert seen.unsent == 0
+
+
+def test_what_failed_was_sent_too():
+    samples = Samples((0, 1), (10.001, 50.0), (None,) * 2, (11.0, 51.0), (12.0, 52.0), (1,) * 2, (2,) * 2, (True,) * 2)
+    stream = Stream(0.01, 0.0, (), {}, scheduled_s=(10.0, 50.0))
+    run = Run(samples, Steps(*[()] * 7), WINDOW, failures=1, stream=stream)
+    assert delay_of(run).requested_per_s == 2 / 100, "an older record does not say when"
+    failed = Failures((2,), (60.5,), (61.0,), ("timeout",), (60.0,))
+    seen = delay_of(dataclasses.replace(run, failed=failed))
+    assert (seen.requested_per_s, seen.achieved_per_s, seen.max_s) == (3 / 100, 3 / 100, 0.5)
+    assert delay_of(dataclasses.replace(run, stream=None)) is None
 
 
 @pytest.mark.parametrize("rate", [1, 10, 100, 1000])

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from strategies import WELL, measurement, planted_telemetry
 
 from pytest_slmserve import sensors
+from pytest_slmserve.analysis.latency import judged_rows
 from pytest_slmserve.analysis.validity import degradations, problems, sound, trustworthy
-from pytest_slmserve.records import Stream
+from pytest_slmserve.records import Failures, Stream
 from pytest_slmserve.spec import Burst, ClosedLoop
 
 
@@ -33,6 +34,22 @@ def test_preemption():
 
 def test_failures():
     assert "3 requests failed, the first with Planted" in only(measurement(failures=3))
+
+
+def test_a_share_of_failures_may_be_borne():
+    m = measurement(8, steps=400, failures=2)
+    share = 2 / (2 + len(judged_rows(m)))
+    assert problems(m, failed_share=share) == () != problems(m, failed_share=0.9 * share) != problems(m)
+    assert "(1.9 % of the requests, 1 % may)" in problems(m, failed_share=0.01)[0]
+
+
+def test_failures_of_the_window_are_not_diluted_by_what_lies_around_it():
+    m = measurement(8, steps=400, failures=2)
+    inside = sum(m.run.window_s) / 2
+    failed = Failures((0, 1), (inside,) * 2, (inside,) * 2, ("timeout",) * 2)
+    together = replace(m, run=replace(m.run, failed=failed))
+    counted = len(judged_rows(together))
+    assert problems(together, 2 / (2 + counted)) == () != problems(together, 2 / (3 + counted))
 
 
 def test_too_few_steps():

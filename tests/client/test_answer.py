@@ -122,3 +122,22 @@ PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2
 def test_a_failure_has_a_reason(data, closed, why, cut):
     with pytest.raises(Failed, match=why):
         read(data, cut, closed)
+
+
+@pytest.mark.parametrize(
+    ("data", "closed", "kind"),
+    [
+        (ERROR, False, "HTTP 500"),
+        (PLAIN, False, "no stream"),
+        (HEAD + b"zz\r\n", False, "malformed"),
+        (whole(token(), b"7"), False, "malformed"),
+        (whole(json.dumps({"error": {"message": "too long"}}).encode()), False, "error in the stream"),
+        (whole(token(), token()), False, "broke off"),
+        (HEAD + chunked(stream(token(), token()), [])[:-5], True, "broke off"),
+        (b"", True, "broke off"),
+    ],
+)
+def test_a_failure_is_of_a_kind(data, closed, kind):
+    with pytest.raises(Failed) as caught:
+        read(data, (), closed)
+    assert caught.value.kind == kind

@@ -273,6 +273,9 @@ def test_a_fault_is_one_failure_with_a_reason_and_the_others_are_served(one, fau
     done = one.burst("", fault, "", "", tokens=TOKENS)
     assert done["failures"] == 1 and sorted(row[REQUEST] for row in rows(done)) == [0, 2, 3]
     assert re.search(FAULTS[fault], done["first_failure"]), done["first_failure"]
+    lost = done["failed"]
+    assert (lost["request"], lost["scheduled"], len(lost["kind"])) == ([1], [None], 1)
+    assert done["began"] <= lost["sent"][0] <= lost["ended"][0]
     assert KEY not in json.dumps(one.said) and KEY not in one.child.log.read_text()
     assert one.burst("", "")["failures"] == 0
 
@@ -296,6 +299,9 @@ def test_streams_that_never_end_are_given_up(client):
     done = client(timeout_s=0.4).burst("", "hang", "stall")
     assert done["failures"] == 2 and [row[REQUEST] for row in rows(done)] == [0]
     assert "no end within 0.4 s" in done["first_failure"]
+    lost = done["failed"]
+    assert lost["kind"] == ["timeout"] * 2 and lost["request"] == [1, 2]
+    assert all(ended - sent >= 0.4 for sent, ended in zip(lost["sent"], lost["ended"]))
 
 
 def test_a_load_that_only_fails_is_given_up_soon(one):
@@ -311,6 +317,16 @@ def test_a_few_failures_among_many_are_borne(one):
     assert done["failures"] == 10 and len(rows(done)) == 390
 
 
+def test_failures_of_a_schedule_say_when_they_were_due(one):
+    one.load(*[""] * 9, "error", tokens=1)
+    done = one.run({"kind": "open_loop", "schedule": [0.02 * i for i in range(30)], "window": [0.0, 0.6]})
+    lost = done["failed"]
+    assert lost["request"] == [9] * 3 and lost["kind"] == ["HTTP 500"] * 3 and len(rows(done)) == 27
+    due = [at - done["began"] for at in lost["scheduled"]]
+    assert due == pytest.approx([0.18, 0.38, 0.58], abs=1e-6)
+    assert all(at <= sent <= ended for at, sent, ended in zip(lost["scheduled"], lost["sent"], lost["ended"]))
+
+
 @pytest.fixture
 def closed_port():
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -322,6 +338,8 @@ def test_a_server_that_is_not_there_is_a_failure(client, closed_port):
     one.load(count=4)
     done = one.run(loop(2))
     assert done["failures"] >= 6 and "no connection: ConnectionRefusedError" in done["first_failure"]
+    assert set(done["failed"]["kind"]) == {"no connection"}
+    assert min(done["failed"]["sent"]) >= done["began"], "when it would have been sent"
 
 
 @pytest.mark.parametrize("url", ["ftp://x/", "http://", f"http://me:{KEY}@host/v1"])

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.client.columns import BIN_S, GROWTH, LEAST_S, Row, found_in, gap_bin, gaps, merged
+from pytest_slmserve.client.columns import BIN_S, GROWTH, LEAST_S, Lost, Row, found_in, gap_bin, gaps, lost_in, merged
 
 stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)
-NOTHING = {"failures": 0, "first_failure": None, "client_cpu_s": 0.5, "doubt_s": [0.0, 0.0]}
+NOTHING = {"failed": lost_in([]), "failures": 0, "first_failure": None, "client_cpu_s": 0.5, "doubt_s": [0.0, 0.0]}
 
 
 def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, finished=True):
@@ -77,6 +77,14 @@ def test_parts_together_are_what_one_process_would_have_found(streams, scheduled
     both = merged(halves)
     assert {name: json.loads(json.dumps(both[name])) for name in whole} == json.loads(json.dumps(whole))
     assert both["client_cpu_s"] == 1.0
+
+
+def test_losses_of_parts_are_in_the_order_sent():
+    lost = [Lost(i, float(9 - i), None if i % 2 else 1.5, 20.0, "timeout") for i in range(5)]
+    nothing = found_in([], (0.0, 1.0))
+    parts = [{**nothing, **NOTHING, "failed": lost_in(half)} for half in (lost[:2], lost[2:])]
+    both = merged(json.loads(json.dumps(parts)))["failed"]
+    assert both == lost_in(lost) and both["request"] == [4, 3, 2, 1, 0]
 
 
 def test_no_rows_are_no_columns():

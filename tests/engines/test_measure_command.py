@@ -191,6 +191,49 @@ def test_measure_replays_a_trace(there, tmp_path):
     assert found["load"]["arrivals"].endswith("speed 2")
 
 
+# Failures
+
+
+@pytest.fixture
+def some_fail(monkeypatch):
+    """Every twentieth request asks for a model that the server does not have."""
+    real, asked = EndpointEngine.body, []
+
+    def body(engine, request):
+        told = json.loads(real(engine, request))
+        asked.append(told)
+        return json.dumps(told | ({"model": "other"} if len(asked) % 20 == 0 else {}))
+
+    monkeypatch.setattr(EndpointEngine, "body", body)
+
+
+RATE = ("--request-rate", "40", "--burstiness", "inf", "--settle", "0.5", "--window", "1.5", "--slo", "e2e:5s")
+
+
+def test_failures_have_rows_and_count_as_dropped(there, tmp_path, some_fail):
+    done = command(there, tmp_path, *RATE, "--json")
+    found = json.loads(done.out)
+    assert done.status == 1 and found["problems"][0].startswith("5 requests failed, the first with HTTP 404")
+    assert found["failures"] == 5 and found["failed"] == {"HTTP 404": 5}
+    (kept,) = read(tmp_path / "r.jsonl").measurements
+    assert list(kept.run.failed.scheduled_s) == pytest.approx([0.45, 0.95, 1.45, 1.95, 2.45], abs=1e-5)
+    assert set(kept.run.failed.kind) == {"HTTP 404"} and len(kept.run.samples) == 95
+    goodput = found["goodput"]
+    assert (goodput["requests"], goodput["dropped"]) == (60, 3), "those of the window alone"
+    assert found["schedule_delay"]["requested_per_s"] == 40
+    assert (found["requests"], found["unfinished"]) == (60, 3)
+
+
+def test_a_share_of_failures_may_be_allowed(there, tmp_path, some_fail):
+    found = measured(command(there, tmp_path, *RATE, "--allow-failed", "0.05", "--json"))
+    assert found["failures"] == 5
+    out = command(there, tmp_path, *RATE, "--allow-failed", "0.05").out
+    assert "60 requests sent in the window, 3 of them unfinished; 5 failed (HTTP 404: 5)" in out
+    assert "requests failed" not in out
+    strict = command(there, tmp_path, *RATE, "--allow-failed", "0.04")
+    assert strict.status == 1 and "(5 % of the requests, 4 % may)" in strict.out
+
+
 # Conversations
 
 
@@ -254,6 +297,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--request-rate", "4", "--window", "-1"), "'-1' are no seconds"),
         (("--request-rate", "4,8", "--attainment", "90"), "--attainment 90 is no share"),
         (("--request-rate", "4", "--slo", "itl:10ms"), "not request by request"),
+        (("--concurrency", "4", "--allow-failed", "0.2"), "gives a load up where more than 0.05 fail"),
         (("--concurrency", "4", "--export", "bench.json"), "'bench.json' is no export"),
         (("--concurrency", "4", "--tokenizer", "x"), "--tokenizer cuts the text of conversations, and there is none"),
         (("--concurrency", "4", "--sharegpt", "f.json"), "need the tokenizer of the server's model"),

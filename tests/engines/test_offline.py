@@ -25,6 +25,7 @@ from pytest_slmserve.engines.offline import (
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import CATALOGUE
+from pytest_slmserve.records import Failures
 from pytest_slmserve.spec import GIB, Burst, ClosedLoop, EngineSpec
 
 CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, memory_share=0.5)
@@ -164,6 +165,7 @@ MESSAGE = {
         [True, True, False],
     ],
     "steps": [[100.4, 102.0], [2, 1], [0, 0], [2, 2], [32, 0], [0.1, None], [0, 0]],
+    "failed": {"request": [3], "sent": [100.5], "ended": [100.75], "kind": ["ValueError"]},
     "failures": 1,
     "first_failure": "ValueError: no",
 }
@@ -179,6 +181,7 @@ def test_an_answer_becomes_a_run_on_its_own_clock_in_the_order_sent():
     assert (run.began_s, run.window_s) == (100.0, (1.0, 3.5))
     assert (run.steps.time_s, run.steps.new_tokens, run.steps.kv_usage) == ((0.4, 2.0), (2, 2), (0.1, None))
     assert (run.failures, run.first_failure) == (1, "ValueError: no")
+    assert run.failed == Failures((3,), (0.5,), (0.75,), ("ValueError",))
 
 
 def test_an_answer_with_nothing_in_it_is_a_run_too():
@@ -281,6 +284,8 @@ def test_requests_that_fail_are_counted_and_the_engine_goes_on(start):
     engine = start(fault="refuse", fault_at=3)
     run = engine.run(small_workload(), ClosedLoop(2, requests=10))
     assert (run.failures, run.first_failure) == (3, "ValueError: refused, as planted")
+    assert len(run.failed) == 3 and set(run.failed.kind) == {"ValueError"} and run.failed.scheduled_s is None
+    assert all(0 <= sent <= ended for sent, ended in zip(run.failed.sent_s, run.failed.ended_s))
     assert list(run.samples.finished) == [True] * 7
     assert engine.run(small_workload(), ClosedLoop(2, requests=10)).failures == 0
 

@@ -200,6 +200,9 @@ def test_requests_that_are_refused_are_counted_with_the_servers_words(start):
     run = start(fault="refuse", fault_at=3).run(small_workload(), ClosedLoop(2, requests=10))
     assert run.failures == 3 and "refused, as planted" in run.first_failure
     assert list(run.samples.finished) == [True] * 7
+    assert run.failed.kind == ("HTTP 400",) * 3
+    assert all(0 <= sent <= ended for sent, ended in zip(run.failed.sent_s, run.failed.ended_s))
+    assert sorted([*run.failed.request, *run.samples.request]) == list(range(10))
 
 
 def test_a_client_that_is_killed_is_a_failure(start):

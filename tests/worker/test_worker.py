@@ -101,6 +101,7 @@ def test_a_counted_loop_serves_exactly_so_many(serve):
     assert {row.prompt for row in rows(answer)} == {3, 2}
     assert sum(answer["steps"][3]) == 7 * LENGTH
     assert (answer["failures"], answer["first_failure"]) == (0, None)
+    assert not any(answer["failed"].values())
     json.dumps(answer)
 
 
@@ -150,6 +151,9 @@ def refusing(*numbers):
 def test_failures_are_counted_and_the_rest_is_served(worker, serve):
     answer, _ = serve(COUNTED, Engine(worker.Trace(), refusing(1, 4)))
     assert (answer["failures"], answer["first_failure"]) == (2, "ValueError: number 1 refused")
+    lost = answer["failed"]
+    assert (list(lost["request"]), list(lost["kind"])) == ([1, 0], ["ValueError"] * 2)
+    assert all(answer["began"] <= sent <= ended for sent, ended in zip(lost["sent"], lost["ended"]))
     assert len(rows(answer)) == 5
 
 
