@@ -42,6 +42,8 @@ class Peak:
     @property
     def why(self) -> str:
         """The finding in a sentence."""
+        if not self.per_s:
+            return f"no request is good at any load {self._known}{_but_unknown(self.unknown)}"
         found = f"most goodput, {self.per_s:.4g}/s, at {self.load:g} {self.unit}"
         if self.above is None:
             end = f"the largest load {self._known}: a larger one may have more"
@@ -78,7 +80,8 @@ class HighestLoad:
         """The finding in a sentence."""
         more = "" if self.above is None else f"{percent(self.above[1])} are at {self.above[0]:g}"
         if self.load is None:
-            found = f"at no load measured are {percent(self.goal)} of the requests good: {more}, the smallest"
+            known = "the smallest with a valid measurement" if self.unknown else "the smallest"
+            found = f"at no load measured are {percent(self.goal)} of the requests good: {more}, {known}"
         else:
             seen = f"{self.load:g} {self.unit} ({percent(self.attainment or 0.0)})"
             end = f"; {more}" if more else ", the largest load measured: a larger one may do as well"

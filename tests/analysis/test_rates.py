@@ -55,6 +55,13 @@ def test_an_invalid_rate_beside_the_peak_is_no_proof_that_it_has_less():
     assert "the largest load with a valid measurement: a larger one may have more" in largest.why
 
 
+def test_where_nothing_is_good_there_is_no_peak_to_speak_of():
+    assert peak([(4, 0.0), (8, 0.0)]).why == "no request is good at any load measured"
+    doubtful = peak([(4, 0.0), (8, 0.0)], invalid=[2])
+    assert doubtful.why.startswith("no request is good at any load with a valid measurement; what was measured at 2")
+    assert "20 % are at 2, the smallest with a valid measurement; what" in highest_load([(2, 0.2)], invalid=[1]).why
+
+
 def test_a_rate_with_a_valid_repeat_is_known():
     assert peak(CURVE, invalid=[8, 16]).bracketed
     assert peak([], invalid=[8]) is None

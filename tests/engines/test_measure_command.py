@@ -295,6 +295,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--request-rate", "4,x"), "'4,x' are no rates"),
         (("--request-rate", "0"), "'0' are no rates"),
         (("--request-rate", "4", "--window", "-1"), "'-1' are no seconds"),
+        (("--request-rate", "4", "--window", "0"), "in 0 s nothing is measured"),
         (("--request-rate", "4,8", "--attainment", "90"), "--attainment 90 is no share"),
         (("--request-rate", "4", "--slo", "itl:10ms"), "not request by request"),
         (("--concurrency", "4", "--allow-failed", "0.2"), "gives a load up where more than 0.05 fail"),
