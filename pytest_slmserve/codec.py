@@ -101,6 +101,8 @@ def _columns(table: Samples | Steps) -> Iterator[tuple[str, Any]]:
     """The first column is always written out: it tells the number of rows."""
     for index, column in enumerate(fields(table)):
         values = _in_units(column.name, getattr(table, column.name))
+        if not values and column.default == ():  # nobody told
+            continue
         constant = index > 0 and len(set(values)) == 1
         coded = values if column.name == "finished" else _differences(values)
         yield _stored_name(column.name), values[0] if constant else coded
@@ -260,6 +262,8 @@ def _stream_of(facts: dict[str, Any]) -> Stream:
         cpu_s=typed(float | None, facts.get("cpu_s")),
         stamp_doubt_s=typed(tuple[float, float] | None, facts.get("stamp_doubt_s")),
         without=typed(tuple[str, ...], facts.get("without", [])),
+        salt=typed(tuple[int, int] | None, facts.get("salt")),
+        cache_lookups=typed(tuple[int, int] | None, facts.get("cache_lookups")),
     )
     if found.bin_s <= 0:
         raise ValueError(f"bins of {found.bin_s} s")
@@ -299,7 +303,8 @@ def _whole_numbers(values: Any) -> list[int | None]:
 
 
 def _table(cls: type, facts: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    names = [column.name for column in fields(cls)]
+    known = [column for column in fields(cls) if column.default != () or _stored_name(column.name) in facts]
+    names = [column.name for column in known]
     rows = len(facts[_stored_name(names[0])])
     table = {name: _column(cls, name, facts[_stored_name(name)], rows) for name in names}
     for name, column in table.items():

@@ -302,6 +302,12 @@ OPTS = (
         "NAME=JSON",
         many=True,
     ),
+    Opt(
+        "--slm-allow-prefix-cache",
+        truth,
+        False,
+        "measure prompts that come from a prefix cache too; without it such a measurement is invalid",
+    ),
     Opt("--slm-baseline", str, "", "archive, or kept baseline, that this run's points are held against", "PATH"),
     Opt("--slm-gate", truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else"),
     Opt("--slm-baseline-python", str, "", "the baseline's interpreter; default: that of --slm-python", "PATH"),
@@ -393,6 +399,7 @@ class Options:
     python: str
     env: tuple[tuple[str, str], ...]
     engine_arg: tuple[tuple[str, Any], ...]
+    allow_prefix_cache: bool
     baseline: str
     gate: bool
     baseline_python: str

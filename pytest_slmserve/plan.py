@@ -129,6 +129,7 @@ def engine_spec(
         else options.engine_arg,
         door=options.door,
         tensor_parallel=gpus or options.tensor_parallel[0],
+        allow_prefix_cache=options.allow_prefix_cache,
     )
     if why := shape.indivisible(spec.tensor_parallel):
         raise BadUsage(why, "--slm-tensor-parallel with numbers that do")
@@ -148,7 +149,10 @@ def engine_spec(
 
 def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
     """What answers at a URL, as its server calls it: of its limits nothing is known."""
-    return EngineSpec(model, backend="remote", weights=options.weights, door="endpoint", url=url)
+    allowed = options.allow_prefix_cache
+    return EngineSpec(
+        model, backend="remote", weights=options.weights, door="endpoint", url=url, allow_prefix_cache=allowed
+    )
 
 
 def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:

@@ -145,6 +145,7 @@ class Samples:
 
     request: index into the workload. admitted_s: when the scheduler first ran it. finished: False if the run ended
     before the request did (it is then cut off, with the tokens it had); failures are counted in Run.failures.
+    cached_tokens: of the prompt, those that a cache of prefixes served; empty where nobody counts them.
     """
 
     request: Sequence[int]
@@ -155,6 +156,7 @@ class Samples:
     prompt_tokens: Sequence[int]
     output_tokens: Sequence[int]
     finished: Sequence[bool]
+    cached_tokens: Sequence[int | None] = ()
 
     def __len__(self) -> int:
         return len(self.request)
@@ -233,7 +235,9 @@ class Stream:
     was to be sent, in the order of the samples; None without a schedule. cpu_s: of the client. stamp_doubt_s: by
     how much the stamps of what was fetched at one time can be too late, in the mean over all pieces and at most: chunks
     that came since the client looked last have one stamp, that of the last of them. without: what a server that is not
-    ours refused of what we ask for, so that it was not asked for.
+    ours refused of what we ask for, so that it was not asked for. salt: ids that no other load's prompts have
+    (`engines/prefix_cache.py`); None where they are as the workload has them. cache_lookups: prompt tokens that the
+    server looked up in its cache of prefixes meanwhile, and found there, whoever asked.
     """
 
     bin_s: float
@@ -245,6 +249,8 @@ class Stream:
     cpu_s: float | None = None
     stamp_doubt_s: tuple[float, float] | None = None
     without: tuple[str, ...] = ()
+    salt: tuple[int, int] | None = None
+    cache_lookups: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from pytest_slmserve.kinds import Backend, Door, Rule, Sharing, Source, Starts, 
 from pytest_slmserve.urls import check_url
 
 GIB = 1 << 30
-LATER = {"url": "", "tensor_parallel": 1}  # fields of an engine that came after the first records: what was so before
+# Fields of an engine that came after the first records: what was so before.
+LATER = {"url": "", "tensor_parallel": 1, "allow_prefix_cache": False}
 LATER_OF_A_LOAD = {"steps": ()}
 
 
@@ -36,6 +37,7 @@ class EngineSpec:
     door: how requests come in. "offline": into vLLM's asynchronous engine, without HTTP; this shows the GPU. "server":
     into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into whatever
     answers at `url`, of which the limits here say nothing.
+    allow_prefix_cache: may prompts come from a cache of prefixes? Else a measurement of which many do is invalid.
     extra: further arguments for vLLM's engine, as pairs.
     """
 
@@ -58,6 +60,7 @@ class EngineSpec:
     door: Door = "offline"
     url: str = ""
     tensor_parallel: int = 1
+    allow_prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         if self.backend not in get_args(Backend):
@@ -91,6 +94,11 @@ class EngineSpec:
     def key(self) -> str:
         """Hash of the facts."""
         return short_hash(self.facts)
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """Was its engine asked to keep prompts for others that begin like them?"""
+        return bool(dict(self.extra).get("enable_prefix_caching", self.prefix_caching))
 
     @property
     def gpus(self) -> range:

@@ -18,6 +18,7 @@ from pytest_slmserve.spec import EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.build import build_workload
 
 STAND_IN = Path(__file__).parent / "engines" / "stand_in"
+NOISE = ("not steady: ", "the client lagged", "the client was held up")
 FAKE = replace(SPEC, backend="fake")
 
 
@@ -42,7 +43,7 @@ def url_of(server: ServerEngine, path: str = "/v1/completions") -> str:
 
 def wrong_but_for_noise(measurements: Iterable[Measurement]) -> list[str]:
     """What is wrong with them that a busy machine does not do."""
-    return [text for m in measurements for text in problems(m) if not text.startswith("not steady: ")]
+    return [text for m in measurements for text in problems(m) if not text.startswith(NOISE)]
 
 
 def small_workload(requests: int = 32, output_tokens: int = 8) -> Workload:

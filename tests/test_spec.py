@@ -92,7 +92,7 @@ def test_a_fixed_number_of_requests_needs_no_window():
 def test_an_engine_takes_neighbouring_gpus_and_one_of_them_keeps_its_old_key():
     assert [*replace(PLAIN, gpu=2, tensor_parallel=2).gpus] == [2, 3]
     old = asdict(PLAIN)
-    for name in ("tensor_parallel", "url", "python", "gpu"):
+    for name in ("tensor_parallel", "url", "allow_prefix_cache", "python", "gpu"):
         del old[name]
     assert PLAIN.key == short_hash({**old, "env": []}), "as before there were several"
 

@@ -186,6 +186,7 @@ FACTS: tuple[Fact, ...] = (
     Fact("workload", attrgetter("workload.hash")),
     Fact("load", attrgetter("load"), _load),
     Fact("door", attrgetter("spec.door")),
+    Fact("prompts from a cache", attrgetter("spec.allow_prefix_cache"), lambda may: "allowed" if may else "refused"),
     Fact("backend", attrgetter("environment.backend")),
     Fact("GPU", attrgetter("environment.gpu_name"), of_gpu=True),
     Fact("GPU memory", attrgetter("environment.gpu_memory_bytes"), _mib, of_gpu=True),

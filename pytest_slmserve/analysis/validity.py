@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.health import health
 from pytest_slmserve.analysis.latency import judged_failures, judged_rows, latencies_of
+from pytest_slmserve.analysis.prefix_cache import polluted
 from pytest_slmserve.analysis.roofline import roofline_fraction
 from pytest_slmserve.analysis.schedule_delay import deaf, delay_of, lag
 from pytest_slmserve.analysis.stats import percent
@@ -59,6 +60,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
         yield from _little(measurement.run, measurement.workload.mean_output_tokens)
         yield from _load_not_reached(measurement)
     yield from _lagged(measurement)
+    yield from polluted(measurement)
     if measurement.alone:  # of engines that share a device the sum counts, which one of them cannot tell
         yield from not_steady([measurement])
 

@@ -28,7 +28,8 @@ class Answer:
     """The answer to one streaming completion, as far as it has come.
 
     times: when each chunk that bears tokens came. tokens: how many each of them bears, as far as it says so itself: as
-    many as there are token ids, or one. usage: prompt and completion tokens, as the server counts them.
+    many as there are token ids, or one. usage: prompt and completion tokens, as the server counts them. cached: those
+    of the prompt that it had in its cache of prefixes, where it says so.
     complete: the server has said that this is all.
     """
 
@@ -37,6 +38,7 @@ class Answer:
         self.times = array("d")
         self.tokens = array("I")
         self.usage: tuple[int | None, int | None] = None, None
+        self.cached: int | None = None
         self.complete = False
         self._events = Events()
         self._streams = False
@@ -105,6 +107,7 @@ class Answer:
             self.tokens.append(tokens)
         if usage := event.get("usage"):
             self.usage = usage.get("prompt_tokens"), usage.get("completion_tokens")
+            self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
     def _so_far(self) -> str:
         return f" after {len(self.times)} chunks with tokens" if self.response.status else ""

@@ -22,7 +22,7 @@ Message = dict[str, Any]
 class Row:
     """One request that was sent and did not fail. request: index into the bodies. scheduled: None without a schedule.
     times, tokens: of each chunk that bears tokens. usage: tokens of prompt and output by the server's count, None
-    where it gave none. finished: False of one that was cut off."""
+    where it gave none. finished: False of one that was cut off. cached: tokens of the prompt from a cache."""
 
     request: int
     sent: float
@@ -31,12 +31,13 @@ class Row:
     tokens: array[int]
     usage: tuple[int | None, int | None]
     finished: bool
+    cached: int | None = None
 
     def sample(self, tokens_per_chunk: float | None) -> tuple[Any, ...]:
         first, last = (self.times[0], self.times[-1]) if self.times else (None, None)
         prompt, output = self.usage
         counted = round(sum(self.tokens) * (tokens_per_chunk or 1.0)) if output is None else output
-        return self.request, self.sent, None, first, last, prompt, counted, self.finished
+        return self.request, self.sent, None, first, last, prompt, counted, self.finished, self.cached
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from pytest_slmserve.client.bodies import Bodies
 from pytest_slmserve.client.parts import Parts
 from pytest_slmserve.client.run import Run
 from pytest_slmserve.client.streams import Streams
@@ -54,15 +55,16 @@ class Client:
         self.lines = lines
         self.target = target_of(greeting["url"], greeting.get("headers") or {})
         self.streams = Streams(self.target, greeting.get("timeout_s", 120.0))
-        self.requests: Sequence[bytes] = ()
+        self.requests = Bodies(self.target, ())
         self.output_tokens: Sequence[int] = ()
 
     def load(self, message: Message) -> Message:
-        self.requests = [self.target.request(body) for body in message["bodies"]]
+        self.requests = Bodies(self.target, message["bodies"], message.get("mark", ""), message.get("rounds", ()))
         self.output_tokens = message["output_tokens"]
         return {"event": "loaded"}
 
     def run(self, message: Message) -> Message:
+        self.requests.begin_anew()
         run = Run(self.streams, self.requests, self.output_tokens, message["load"])
         return run.result(self.lines.say, self.lines.hear_now, message.get("at"))
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pytest_slmserve.client.bodies import Bodies
 from pytest_slmserve.client.columns import Lost, Row, found_in, lost_in
 from pytest_slmserve.client.lead import Lead
 from pytest_slmserve.client.loads import OpenLoop, closed_loop, most_within
@@ -23,12 +24,10 @@ Hear = Callable[[], dict[str, Any] | None]  # a message of the parent, if there 
 
 
 class Run:
-    """requests: the bytes of each, in order. load: as the parent describes it; its `part`, of several processes, says
-    that this one sends every count-th request from the index-th on. at: when it begins, with others; None: now."""
+    """requests: the bytes of each, by its number. load: as the parent describes it; its `part`, of several processes,
+    says that this one sends every count-th request from the index-th on. at: when it begins, with others; None: now."""
 
-    def __init__(
-        self, streams: Streams, requests: Sequence[bytes], output_tokens: Sequence[int], load: dict[str, Any]
-    ) -> None:
+    def __init__(self, streams: Streams, requests: Bodies, output_tokens: Sequence[int], load: dict[str, Any]) -> None:
         self.streams, self.requests, self.load = streams, requests, load
         self.output_tokens = output_tokens
         self.first, self.stride = load.get("part", (0, 1))
@@ -97,7 +96,7 @@ class Run:
         """Send a load's request by its number among those of this process."""
         request = self.first + self.stride * number
         self.sent += 1
-        self.streams.send(Stream(request, self.requests[request % len(self.requests)], due))
+        self.streams.send(Stream(request, self.requests.of(request), due))
 
     def _take_ended(self, driver: Driver) -> None:
         while self.streams.ended and not self.given_up:
@@ -112,7 +111,9 @@ class Run:
             self.first_failure = self.first_failure or why
             return
         answer = stream.answer
-        self.rows.append(Row(index, stream.sent, stream.due, answer.times, answer.tokens, answer.usage, not cut))
+        self.rows.append(
+            Row(index, stream.sent, stream.due, answer.times, answer.tokens, answer.usage, not cut, answer.cached)
+        )
         self.done += not cut
         self.last_answer = max(self.last_answer, stream.read_until)
 

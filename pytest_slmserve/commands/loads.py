@@ -54,7 +54,8 @@ def add_arguments(command: Parser) -> None:
     command.add_argument("--sharegpt-rule", choices=get_args(Rule), default="human-first", help=rule)
     counts = "of --sharegpt FILE: a folder with the model's tokenizer, or its name on the Hub"
     command.add_argument("--tokenizer", metavar="PATH", help=counts)
-    command.add_argument("--seed", metavar="N", type=int, default=0, help="of prompts and arrivals (default: 0)")
+    seed = "of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
+    command.add_argument("--seed", metavar="N", type=int, help=seed)
 
 
 def rates(text: str) -> tuple[float, ...]:
@@ -85,6 +86,7 @@ def some_seconds(text: str) -> float:
 
 def asked(given: argparse.Namespace) -> Asked:
     """Each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
+    given.seed = given.seed or 0
     if given.step is not None and not given.ramp:
         raise BadUsage("--step is of a ramp", "--ramp 5,10,20 --step 30")
     if given.trace:

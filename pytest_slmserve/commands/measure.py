@@ -43,6 +43,8 @@ def add(commands: Commands) -> None:
     command.add_argument("--allow-failed", metavar="SHARE", type=float, default=0.0, help=failed)
     body = 'further fields of each request, as JSON; null takes one away: {"ignore_eos": null}'
     command.add_argument("--extra-body", metavar="JSON", type=json_object, default={}, help=body)
+    may = "measure prompts that come from a cache of prefixes too; without it that is not valid"
+    command.add_argument("--allow-prefix-cache", action="store_true", help=may)
     records = "archive to append the records to (default: .slm/records.jsonl)"
     command.add_argument("--records", metavar="PATH", type=Path, default=Path(".slm/records.jsonl"), help=records)
     saved = "also write each result as `vllm bench serve` does: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
@@ -66,7 +68,8 @@ def measure_all(given: argparse.Namespace) -> int:
 
     terms = terms_of(given)
     export = export_to(given.export, terms.slo) if given.export else None
-    found = measured(given, asked(given), export)
+    own_prompts = given.seed is None  # who gives one wants the very requests again
+    found = measured(given, asked(given), export, own_prompts)
     print(page(found, terms, given.json))
     return HOLDS if all(valid(each, terms) for each in found) else FAILS
 
@@ -85,18 +88,20 @@ def terms_of(given: argparse.Namespace) -> Terms:
     return Terms(slo_of_requests(given.slo or ""), given.attainment, given.allow_failed)
 
 
-def measured(given: argparse.Namespace, loads: Asked, export: Export | None) -> list[Measurement]:
-    """One after the other; each is in the archive, and exported, when the next one begins."""
+def measured(given: argparse.Namespace, loads: Asked, export: Export | None, own_prompts: bool) -> list[Measurement]:
+    """One after the other; each is in the archive, and exported, when the next one begins. own_prompts: a prompt that
+    comes again is not the same."""
     from pytest_slmserve.engines.endpoint import EndpointEngine
     from pytest_slmserve.environment import remote
     from pytest_slmserve.measure import measure
     from pytest_slmserve.store import Archive
 
-    spec = EngineSpec(given.model, backend="remote", door="endpoint", url=given.endpoint)
+    may = given.allow_prefix_cache
+    spec = EngineSpec(given.model, backend="remote", door="endpoint", url=given.endpoint, allow_prefix_cache=may)
     found = []
     with ExitStack() as undo:
         archive = undo.enter_context(Archive.open(given.records))
-        engine = undo.enter_context(closing(EndpointEngine(spec, further=given.extra_body)))
+        engine = undo.enter_context(closing(EndpointEngine(spec, None, given.extra_body, own_prompts)))
         for load, workload in loads:
             found.append(measure(engine, workload, load, remote(), told))
             archive.add(found[-1])

@@ -35,13 +35,20 @@ class Client:
             self.child.kill()
             raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
 
-    def hand_over(self, workload: Workload, body: Callable[[Request], str]) -> None:
-        """Give it the requests, unless it has them. body: of each, as its server wants it."""
+    def hand_over(
+        self, workload: Workload, body: Callable[[Request], str], mark: str = "", rounds: Sequence[str] = ()
+    ) -> None:
+        """Give it the requests, unless it has them. body: of each, as its server wants it. mark, rounds: what differs
+        from one round through them to the next (`client/bodies.py`)."""
         if self._loaded != workload.hash:
             bodies = [body(request) for request in workload.requests]
             output_tokens = [request.output_tokens for request in workload.requests]
-            converse(self.child, op="load", bodies=bodies, output_tokens=output_tokens)
+            said = {"mark": mark, "rounds": rounds} if rounds else {}
+            converse(self.child, op="load", bodies=bodies, output_tokens=output_tokens, **said)
             self._loaded = workload.hash
+
+    def has(self, workload: Workload) -> bool:
+        return self._loaded == workload.hash
 
     def run(self, load: Load, tell: Tell, gate: Gate | None) -> dict[str, Any]:
         """The columns of one run, as the client tells them."""

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, silent
 from pytest_slmserve.engines.client import Client, ask_once, completion, run_of
+from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.records import Request, Resolved, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
@@ -29,13 +30,6 @@ HINTS = {
     403: f"{KEY}=... in the environment",
     404: "the URL with its path, /v1/completions, and --model as the server calls it",
 }
-COMMON = (
-    "time year people way day man thing woman life child world school state family student group country problem hand "
-    "part place case week company system program question work government number night point home water room mother "
-    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
-    "father power hour game line end member law car city community name president team minute idea kid body information"
-)
-WORDS = COMMON.split()
 
 
 class EndpointEngine:
@@ -46,15 +40,25 @@ class EndpointEngine:
     """
 
     without: tuple[str, ...] = ()
+    _fresh: Fresh | None = None
 
-    def __init__(self, spec: EngineSpec, key: str | None = None, further: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        key: str | None = None,
+        further: Mapping[str, Any] | None = None,
+        own_prompts: bool = True,
+    ) -> None:
         """key: sent as a bearer token, and told to nobody else; None: that of the environment. further: fields of every
-        request's body beside ours; None takes one of ours away."""
+        request's body beside ours; None takes one of ours away. own_prompts: no two requests begin alike, of one load
+        or of several; what the specification allows to come from a cache, and text, is sent as it is."""
         self.spec = spec
         self.launch = uuid.uuid4().hex[:12]
         self.resolved = Resolved()
         self.ready = True
         self._further = dict(further or {})
+        self._own_prompts = own_prompts and not spec.allow_prefix_cache
+        self._counts = True
         self._key = usable(os.environ.get(KEY, "") if key is None else key)
         self._headers = {"Content-Type": "application/json"}
         self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -92,30 +96,56 @@ class EndpointEngine:
         except (OSError, http.client.HTTPException) as error:
             raise BadUsage(f"{self.spec.url} does not answer: {error}", "the URL of a server that runs") from None
 
+    @property
+    def _chats(self) -> bool:
+        return urlsplit(self.spec.url).path.endswith(CHAT)
+
+    @property
+    def _in_words(self) -> bool:
+        return self._chats or TOKEN_IDS in self.without
+
     def body(self, request: Request) -> str:
         """Of one request, in the words of the URL's interface: its text where it has one; else ids for completions, and
         words for a chat."""
         asked = completion(request, self.spec.model)
-        if urlsplit(self.spec.url).path.endswith(CHAT):
-            del asked["prompt"]
-            asked["messages"] = [{"role": "user", "content": request.text or text_of(request)}]
-        elif request.text or TOKEN_IDS in self.without:
-            asked["prompt"] = request.text or text_of(request)
+        own = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
+        asked["prompt"] = own or request.text or self._as_it_is(request)
+        if self._chats:
+            asked["messages"] = [{"role": "user", "content": asked.pop("prompt")}]
         for name in self.without:
             asked.pop(name, None)
         asked |= self._further
         return json.dumps({name: value for name, value in asked.items() if value is not None})
 
+    def _as_it_is(self, request: Request) -> str | list[int]:
+        return text_of(request) if self._in_words else list(request.prompt)
+
     def start(self) -> None:
         """Somebody else has started it."""
 
     def hand_over(self, workload: Workload) -> None:
-        self._client.hand_over(workload, self.body)
+        if self._client.has(workload):
+            return
+        own = self._own_prompts and not any(request.text for request in workload.requests)
+        self._fresh = fresh(workload, self._in_words) if own else None
+        said = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", ())
+        self._client.hand_over(workload, self.body, *said)
 
     def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
         self.hand_over(workload)
+        before = self._lookups()
         run = run_of(self._client.run(load, tell, gate), workload)
-        return replace(run, stream=run.stream and replace(run.stream, without=self.without))
+        after = self._lookups()
+        seen = (after[0] - before[0], after[1] - before[1]) if before and after else None
+        salt = self._fresh.salt if self._fresh else None
+        assert run.stream, "there was a client"
+        return replace(run, stream=replace(run.stream, without=self.without, salt=salt, cache_lookups=seen))
+
+    def _lookups(self) -> tuple[int, int] | None:
+        """Of its cache of prefixes, as long as it tells."""
+        found = lookups(self.spec.url, self._headers) if self._counts else None
+        self._counts = found is not None
+        return found
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         raise EngineFailed("an endpoint is not asked for its tokens", "the server door")
@@ -144,8 +174,3 @@ def error_in(stream: str) -> str | None:
     """What a server that has begun to stream says against it."""
     lines = (line.removeprefix("data:").strip() for line in stream.splitlines() if line.startswith("data:"))
     return next((line for line in lines if '"error"' in line), None)
-
-
-def text_of(request: Request) -> str:
-    """About as many tokens of text: common words, one token each for most tokenizers. The server counts them."""
-    return " ".join(WORDS[token % len(WORDS)] for token in request.prompt)

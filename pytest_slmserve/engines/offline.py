@@ -235,7 +235,7 @@ def run_from(message: dict[str, Any]) -> Run:
         return tuple(None if s is None else round(s - began, 6) for s in stamps)
 
     rows = sorted(zip(*message["samples"]), key=lambda row: row[1])
-    request, sent, admitted, first, last, prompt, output, finished = zip(*rows) if rows else [()] * 8
+    request, sent, admitted, first, last, prompt, output, finished, cached = zip(*rows) if rows else [()] * 9
     time_s, running, waiting, new, prefilled, kv, preempted = message["steps"] or [()] * 7
     start, stop = message["window"]
     return Run(
@@ -248,6 +248,7 @@ def run_from(message: dict[str, Any]) -> Run:
             tuple(prompt),
             tuple(output),
             tuple(finished),
+            () if all(count is None for count in cached) else tuple(cached),
         ),
         steps=Steps(since(time_s), *map(tuple, (running, waiting, new, prefilled, kv, preempted))),  # type: ignore[arg-type]
         window_s=(round(start - began, 6), round(stop - began, 6)),

@@ -200,7 +200,8 @@ def start_server(
 def server_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     """As of the engine without HTTP, so that the doors can be compared."""
     engine = {name: value for name, value in engine_arguments(spec, model).items() if name not in NOT_OF_A_SERVER}
-    return engine | {"served_model_name": NAME, "disable_uvicorn_access_log": True}
+    counted = {"enable_prompt_tokens_details": True} if spec.caches_prefixes else {}
+    return {**counted, **engine, "served_model_name": NAME, "disable_uvicorn_access_log": True}
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
+from pytest_slmserve.analysis.prefix_cache import cached
 from pytest_slmserve.analysis.rates import ATTAINMENT
 from pytest_slmserve.analysis.schedule_delay import delay_of
 from pytest_slmserve.analysis.summary import summarize
@@ -68,6 +69,7 @@ def as_json(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
         **figures_of(measurement, terms),
         "tokens_per_chunk": stream and stream.tokens_per_chunk,
         "client_cpu_s": stream and stream.cpu_s,
+        "salt": stream and stream.salt,
         "not_asked_for": list(stream.without) if stream else [],
     }
 
@@ -76,7 +78,7 @@ def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any
     """Seconds, tokens and ratios of 1; null is not measured."""
     invalid, degraded = standing(measurement, terms.failed_share)
     run, seen, summary = measurement.run, latencies_of(measurement), asdict(summarize(measurement))
-    delay, served = delay_of(measurement.run), good(measurement, terms.slo)
+    delay, served, from_cache = delay_of(measurement.run), good(measurement, terms.slo), cached(run)
     return {
         "valid": not invalid,
         "problems": [*invalid, *degraded],
@@ -88,6 +90,7 @@ def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any
         "window_s": run.window_s[1] - run.window_s[0],
         **{name: summary[name] for name in FIGURES},
         "latency_s": {name: asdict(each) for name, each in latencies(measurement).items()},
+        "cached_prompt_share": from_cache and from_cache.share,
         "schedule_delay": delay and asdict(delay),
         "goodput": served and {**asdict(served), "slo": str(served.slo)},
     }
@@ -114,6 +117,7 @@ def _head(m: Measurement) -> Iterator[str]:
     if stream := m.run.stream:
         yield from without(stream)
     yield from _ended_early(m)
+    yield _cached(m)
     if isinstance(m.load, OpenLoop) and (delay := delay_of(m.run)):
         rates = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
         yield f"{m.load.arrivals}: {rates}, late by {milliseconds(delay.p99_s)} ms (p99) at most"
@@ -126,6 +130,15 @@ def without(stream: Stream) -> Iterator[str]:
     """What its server did not let us ask for."""
     if stream.without:
         yield f"asked without {', '.join(stream.without)}, which this server refuses"
+
+
+def _cached(m: Measurement) -> str:
+    """Where the prompts came from, as far as is known."""
+    seen, stream = cached(m.run), m.run.stream
+    own = "no prompt begins like another's" if stream and stream.salt else "prompts as the seed or the file has them"
+    if seen is None:
+        return f"{own}; how much of them a prefix cache served is not told"
+    return f"{own}; {hundredths(seen.share)} % of their tokens came from a prefix cache, {seen.told_by}"
 
 
 def _ended_early(m: Measurement) -> Iterator[str]:

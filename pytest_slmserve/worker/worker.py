@@ -288,6 +288,7 @@ class Run:
                 len(output.prompt_token_ids or ()),
                 getattr(stamps, "num_generation_tokens", None) or len(completion.token_ids),
                 finished,
+                getattr(output, "num_cached_tokens", None) if finished else None,
             )
         )
         self.done += finished

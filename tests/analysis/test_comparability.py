@@ -64,6 +64,7 @@ MISMATCHES = [
     (resolved(prefix_caching=None), "prefix_caching False there, not known here"),
     (resolved(kv_blocks=1300), "KV cache 21,840 tokens there, 20,800 tokens here"),
     (asked(model="opt-2.7b"), "model opt-1.3b there, opt-2.7b here"),
+    (asked(allow_prefix_cache=True), "prompts from a cache refused there, allowed here"),
     (asked(door="server"), "door offline there, server here"),
     (asked(weights="real"), "weights dummy there, real here"),
     (replace(BASELINE, load=ClosedLoop(8, window_s=9)), "window 5 s, settled 1) there, 8 in flight (starts spread, wi"),

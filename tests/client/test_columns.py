@@ -47,9 +47,9 @@ def test_gaps_count_where_both_ends_lie_in_the_window():
 def test_a_request_has_its_row_as_the_worker_has_it():
     rows = [row([5.0, 6.0], (7, 2), sent=2.0), row([4.0], sent=1.0, finished=False), row([], sent=3.0, finished=False)]
     assert list(zip(*found_in(rows, (0.0, 9.0))["samples"])) == [
-        (0, 1.0, None, 4.0, 4.0, None, 1, False),
-        (0, 2.0, None, 5.0, 6.0, 7, 2, True),
-        (0, 3.0, None, None, None, None, 0, False),
+        (0, 1.0, None, 4.0, 4.0, None, 1, False, None),
+        (0, 2.0, None, 5.0, 6.0, 7, 2, True, None),
+        (0, 3.0, None, None, None, None, 0, False, None),
     ]
 
 

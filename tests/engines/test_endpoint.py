@@ -9,8 +9,9 @@ from doors import FAKE, small_workload, somebodys_server, url_of
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.codec import engine_line, engine_of, measurement_line, measurement_of
-from pytest_slmserve.engines.endpoint import EndpointEngine, text_of
+from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.prefix_cache import text_of
 from pytest_slmserve.environment import remote
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.measure import measure

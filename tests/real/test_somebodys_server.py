@@ -16,6 +16,7 @@ from processes import until
 from real_engine import SPEC
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.prefix_cache import cached
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.engines.client import ask_once
 from pytest_slmserve.engines.server import HOST, ServerEngine, free_port, write_tokenizer
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def there(vllm_here):
-    found = ServerEngine(replace(SPEC, door="server"))
+    found = ServerEngine(replace(SPEC, door="server", prefix_caching=True))
     yield found
     found.close()
 
@@ -39,12 +40,29 @@ def there(vllm_here):
 def test_the_suite_at_its_url(there, pytester, monkeypatch):
     pytester.makepyfile(POINTS)
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
-    asked = ("--slm-models=slm", "--slm-batches=1,8", "--slm-lengths=32/16", "--slm-repeats=1")
+    asked = ("--slm-models=slm", "--slm-batches=1,8", "--slm-lengths=160/16", "--slm-repeats=1")
     pytester.runpytest_inprocess(f"--slm-endpoint={url_of(there)}", *asked, "-p", "no:cacheprovider")
     found = read(pytester.path / ".slm/records.jsonl").measurements
     assert wrong_but_for_noise(found) == []
+    assert [cached(m.run).share for m in found] == [0.0] * len(found), "its prompts are its own"
     assert {m.load.concurrency for m in found} == {1, 8} and not any(len(m.run.steps) for m in found)
-    assert {tokens for m in found for tokens in m.run.samples.prompt_tokens} == {32}
+    assert {tokens for m in found for tokens in m.run.samples.prompt_tokens} == {160}
+
+
+def test_a_seed_that_comes_again_meets_a_warm_cache(there, tmp_path, capsys, monkeypatch):
+    """The CPU's blocks are of 128 tokens: one of a prompt of 160 is kept."""
+    monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
+    lengths = ("--concurrency", "4", "--requests", "24", "--input-len", "160", "--output-len", "8")
+    words = ("measure", "--endpoint", url_of(there), "--model", "slm", *lengths, "--records", str(tmp_path / "r.jsonl"))
+    for further in (["--seed", "5"], ["--seed", "5"], ["--seed", "5", "--allow-prefix-cache"], []):
+        assert main([*words, *further]) in (0, 1), capsys.readouterr().err
+    found = read(tmp_path / "r.jsonl").measurements
+    refused = [any("from a prefix cache" in text for text in wrong_but_for_noise([m])) for m in found]
+    assert refused == [False, True, False, False]
+    assert [cached(m.run).share for m in found] == [0, pytest.approx(128 / 160), pytest.approx(128 / 160), 0]
+    by_counters = [m.run.stream.cache_lookups for m in found]
+    assert [looked_up >= 24 * 160 for looked_up, _ in by_counters] == [True] * 4, "vLLM's own page agrees"
+    assert [hits for _, hits in by_counters] == [0, 24 * 128, 24 * 128, 0]
 
 
 # Another server than vLLM's

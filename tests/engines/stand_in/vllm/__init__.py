@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 BLOCK_SIZE = 128
+CACHED_BLOCK = 4  # tokens
 
 
 class EngineDeadError(Exception):
@@ -69,6 +70,7 @@ class Sequence:
             scheduled_ts=0.0, first_token_ts=0.0, last_token_ts=0.0, num_generation_tokens=0
         )
     )
+    cached: int = 0
     reason: str | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     stepped: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,7 +92,8 @@ class Sequence:
 
     def output(self) -> SimpleNamespace:
         completion = SimpleNamespace(finish_reason=self.reason, token_ids=self.tokens)
-        return SimpleNamespace(outputs=[completion], metrics=self.stamps, prompt_token_ids=self.prompt)
+        told = {"prompt_token_ids": self.prompt, "num_cached_tokens": self.cached}
+        return SimpleNamespace(outputs=[completion], metrics=self.stamps, **told)
 
 
 class AsyncLLMEngine:
@@ -116,7 +119,8 @@ class AsyncLLMEngine:
         self.arguments, self.trace = arguments, trace
         self.core = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
         self.sequences: dict[str, Sequence] = {}
-        self.came = 0
+        self.came = self.looked_up = self.found = 0
+        self.prefixes: set[tuple[int, ...]] = set()
         self.stepping: asyncio.Task[None] | None = None
         self.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(
@@ -138,9 +142,19 @@ class AsyncLLMEngine:
     def admitted(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Sequence:
         self.came += 1
         self.maybe_fail()
-        sequence = self.sequences[name] = Sequence(prompt["prompt_token_ids"], parameters.max_tokens)
+        ids = prompt["prompt_token_ids"]
+        sequence = self.sequences[name] = Sequence(ids, parameters.max_tokens, cached=self.kept(ids))
         self.stepping = self.stepping or asyncio.create_task(self.step_for_ever())
         return sequence
+
+    def kept(self, ids: list[int]) -> int:
+        """Tokens of the prompt in the cache of prefixes, in whole blocks, of which the last is always computed."""
+        begins = [tuple(ids[:end]) for end in range(CACHED_BLOCK, len(ids), CACHED_BLOCK)]
+        found = sum(begin in self.prefixes for begin in begins) * CACHED_BLOCK
+        if self.arguments.enable_prefix_caching:
+            self.prefixes.update(begins)
+        self.looked_up, self.found = self.looked_up + len(ids), self.found + found
+        return found
 
     async def tokens(self, prompt: dict[str, list[int]], parameters: SamplingParams, name: str) -> Any:
         """Each token as soon as it is there, for a server."""

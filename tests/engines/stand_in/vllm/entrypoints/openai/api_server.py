@@ -7,12 +7,21 @@ import asyncio
 import contextlib
 import json
 import os
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
 from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 
-SWITCHES = ("enforce_eager", "enable_prefix_caching", "disable_uvicorn_access_log")
+SWITCHES = (
+    "enforce_eager", "enable_prefix_caching", "disable_uvicorn_access_log", "enable_prompt_tokens_details", "metrics"
+)  # fmt: skip
+PAGE = """# HELP vllm:prefix_cache_queries_total Prefix cache queries
+vllm:prefix_cache_queries_total{{engine="0",model_name="slm"}} {}.0
+vllm:prefix_cache_queries_created{{engine="0",model_name="slm"}} 1.7e+09
+vllm:prefix_cache_hits_total{{engine="0",model_name="slm"}} {}.0
+vllm:external_prefix_cache_hits_total{{engine="0",model_name="slm"}} 77.0
+"""
 FLAGS = {
     "model": str, "load_format": str, "dtype": str, "max_model_len": int, "max_num_seqs": int,
     "max_num_batched_tokens": int, "seed": int, "worker_extension_cls": str, "served_model_name": str, "host": str,
@@ -55,11 +64,18 @@ class Server:
     async def answer(self, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/health":
             return say(writer, 200, {})
+        if path == "/metrics" and self.given.get("metrics"):
+            return said(writer, 200, PAGE.format(self.engine.looked_up, self.engine.found).encode(), "text/plain")
         if headers.get("authorization") != f"Bearer {os.environ['VLLM_API_KEY']}":
             return say(writer, 401, {"error": "Unauthorized"})
         if path == "/collective_rpc":
             return say(writer, 200, {"results": await self.engine.collective_rpc(json.loads(body)["method"])})
         await self.complete(json.loads(body), writer)
+
+    def details(self, name: str) -> dict[str, Any]:
+        if not self.given.get("enable_prompt_tokens_details"):
+            return {}
+        return {"prompt_tokens_details": {"cached_tokens": self.engine.sequences[name].cached}}
 
     async def complete(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if asked["model"] != self.given["served_model_name"]:
@@ -67,19 +83,21 @@ class Server:
         self.served += 1
         parameters = SamplingParams(asked["max_tokens"], asked["temperature"], asked["ignore_eos"], True, "delta")
         usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": asked["max_tokens"]}
+        name = f"cmpl-{self.served}"
         try:
-            tokens = self.engine.tokens({"prompt_token_ids": asked["prompt"]}, parameters, f"cmpl-{self.served}")
+            tokens = self.engine.tokens({"prompt_token_ids": asked["prompt"]}, parameters, name)
             if not asked["stream"]:
                 ids = [token async for token in tokens]
                 return say(writer, 200, {"choices": [{"token_ids": ids}], "usage": usage})
-            await stream(writer, tokens, usage)
+            await stream(writer, tokens, lambda: usage | self.details(name))
         except ValueError as error:
             say(writer, 400, {"error": str(error)})
 
 
-async def stream(writer: asyncio.StreamWriter, tokens: Any, usage: dict[str, int]) -> None:
-    began = False
+async def stream(writer: asyncio.StreamWriter, tokens: Any, ended: Callable[[], dict[str, Any]]) -> None:
+    began, usage = False, {}
     async for token in tokens:
+        usage = ended()
         if not began:
             head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             writer.write(head)
@@ -97,8 +115,11 @@ def event(writer: asyncio.StreamWriter, data: str) -> None:
 
 
 def say(writer: asyncio.StreamWriter, status: int, value: Any) -> None:
-    body = json.dumps(value).encode()
-    head = f"HTTP/1.1 {status} said\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    said(writer, status, json.dumps(value).encode(), "application/json")
+
+
+def said(writer: asyncio.StreamWriter, status: int, body: bytes, kind: str) -> None:
+    head = f"HTTP/1.1 {status} said\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
 
 

@@ -1,0 +1,109 @@
+"""A server's cache of prefixes: prompts that it cannot know, and what its own counters say of it."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
+
+from pytest_slmserve.engines.client import ask_once
+from pytest_slmserve.records import Request, Workload
+
+COMMON = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea kid body information"
+)
+WORDS = COMMON.split()
+MARK = "slm-round"
+ROUNDS = 4096  # through all requests, before the first comes again
+FRESH = 3  # ids that differ: two from hand-over to hand-over, one from round to round
+LEAST_ID = 4  # below it are special tokens
+PAGE_S = 5.0
+# vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
+COUNTERS = re.compile(r"^vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Which ids of each prompt are its own: after the first come `salt`, drawn for these requests, and the number of
+    the round. A cache keeps what begins alike, so all that follows is new to it.
+
+    words: prompts are common words, two for each id. largest: id of the requests.
+    """
+
+    salt: tuple[int, int]
+    words: bool
+    largest: int
+
+    @property
+    def mark(self) -> str:
+        """What stands for these ids in a body."""
+        return MARK if self.words else f'"{MARK}"'
+
+    @property
+    def rounds(self) -> list[str]:
+        return [self._text((*self.salt, self._id(number))) for number in range(ROUNDS)]
+
+    def prompt(self, ids: tuple[int, ...]) -> list[int | str] | str | None:
+        """With the mark in it; None for one that is too short."""
+        place = FRESH * (2 if self.words else 1)
+        if len(ids) <= place + 1:
+            return None
+        if self.words:
+            return " ".join((words_of(ids[:1]), MARK, words_of(ids[1 + place :])))
+        return [ids[0], MARK, *ids[1 + place :]]
+
+    def _id(self, number: int) -> int:
+        return LEAST_ID + number % max(1, self.largest - LEAST_ID)
+
+    def _text(self, ids: tuple[int, ...]) -> str:
+        return " ".join(f"{_word(i // len(WORDS))} {_word(i)}" for i in ids) if self.words else ", ".join(map(str, ids))
+
+
+def fresh(workload: Workload, words: bool, draw: Callable[[int], int] = secrets.randbelow) -> Fresh:
+    """For one hand-over of these requests."""
+    largest = max(max(request.prompt, default=0) for request in workload.requests)
+    span = max(1, largest - LEAST_ID)
+    return Fresh((LEAST_ID + draw(span), LEAST_ID + draw(span)), words, largest)
+
+
+def text_of(request: Request) -> str:
+    """About as many tokens of text: common words, one token each for most tokenizers. The server counts them."""
+    return words_of(request.prompt)
+
+
+def words_of(ids: tuple[int, ...]) -> str:
+    return " ".join(map(_word, ids))
+
+
+def _word(number: int) -> str:
+    return WORDS[number % len(WORDS)]
+
+
+def lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
+    """Prompt tokens that the server at an endpoint's URL has looked up in its cache, and found there, since it began;
+    None where it has no such counters."""
+    parts = urlsplit(url)
+    page = urlunsplit((parts.scheme, parts.netloc, f"{parts.path.partition('/v1/')[0]}/metrics", "", ""))
+    try:
+        status, _, text = ask_once("GET", page, headers, None, PAGE_S)
+    except (OSError, http.client.HTTPException):
+        return None
+    return counted(text) if status == 200 else None
+
+
+def counted(page: str) -> tuple[int, int] | None:
+    """The same of the text of its page; of several engines the sum."""
+    found = {"queries": 0.0, "hits": 0.0}
+    rows = COUNTERS.findall(page)
+    try:
+        for name, value in rows:
+            found[name] += float(value)
+    except ValueError:
+        return None
+    return (round(found["queries"]), round(found["hits"])) if rows else None

@@ -1,0 +1,44 @@
+"""--slm-allow-prefix-cache: prompts that come from a cache of prefixes are measured too."""
+
+from __future__ import annotations
+
+import pytest
+from doors import somebodys_server, url_of, wrong_but_for_noise
+from inside import SWEEP
+
+from pytest_slmserve.analysis.prefix_cache import cached
+
+POINT = ("--slm-models=slm", "--slm-batches=4", "--slm-lengths=16/8", "--slm-window=0.6", "-p", "no:cacheprovider")
+
+
+def test_it_is_part_of_what_is_asked_for(sweep, archive):
+    sweep("--slm-batches=4").assert_outcomes(passed=1)
+    sweep("--slm-batches=4", "--slm-allow-prefix-cache", "--slm-resume").assert_outcomes(passed=1)
+    without, *_, allowed = archive().measurements
+    assert (without.spec.allow_prefix_cache, allowed.spec.allow_prefix_cache) == (False, True)
+    assert without.key != allowed.key and len(archive().measurements) == 4
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_endpoint_that_caches_gets_prompts_of_their_own_unless_it_is_given(pytester, monkeypatch, archive, allowed):
+    pytester.makepyfile(SWEEP)
+    with somebodys_server(enable_prefix_caching=True, enable_prompt_tokens_details=True) as server:
+        monkeypatch.setenv("SLM_ENDPOINT_KEY", server._key)
+        further = ["--slm-allow-prefix-cache"] if allowed else []
+        pytester.runpytest_inprocess(f"--slm-endpoint={url_of(server)}", *POINT, *further, "-k", "point")
+    found = archive().measurements
+    assert wrong_but_for_noise(found) == []
+    last = cached(found[-1].run).share  # the first has filled the cache, where it may be used
+    assert last > 0.3 if allowed else last == 0
+
+
+def test_an_engine_of_ours_that_caches_is_found_out(pytester, archive):
+    """On the command line nothing warms the cache but what was measured before."""
+    from doors import STAND_IN
+
+    pytester.makepyfile(SWEEP)
+    words = ("--slm-cpu", "--slm-models=opt-tiny", "--slm-batches=4", "--slm-lengths=16/8", "--slm-window=0.6")
+    stand_in = (f"--slm-env=PYTHONPATH={STAND_IN}", "--slm-engine-arg=enable_prefix_caching=true")
+    result = pytester.runpytest_inprocess(*words, *stand_in, "-k", "point", "-p", "no:cacheprovider")
+    assert [text for text in wrong_but_for_noise(archive().measurements) if "from a prefix cache" in text]
+    result.assert_outcomes(failed=1, deselected=1)
