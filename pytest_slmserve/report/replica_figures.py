@@ -30,7 +30,13 @@ from pytest_slmserve.report.drawing import (
 )
 
 SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
-TITLES = {"time-slicing": "time slicing", "mps": "MPS", "mig": "MIG", "gpus": "a GPU each"}
+TITLES: dict[Sharing, str] = {
+    "time-slicing": "time slicing",
+    "mps": "MPS",
+    "mig": "MIG",
+    "gpus": "a GPU each",
+    "urls": "a URL each",
+}
 STROKES = ("-", "--", ":", "-.")  # of one model's lines
 SPREAD = 0.4  # what stands side by side at one number of engines, where 1 is the distance between two numbers
 SIDE = 0.5  # free space left and right of all

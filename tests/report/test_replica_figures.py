@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +14,15 @@ from strategies import H200, measurement, planted_telemetry, point, shared_point
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint, gain_over
+from pytest_slmserve.analysis.sharing import HOW
 from pytest_slmserve.analysis.summary import Summary
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.records import Environment, Replica
 from pytest_slmserve.report.drawing import COLOURS, Picture, shown
 from pytest_slmserve.report.figures import draw_sweeps, pictures
 from pytest_slmserve.report.rejudge import stored_curves
-from pytest_slmserve.report.replica_figures import replica_pictures
+from pytest_slmserve.report.replica_figures import TITLES, replica_pictures
 
 pytest.importorskip("matplotlib")
 
@@ -320,3 +322,7 @@ def test_records_of_replicas_become_pictures_beside_those_of_the_sweep():
     assert list(found)[-3:] == NAMES and "sweeps" in found
     assert values(found["replica-gain"].axes[0]) == {2: pytest.approx(1201 / 1000.5)}
     assert {found[name].get_suptitle() for name in NAMES} == {"SIMULATED, not measured on a device"}
+
+
+def test_every_way_of_sharing_has_a_title():
+    assert TITLES.keys() == HOW.keys() == set(get_args(Sharing))
