@@ -249,6 +249,12 @@ def url_lock(url: str) -> str:
 def check_there(host: Host, wanted: Sequence[int]) -> None:
     """Raises BadUsage where these GPUs are not all there, or are not alike. A host of which that is not known may have
     them."""
+    cores = host.environment.cores
+    if host.device == "cpu" and cores and wanted[-1] >= cores:
+        raise BadUsage(
+            f"{wanted[-1] + 1} processes of vLLM's CPU backend need a core each, and there are {cores}",
+            f"{cores} or fewer",
+        )
     if host.gpus and wanted[-1] >= len(host.gpus):
         count = f"{len(host.gpus)} GPU is" if len(host.gpus) == 1 else f"{len(host.gpus)} GPUs are"
         raise BadUsage(f"{wanted[-1] + 1} GPUs are asked for, and {count} visible", f"{len(host.gpus)} or fewer")

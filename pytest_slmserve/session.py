@@ -129,7 +129,9 @@ class Session:
 
     def sampler_of(self, spec: EngineSpec | ReplicaSpec) -> Sampler | None:
         """The sensors of the GPUs that it runs on, opened once for each set of them."""
-        devices = self.agenda.devices(spec)
+        return self._sampler_on(self.agenda.devices(spec))
+
+    def _sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
         if self.sampler is None or devices == (self.host.device,):
             return self.sampler
         if devices not in self._samplers:
@@ -189,7 +191,8 @@ class Session:
     def own_sampler(self) -> Sampler | None:
         """For blocks of a user's tests: what is read beside engines, or imagined sensors beside a simulated one."""
         if self.sampler or self.backend != "fake" or self.options.telemetry == "off":
-            return self.sampler
+            gpus = self.host.gpus[: self.options.tensor_parallel[0]]
+            return self._sampler_on(tuple(gpu.uuid for gpu in gpus) or (self.host.device,))
         from pytest_slmserve.telemetry.simulated import SimulatedSource
 
         return Sampler([SimulatedSource()], self.options.telemetry_interval or INTERVAL_S)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve import session as module
+from pytest_slmserve.agenda import check_there
 from pytest_slmserve.analysis import table1
 from pytest_slmserve.analysis.claims import CLAIMS
 from pytest_slmserve.analysis.validity import problems, trustworthy
@@ -278,8 +279,18 @@ def test_an_engine_takes_a_lock_and_the_sensors_of_each_of_its_gpus(two_gpus):
     assert session.sampler_of(both) is session.sampler_of(both) is not session.sampler
     assert session.sampler_of(replace(one, gpu=1)) not in (session.sampler, session.sampler_of(both))
     assert read == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
+    assert session.own_sampler() is session.sampler, "engines of this run have one GPU"
+    session.agenda.options = replace(session.options, tensor_parallel=(2,))
+    assert session.own_sampler() is session.sampler_of(both)
     session.close()
     assert locked == []
+
+
+def test_processes_of_a_cpu_engine_need_a_core_each():
+    host = Host(Environment(backend="cpu", cores=2), "cpu")
+    check_there(host, range(2))
+    with pytest.raises(BadUsage, match="3 processes of vLLM's CPU backend need a core each, and there are 2"):
+        check_there(host, range(3))
 
 
 def test_a_gpu_that_is_not_there_is_not_taken(two_gpus):

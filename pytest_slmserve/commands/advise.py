@@ -23,6 +23,7 @@ from pytest_slmserve.commands.words import (
     check_share,
 )
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import short_name
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.advisor import Plan
@@ -77,6 +78,7 @@ def advise(given: argparse.Namespace) -> int:
     """Batch, memory and number of engines, from archives or from results that are not ours."""
     from pytest_slmserve.analysis.advisor import plan
     from pytest_slmserve.report import advice, advice_json, subjects
+    from pytest_slmserve.report.gpu_tables import gpus_advice
 
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
     curves: Sequence[Curve] = ()
@@ -93,7 +95,14 @@ def advise(given: argparse.Namespace) -> int:
     if terms and found.possible:
         return verify(found, asked.source, curves, terms, given.json)
     print((advice_json.as_json if given.json else advice.text)(found, asked.source))
+    for text in () if given.json else gpus_advice(of_model(curves, model)):
+        print(text)
     return HOLDS if found.possible else UNDECIDED
+
+
+def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
+    """Those of the model that was asked about; all where none was."""
+    return [curve for curve in curves if model is None or curve.subject == short_name(model)]
 
 
 def verify(found: Plan, source: Source, curves: Sequence[Curve], terms: Terms, as_json: bool) -> int:

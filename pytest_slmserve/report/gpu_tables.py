@@ -46,6 +46,14 @@ def gpus_report(curves: Sequence[Curve]) -> Iterator[str]:
         yield hanging(LEGEND, 0)
 
 
+def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
+    """What to deploy on several GPUs, by what was measured of each model there; nothing where there was no choice."""
+    for curve in curves:
+        if on_several_gpus(curve):
+            for text in _answers(curve, deployments(curve)):
+                yield hanging(f"{curve.subject} on {text}", 2)
+
+
 def _of_model(curve: Curve) -> str:
     """Empty where nothing of it stands on several GPUs."""
     found = deployments(curve)

@@ -115,7 +115,8 @@ def heading(curve: Curve) -> Iterator[str]:
         if curve.first and (stream := curve.first.run.stream):
             yield from (f"  {text}" for text in without(stream))
     else:
-        yield f"{curve.subject} on {device(where)}"
+        several = f"{spec.tensor_parallel} x " if spec.tensor_parallel > 1 and spec.backend == "cuda" else ""
+        yield f"{curve.subject} on {several}{device(where)}"
         yield f"  {_engine(spec, where, curve.resolved)}"
     if curve.workload:
         yield hanging(f"  workload: {workload_text(curve.workload)}", 4)

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 from gpus import on_gpus, replicas
 
+from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.deployments import deployments
 from pytest_slmserve.report.figures import pictures
 from pytest_slmserve.report.gpu_tables import gpus_report, name_of
+from pytest_slmserve.store import Archive
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +57,15 @@ def test_names_of_deployments(curve):
     assert [name_of(one), name_of(both)] == ["one engine", "2 replicas, a GPU each"]
     assert name_of(replace(both, sharing="mps")) == "2 replicas, mps"
     assert name_of(replace(both, tensor_parallel=2)) == "2 replicas, a GPU each, TP 2"
+
+
+def test_advice_ends_with_what_to_deploy_on_several_gpus(curve, tmp_path, capsys):
+    measured = [m for each in (curve, *curve.wider) for m in each.measurements]
+    with Archive.open(tmp_path / "a.jsonl") as archive:
+        for m in (*measured, *replicas(2, all_reduce_s=1e-3)):
+            archive.add(m)
+    assert main(["advise", str(tmp_path / "a.jsonl")]) in (0, 10)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "opt-tiny on 2 GPUs, 16 in flight: most requests/s: one engine, TP 2" in told
+    assert main(["advise", str(tmp_path / "a.jsonl"), "--json"]) in (0, 10)
+    assert "16 in flight: most" not in capsys.readouterr().out

@@ -1,0 +1,40 @@
+"""One engine of vLLM's CPU backend over two processes: the path of an engine over two GPUs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from processes import gone, group
+from real_engine import SPEC
+
+from pytest_slmserve.analysis.kv_cache import kv_blocks_as_predicted
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.engines.pool import start
+from pytest_slmserve.environment import probe
+from pytest_slmserve.measure import measure
+from pytest_slmserve.models import shape_of
+from pytest_slmserve.spec import ClosedLoop, WorkloadSpec
+from pytest_slmserve.workload.build import build_workload
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
+
+
+def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing_behind():
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("vLLM's CPU engines need a core for each process")
+    spec = replace(SPEC, tensor_parallel=2)
+    workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), shape_of(spec.model))
+    engine = start(spec)
+    try:
+        made = measure(engine, workload, ClosedLoop(4, window_s=2.0), probe("cpu").environment)
+        members = group(engine.child.process.pid)
+        assert len(members) >= 3, "the worker, and a process for each part"
+    finally:
+        engine.close()
+    assert kv_blocks_as_predicted(spec, made.resolved)
+    per_block = 128 * shape_of(spec.model).kv_bytes_per_token()
+    assert made.resolved.kv_blocks == pytest.approx(2 * spec.kv_cache_bytes / per_block, abs=2)
+    assert not any("failed" in text or "Little" in text for text in problems(made))
+    assert all(map(gone, members))
