@@ -55,6 +55,9 @@ def why_not(agenda: Agenda, plan: JobPlan) -> str | None:
     if why := agenda.misfit(plan.model):
         return why
     spec, workload = agenda.spec(plan.model), workload_of(agenda, plan)
+    if spec.backend == "remote":
+        own = plan.kv_requests is not None or plan.max_num_seqs is not None
+        return "sets limits of its engine, and an endpoint has its own" if own else None
     if workload.longest > spec.max_model_len:
         return f"requests of {workload.longest} tokens do not fit its {spec.max_model_len} positions"
     capacity = kv_capacity(spec, workload.longest)
@@ -66,6 +69,8 @@ def why_not(agenda: Agenda, plan: JobPlan) -> str | None:
 def spec_of(agenda: Agenda, plan: JobPlan) -> EngineSpec:
     """The engine. A KV cache of so many requests: by its bytes, on the CPU, where they are whole GiB, by its blocks."""
     spec = agenda.spec(plan.model)
+    if spec.backend == "remote":
+        return spec
     if plan.max_num_seqs is not None:
         spec = replace(spec, max_num_seqs=plan.max_num_seqs)
     if plan.kv_requests is None:

@@ -41,7 +41,7 @@ def _facts(curve: Curve) -> list[str]:
         f"starts {load.starts}",
         f"window {load.window_s:g} s",
         f"settled {load.settle_lifetimes:g}",
-        where.gpu_name or where.cpu or "unknown device",
+        where.url or where.gpu_name or where.cpu or "unknown device",
         f"vLLM {where.vllm or ABSENT}",
         f"workload {first.workload.hash[:6]}",
         f"engine {first.spec.key[:6]}",

@@ -45,7 +45,7 @@ def job_report(jobs: Sequence[JobPoint]) -> Iterator[str]:
     """A table for each kind of host, and how to read it; nothing where there was no job."""
     for points in grouped(jobs, lambda p: p.environment.key):
         where = points[0].environment
-        device = where.gpu_name or where.cpu or where.backend or "unknown device"
+        device = where.url or where.gpu_name or where.cpu or where.backend or "unknown device"
         simulated = ": SIMULATED, NOT MEASURED" if where.backend == "fake" else ""
         vllm = f", vLLM {where.vllm}" if where.vllm else ""
         yield "\n".join([f"Jobs on {device}{vllm}{simulated}", "", _table(points), *_remarks(points)])

@@ -121,6 +121,28 @@ def test_several_urls_are_replicas(pytester, at, there, key, archive, monkeypatc
     assert max(begins) - min(begins) < 0.1 and max(opens) - min(opens) < 0.1
 
 
+def test_every_shipped_benchmark_can_be_planned_for_an_endpoint(pytester):
+    """Of models of the catalogue, which most of them name; nobody is asked for a plan."""
+    shipped(pytester, *(path.stem for path in BENCHMARKS.glob("test_*.py")))
+    models = "--slm-models=facebook/opt-125m,opt-1.3b,opt-6.7b,Qwen/Qwen2.5-3B"
+    result = pytester.runpytest_inprocess("--slm-endpoint=http://h/v1/completions", models, "--slm-plan", *QUIET)
+    assert result.ret == 0 and "test_job[opt-125m-256-100-per-s]" in result.stdout.str()
+    assert "kv-for" not in result.stdout.str(), "no limit is set for a server that has its own"
+
+
+JOB = """
+    def test_job(slm_job):
+        assert slm_job(40, rate=100, lengths=(16, 4), repeats=1)
+"""
+
+
+def test_a_job_at_its_url(pytester, at, there, archive):
+    pytester.makepyfile(JOB)
+    at().stdout.fnmatch_lines([f"Jobs on {url_of(there)}"])
+    kept = archive().measurements[0]
+    assert kept.load.kind == "job" and len(kept.run.samples) == 40 and kept.spec.door == "endpoint"
+
+
 def test_one_url_is_no_replica(pytester, at):
     shipped(pytester, "test_replication_gain")
     result = at("-k", "point_of_replicas", "--slm-batches=4", "--slm-plan")
