@@ -172,9 +172,9 @@ class Session:
             self.resume(path)
 
     def take(self, spec: EngineSpec | ReplicaSpec) -> None:
-        """The GPUs that it runs on are ours until the session ends. Raises BadUsage where they are not there,
-        DeviceBusy where another run has one of them."""
-        self._lock(self.agenda.devices(spec))
+        """The GPUs that it runs on are ours until the session ends, as the first is since it was opened. Raises
+        BadUsage where they are not there, DeviceBusy where another run has one of them."""
+        self._lock([device for device in self.agenda.devices(spec) if device != self.host.device])
 
     def _lock(self, devices: Sequence[str]) -> None:
         for device in devices if self.backend != "fake" else ():  # a formula disturbs nobody
@@ -192,7 +192,7 @@ class Session:
         """For blocks of a user's tests: what is read beside engines, or imagined sensors beside a simulated one."""
         if self.sampler or self.backend != "fake" or self.options.telemetry == "off":
             gpus = self.host.gpus[: self.options.tensor_parallel[0]]
-            return self._sampler_on(tuple(gpu.uuid for gpu in gpus) or (self.host.device,))
+            return self._sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
         from pytest_slmserve.telemetry.simulated import SimulatedSource
 
         return Sampler([SimulatedSource()], self.options.telemetry_interval or INTERVAL_S)
