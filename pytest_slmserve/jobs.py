@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from pytest_slmserve.agenda import Agenda
 from pytest_slmserve.analysis.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, kv_capacity
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.kinds import Batching
 from pytest_slmserve.models import short_name
 from pytest_slmserve.plan import job_price_s, workload_spec
 from pytest_slmserve.records import Request, Workload
 from pytest_slmserve.spec import EngineSpec, Job
 from pytest_slmserve.workload.arrivals import job
+
+WAIT_S = 0.1  # that a dynamic batch waits for more requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class JobPlan:
 
     requests, rate: as of a `Job`. lengths: prompt and output tokens; None: natural lengths, the outputs divided by
     `shorter`. kv_requests: the KV cache holds so many of its requests at full length, and no more; None: as the options
-    say. max_num_seqs: the most sequences in the engine at once; None: as the options say.
+    say. max_num_seqs: the most sequences in the engine at once; None: as the options say. batching: by Transformers, in
+    batches made one after the other, "none", "static" or "dynamic"; None: continuously, by vLLM.
     """
 
     model: str
@@ -32,12 +36,14 @@ class JobPlan:
     shorter: int = 1
     kv_requests: int | None = None
     max_num_seqs: int | None = None
+    batching: Batching | None = None
 
     def __str__(self) -> str:
         length = "natural" if self.lengths is None else f"{self.lengths[1]}"
         arrivals = "at-once" if self.rate is None else f"{self.rate:g}-per-s"
         kv = "" if self.kv_requests is None else f"-kv-for-{self.kv_requests}"
-        return f"{short_name(self.model)}-{length}-{arrivals}{kv}"
+        batching = "" if self.batching is None else f"-{self.batching}"
+        return f"{short_name(self.model)}-{length}-{arrivals}{kv}{batching}"
 
 
 def plans_of(words: Mapping[str, Any], mode: str) -> list[JobPlan]:
@@ -47,6 +53,8 @@ def plans_of(words: Mapping[str, Any], mode: str) -> list[JobPlan]:
     for facts in found:
         if unknown := set(facts) - set(known):
             raise BadUsage(f"a job has no {', '.join(sorted(unknown))}", ", ".join(known))
+        if facts.get("batching") not in (None, *get_args(Batching)):
+            raise BadUsage(f"a job has no batching {facts['batching']!r}", " or ".join(get_args(Batching)))
     return [JobPlan(**facts) for facts in found]
 
 
@@ -73,6 +81,8 @@ def spec_of(agenda: Agenda, plan: JobPlan) -> EngineSpec:
         return spec
     if plan.max_num_seqs is not None:
         spec = replace(spec, max_num_seqs=plan.max_num_seqs)
+    if plan.batching is not None:
+        return batched(spec, plan.batching)
     if plan.kv_requests is None:
         return spec
     size, per_token = block_size_of(spec), kv_bytes_per_token(spec)
@@ -82,6 +92,13 @@ def spec_of(agenda: Agenda, plan: JobPlan) -> EngineSpec:
     if spec.backend == "cpu":
         return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
     return replace(spec, kv_cache_bytes=blocks * size * per_token)
+
+
+def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
+    """The same model in Transformers, which knows nothing of vLLM's arguments."""
+    extra = spec.extra if spec.backend == "fake" else ()
+    how: tuple[tuple[str, Any], ...] = (("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
+    return replace(spec, door="transformers", tensor_parallel=1, extra=(*extra, *how))
 
 
 def workload_of(agenda: Agenda, plan: JobPlan) -> Workload:

@@ -6,13 +6,15 @@ from typing import Literal
 
 Backend = Literal["cuda", "cpu", "fake", "remote"]  # remote: whatever answers at a URL
 Weights = Literal["dummy", "real"]
-Door = Literal["offline", "server", "endpoint"]  # into vLLM's engine itself, by HTTP into its server, or into any other
+# Into vLLM's engine itself, by HTTP into its server, or into any other, or into Transformers' generate().
+Door = Literal["offline", "server", "endpoint", "transformers"]
 OwnDoor = Literal["offline", "server"]  # of an engine that is started here
 Source = Literal["lengths", "sharegpt", "trace"]
 Rule = Literal["human-first", "vllm"]
 Starts = Literal["spread", "together"]
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
 Side = Literal["baseline", "candidate"]  # of a gate
+Batching = Literal["none", "static", "dynamic"]  # of Transformers; vLLM batches continuously
 Caches = Literal["warm", "cold"]  # of compiled code, at a launch of a gate
 OwnSharing = Literal["time-slicing", "mps", "mig", "gpus"]  # how several engines share one device; gpus: one for each
 Sharing = Literal["time-slicing", "mps", "mig", "gpus", "urls"]  # urls: of endpoints; what they share is not told

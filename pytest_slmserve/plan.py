@@ -219,6 +219,8 @@ def job_price_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
     """The same of a job: the time until its last request has come, or that of the work there is, whichever is longer,
     and the time of the last request. On an H200 prompts were seen to take 4e14 operations per second."""
     prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
+    if spec.door == "transformers" and spec.backend != "fake":
+        return _batched_price_s(spec, job, workload)
     capacity = kv_capacity(spec, workload.longest)
     batch = max(1, min(job.requests, spec.max_num_seqs, capacity or job.requests))
     step_s = _step_s(spec, batch, prompt + output / 2)
@@ -229,6 +231,15 @@ def job_price_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
     return (
         0.1 if spec.backend == "fake" else max(work_s, (job.requests / job.rate if job.rate else 0) + output * step_s)
     )
+
+
+def _batched_price_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
+    """A step of Transformers is taken to cost 20 ms on a GPU, a guess, and 12 ms on a CPU, as that of the tiny model
+    did; a batch takes as many as its longest output has tokens."""
+    batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
+    tokens = [request.output_tokens for request in workload.requests]
+    steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
+    return max(steps * (12e-3 if spec.backend == "cpu" else 20e-3), job.requests / job.rate if job.rate else 0.0)
 
 
 def start_price_s(spec: Engines) -> float:
@@ -243,6 +254,8 @@ def start_price_s(spec: Engines) -> float:
 def engine_title(spec: Engines) -> str:
     """What starts, in a few words."""
     if isinstance(spec, EngineSpec):
+        if spec.door == "transformers":
+            return f"{spec.model} in Transformers, batching {dict(spec.extra).get('batching')}"
         return spec.model if spec.tensor_parallel == 1 else f"{spec.model} on {spec.tensor_parallel} GPUs"
     how = "a GPU each" if spec.sharing == "gpus" else f"by {spec.sharing}"
     each = Counter(engine.model for engine in spec.engines)

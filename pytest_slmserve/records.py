@@ -136,6 +136,7 @@ class Resolved:
     async_scheduling: bool | None = None
     dtype: str | None = None
     event_loop: str | None = None  # of the front end
+    transformers: str | None = None  # its version, where it is the engine
     ready_s: float | None = None  # until it takes requests, from its process's start; of replicas: from its turn
 
 

@@ -36,9 +36,11 @@ class EngineSpec:
     gpu, tensor_parallel: the first of the visible GPUs that it takes, and how many: each holds its part of every layer.
     door: how requests come in. "offline": into vLLM's asynchronous engine, without HTTP; this shows the GPU. "server":
     into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into whatever
-    answers at `url`, of which the limits here say nothing.
+    answers at `url`, of which the limits here say nothing. "transformers": into Transformers' generate(), in batches
+    made one after the other of `max_num_seqs` requests at most.
     allow_prefix_cache: may prompts come from a cache of prefixes? Else a measurement of which many do is invalid.
-    extra: further arguments for vLLM's engine, as pairs.
+    extra: further arguments for vLLM's engine, as pairs; of Transformers how it batches: `batching` is "none", "static"
+    or "dynamic", and `wait_s` how long a dynamic batch waits for more.
     """
 
     model: str
@@ -67,7 +69,7 @@ class EngineSpec:
             raise BadUsage(f"unknown backend {self.backend!r}", f"one of {', '.join(get_args(Backend))}")
         if self.door not in get_args(Door):
             raise BadUsage(f"unknown door {self.door!r}", f"one of {', '.join(get_args(Door))}")
-        if self.backend == "fake" and self.door != "offline":
+        if self.backend == "fake" and self.door not in ("offline", "transformers"):
             raise BadUsage("the simulated engine has no server", "--slm-door offline, or --slm-cpu")
         if len({self.backend == "remote", self.door == "endpoint", bool(self.url)}) > 1:
             raise BadUsage("an endpoint has a URL, and nothing else has one", "backend remote, door endpoint and url")

@@ -73,7 +73,7 @@ EXCEPTIONS = {
 }
 MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items"}
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
-WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "uvloop", "vllm"}
+WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}
 
 Sources = Mapping[str, str]  # text of each module by its name below the root, "" being the root itself
 

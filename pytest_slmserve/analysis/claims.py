@@ -395,6 +395,22 @@ CLAIMS: tuple[Claim, ...] = (
         of="jobs",
     ),
     Claim(
+        job_claims.CONTINUOUS_MOST,
+        "Continuous batching serves more than any way to make batches one after the other.",
+        "Orca (OSDI 2022); vLLM (arXiv:2309.06180)",
+        _continuous,
+        job_claims.has_ways,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.DYNAMIC_SOONER,
+        "At a rate, batches that wait for a while are answered sooner than batches that wait until they are full.",
+        "Clipper (arXiv:1612.03079), adaptive batching with a delay",
+        _sooner,
+        job_claims.has_dynamic,
+        of="jobs",
+    ),
+    Claim(
         table1.CLAIM,
         "The paper's largest batch fits into 0.9 x 40 GiB with every request at its full length.",
         f"{TOWARDS_PARETO}, table 1",
@@ -571,6 +587,16 @@ ROWS: tuple[Row, ...] = (
         job_claims.KV,
         parameters={"bound": 1.1, "flat": 1.1},
         evidence="the blocks bound the batch, and the law of saturation does the rest",
+    ),
+    Row(
+        job_claims.CONTINUOUS_MOST,
+        parameters={"bound": 1.0},
+        evidence="a batch lasts as long as its longest output, and a slot that is free earlier stays empty",
+    ),
+    Row(
+        job_claims.DYNAMIC_SOONER,
+        parameters={"bound": 1.0},
+        evidence="at a rate r the first request of a full batch of B waits (B - 1)/r, of a dynamic one 0.1 s at most",
     ),
     Row(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
     Row(

@@ -224,7 +224,14 @@ def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
 
 
 def has_ways(curve: Curve) -> bool:
-    return bool(ways_of(curve.jobs))
+    """Were the same requests, all at once, batched in different ways?"""
+    at_once = [p.batching for p in ways_of(curve.jobs) if p.load.rate is None]
+    return CONTINUOUS in at_once and len(at_once) > 1
+
+
+def has_dynamic(curve: Curve) -> bool:
+    """Were they batched dynamically and statically, at a rate?"""
+    return {"dynamic", "static"} <= {p.batching for p in ways_of(curve.jobs) if p.load.rate is not None}
 
 
 # Verdicts

@@ -56,11 +56,12 @@ def requests_that_fit(blocks: int, block_size: int, longest: int) -> int:
 
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """KV blocks that this specification gives, or asks for; None where shape or type are unknown, and of an endpoint,
-    whose cache is its own affair."""
+    """KV blocks that this specification gives, or asks for; None where shape or type are unknown, and of an endpoint
+    or Transformers, whose cache is their own affair."""
     if asked := dict(spec.extra).get("num_gpu_blocks_override"):
         return int(asked)
-    per_token = None if spec.backend == "remote" else kv_bytes_per_token(spec, resolved)
+    own_affair = spec.backend == "remote" or spec.door == "transformers"
+    per_token = None if own_affair else kv_bytes_per_token(spec, resolved)
     kv_bytes = spec.kv_cache_bytes * spec.tensor_parallel
     return None if per_token is None else kv_blocks(kv_bytes, block_size_of(spec, resolved), per_token)
 

@@ -26,6 +26,7 @@ from pytest_slmserve.worker.admission import ClosedLoop, Schedule
 BLOCK_SIZE = 16
 BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else
 MAX_STEPS = 2_000_000
+OF_BATCHES = frozenset({"batching", "wait_s"})  # arguments that are no faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class FakeEngine:
         self, spec: EngineSpec, speed: float = 1.0, place: Mapping[str, str] | None = None, gpus: int = 0
     ) -> None:
         try:
-            self.faults = Faults(**dict(spec.extra))
+            self.faults = Faults(**{name: value for name, value in spec.extra if name not in OF_BATCHES})
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
         self.spec, self.speed, self.place = spec, speed, dict(place or {})
@@ -139,6 +140,12 @@ class FakeEngine:
         b_half = (self.shape.weight_bytes() or per_sequence) / per_sequence
         return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
 
+    def drawn_law(self, workload: Workload) -> tuple[float, float]:
+        """The same of all its GPUs in one run, whose speed is a little off."""
+        t_inf, b_half = self.law(workload)
+        t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise))
+        return t_inf * self.spec.tensor_parallel, b_half  # of the work; what a step waits for is another part of it
+
     def start(self) -> None:
         """It has no device to wait for."""
 
@@ -153,9 +160,7 @@ class FakeEngine:
         if loop.concurrency >= self.faults.die_at:
             self.ready = False
             raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
-        t_inf, b_half = self.law(workload)
-        t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise))
-        t_inf *= self.spec.tensor_parallel  # of the work; what a step waits for is another part of it
+        t_inf, b_half = self.drawn_law(workload)
         state, fits = _Simulation(), self._fits(workload)
         users = _due(loop, state)
         for _ in range(MAX_STEPS):

@@ -115,11 +115,12 @@ def own_cores() -> Collection[int]:
 class OfflineEngine:
     """Starts when made, unless held; raises EngineFailed with the cause and the end of the log when it cannot."""
 
+    worker = WORKER
+
     def __init__(
         self,
         spec: EngineSpec,
         *,
-        worker: Path = WORKER,
         place: Mapping[str, str] = NOWHERE_ELSE,
         cores: Collection[int] = (),
         held: bool = False,
@@ -137,11 +138,15 @@ class OfflineEngine:
         environment = engine_environment(spec, dict(os.environ)) | place_of(
             spec, place, cores, self._turn if held else None
         )
-        self.child = Child([spec.python or sys.executable, "-u", str(worker)], environment, folder, cores)
+        self.child = Child([spec.python or sys.executable, "-u", str(self.worker)], environment, folder, cores)
         with self._or_killed():
-            self.child.send(**engine_arguments(spec, model_for(spec, shape_of(spec.model), folder)))
+            self.child.send(**self.arguments(model_for(spec, shape_of(spec.model), folder)))
         if not held:
             self._finish_start()
+
+    def arguments(self, model: str) -> dict[str, Any]:
+        """What its process is told first. model: a folder or a Hub name."""
+        return engine_arguments(self.spec, model)
 
     def start(self) -> None:
         """The turn of an engine that was held: it takes the device, and is ready for a load when this returns."""

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO, Any, TypeVar
 
 from pytest_slmserve.engines.base import Engine
+from pytest_slmserve.engines.batched import BatchedEngine, FakeBatches
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import NOWHERE_ELSE, OfflineEngine
@@ -32,7 +33,9 @@ def start(spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
     """Start the engine that `spec` asks for. place: variables of this start alone."""
     match spec.backend:
         case "fake":
-            return FakeEngine(spec, place=place)
+            return (FakeBatches if spec.door == "transformers" else FakeEngine)(spec, place=place)
+        case _ if spec.door == "transformers":
+            return BatchedEngine(spec, place=place)
         case "remote":
             return EndpointEngine(spec)
         case _ if spec.door == "server":

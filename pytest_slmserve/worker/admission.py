@@ -1,4 +1,5 @@
-"""When the next request is sent, and in which phase a load is. Pure: counts and times in, decisions out."""
+"""When the next request is sent or the next batch made, and in which phase a load is. Pure: counts and times in,
+decisions out."""
 
 from __future__ import annotations
 
@@ -155,3 +156,25 @@ class Schedule:
     @property
     def phase(self) -> str:
         return "over" if self.sent >= self.requests else "window"
+
+
+def next_batch(
+    batching: str, times: Sequence[float], first: int, now: float, most: int, wait_s: float
+) -> tuple[float, int]:
+    """When the next batch starts, and how many requests it has, the `first` that waits among them.
+
+    times: when each request comes, ascending, all since one beginning, as `now` is, from when on the engine is free.
+    none: each request alone. static: `most` requests, or all that are left; it waits until they are there. dynamic: as
+    many as have come, `most` at most; it starts when these are there, or when the first has waited for `wait_s`.
+    """
+    last = min(first + most, len(times)) - 1
+    match batching:
+        case "none":
+            return max(now, times[first]), 1
+        case "static":
+            return max(now, times[last]), last - first + 1
+        case "dynamic":
+            full = times[last] if last - first + 1 == most else float("inf")
+            starts = max(now, min(full, times[first] + wait_s))
+            return starts, sum(times[i] <= starts for i in range(first, last + 1))
+    raise ValueError(f"unknown batching {batching!r}")

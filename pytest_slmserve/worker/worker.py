@@ -16,14 +16,13 @@ import gc
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 from admission import ClosedLoop, Schedule  # this folder is on the path, its package is not
+from leash import guarded
 from slm_steps import resolved, step_row
 
 LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB
@@ -371,16 +370,9 @@ async def converse(server_class: type[Server], sock: socket.socket) -> None:
 def main(server_class: type[Server] = Server) -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)  # a forked engine core would keep it open and hide our end from the parent
-    guardian = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), parent, str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-    )
-    try:
+    with guarded(parent):
         use_fast_event_loop()
         asyncio.run(converse(server_class, socket.socket(fileno=descriptor)))
-    finally:
-        guardian.kill()
-        guardian.wait()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ def test_the_claims():
         "all-at-once-waits-longer",
         "alike-at-one-size",
         "throughput-grows-with-kv-blocks",
+        "continuous-batching-serves-most",
+        "dynamic-batching-answers-sooner",
     ]
     of_arithmetic = ["table-1-batch-fits", "table-1-request-size"]
     of_gpus = [

@@ -12,9 +12,13 @@ from pytest_slmserve.analysis.job_claims import (
     alike_at_one_size,
     all_at_once_waits_longer,
     compared_with,
+    continuous_batching_serves_most,
+    dynamic_batching_answers_sooner,
     has_caches,
+    has_dynamic,
     has_grid,
     has_rates,
+    has_ways,
     is_compared,
     longer_outputs_fewer_requests,
     throughput_follows_arrivals,
@@ -144,3 +148,31 @@ def test_jobs_go_with_the_curve_of_their_model_or_make_one():
     found = with_jobs([Curve(subject="opt-6.7b")], jobs)
     assert [(c.subject, len(c.jobs)) for c in found] == [("opt-6.7b", 1), ("llama-7b", 1)]
     assert found[1].environment == jobs[1].environment
+
+
+def way(batching, served, rate=None, e2e_s=(1.0, 1.01), **figures):
+    extra = () if batching is None else (("batching", batching),)
+    return job_point(served, rate=rate, e2e_s=e2e_s, spec=EngineSpec("opt-6.7b", extra=extra), **figures)
+
+
+@pytest.mark.parametrize(
+    ("continuous", "state"), [((20.0, 20.1), HOLDS), ((5.0, 5.1), FAILS), ((8.0, 13.0), UNDECIDED), ((), UNDECIDED)]
+)
+def test_continuous_batching_serves_most(continuous, state):
+    ways = curve(way("none", (1.0, 1.01)), way("static", (10.0, 10.1), waste=None), way(None, continuous))
+    verdict = continuous_batching_serves_most(ways, 1.0)
+    assert verdict.state is state and has_ways(ways) and not has_dynamic(ways)
+    if state is HOLDS:
+        assert verdict.value == pytest.approx(1.995, abs=0.01) and "(none: 20)" in verdict.why
+
+
+@pytest.mark.parametrize(("e2e_s", "state"), [((0.5, 0.51), HOLDS), ((2.0, 2.1), FAILS), ((0.9, 1.2), UNDECIDED)])
+def test_dynamic_batching_answers_sooner(e2e_s, state):
+    ways = curve(way("static", (2.0, 2.01), 2.0), way("dynamic", (2.0, 2.01), 2.0, e2e_s))
+    assert dynamic_batching_answers_sooner(ways, 1.0).state is state and has_dynamic(ways)
+
+
+def test_one_way_to_batch_is_none_to_compare():
+    alone = curve(way("static", (2.0, 2.01)))
+    assert "two ways" in continuous_batching_serves_most(alone, 1.0).why and not has_ways(alone)
+    assert "dynamic and by static" in dynamic_batching_answers_sooner(alone, 1.0).why

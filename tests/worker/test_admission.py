@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_slmserve.worker.admission import ClosedLoop, Schedule
+from pytest_slmserve.worker.admission import ClosedLoop, Schedule, next_batch
 
 PHASES = ["ramp", "settle", "window", "over"]
 
@@ -149,3 +149,26 @@ def test_a_schedule_is_not_over_before_its_last_request():
     assert (schedule.users_due(), schedule.next_request(), schedule.phase) == (1, 0, "window")
     schedule.arrive(1.0)
     assert (schedule.users_due(), schedule.next_request(), schedule.phase) == (1, 1, "over")
+
+
+@given(
+    st.sampled_from(["none", "static", "dynamic"]),
+    st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30).map(sorted),
+    st.integers(1, 8),
+    st.floats(0.0, 2.0),
+    st.floats(0.01, 3.0),
+)
+def test_batches_are_made_of_all_requests_in_order_and_of_none_before_it_comes(batching, times, most, wait_s, lasts_s):
+    first, now = 0, 0.0
+    while first < len(times):
+        starts, count = next_batch(batching, times, first, now, most, wait_s)
+        assert 1 <= count <= (1 if batching == "none" else most)
+        assert starts >= max(now, times[first + count - 1]), "all of it have come"
+        if batching == "static":
+            assert count == min(most, len(times) - first), "it is full, or the last"
+        if batching == "dynamic":
+            assert starts <= max(now, times[first] + wait_s), "and the first has not waited for longer"
+            full = count == most
+            assert full or first + count == len(times) or times[first + count] > starts, "who has come is in it"
+        first, now = first + count, starts + lasts_s
+    assert first == len(times)

@@ -251,7 +251,7 @@ def test_importing_it_brings_in_the_standard_library_only():
     code = "import sys, worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
-    ours = {"worker", "admission", "slm_steps", "__main__"}
+    ours = {"worker", "admission", "leash", "slm_steps", "__main__"}
     assert set(done.stdout.split()) - sys.stdlib_module_names == ours
 
 

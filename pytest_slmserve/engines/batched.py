@@ -1,0 +1,106 @@
+"""Transformers' generate() on batches made one after the other: what serving was before continuous batching."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pytest_slmserve.engines.base import Gate, Tell, silent
+from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.offline import WORKER, OfflineEngine
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Run, Samples, Steps, Workload
+from pytest_slmserve.spec import Burst, EngineSpec, Job, Load
+from pytest_slmserve.worker.admission import next_batch
+
+Row = tuple[Any, ...]
+GENERATE = WORKER.with_name("generate.py")
+
+
+class BatchedEngine(OfflineEngine):
+    """Its process is another; for the rest it is driven as vLLM's engine is."""
+
+    worker = GENERATE
+
+    def arguments(self, model: str) -> dict[str, Any]:
+        spec = self.spec
+        return {
+            "model": model,
+            "load_format": "dummy" if spec.weights == "dummy" else "auto",
+            "device": "cuda" if spec.backend == "cuda" else "cpu",
+            "dtype": spec.dtype,
+            "max_model_len": spec.max_model_len,
+            "seed": spec.seed,
+            **batching_of(spec),
+        }
+
+    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+        times_of(load)
+        return super().run(workload, load, tell, gate)
+
+
+def batching_of(spec: EngineSpec) -> dict[str, Any]:
+    """How it batches: from the specification's further arguments. Raises BadUsage where they do not say."""
+    extra = dict(spec.extra)
+    try:
+        return {"batching": extra["batching"], "batch": spec.max_num_seqs, "wait_s": extra.get("wait_s", 0.0)}
+    except KeyError:
+        hint = 'extra=(("batching", "static"),), or "none", or "dynamic"'
+        raise BadUsage("an engine of Transformers that does not know how to batch", hint) from None
+
+
+def times_of(load: Load) -> tuple[float, ...]:
+    """When each request comes. Raises BadUsage for users who send when they are answered: a static batch would wait for
+    those that wait for it."""
+    match load:
+        case Job():
+            return load.times
+        case Burst():
+            return (0.0,) * load.requests
+        case _:
+            raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
+
+
+class FakeBatches(FakeEngine):
+    """The same by the formula of the simulated engine: a step of B slots takes (b_half + B)/t_inf, ended or not."""
+
+    def __init__(self, spec: EngineSpec, place: Mapping[str, str] | None = None) -> None:
+        super().__init__(spec, place=place)
+        self.resolved = replace(self.resolved, kv_blocks=None)  # its cache grows with the batch
+
+    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+        self.hand_over(workload)
+        how, (t_inf, b_half) = batching_of(self.spec), self.drawn_law(workload)
+        times = times_of(load)
+        samples, steps, first, now = list[Row](), list[Row](), 0, 0.0
+        while first < len(times):
+            began, count = next_batch(how["batching"], times, first, now, how["batch"], how["wait_s"])
+            numbers, step_s = range(first, first + count), (b_half + count) / t_inf
+            made, now = _batch(workload, numbers, began, step_s)
+            steps += made
+            samples += _answers(workload, numbers, times, (began, made[0][0], now))
+            first += count
+        return Run(Samples(*zip(*samples)), Steps(*zip(*steps)), (0.0, now))
+
+
+def _batch(workload: Workload, numbers: range, began: float, step_s: float) -> tuple[list[Row], float]:
+    """Rows of the steps of a batch, and when it ends."""
+    requests = [workload.requests[n % len(workload.requests)] for n in numbers]
+    longest, prompts = max(r.output_tokens for r in requests), max(len(r.prompt) for r in requests)
+    steps: list[Row] = []
+    for number in range(longest):
+        useful, computed = sum(r.output_tokens > number for r in requests), 0 if number else prompts * len(requests)
+        steps.append((began + step_s * (number + 1), len(requests), 0, useful, computed, None, 0))
+    return steps, began + step_s * longest
+
+
+def _answers(
+    workload: Workload, numbers: range, times: Sequence[float], stamps: tuple[float, float, float]
+) -> list[Row]:
+    """Rows of the requests of a batch. stamps: when it began, made its first token, and ended."""
+    rows = [(n % len(workload.requests), times[n]) for n in numbers]
+    return [
+        (row, sent, *stamps, len(workload.requests[row].prompt), workload.requests[row].output_tokens, True)
+        for row, sent in rows
+    ]

@@ -1,0 +1,203 @@
+"""Transformers' generate() in its own process, on batches that are made one after the other: JSON lines, as worker.py.
+
+    python generate.py FD PARENT_PID
+
+Needs the standard library, torch and Transformers, which come with vLLM. A batch is computed until its longest output
+is there, prompts padded to the longest, and all of its requests are answered at its end. A row of the steps has the
+slots of the batch as `running`, the tokens that somebody asked for as `new_tokens`, and the prompt tokens that were
+computed, padding among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from admission import next_batch
+from leash import guarded
+
+PROGRESS_S = 0.5
+PADDING = 1  # an id like any other: the attention mask leaves it out
+
+
+class Parent:
+    """Lines from and to the process that started us."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.lines = end.makefile("rw", encoding="utf-8")
+        self.told = time.monotonic()
+
+    def hear(self) -> dict[str, Any] | None:
+        line = self.lines.readline()
+        return json.loads(line) if line else None
+
+    def say(self, **message: Any) -> None:
+        self.lines.write(json.dumps(message) + "\n")
+        self.lines.flush()
+        self.told = time.monotonic()
+
+    @property
+    def waits(self) -> bool:
+        """Has it heard nothing for a while?"""
+        return time.monotonic() - self.told > PROGRESS_S
+
+
+class Batches:
+    """One model, one way to batch."""
+
+    def __init__(self, parent: Parent, arguments: dict[str, Any]) -> None:
+        self.parent, self.arguments = parent, arguments
+        self.prompts: list[list[int]] = []
+        self.output_tokens: list[int] = []
+
+    def start(self) -> dict[str, Any]:
+        import torch
+        import transformers
+
+        if self.arguments["device"] == "cpu":
+            torch.set_num_threads(1)  # several wait for each other at every kernel: beside other work, 200 ms a step
+        torch.manual_seed(self.arguments["seed"])
+        dtype, device = getattr(torch, self.arguments["dtype"]), self.arguments["device"]
+        name, auto = self.arguments["model"], transformers.AutoModelForCausalLM
+        if self.arguments["load_format"] == "dummy":
+            with torch.device(device):
+                model = auto.from_config(transformers.AutoConfig.from_pretrained(name))
+        else:
+            model = auto.from_pretrained(name)
+        self.model, self.device = model.to(device=device, dtype=dtype).eval(), device
+        self.model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=PADDING)
+        return {
+            "weight_bytes": sum(p.numel() * p.element_size() for p in self.model.parameters()),
+            "attention_backend": str(getattr(self.model.config, "_attn_implementation", "unknown")),
+            "max_num_seqs": self.arguments["batch"],
+            "max_model_len": self.arguments["max_model_len"],
+            "dtype": self.arguments["dtype"],
+            "transformers": transformers.__version__,
+        }
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        match message["op"]:
+            case "load":
+                self.prompts, self.output_tokens = message["prompts"], message["output_tokens"]
+                return {"event": "loaded"}
+            case "tokens":
+                rows = [self.generate([n], message["length"], []) for n in range(message["requests"])]
+                return {"event": "tokens", "tokens": [row[0] for row in rows]}
+            case "profile":
+                return {"event": "profiled", "problem": "Transformers has no profiler of vLLM's kind"}
+        return self.run(message["load"])
+
+    def run(self, load: dict[str, Any]) -> dict[str, Any]:
+        """A job, or a burst: all at once."""
+        times = load.get("schedule_s") or [0.0] * load["requests"]
+        began, first = time.monotonic(), 0
+        samples: list[tuple[Any, ...]] = []
+        steps: list[tuple[Any, ...]] = []
+        options = self.arguments["batching"], self.arguments["batch"], self.arguments["wait_s"]
+        while first < len(times):
+            at, count = next_batch(options[0], times, first, time.monotonic() - began, *options[1:])
+            self.sleep_until(began + at, samples)
+            samples += self.batch([began + t for t in times[first : first + count]], first, steps, samples)
+            first += count
+        return {
+            "event": "done",
+            "began": began,
+            "window": (began, time.monotonic()),
+            "samples": [list(column) for column in zip(*samples)],
+            "steps": [list(column) for column in zip(*steps)],
+            "failures": 0,
+            "first_failure": None,
+        }
+
+    def sleep_until(self, at: float, samples: Sequence[Any]) -> None:
+        while (left := at - time.monotonic()) > 0:
+            time.sleep(min(left, PROGRESS_S))
+            self.tell(samples, 0, None)
+
+    def batch(
+        self, sent: Sequence[float], first: int, steps: list[tuple[Any, ...]], before: Sequence[Any]
+    ) -> list[tuple[Any, ...]]:
+        """Serve these requests; a row for each."""
+        rows = [(first + i) % len(self.prompts) for i in range(len(sent))]
+        wanted = [self.output_tokens[row] for row in rows]
+        computed = len(rows) * max(len(self.prompts[row]) for row in rows)
+        stamps: list[float] = []
+        started = time.monotonic()
+        self.generate(rows, max(wanted), stamps, before)
+        ended = time.monotonic()
+        for number, stamp in enumerate(stamps):
+            useful = sum(tokens > number for tokens in wanted)
+            steps.append((stamp, len(rows), 0, useful, computed if number == 0 else 0, None, 0))
+        prompts = [len(self.prompts[row]) for row in rows]
+        return [
+            (row, at, started, stamps[0], ended, prompt, tokens, True)
+            for row, at, prompt, tokens in zip(rows, sent, prompts, wanted)
+        ]
+
+    def generate(
+        self, rows: Sequence[int], tokens: int, stamps: list[float], before: Sequence[Any] = ()
+    ) -> list[list[int]]:
+        """So many tokens for each; stamps: gets the time of each step."""
+        import torch
+
+        prompts = [self.prompts[row] for row in rows]
+        longest = max(map(len, prompts))
+        ids = [[PADDING] * (longest - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+
+        def stepped(found: Any, scores: Any, **_: Any) -> Any:
+            stamps.append(time.monotonic())
+            self.tell(before, len(rows), None)
+            return torch.zeros(found.shape[0], dtype=torch.bool, device=found.device)
+
+        with torch.inference_mode():
+            made = self.model.generate(
+                input_ids=torch.tensor(ids, device=self.device),
+                attention_mask=torch.tensor(mask, device=self.device),
+                max_new_tokens=tokens,
+                stopping_criteria=[stepped],
+            )
+        return [list(map(int, row[longest:])) for row in made.cpu()]
+
+    def tell(self, samples: Sequence[Any], in_flight: int, tokens_per_s: float | None) -> None:
+        if self.parent.waits:
+            now = time.monotonic()
+            self.parent.say(
+                event="progress",
+                phase="window",
+                elapsed_s=now - (samples[0][1] if samples else now),
+                done=len(samples),
+                in_flight=in_flight,
+                tokens_per_s=tokens_per_s,
+            )
+
+
+def serve(parent: Parent) -> None:
+    arguments = parent.hear()
+    if arguments is None:
+        return
+    batches = Batches(parent, arguments)
+    try:
+        facts = batches.start()
+    except BaseException as error:
+        parent.say(event="failed", cause=f"{type(error).__name__}: {error}")
+        raise
+    parent.say(event="ready", **facts)
+    while (message := parent.hear()) and message["op"] != "close":
+        parent.say(**batches.answer(message))
+
+
+def main() -> None:
+    descriptor, parent = int(sys.argv[1]), sys.argv[2]
+    os.set_inheritable(descriptor, False)
+    with guarded(parent):
+        serve(Parent(socket.socket(fileno=descriptor)))
+
+
+if __name__ == "__main__":
+    main()
