@@ -135,7 +135,7 @@ class Batches:
             steps.append((stamp, len(rows), 0, useful, computed if number == 0 else 0, None, 0))
         prompts = [len(self.prompts[row]) for row in rows]
         return [
-            (row, at, started, stamps[0], ended, prompt, tokens, True)
+            (row, at, started, stamps[0], ended, prompt, tokens, True, None)
             for row, at, prompt, tokens in zip(rows, sent, prompts, wanted)
         ]
 

@@ -131,7 +131,7 @@ def test_one_cut_off_before_its_first_token_has_no_stamps_of_it(worker, serve):
     stamps = SimpleNamespace(scheduled_ts=0.0, first_token_ts=0.0, last_token_ts=0.0, num_generation_tokens=0)
     completion = SimpleNamespace(finish_reason="abort", token_ids=[])
     run.note(3, 1.5, SimpleNamespace(outputs=[completion], metrics=stamps, prompt_token_ids=None))
-    assert run.rows == [(3, 1.5, None, None, None, 0, 0, False)]
+    assert run.rows == [(3, 1.5, None, None, None, 0, 0, False, None)]
     assert run.done == 0
 
 
