@@ -145,7 +145,7 @@ def replica_parameters(session: Session) -> list[Any]:
         load, ways = replica_load(model), ways_to_replicate(session.options)
         if urls := len(session.options.endpoint):
             load -= load % urls
-        plans += [ReplicaPlan(model, 1, ways[0][0], load)]
+        plans += [ReplicaPlan(model, 1, session.options.sharing[0], load)]
         plans += [ReplicaPlan(model, n, how, load) for how, n in ways]
     return [pytest.param(plan, id=str(plan), marks=_unless_shareable(session, plan)) for plan in plans] or [NONE_THERE]
 

@@ -163,6 +163,7 @@ MESSAGE = {
         [16, 16, 16],
         [8, 8, 0],
         [True, True, False],
+        [None, None, None],
     ],
     "steps": [[100.4, 102.0], [2, 1], [0, 0], [2, 2], [32, 0], [0.1, None], [0, 0]],
     "failed": {"request": [3], "sent": [100.5], "ended": [100.75], "kind": ["ValueError"]},

@@ -122,10 +122,11 @@ def test_several_urls_are_replicas(pytester, at, there, key, archive, monkeypatc
 
 
 def test_every_shipped_benchmark_can_be_planned_for_an_endpoint(pytester):
-    """Of models of the catalogue, which most of them name; nobody is asked for a plan."""
+    """Of models of the catalogue, which most of them name; nobody is asked for a plan. In a process of its own: tests
+    here have names of benchmarks too."""
     shipped(pytester, *(path.stem for path in BENCHMARKS.glob("test_*.py")))
     models = "--slm-models=facebook/opt-125m,opt-1.3b,opt-6.7b,Qwen/Qwen2.5-3B"
-    result = pytester.runpytest_inprocess("--slm-endpoint=http://h/v1/completions", models, "--slm-plan", *QUIET)
+    result = pytester.runpytest_subprocess("--slm-endpoint=http://h/v1/completions", models, "--slm-plan", *QUIET)
     assert result.ret == 0 and "test_job[opt-125m-256-100-per-s]" in result.stdout.str()
     assert "kv-for" not in result.stdout.str(), "no limit is set for a server that has its own"
 

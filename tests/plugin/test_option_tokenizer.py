@@ -11,7 +11,15 @@ from pytest_slmserve.workload.vllm_sharegpt import sample_as_vllm
 pytest.importorskip("ijson")
 pytest.importorskip("transformers")
 
+
 VLLM = ("--slm-lengths=natural", "--slm-batches=16", "--slm-sharegpt-rule=vllm", "--slm-seed=3", "-k", "test_point")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch(tmp_path_factory):
+    """pytester forgets what is imported while it works, and torch cannot be imported twice in a process: so before."""
+    _, folder = write_dataset(tmp_path_factory.mktemp("once"))
+    hub_tokenizer(str(folder), special_tokens=True)
 
 
 def test_a_sweep_is_measured_with_the_very_requests_of_vllms_benchmark(pytester, sweep, archive):
