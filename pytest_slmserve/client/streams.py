@@ -295,8 +295,8 @@ class Streams:
 
     def _poll(self, wait_s: float) -> list[tuple[int, int]]:
         """epoll counts in milliseconds: of a longer wait the last two are left to the next call, of which select, which
-        counts in microseconds, waits the rest. A process that was stopped meanwhile hears that the time is over, without
-        a look at the sockets: so each wait ends with one."""
+        counts in microseconds, waits the rest. A process that was stopped meanwhile hears that the time is over,
+        without a look at the sockets: so each wait ends with one."""
         if wait_s > 2 * COARSE_S:
             return self.epoll.poll(wait_s - COARSE_S, EVENTS) or self.epoll.poll(0, EVENTS)
         if wait_s > 0:
