@@ -2,6 +2,8 @@
 
 `python -m pytest_slmserve figures RECORDS`: pictures of what was measured, and of what the sensors saw.
 
+`python -m pytest_slmserve merge RECORDS --out OUT`: archives of several runs or hosts as one, each record once.
+
 `python -m pytest_slmserve judge FILE`: the same questions to results that are not ours, a CSV or vLLM's own JSON.
 
 `python -m pytest_slmserve replicas FILE`: what several engines on one device serve over one, in such results.
@@ -28,7 +30,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, foreign, gate, measure, plan
+from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, foreign, gate, measure, merge, plan
 from pytest_slmserve.commands.words import FAILS, USAGE, Parser
 from pytest_slmserve.errors import SlmError
 
@@ -36,7 +38,7 @@ from pytest_slmserve.errors import SlmError
 def parser() -> Parser:
     top = Parser("python -m pytest_slmserve", description="What pytest-slmserve measured, without measuring.")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (archives, foreign, gate, baseline, advise, asv, measure, plan, doctor):
+    for module in (archives, merge, foreign, gate, baseline, advise, asv, measure, plan, doctor):
         module.add(commands)
     return top
 

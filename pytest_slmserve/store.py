@@ -17,7 +17,7 @@ import json
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -39,7 +39,7 @@ LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)
 
 _FIRST = b'{"kind":"session"'  # how every archive begins
-_BULK = b'{"kind":"measurement"'
+BULK = b'{"kind":"measurement"'
 _CHUNK = 1 << 16
 _UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
 _DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
@@ -148,12 +148,21 @@ class Archive:
         self._write(*lines)
         self._engines[measurement.launch] = engine
 
+    def add_lines(self, pieces: Iterable[bytes]) -> None:
+        """Append whole lines of another archive as they stand; all are on disk on return. pieces: each of lines that
+        are packed together, as one write would have."""
+        self._engines.clear()  # the lines may describe a launch anew
+        self._append(pieces)
+
     def _write(self, *lines: dict[str, Any]) -> None:
-        data = b"".join(json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n" for line in lines)
+        written = [json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n" for line in lines]
+        self._append([b"".join(written)])
+
+    def _append(self, pieces: Iterable[bytes]) -> None:
         if packing := _PACKINGS.get(self.path.suffix):
-            data = packing.pack(data)
+            pieces = map(packing.pack, pieces)
         try:
-            _append(self._file, data)
+            _append(self._file, b"".join(pieces))
         except OSError as error:
             _cannot_write(self.path, error)
 
@@ -178,8 +187,8 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
         raw = path.read_bytes()
     except OSError as error:
         raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
-    stored = _stored(path, raw)
-    found = _found(path, stored.lines)
+    stored = stored_in(path, raw)
+    found = found_in(path, stored.lines, decode)
     if found.damaged and not skip_damaged:
         more = f" (and {len(found.damaged) - 1} more)" if len(found.damaged) > 1 else ""
         raise BadArchive(f"{path}: {found.damaged[0]}{more}", "--skip-damaged, to go on without what is damaged")
@@ -187,7 +196,7 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
     if not raw:
         notes.append(f"{path} is empty")
     elif stored.whole < len(raw):
-        notes.append(f"{_torn(path, stored)}; measurements used: {len(found.measurements)}")
+        notes.append(f"{torn_end(path, stored)}; measurements used: {len(found.measurements)}")
     return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes))
 
 
@@ -221,15 +230,17 @@ def _append(file: io.FileIO, data: bytes) -> None:
 def _repair(path: Path, file: io.FileIO) -> tuple[str, ...]:
     file.seek(0)
     raw = file.readall()
-    stored = _stored(path, raw)
-    _found(path, [line for line in stored.lines if not line or not line.startswith(_BULK)])  # ours, and not newer?
+    stored = stored_in(path, raw)
+    found_in(
+        path, [line for line in stored.lines if not line or not line.startswith(BULK)], decode
+    )  # ours, and not newer?
     if stored.whole == len(raw):
         return ()
     aside = path.with_name(f"{path.name}.torn")
     with aside.open("ab", buffering=0) as torn:
         _append(torn, raw[stored.whole :])
     file.truncate(stored.whole)
-    return (f"{_torn(path, stored)}; these {len(raw) - stored.whole} bytes were moved to {aside}",)
+    return (f"{torn_end(path, stored)}; these {len(raw) - stored.whole} bytes were moved to {aside}",)
 
 
 def _version() -> str | None:
@@ -243,7 +254,7 @@ def _version() -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
     """The lines of a file, None for a packed piece that cannot be read, and the bytes before its torn end."""
 
     lines: list[bytes | None]
@@ -251,14 +262,17 @@ class _Stored:
 
 
 @dataclass(slots=True)
-class _Found:
+class Found:
     sessions: list[Session] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
 
-def _stored(path: Path, raw: bytes) -> _Stored:
+Take = Callable[[Found, bytes], None]  # a line into what was found; raises one of _DAMAGE
+
+
+def stored_in(path: Path, raw: bytes) -> Stored:
     lines: list[bytes | None]
     if packing := _PACKINGS.get(path.suffix):
         if not packing.magic.startswith(raw[: len(packing.magic)]):
@@ -271,7 +285,7 @@ def _stored(path: Path, raw: bytes) -> _Stored:
         lines, rest = list(raw[:whole].splitlines()), raw[whole:]
     if not lines and not _FIRST.startswith(rest[: len(_FIRST)]):
         _not_an_archive(path)
-    return _Stored(lines, whole)
+    return Stored(lines, whole)
 
 
 def _packed_lines(packing: _Packing, raw: bytes) -> tuple[list[bytes | None], int]:
@@ -302,12 +316,14 @@ def _unpack(packing: _Packing, raw: bytes, start: int) -> tuple[bytes, int | Non
     return bytes(text), start - len(unpack.unused_data) if unpack.eof else None
 
 
-def _found(path: Path, lines: list[bytes | None]) -> _Found:
-    """Raises BadArchive where a session is of a newer format, or no line is one of an archive."""
-    found = _Found()
+def found_in(path: Path, lines: Iterable[bytes | None], take: Take) -> Found:
+    """What `take` makes of the lines, and why it could not of some. Raises BadArchive where a session is of a newer
+    format, or no line is one of an archive."""
+    found = Found()
+    number = 0
     for number, line in enumerate(lines, 1):
         try:
-            _take(found, line)
+            take(found, _unpacked(line))
         except _DAMAGE as error:
             found.damaged.append(f"line {number} {_what(error)}")
         if found.sessions and (newer := found.sessions[-1].format) > FORMAT:
@@ -315,7 +331,7 @@ def _found(path: Path, lines: list[bytes | None]) -> _Found:
                 f"{path} was written by a newer release (format {newer}; this one reads up to {FORMAT})",
                 "pip install --upgrade pytest-slmserve",
             )
-    if lines and not (found.sessions or found.engines or found.measurements):
+    if number and not (found.sessions or found.engines or found.measurements):
         _not_an_archive(path, *found.damaged)
     return found
 
@@ -325,7 +341,7 @@ def _not_an_archive(path: Path, *why: str) -> NoReturn:
     raise BadArchive(f"{path} is not an archive of pytest-slmserve{reason}", "the file that --slm-records named")
 
 
-def _torn(path: Path, stored: _Stored) -> str:
+def torn_end(path: Path, stored: Stored) -> str:
     return f"{path}: line {len(stored.lines) + 1} ends early, as when a run is killed while it writes"
 
 
@@ -341,24 +357,39 @@ def _what(error: Exception) -> str:
             return f"cannot be used ({error})"
 
 
-def _take(found: _Found, line: bytes | None) -> None:
-    """Decode one line into `found`; raises one of _DAMAGE."""
+def _unpacked(line: bytes | None) -> bytes:
     if line is None:
         raise ValueError("cannot be unpacked")
+    return line
+
+
+def facts_of(line: bytes) -> dict[str, Any]:
+    """The object that a line holds; an empty line has no kind. Raises one of _DAMAGE."""
     if not line.strip():
-        return
+        return {"kind": None}
     facts = json.loads(line, parse_constant=_no_constant)
     if not isinstance(facts, dict):
         raise ValueError("not an object with a kind")
+    return facts
+
+
+def decode(found: Found, line: bytes) -> None:
+    """Decode one line into `found`; raises one of _DAMAGE."""
+    facts = facts_of(line)
     match facts["kind"]:
         case "session":
             found.sessions.append(_session(facts))
         case "engine":
             found.engines[facts["id"]] = engine_of(facts)
         case "measurement":
-            if facts["engine"] not in found.engines:
-                raise ValueError(f"no line before it describes its engine {facts['engine']!r}")
-            found.measurements.append(measurement_of(facts, *found.engines[facts["engine"]]))
+            found.measurements.append(measurement_of(facts, *engine_before(found, facts)))
+
+
+def engine_before(found: Found, facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
+    """That of a measurement, which a line before it describes. Raises ValueError where none does."""
+    if facts["engine"] not in found.engines:
+        raise ValueError(f"no line before it describes its engine {facts['engine']!r}")
+    return found.engines[facts["engine"]]
 
 
 def _no_constant(name: str) -> NoReturn:

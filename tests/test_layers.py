@@ -28,6 +28,7 @@ LEFT: dict[str, set[str]] = {
     "environment": {"records"},
     "codec": {"records", "sensors"},
     "store": {"codec"},
+    "merging": {"store"},
     "workload": {"records"},
     "engines": {"records", "sensors"},
     "telemetry": {"records", "sensors"},

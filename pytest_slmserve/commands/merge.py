@@ -1,0 +1,36 @@
+"""`merge`: archives of several hosts, runs or processes as one file, each record once."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
+from pytest_slmserve.errors import BadUsage
+
+STATUS = (
+    f"{HOLDS} everything is in OUT, {FAILS} all but what the notes name, {USAGE} wrong usage or an archive that "
+    "cannot be read."
+)
+
+
+def add(commands: Commands) -> None:
+    command = add_command(commands, "merge", "make one archive of several, each record once", STATUS, merge)
+    command.add_argument("paths", metavar="RECORDS", nargs="+", type=Path, help="an archive; it stays as it is")
+    out = "the archive that they are added to, packed if it ends in .gz or .xz; made if it is not there"
+    command.add_argument("--out", metavar="OUT", type=Path, required=True, help=out)
+
+
+def merge(given: argparse.Namespace) -> int:
+    from pytest_slmserve import merging
+    from pytest_slmserve.store import Archive
+
+    for path in given.paths:
+        if not path.is_file():  # or OUT would be made for nothing
+            raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
+    with Archive.open(given.out) as into:
+        merged = merging.merge(given.paths, into)
+    for note in (*into.notes, *merged.notes):
+        print(f"note: {note}")
+    print(f"{given.out}: {merged.written} measurements added, {merged.known} were there")
+    return FAILS if merged.notes else HOLDS

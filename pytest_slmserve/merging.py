@@ -1,0 +1,184 @@
+"""Archives of several processes made one: their lines are moved as they stand, each once.
+
+Whole measurements are not decoded, since 10,000 of them are some hundred megabytes: a line is sound if it is JSON when
+its lists of numbers are left out, and if a line before it describes its engine. It is known where its head is, which is
+all before its run: launch, workload, load, when, and its part among others, of which its id is made.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.errors import BadArchive, SlmError
+from pytest_slmserve.store import BULK, Archive, Found, decode, engine_before, facts_of, found_in, stored_in, torn_end
+
+_NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
+_RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
+_AT_ONCE = 1 << 23  # bytes that are written together
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """written: measurements that came into the archive. known: those that were there. notes: one sentence for each
+    thing that could not be used. whole: parts of which everything is in it."""
+
+    written: int = 0
+    known: int = 0
+    notes: tuple[str, ...] = ()
+    whole: tuple[Path, ...] = ()
+
+    def __add__(self, other: Merged) -> Merged:
+        notes, whole = self.notes + other.notes, self.whole + other.whole
+        return Merged(self.written + other.written, self.known + other.known, notes, whole)
+
+
+def part_of(records: Path, name: str) -> Path:
+    """The archive that one process of several writes, until it is merged into `records`."""
+    return _folder(records) / f"{name}.jsonl"
+
+
+def parts_of(records: Path) -> list[Path]:
+    """Parts that are there, of this run or of one that was interrupted."""
+    return sorted(_folder(records).glob("*.jsonl"))
+
+
+def _folder(records: Path) -> Path:
+    return records.with_name(f"{records.name}.parts")
+
+
+def merge(parts: Iterable[Path], into: Archive) -> Merged:
+    """Add what `into` does not have: measurements with their engines, and sessions. The parts stay as they are.
+
+    A torn end, or a damaged line, only makes a note; all else of that part is added. Merging again, also after an
+    interruption, adds what is missing. Raises BadArchive where a part cannot be read, is no archive or of a newer
+    format, BadUsage where `into` cannot be written.
+    """
+    merged, union = Merged(), _Union(into)
+    for part in parts:
+        merged += union.merge(part)
+    return merged
+
+
+def move(parts: Iterable[Path], into: Archive) -> Merged:
+    """The same, and each part is removed when all of it is on disk in `into`. A torn end is moved to `<part>.torn`. A
+    part that holds what cannot be used, or that another process writes to, stays, and a note says why."""
+    merged, union = Merged(), _Union(into)
+    _sync(into.path.parent)  # a new archive has its name there when the first part goes
+    for part in parts:
+        try:
+            with Archive.open(part) as ours:  # nobody else writes to it, and its end is whole
+                moved = union.merge(part)
+                merged += replace(moved, notes=ours.notes + moved.notes)
+                if moved.whole:
+                    part.unlink()
+        except SlmError as error:
+            merged += Merged(notes=(f"{part} stays where it is: {error.problem}",))
+    return merged
+
+
+def move_parts(into: Archive) -> Merged:
+    """`move` of all parts of an archive, with their folder when nothing is left in it."""
+    merged, folder = move(parts_of(into.path), into), _folder(into.path)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    return merged
+
+
+class _Union:
+    """An archive to which lines of others are added, if it does not have them."""
+
+    def __init__(self, into: Archive) -> None:
+        self.into = into
+        self._written = self._known = self._size = 0
+        self._pieces: list[bytes] = []
+        self._engines: dict[str, bytes] = {}  # the line that describes each launch
+        lines = [line for line in stored_in(into.path, _read(into.path)).lines if line]
+        self._seen = {_head(line) for line in lines}
+        found_in(into.path, (line for line in lines if not line.startswith(BULK)), self._remember)
+
+    def _remember(self, found: Found, line: bytes) -> None:
+        if (facts := _checked(found, line))["kind"] == "engine":
+            self._engines[facts["id"]] = line
+
+    def merge(self, part: Path) -> Merged:
+        raw = _read(part)
+        if part.samefile(self.into.path):
+            return Merged()
+        self._written = self._known = 0
+        stored = stored_in(part, raw)
+        found = found_in(part, stored.lines, partial(self._take, {}))
+        self._flush()
+        notes = [f"{part}: not merged: {what}" for what in found.damaged]
+        notes += [torn_end(part, stored)] if stored.whole < len(raw) else []
+        return Merged(self._written, self._known, tuple(notes), () if notes else (part,))
+
+    def _take(self, engines: dict[str, bytes], found: Found, line: bytes) -> None:
+        """engines: the line that describes each launch, of the part so far. Raises where the line is damaged."""
+        match (facts := _checked(found, line))["kind"]:
+            case None:
+                pass
+            case "engine":  # added with its first measurement
+                engines[facts["id"]] = line
+            case "measurement" if _head(line) in self._seen:
+                self._known += 1
+            case "measurement":
+                self._written += 1
+                self._add(_head(line), *self._described(facts["engine"], engines), line)
+            case _ if line not in self._seen:
+                self._add(line, line)
+
+    def _described(self, launch: str, engines: dict[str, bytes]) -> list[bytes]:
+        """The line that describes a launch, if it has to be added."""
+        if self._engines.get(launch) == engines[launch]:
+            return []
+        self._engines[launch] = engines[launch]
+        return [engines[launch]]
+
+    def _add(self, head: bytes, *lines: bytes) -> None:
+        self._seen.add(head)
+        self._pieces.append(b"".join(line + b"\n" for line in lines))
+        self._size += len(self._pieces[-1])
+        if self._size > _AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        """All that was added is on disk on return."""
+        self.into.add_lines(self._pieces)
+        self._pieces, self._size = [], 0
+
+
+def _checked(found: Found, line: bytes) -> dict[str, Any]:
+    """What a line says, of a measurement without its numbers. Raises where it is damaged."""
+    if not line.startswith(BULK):
+        decode(found, line)
+        return facts_of(line)
+    facts = facts_of(_NUMBERS.sub(b"[]", line))
+    engine_before(found, facts)
+    if not isinstance(facts["run"], dict):
+        raise ValueError("its run is no object")
+    return facts
+
+
+def _head(line: bytes) -> bytes:
+    return line.partition(_RUN)[0]
+
+
+def _sync(folder: Path) -> None:
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(held)
+    finally:
+        os.close(held)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadArchive(f"cannot read {path}: {error.strerror}", "an archive that --slm-records wrote") from None

@@ -1,0 +1,321 @@
+"""Archives made one: nothing is lost, nothing is there twice, and what is damaged is told."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import measurements
+from test_store import DATA, DISK, EACH, change, example, write, written
+
+from pytest_slmserve import merging
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.errors import BadArchive, BadUsage
+from pytest_slmserve.merging import merge, move, move_parts, part_of, parts_of
+from pytest_slmserve.records import Replica
+from pytest_slmserve.store import Archive, read
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """Lines: session, engine, then measurements with concurrency 1, 2, 4."""
+    return write(tmp_path / "three.jsonl", example(1), example(2), example(4))
+
+
+def merged_into(path: Path, *parts: Path) -> merging.Merged:
+    with Archive.open(path) as into:
+        return merge(parts, into)
+
+
+def launches(path: Path) -> list[tuple[str, int]]:
+    return [(m.launch, m.load.concurrency) for m in read(path).measurements]
+
+
+@EACH
+@settings(DISK, max_examples=25)
+@given(st.lists(measurements(), max_size=4), st.data())
+def test_all_of_several_archives_is_in_one_and_each_measurement_once(name, made, data):
+    every = [replace(m, measured_at=f"2026-01-01T00:00:{second:02d}") for second, m in enumerate(made)]
+    held = [[m for m in every if data.draw(st.booleans())] for _ in range(3)]
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [write(Path(folder, f"{i}{name}"), *each) for i, each in enumerate(held)]
+        into = Path(folder, name)
+        first, again = merged_into(into, *parts), merged_into(into, *parts)
+        found = read(into).measurements
+        assert all(part.exists() for part in parts)
+    expected = {m.id: m for each in held for m in each}
+    assert len(found) == len(expected) and {m.id: m for m in found} == expected
+    assert (first.written, first.known) == (len(found), sum(map(len, held)) - len(found))
+    assert (again.written, again.known) == (0, sum(map(len, held)))
+    assert (first.notes, again.notes) == ((), ()) and first.whole == tuple(parts)
+
+
+def test_lines_keep_their_bytes_and_sessions_come_along(three, tmp_path):
+    into = tmp_path / "into.jsonl"
+    assert merged_into(into, three).written == 3
+    assert into.read_bytes() == three.read_bytes()
+    merged_into(into, three)
+    assert into.read_bytes() == three.read_bytes()
+
+
+def test_what_the_archive_has_is_not_written_twice_and_its_own_runs_go_on(three, tmp_path):
+    into = write(tmp_path / "into.jsonl", example(1), example(8))
+    with Archive.open(into) as archive:
+        merged = merge([three], archive)
+        archive.begin({}, {})
+        archive.add(example(16, "f00d"))
+    assert (merged.written, merged.known) == (2, 1)
+    assert launches(into) == [("4f1d", 1), ("4f1d", 8), ("4f1d", 2), ("4f1d", 4), ("f00d", 16)]
+
+
+def test_replicas_of_one_moment_are_two_measurements(tmp_path):
+    both = [replace(example(), replica=Replica("g", index, 2, "s", "mps")) for index in (0, 1)]
+    merged_into(tmp_path / "into.jsonl", write(tmp_path / "a.jsonl", *both))
+    assert [m.replica.index for m in read(tmp_path / "into.jsonl").measurements] == [0, 1]
+
+
+def test_a_launch_that_is_described_anew_keeps_what_it_was_when_it_was_measured(tmp_path):
+    was = example(1)
+    now = replace(example(2), environment=replace(was.environment, driver="570"))
+    into = write(tmp_path / "into.jsonl", was)
+    with Archive.open(into) as archive:
+        archive.add(replace(was, measured_at="2025-11-21T11:00:00.000+00:00"))
+        merge([write(tmp_path / "part.jsonl", was, now)], archive)
+        archive.add(replace(was, measured_at="2025-11-21T13:00:00.000+00:00"))
+    assert [m.environment.driver for m in read(into).measurements] == [None, None, "570", None]
+
+
+def test_lines_of_other_kinds_and_older_archives_are_kept(tmp_path):
+    part = write(tmp_path / "part.jsonl", example())
+    with part.open("a", encoding="utf-8") as file:
+        file.write('{"kind":"weather","rain":true}\n\n')
+    into = tmp_path / "into.jsonl"
+    merged_into(into, part, DATA / "archive-format-1.jsonl", part)
+    assert into.read_text("utf-8").count("weather") == 1
+    assert len(read(into).sessions) == 2 and len(read(into).measurements) == 3
+
+
+def test_lines_that_others_wrote_anew_are_merged_too(three, tmp_path):
+    spaced = [json.dumps(json.loads(line)) for line in three.read_text("utf-8").splitlines()]
+    three.write_text("".join(f"{line}\n" for line in spaced), "utf-8")
+    into = tmp_path / "into.jsonl"
+    assert merged_into(into, three).written == 3
+    assert launches(into) == [("4f1d", 1), ("4f1d", 2), ("4f1d", 4)]
+
+
+# What is damaged
+
+
+@EACH
+@settings(DISK, max_examples=25)
+@given(data=st.data())
+def test_cut_anywhere_all_that_was_written_whole_is_merged(name, data):
+    whole = written(name, 1, 2, 4)
+    left = whole[: data.draw(st.integers(1, len(whole)))]
+    with tempfile.TemporaryDirectory() as folder:
+        part, into = Path(folder, name), Path(folder, "into.jsonl")
+        part.write_bytes(left)
+        held = read(part)
+        merged = merged_into(into, part)
+        assert read(into).measurements == held.measurements
+    assert bool(merged.notes) == bool(held.notes) and bool(merged.whole) != bool(merged.notes)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "",
+        "{",
+        "nonsense",
+        '{"kind":"measurement"}',
+        '{"kind":"measurement","engine":"none","run":{}}',
+        '{"kind":"measurement","engine":"4f1d","run":5}',
+        '{"kind":"measurement","engine":["4f1d"],"run":{}}',
+        '{"kind":"measurement","engine":"4f1d","run":{"window_us":[1,2}}',
+        '{"kind":"measurement","engine":"4f1d","run":{"window_us":[1,x2]}}',
+        '{"kind":"measurement","engine":"4f1d","run":{"failures":NaN}}',
+        '{"kind":"engine","id":"f00d"}',
+        "\0\0\0",
+    ],
+)
+def test_a_damaged_line_is_a_note_and_nothing_else_is_lost(three, tmp_path, bad):
+    change(three, 4, bad)
+    into = tmp_path / "into.jsonl"
+    merged = merged_into(into, three)
+    assert launches(into) == [("4f1d", 1), ("4f1d", 4)] and read(into).notes == ()
+    assert [f"{three}: not merged: line 4 " in note for note in merged.notes] == ([True] if bad else [])
+
+
+def test_half_a_line_that_swallowed_the_next_is_a_note(three, tmp_path):
+    lines = three.read_text("utf-8").splitlines()
+    change(three, 4, lines[3][: len(lines[3]) // 2] + lines[4])
+    merged = merged_into(tmp_path / "into.jsonl", three)
+    assert launches(tmp_path / "into.jsonl") == [("4f1d", 1), ("4f1d", 4)] and "line 4 is not JSON" in merged.notes[0]
+
+
+def test_a_damaged_piece_of_a_packed_part_is_a_note(tmp_path):
+    part = write(tmp_path / "part.jsonl.xz", *map(example, (1, 2, 4)))
+    raw = bytearray(part.read_bytes())
+    raw[raw.rfind(b"\xfd7zXZ\x00", 0, raw.rfind(b"\xfd7zXZ\x00")) + 40] ^= 0xFF
+    part.write_bytes(raw)
+    merged = merged_into(tmp_path / "into.jsonl", part)
+    assert launches(tmp_path / "into.jsonl") == [("4f1d", 1), ("4f1d", 4)]
+    assert "cannot be unpacked" in merged.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name,value\n", "is not an archive"),
+        ('{"kind":"session","format":99,"started":"2030-01-01","claims":{},"plan":{}}\n', "by a newer release"),
+    ],
+)
+def test_what_is_no_archive_of_ours_is_an_error_and_a_part_of_it_stays(three, tmp_path, text, says):
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text(text)
+    with pytest.raises(BadArchive, match=says):
+        merged_into(tmp_path / "into.jsonl", wrong)
+    with Archive.open(tmp_path / "into.jsonl") as into:
+        moved = move([wrong, three], into)
+    [note] = moved.notes
+    assert note.startswith(f"{wrong} stays where it is: ") and says in note
+    assert wrong.read_text() == text and not three.exists() and len(launches(tmp_path / "into.jsonl")) == 3
+
+
+# Parts that go
+
+
+def parts(records: Path) -> None:
+    for number, name in enumerate(("gw0", "gw1", "gw2")):
+        part_of(records, name).parent.mkdir(exist_ok=True)
+        write(part_of(records, name), example(1 + number, f"launch-{number}"))
+
+
+ALL = [("launch-0", 1), ("launch-1", 2), ("launch-2", 3)]
+
+
+def test_parts_go_when_all_of_them_is_in_the_archive(tmp_path):
+    records = tmp_path / "records.jsonl.gz"
+    parts(records)
+    assert [part.name for part in parts_of(records)] == ["gw0.jsonl", "gw1.jsonl", "gw2.jsonl"]
+    with Archive.open(records) as into:
+        moved = move_parts(into)
+        assert (moved.written, moved.notes) == (3, ())
+        assert move_parts(into) == merging.Merged()
+    assert launches(records) == ALL and [*tmp_path.iterdir()] == [records]
+
+
+def test_a_torn_end_is_set_aside_and_its_part_goes(tmp_path):
+    records = tmp_path / "records.jsonl"
+    parts(records)
+    torn = part_of(records, "gw1")
+    with torn.open("ab") as file:
+        file.write(b'{"kind":"measu')
+    with Archive.open(records) as into:
+        [note] = move_parts(into).notes
+    assert note.endswith(f"these 14 bytes were moved to {torn}.torn")
+    assert launches(records) == ALL and [*torn.parent.iterdir()] == [Path(f"{torn}.torn")]
+
+
+def test_a_part_with_a_damaged_line_stays_and_is_not_merged_twice(tmp_path):
+    records = tmp_path / "records.jsonl"
+    parts(records)
+    spoilt = part_of(records, "gw1")
+    with spoilt.open("ab") as file:
+        file.write(b"nonsense\n")
+    for count in (3, 0):
+        with Archive.open(records) as into:
+            moved = move_parts(into)
+        assert moved.written == count and "line 4 is not JSON" in moved.notes[0]
+    assert launches(records) == ALL and parts_of(records) == [spoilt]
+
+
+def test_a_part_that_somebody_writes_to_stays(tmp_path):
+    records = tmp_path / "records.jsonl"
+    parts(records)
+    with Archive.open(part_of(records, "gw1")), Archive.open(records) as into:
+        [note] = move_parts(into).notes
+    assert "gw1.jsonl stays where it is: another run is writing to" in note
+    assert launches(records) == [ALL[0], ALL[2]] and parts_of(records) == [part_of(records, "gw1")]
+    with Archive.open(records) as into:
+        assert move_parts(into).written == 1
+    assert sorted(launches(records)) == ALL
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_interrupted_anywhere_it_is_made_again_and_nothing_is_lost_or_twice(tmp_path, monkeypatch, at):
+    """Stopped at the n-th time that something is to be on disk or to go."""
+    records = tmp_path / "records.jsonl"
+    parts(records)
+    left = at
+
+    def stopping(function):
+        def stops(*arguments):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+            return function(*arguments)
+
+        return stops
+
+    with monkeypatch.context() as patched, Archive.open(records) as into, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "fsync", stopping(os.fsync))
+        patched.setattr(Path, "unlink", stopping(Path.unlink))
+        move_parts(into)
+    with Archive.open(records) as into:
+        assert move_parts(into).notes == ()
+    assert launches(records) == ALL and parts_of(records) == []
+
+
+def test_where_the_archive_cannot_be_written_all_parts_stay(tmp_path, monkeypatch):
+    records = tmp_path / "records.jsonl"
+    parts(records)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Archive.open(records) as into:
+        monkeypatch.setattr("pytest_slmserve.store._append", full)
+        notes = move_parts(into).notes
+        with pytest.raises(BadUsage, match="No space left"):
+            merge(parts_of(records), into)
+    assert len(notes) == len(parts_of(records)) == 3
+    assert all(f"cannot write to {records}: No space left on device" in note for note in notes)
+
+
+def test_the_archive_itself_among_the_parts_is_passed_over(three):
+    before = three.read_bytes()
+    with Archive.open(three) as into:
+        assert merge([three], into).written == 0
+        move([three], into)
+    assert three.read_bytes() == before
+
+
+# The command
+
+
+def test_the_command_says_how_many_came_and_leaves_the_others_as_they_are(three, tmp_path, capsys):
+    more, out = write(tmp_path / "more.jsonl.xz", example(1), example(8)), tmp_path / "all.jsonl.gz"
+    before = three.read_bytes(), more.read_bytes()
+    assert main(["merge", str(three), str(more), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: 4 measurements added, 1 were there\n"
+    assert [concurrency for _, concurrency in launches(out)] == [1, 2, 4, 8]
+    assert (three.read_bytes(), more.read_bytes()) == before
+    assert main(["merge", str(three), str(out), "--out", str(out)]) == 0
+    assert "0 measurements added, 3 were there" in capsys.readouterr().out
+
+
+def test_what_could_not_be_merged_is_its_exit_status(three, tmp_path, capsys):
+    change(three, 4, "nonsense")
+    assert main(["merge", str(three), "--out", str(tmp_path / "all.jsonl")]) == 1
+    assert f"note: {three}: not merged: line 4 is not JSON" in capsys.readouterr().out
+    assert main(["merge", str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "new.jsonl")]) == 4
+    assert "none.jsonl is not there" in capsys.readouterr().err and not (tmp_path / "new.jsonl").exists()
