@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Literal
 
 from pytest_slmserve.analysis import student
 from pytest_slmserve.analysis.sequential import FIRST_LOOKS, NORMAL, boundaries, looks_until
-from pytest_slmserve.analysis.stats import Interval, factor, growth, student_interval
+from pytest_slmserve.analysis.stats import Interval, factor, growth, sample_sd, student_interval
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.errors import BadUsage
 
@@ -161,7 +161,7 @@ def _failures(
 
 def _t(costs: Sequence[float], against: float = 0.0) -> float:
     """Student's t of the mean less `against`; without any spread it is as large as can be, or 0."""
-    distance, error = fmean(costs) - against, stdev(costs) / math.sqrt(len(costs))
+    distance, error = fmean(costs) - against, sample_sd(costs) / math.sqrt(len(costs))
     if error > 0:
         return distance / error
     return math.copysign(math.inf, distance) if distance else 0.0
@@ -197,7 +197,7 @@ def _comparison(series: Series, terms: Terms, decision: tuple[State, int] | None
     if not ratios:
         return Comparison(series.name, series.better, outcome, _missing(series) or "no pairs", margin, 0)
     sign, n = series.sign, len(ratios)
-    sd = stdev(ratios) if n > 1 else None
+    sd = sample_sd(ratios) if n > 1 else None
     worse, detectable = sign * fmean(ratios), _detectable(sd, n, terms, margin, family)
     if outcome is State.FAILS:
         why = _why_failed(sign * fmean(ratios[:at]), n, at)

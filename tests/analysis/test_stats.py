@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import random
-from statistics import quantiles
+from statistics import quantiles, stdev
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from pytest_slmserve.analysis.stats import (
     percent,
     percentile,
     pooled_relative_sd,
+    sample_sd,
     student_interval,
     t_975,
 )
@@ -61,6 +62,20 @@ def test_percentile_lies_among_the_values(values, share):
 def test_nothing_has_neither_mean_nor_percentile():
     assert mean([]) is None and percentile([], 0.5) is None and mean_of_known([None, None]) is None
     assert mean_of_known([None, 1.0, 3.0]) == 2.0
+
+
+@given(numbers)
+def test_deviation_is_that_of_the_standard_library(values):
+    assert sample_sd(values) == pytest.approx(stdev(values), rel=1e-9, abs=1e-9)
+
+
+@given(st.floats(-1e300, 1e300), st.integers(2, 30))
+def test_what_is_all_alike_has_no_deviation_at_all(value, count):
+    assert sample_sd([value] * count) == 0
+
+
+def test_deviation_of_large_numbers_is_known_too():
+    assert sample_sd([1e300, 3e300]) == pytest.approx(2**0.5 * 1e300)
 
 
 def test_pooled_deviation_of_planted_noise():
