@@ -1,15 +1,19 @@
-"""The front door: few names, sorted, resolved late."""
+"""The front door: few names, sorted, resolved late. And the names of test files, which pytest imports by."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
 
 import pytest_slmserve
 
+TESTS = Path(__file__).parent
+STAND_IN = TESTS / "engines" / "stand_in"  # packages, on the path of another process
 IMPORT = "import sys, pytest_slmserve; print(*[m for m in sys.modules if m.startswith('pytest_slmserve.')])"
 
 
@@ -49,3 +53,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_the_front_door_is_empty() -> None:
     run = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []
+
+
+def test_no_two_files_of_the_tests_have_one_name() -> None:
+    """Their folders are no packages, so a second test_gate.py, or helper, is taken for the first that was imported."""
+    files = [path for path in TESTS.rglob("*.py") if path.name != "conftest.py" and STAND_IN not in path.parents]
+    names = Counter(path.name for path in files)
+    assert names["test_names.py"] == 1 and [name for name, count in names.items() if count > 1] == []
