@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,13 @@ import pytest_slmserve
 
 BENCHMARKS = Path(pytest_slmserve.__file__).parents[1] / "benchmarks"
 BENCHMARK = BENCHMARKS / "test_replication_gain.py"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_once():
+    """pytester forgets what is imported while it works, and each inner run would import it anew: so before."""
+    for name in ("advising", "gating", "makespan", "report.carrier", "report.regate", "report.terminal", "sweeping"):
+        import_module(f"pytest_slmserve.{name}")
 
 
 @pytest.fixture(autouse=True)
