@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,23 +68,38 @@ class Faults:
 
 @dataclass(slots=True)
 class _Sequence:
+    """first_step: which step makes its first token, and from then on each makes one; None while it waits."""
+
     request: int
     sent_s: float
-    left: int
+    wanted: int
     admitted_s: float | None = None
-    first_s: float | None = None
-    last_s: float | None = None
-    tokens: int = 0
+    first_step: int | None = None
 
 
 @dataclass(slots=True)
 class _Simulation:
-    """State of one run: who is in flight, and what was noted."""
+    """State of one run: what was sent, and what was noted. When a sequence ends is known as soon as it is admitted, so
+    a step costs as much as begins and ends with it, however large the batch is."""
 
     now: float = 0.0
-    running: list[_Sequence] = field(default_factory=list)
-    ended: list[_Sequence] = field(default_factory=list)
+    sent: list[_Sequence] = field(default_factory=list)
+    admitted: int = 0  # of those sent, the first so many
+    ended: int = 0
+    ends: Counter[int] = field(default_factory=Counter)  # how many end with which step
     steps: list[tuple[Any, ...]] = field(default_factory=list)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.sent) - self.ended
+
+    def admit(self, fits: int) -> int:
+        """The next step takes in what waits, as far as it fits; returns its batch."""
+        for sequence in self.sent[self.admitted : self.ended + fits]:
+            sequence.admitted_s, sequence.first_step = self.now, len(self.steps)
+            self.ends[sequence.first_step + sequence.wanted - 1] += 1
+            self.admitted += 1
+        return self.admitted - self.ended
 
 
 class FakeEngine:
@@ -165,15 +181,15 @@ class FakeEngine:
         users = _due(loop, state)
         for _ in range(MAX_STEPS):
             self._send(state, loop, workload, users)
-            if not state.running:
+            if not state.in_flight:
                 break
             ends = self._step(state, t_inf, b_half, fits)
             loop.stepped(state.now)
             if loop.phase == "over" and loop.requests is None:
                 break
             users = ends + _due(loop, state)
-        tell(Progress("over", state.now, len(state.ended), len(state.running), t_inf))
-        failed = len(state.ended) if loop.concurrency >= self.faults.fail_at else 0
+        tell(Progress("over", state.now, state.ended, state.in_flight, t_inf))
+        failed = state.ended if loop.concurrency >= self.faults.fail_at else 0
         window = loop.window or (0.0, state.now)
         return Run(
             samples=_samples(state, workload),
@@ -217,26 +233,18 @@ class FakeEngine:
             if number is None:
                 return
             index = number % len(workload.requests)
-            state.running.append(
-                _Sequence(index, loop.sent_s(number, state.now), workload.requests[index].output_tokens)
-            )
+            state.sent.append(_Sequence(index, loop.sent_s(number, state.now), workload.requests[index].output_tokens))
 
     def _step(self, state: _Simulation, t_inf: float, b_half: float, fits: int) -> int:
         """One token for each running sequence (as many as fit); returns how many ended."""
-        batch = state.running[:fits]
-        began = state.now
-        state.now += (b_half + len(batch)) / t_inf + self.waits_s
-        for sequence in batch:
-            sequence.admitted_s = began if sequence.admitted_s is None else sequence.admitted_s
-            sequence.first_s = state.now if sequence.first_s is None else sequence.first_s
-            sequence.last_s, sequence.tokens, sequence.left = state.now, sequence.tokens + 1, sequence.left - 1
-        ended = [s for s in batch if not s.left]
+        batch = state.admit(fits)
+        state.now += (b_half + batch) / t_inf + self.waits_s
+        ended = state.ends.pop(len(state.steps), 0)
         state.ended += ended
-        state.running = [s for s in state.running if s.left]
-        preempted = int(len(batch) >= self.faults.preempt_from)
-        waiting = max(0, len(state.running) - fits)
-        state.steps.append((state.now, len(state.running) - waiting, waiting, len(batch), 0, None, preempted))
-        return len(ended)
+        running = min(state.in_flight, fits)
+        preempted = int(batch >= self.faults.preempt_from)
+        state.steps.append((state.now, running, state.in_flight - running, batch, 0, None, preempted))
+        return ended
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         """Drawn from the seed and the request; from `other_token_at` on, others."""
@@ -259,21 +267,23 @@ class FakeEngine:
 def _due(loop: ClosedLoop | Schedule, state: _Simulation) -> int:
     """How many users start now; where there is nothing to do until the next one is due, it is then."""
     if isinstance(loop, Schedule):
-        if not state.running and loop.next_s is not None:
+        if not state.in_flight and loop.next_s is not None:
             state.now = max(state.now, loop.next_s)
         loop.arrive(state.now)
     return loop.users_due()
 
 
 def _samples(state: _Simulation, workload: Workload) -> Samples:
-    rows = sorted(state.ended + state.running, key=lambda s: s.sent_s)
-    return Samples(
-        tuple(s.request for s in rows),
-        tuple(s.sent_s for s in rows),
-        tuple(s.admitted_s for s in rows),
-        tuple(s.first_s for s in rows),
-        tuple(s.last_s for s in rows),
-        tuple(len(workload.requests[s.request].prompt) for s in rows),
-        tuple(s.tokens for s in rows),
-        tuple(not s.left for s in rows),
-    )
+    times = [step[0] for step in state.steps]
+    rows = [_sample(sequence, times, workload) for sequence in state.sent]
+    return Samples(*zip(*rows)) if rows else Samples(*[()] * 8)
+
+
+def _sample(sequence: _Sequence, times: list[float], workload: Workload) -> tuple[Any, ...]:
+    prompt = len(workload.requests[sequence.request].prompt)
+    if sequence.first_step is None:
+        return sequence.request, sequence.sent_s, None, None, None, prompt, 0, False
+    made = min(sequence.wanted, len(times) - sequence.first_step)
+    first_s, last_s = times[sequence.first_step], times[sequence.first_step + made - 1]
+    finished = made == sequence.wanted
+    return sequence.request, sequence.sent_s, sequence.admitted_s, first_s, last_s, prompt, made, finished
