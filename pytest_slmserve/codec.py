@@ -60,6 +60,7 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
         "measured_at": measurement.measured_at,
         **({} if measurement.replica is None else {"replica": asdict(measurement.replica)}),
         **({} if measurement.paired is None else {"paired": asdict(measurement.paired)}),
+        **({"neighbours": measurement.neighbours} if measurement.neighbours else {}),
         "run": {
             "window_us": [_millionths(stamp) for stamp in run.window_s],
             "failures": run.failures,
@@ -163,6 +164,7 @@ def measurement_of(
         measured_at=typed(str, facts["measured_at"]),
         replica=built(Replica, facts["replica"]) if facts.get("replica") else None,
         paired=built(Paired, facts["paired"]) if facts.get("paired") else None,
+        neighbours=typed(int, facts.get("neighbours", 0)),
     )
 
 

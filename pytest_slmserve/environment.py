@@ -129,6 +129,25 @@ def _gpu_of(pynvml: Any, handle: Any) -> Gpu:
     )
 
 
+def near_cores(gpu: Gpu) -> frozenset[int]:
+    """CPU cores of the NUMA node that a GPU hangs on; empty where nobody says."""
+    if not gpu.uuid.startswith(("GPU-", "MIG-")):
+        return frozenset()
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        masks = pynvml.nvmlDeviceGetCpuAffinity(_handle(pynvml, gpu.uuid), -(-(os.cpu_count() or 1) // 64))
+    except pynvml.NVMLError:
+        return frozenset()
+    return frozenset(64 * word + bit for word, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1)
+
+
+def numa_nodes() -> int:
+    """Of this host; 1 where it does not say."""
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+
+
 def unlike(gpus: Sequence[Gpu]) -> str | None:
     """Why these GPUs cannot be taken together: what one kind gives would be held for the other's. None if they can."""
     kinds = dict.fromkeys(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in gpus)

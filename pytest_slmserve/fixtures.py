@@ -291,6 +291,15 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     return lambda: slm_session.judge(name, slm_model, variant)
 
 
+@pytest.fixture
+def slm_alone(slm_session: Session, slm_model: str) -> Callable[[], None]:
+    """Measures two cells of `slm_model` once more, when no other worker of the run has an engine: the smallest and the
+    largest load of those that were measured beside others. Skipped without `-n`."""
+    from pytest_slmserve.gathering import measure_alone
+
+    return lambda: measure_alone(slm_session, slm_model)
+
+
 @pytest.fixture(scope="session")
 def slm_baseline(request: pytest.FixtureRequest) -> StoredBaseline:
     """What `--slm-baseline` names; tests that ask for it are skipped without."""

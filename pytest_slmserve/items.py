@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     MarkedPoint = tuple[str, ClosedLoop, list[pytest.MarkDecorator]]
 
 SESSION = pytest.StashKey["Session"]()
+PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs", "gpus", "jobs")
 # Fixtures whose parameters come from the options.
 PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point", "slm_job_point"})
+READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
 ENOUGH_FOR_A_REPLICA = 32  # requests in flight
 # What a marker says that its item needs: modes that do not have it, and what the item is skipped with then.
@@ -34,6 +36,7 @@ NEEDS: dict[str | None, tuple[tuple[str, ...], str]] = {
     "gpu": (("cpu", "remote"), "reads a GPU's counters: needs --slm-gpu or --slm-fake"),
     "own-engine": (("remote",), "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu"),
 }
+NEEDS_WORKERS = "compares what was measured beside others with the same alone: needs -n"
 NEEDS_A_GATE = "compares two sides: needs --slm-gate"
 # The one parameter of an item where models were chosen that are none of its own, or where none fits.
 NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
@@ -366,14 +369,20 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
 
 def reads_several(item: Any) -> bool:
     """Does an item read what more than one engine measured? So do claims that name their models, those of replicas, of
-    several GPUs and of jobs, and what holds a run against a baseline. Raises BadUsage for an unknown claim."""
+    several GPUs and of jobs, what holds a run against a baseline, and what is measured when all others are through.
+    Raises BadUsage for an unknown claim."""
     from pytest_slmserve.analysis.claims import claim_of
 
     marker = item.get_closest_marker("slm")
     words = marker.kwargs if marker else {}
-    if "slm_baseline" in item.fixturenames:
+    if not {"slm_baseline", "slm_alone"}.isdisjoint(item.fixturenames):
         return True
     return "models" in words or ("claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs"))
+
+
+def is_reader(item: Any) -> bool:
+    """Does it read what others have measured?"""
+    return not READERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def is_skipped(item: Any) -> bool:
@@ -393,6 +402,8 @@ def why_not(session: Session, item: Any) -> str | None:
         return f"needs {words['gpus']} GPUs, and {there} visible"
     if is_gate(item) and not session.options.gate:
         return NEEDS_A_GATE
+    if "slm_alone" in item.fixturenames and not session.desk:
+        return NEEDS_WORKERS
     if session.backend != "remote":
         return None
     if own := sorted(words.keys() - {"model", *NOT_OF_THE_ENGINE}):

@@ -46,6 +46,12 @@ def groups_of(cells: Sequence[Cell]) -> list[Group]:
     ]
 
 
+def widest_first(groups: Sequence[Group]) -> list[Group]:
+    """In the order in which they are to begin: an engine on many GPUs would wait long for the last of them, and a long
+    group that begins late is what all wait for."""
+    return sorted(groups, key=lambda group: (-group.gpus, -group.seconds))
+
+
 def spread(groups: Sequence[Group], gpus: int) -> list[Placement]:
     """Widest first, then longest first, each on the GPUs that are free soonest: at most twice the least possible where
     each takes one GPU, less 1/gpus (Graham 1966, "Bounds for certain multiprocessing anomalies").
@@ -54,7 +60,7 @@ def spread(groups: Sequence[Group], gpus: int) -> list[Placement]:
     """
     free = [(0.0, gpu) for gpu in range(gpus)]
     placed = []
-    for group in sorted(groups, key=lambda group: (-group.gpus, -group.seconds)):
+    for group in widest_first(groups):
         if group.gpus > gpus:
             raise BadUsage(f"an engine takes {group.gpus} GPUs, and the plan has {gpus}", f"{group.gpus} or more")
         taken = [heapq.heappop(free) for _ in range(group.gpus)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.items import BASELINE, PARAMETRISED, SESSION, is_gate, is_measured, seconds_left
+from pytest_slmserve.items import BASELINE, PARAMETRISED, PROBLEM, SESSION, is_gate, is_measured, seconds_left
 
 if TYPE_CHECKING:
     from pytest_slmserve.options import Options
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 EXIT_UNDECIDED = 10
 OPTIONS = pytest.StashKey["Options"]()
-PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-fake or --slm-endpoint"
-READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 STATE = "slm_state"  # user property of a report whose verdict is undecided
 
 
@@ -49,15 +47,49 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
     if options.backend is None:
         return
-    if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
-        raise pytest.UsageError("slmserve: several processes would measure each other; leave out -n")
     from pytest_slmserve.errors import SlmError
     from pytest_slmserve.session import Session
 
     try:
-        config.stash[SESSION] = Session.of(options, config.rootpath)
+        if _is_spread(config):
+            from pytest_slmserve.spreading import session_of
+
+            config.stash[SESSION] = session_of(config, options)
+        else:
+            config.stash[SESSION] = Session.of(options, config.rootpath)
     except SlmError as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
+
+
+def _is_spread(config: pytest.Config) -> bool:
+    """Is this one of several processes of pytest-xdist, or the one that starts them?"""
+    return hasattr(config, "workerinput") or bool(config.getoption("tx", None) and config.getoption("dist") != "no")
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """`-n auto`: a worker for each GPU, or for the CPU."""
+    options = _options(config)
+    if options.backend is None:
+        return None
+    from pytest_slmserve.errors import SlmError
+    from pytest_slmserve.spreading import workers_for
+
+    try:
+        return workers_for(options.backend)
+    except SlmError as error:
+        raise pytest.UsageError(f"slmserve: {error}") from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """A plan is made by one process, for as many GPUs as there would be workers."""
+    workers = getattr(config.option, "numprocesses", None)
+    if workers and _options(config).plan:
+        if workers in ("auto", "logical"):
+            workers = config.hook.pytest_xdist_auto_num_workers(config=config)
+        config.option.numprocesses = 0
+        config.option.slm_plan_gpus = config.option.slm_plan_gpus or str(workers)
 
 
 def _options(config: pytest.Config) -> Options:
@@ -145,18 +177,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip(list(filter(is_measured, items)))
         return
     if PROBLEM in config.stash:
-        raise pytest.UsageError(config.stash[PROBLEM])
+        return _refuse(config, items)
     _leave_out_others(config, items)
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import engine_of, is_skipped, reads_several, why_not
+    from pytest_slmserve.items import engine_of, is_reader, is_skipped, reads_several, why_not
 
     order: dict[Any, int] = {}
 
     def key(item: pytest.Item) -> tuple[bool, int, bool]:
         """Engines in the order of their first item, claims and advice after the points they read; those that read more
         than one engine's come last. So does what is skipped: no engine ends for it."""
-        reads = not READERS.isdisjoint(getattr(item, "fixturenames", ()))
-        spec = engine_of(session, item)
+        reads, spec = is_reader(item), engine_of(session, item)
         apart = (reads and reads_several(item)) or is_skipped(item)
         return apart, order.setdefault(spec, len(order)), reads
 
@@ -165,11 +196,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if why := why_not(session, item):
             item.add_marker(pytest.mark.skip(reason=why), append=False)
     try:
+        if session.desk:
+            from pytest_slmserve.spreading import engine_ranks
+
+            order |= engine_ranks(session, measured)
         ranks = {id(item): key(item) for item in measured}
     except SlmError as error:
         config.stash[PROBLEM] = f"slmserve: {error}"
-        raise pytest.UsageError(config.stash[PROBLEM]) from None
+        return _refuse(config, items)
     items[:] = [i for i in items if id(i) not in ranks] + sorted(measured, key=lambda i: ranks[id(i)])
+
+
+def _refuse(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The options cannot be carried out. Of several workers none runs anything, and their controller tells why."""
+    if config.stash[SESSION].desk is None:
+        raise pytest.UsageError(config.stash[PROBLEM])
+    items.clear()
 
 
 def _skip(measured: list[pytest.Item]) -> None:
@@ -196,13 +238,14 @@ def _is_other(item: pytest.Item, named: bool) -> bool:
     return not named and not is_measured(item)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist tells what was collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Take the device before the first item: a run that would disturb another must not start."""
     slm = session.config.stash.get(SESSION, None)
-    if slm is None or session.config.option.collectonly or slm.options.plan or not any(map(is_measured, session.items)):
+    if slm is None or session.config.option.collectonly or slm.options.plan:
         return
-    if PROBLEM in session.config.stash:  # the hook is called although the one before it has raised
-        return
+    if PROBLEM in session.config.stash or not any(map(is_measured, session.items)):
+        return  # the hook is called although the one before it has raised
     from pytest_slmserve.errors import SlmError
     from pytest_slmserve.items import engine_of
 
@@ -216,8 +259,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             if spec is not None:
                 slm.take(spec)
     except SlmError as error:
-        raise pytest.UsageError(f"slmserve: {error}") from None
+        session.config.stash[PROBLEM] = f"slmserve: {error}"
+        return _refuse(session.config, session.items)
     slm.begin()
+    if slm.desk:  # whose terminal is the controller's
+        return
     progress = ProgressLine(session, slm)
     slm.tell = progress.tell
     session.config.pluginmanager.register(progress, "slmserve-progress")
@@ -318,12 +364,14 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     from pytest_slmserve.items import engine_of
 
     if nextitem is None or engine_of(session, nextitem) != session.pool.current:
-        session.pool.close()
+        session.stop()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     slm = session.config.stash.get(SESSION, None)
+    if controller := session.config.pluginmanager.getplugin("slmserve-controller"):
+        controller.gather(session)
     if slm is not None:
         slm.close()
     terminal = session.config.pluginmanager.getplugin("terminalreporter")

@@ -310,7 +310,8 @@ class Paired:
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """A run with all that is needed to judge it later, on another machine, by another rule. replica: None for an engine
-    that had its device to itself. paired: None but in a gate."""
+    that had its device to itself. paired: None but in a gate. neighbours: engines of the same run that worked on other
+    GPUs of the host when this began or ended, whichever were more."""
 
     spec: EngineSpec
     resolved: Resolved
@@ -322,6 +323,7 @@ class Measurement:
     measured_at: str  # ISO 8601, UTC
     replica: Replica | None = None
     paired: Paired | None = None
+    neighbours: int = 0
 
     @property
     def alone(self) -> bool:

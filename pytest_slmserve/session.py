@@ -40,6 +40,7 @@ from pytest_slmserve.environment import Host, memory_used, probe
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Sharing
 from pytest_slmserve.measure import measure, measure_together
+from pytest_slmserve.merging import move_parts
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import Sweep, engine_title, point_title, price_s
@@ -49,6 +50,7 @@ from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, Load, Repli
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
+from pytest_slmserve.workers import Desk, imagined
 
 T = TypeVar("T")
 SECOND_CHANCES = 1
@@ -85,6 +87,7 @@ class Session:
     slo: Slo | None = None
     export: Export | None = None
     sampler: Sampler | None = None  # of the first device
+    desk: Desk | None = None  # of a worker, which measures beside others
     _samplers: dict[tuple[str, ...], Sampler | None] = field(default_factory=dict)  # of others
     _locked: set[str] = field(default_factory=set)
     _warmed: str | None = None  # the launch that has served something
@@ -92,11 +95,14 @@ class Session:
     _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
 
     @classmethod
-    def of(cls, options: Options, root: Path) -> Session:
-        """Probe the host. Raises BadUsage where the backend cannot run here; a plan is made without a GPU too."""
+    def of(cls, options: Options, root: Path, desk: Desk | None = None) -> Session:
+        """Probe the host. Raises BadUsage where the backend cannot run here; a plan is made without a GPU too.
+        desk: of a worker."""
         backend, slo = options.backend, slo_of_requests(options.slo)
         assert backend is not None
-        export = export_to(options.export, slo) if options.export else None
+        export = export_to(options.export, slo) if options.export and not desk else None
+        if desk:
+            desk.seat.take(on_gpus=backend == "cuda")
         try:
             python, variables = options.engine
             host = probe(backend, python, dict(variables), root)
@@ -105,10 +111,12 @@ class Session:
                 raise
             assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
             host = Host(Environment(backend=backend), "none", (assumed,))
+        if desk and backend == "fake":
+            host = replace(host, gpus=imagined(host, desk.seat))
         check_there(host, range(options.tensor_parallel[-1]))
         agenda = Agenda(options, backend, host, list(host.warnings))
         pool = Pool(start_replicas=partial(_start_replicas, host=host))
-        session = cls(agenda, pool=pool, slo=slo, export=export)
+        session = cls(agenda, pool=pool, slo=slo, export=export, desk=desk)
         if backend == "remote":
             agenda.notes.append("no sensors are read: on which device an endpoint runs is not known")
         elif backend != "fake" and not options.plan:  # the simulated engine simulates its sensors too
@@ -157,26 +165,47 @@ class Session:
 
     def open(self) -> None:
         """Take the device, read what is to be resumed, open the archive. Raises BadUsage or BadArchive."""
+        if self.desk:
+            return self._open_at(self.desk)
         for url in self.options.endpoint:
-            self._lock((url_lock(url),))
+            self.lock((url_lock(url),))
         if self.options.endpoint:
             check_endpoints(self.options.endpoint, self.agenda.models)
         else:
-            self._lock((self.host.device,))
+            self.lock((self.host.device,))
         self._undo.callback(self.pool.close)
+        self.open_archive()
+
+    def open_archive(self) -> None:
+        """With what workers of a run that was killed have left beside it. Raises BadUsage or BadArchive."""
         path = Path(self.options.records)
         there = path.exists()
         self.archive = self._undo.enter_context(Archive.open(path))  # repairs a torn end, so it comes first
         self.notes.extend(self.archive.notes)
-        if self.options.resume and there:
+        left = move_parts(self.archive)
+        self.notes.extend(left.notes)
+        if left.written:
+            self.notes.append(f"{left.written} measurements of workers that were stopped are in {path} now")
+        if self.options.resume and (there or left.written):
             self.resume(path)
+
+    def _open_at(self, desk: Desk) -> None:
+        """The controller has the devices, and has mended the archive."""
+        self._undo.callback(desk.leave)
+        self._undo.callback(self.pool.close)
+        if self.options.resume:
+            self.resume(Path(self.options.records))
+        self.archive = self._undo.enter_context(Archive.open(desk.part))
 
     def take(self, spec: EngineSpec | ReplicaSpec) -> None:
         """The GPUs that it runs on are ours until the session ends, as the first is since it was opened. Raises
         BadUsage where they are not there, DeviceBusy where another run has one of them."""
-        self._lock([device for device in self.agenda.devices(spec) if device != self.host.device])
+        devices = [device for device in self.agenda.devices(spec) if device != self.host.device]
+        if not self.desk:
+            self.lock(devices)
 
-    def _lock(self, devices: Sequence[str]) -> None:
+    def lock(self, devices: Sequence[str]) -> None:
+        """Until the session ends. Raises DeviceBusy."""
         for device in devices if self.backend != "fake" else ():  # a formula disturbs nobody
             if device not in self._locked:
                 lock = DeviceLock(device)
@@ -217,18 +246,35 @@ class Session:
         """Take over the valid measurements of an archive."""
         contents = read(path, skip_damaged=self.options.skip_damaged)
         self.notes.extend(contents.notes)
-        for members in shared_runs(contents.measurements):
-            if not standing_together(members)[0]:
-                self.shared.setdefault(asked(members), []).append(members)
-                self.reused.update(m.id for m in members)
-        for measurement in contents.measurements:
-            if measurement.alone and measurement.paired is None and not problems(measurement):
-                self.measured.setdefault(measurement.key, []).append(measurement)
-                self.reused.add(measurement.id)
+        together = [ms for ms in shared_runs(contents.measurements) if not standing_together(ms)[0]]
+        alone = [m for m in contents.measurements if m.alone and m.paired is None and not problems(m)]
+        self.know([*alone, *(m for members in together for m in members)])
+        self.reused.update(m.id for m in (*alone, *(m for members in together for m in members)))
+
+    def know(self, measurements: Sequence[Measurement]) -> None:
+        """As if they had been made in this process."""
+        for members in shared_runs(measurements):
+            self.shared.setdefault(asked(members), []).append(members)
+        for m in measurements:
+            if m.alone and m.paired is None:
+                self.measured.setdefault(m.key, []).append(m)
 
     def engine(self, spec: EngineSpec) -> Engine:
         self.take(spec)
+        self._sit_down(spec)
         return self.pool.engine(spec)
+
+    def _sit_down(self, spec: EngineSpec | ReplicaSpec) -> None:
+        """A worker waits until no other has the GPUs that this takes."""
+        if self.desk and self.pool.current != spec:
+            self.stop()
+            self.desk.take(self.agenda.devices(spec) if self.host.gpus else self.desk.seat.devices[:1])
+
+    def stop(self) -> None:
+        """The engine that runs, if one does; its GPUs are free for other workers."""
+        self.pool.close()
+        if self.desk:
+            self.desk.leave()
 
     def measure(
         self, spec: EngineSpec, workload: Workload, load: Load, repeats: int, why: str = ""
@@ -283,12 +329,17 @@ class Session:
         engine = self.engine(spec)
         if isinstance(load, Job):
             self._warm(engine, workload, load)
+        neighbours = self._neighbours()
         found = measure(engine, workload, load, environment, tell, self.sampler_of(spec))
-        known.append(replace(found, replica=replica, paired=paired))
+        neighbours = max(neighbours, self._neighbours())
+        known.append(replace(found, replica=replica, paired=paired, neighbours=neighbours))
         if self.archive:
             self.archive.add(known[-1])
         if self.export:
             self.export.add(known[-1])
+
+    def _neighbours(self) -> int:
+        return self.desk.neighbours if self.desk else 0
 
     def _warm(self, engine: Engine, workload: Workload, job: Job) -> None:
         """A job has no ramp: the first requests of a fresh engine, which are slow, must not be its own."""
@@ -308,8 +359,10 @@ class Session:
             name = f"{engine_title(spec)} at {sum(load.concurrency for load in loads)}, repeat {repeat}"
             tell = partial(self.tell, name)
             self.take(spec)
-            replicas = self.pool.replicas(spec)
+            self._sit_down(spec)
+            replicas, neighbours = self.pool.replicas(spec), self._neighbours()
             found = measure_together(replicas, workloads, loads, environment, tell, self.sampler_of(spec))
+            found = tuple(replace(m, neighbours=max(neighbours, self._neighbours())) for m in found)
             known.append(found)
             for m in found if self.archive else ():
                 self.archive.add(m)  # type: ignore[union-attr]

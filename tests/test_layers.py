@@ -52,6 +52,10 @@ TOP = {
     "commands",
     "agenda",
     "advising",
+    "gathering",
+    "scheduling",
+    "spreading",
+    "workers",
     "gating",
     "holding",
     "session",
@@ -72,7 +76,7 @@ EXCEPTIONS = {
     ("client", ADMISSION),  # likewise, over HTTP
     ("plan", "analysis.kv_cache"),  # arithmetic over shapes: what a plan is cut by, before anything is measured
 }
-MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items"}
+MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items", "spreading"}
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}
 

@@ -14,7 +14,16 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis import curve as curves
-from pytest_slmserve.analysis import deployments, job_claims, kv_cache, sharing, table1, tensor_parallel, utilization
+from pytest_slmserve.analysis import (
+    deployments,
+    job_claims,
+    kv_cache,
+    neighbours,
+    sharing,
+    table1,
+    tensor_parallel,
+    utilization,
+)
 from pytest_slmserve.analysis.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.roofline import peaks_of
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -76,6 +85,10 @@ def _latency(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
 
 def _pareto(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return curves.pareto_up_to_plateau(curve, parameters["tolerance"], parameters["margin"])
+
+
+def _neighbours(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return neighbours.neighbours_do_not_disturb(curve, parameters["margin"])
 
 
 def _kv_blocks(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
@@ -278,6 +291,13 @@ CLAIMS: tuple[Claim, ...] = (
         _pareto,
     ),
     Claim(
+        neighbours.CLAIM,
+        "A cell is the same alone and beside engines on other GPUs of the host: all of them at once may be believed.",
+        "the run itself",
+        _neighbours,
+        neighbours.has_neighbours,
+    ),
+    Claim(
         kv_cache.CLAIM,
         "The engine has the KV blocks that the model's shape and the KV bytes predict.",
         "vLLM's paged KV cache (arXiv:2309.06180)",
@@ -451,6 +471,17 @@ ROWS: tuple[Row, ...] = (
         curves.PARETO,
         parameters={**_LAW, "margin": curves.MARGIN},
         evidence="a step of more sequences is never shorter, so latency rises with throughput",
+    ),
+    Row(
+        neighbours.CLAIM,
+        parameters={"margin": 0.03},
+        evidence="the margin of the gate: what would be taken for a regression must not come from a neighbour",
+    ),
+    Row(
+        neighbours.CLAIM,
+        device="cpu",
+        parameters={"margin": 0.15},
+        evidence="engines on two halves of one CPU share its caches and its memory, and repeats differ by 4 to 6 %",
     ),
     Row(
         curves.PARETO,

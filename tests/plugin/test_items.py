@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from inside import usage_error
 
 from pytest_slmserve.plugin import SESSION
@@ -41,11 +40,6 @@ def test_a_marker_with_unknown_words_is_refused_with_the_known_ones(pytester):
     text = usage_error(pytester.runpytest_inprocess("--slm-fake"))
     assert "has no modle" in text
     assert "model, " in text
-
-
-def test_several_processes_are_refused(sweep, pytester):
-    pytest.importorskip("xdist")
-    assert "leave out -n" in usage_error(pytester.runpytest_inprocess("--slm-fake", "-n2"))
 
 
 def test_a_runner_that_is_there_to_measure_forbids_the_skip(pytester, monkeypatch):

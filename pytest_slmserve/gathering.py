@@ -1,0 +1,120 @@
+"""What several workers have found becomes one run: known to the worker that judges last, and to their controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_slmserve.analysis import neighbours
+from pytest_slmserve.analysis.replication import asked, shared_runs
+from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.merging import move_parts, parts_of
+from pytest_slmserve.plan import point_title
+from pytest_slmserve.records import Measurement
+from pytest_slmserve.session import Session
+from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.store import read
+from pytest_slmserve.workers import Outcome, Seat, outcomes_of, seats, shared_folder, sweep_up
+
+UNCHECKED = (
+    "whether engines on several GPUs disturbed each other was not looked at: the shipped test_neighbours.py does, by "
+    "two cells of each model alone"
+)
+
+
+def open_for(session: Session, workers: int) -> list[Seat]:
+    """The devices are ours, the archive is open: a place for each worker. Raises BadUsage, DeviceBusy, BadArchive."""
+    records = Path(session.options.records)
+    places = seats(session.host, workers, records)
+    session.lock([gpu.uuid for gpu in session.host.gpus[:workers]] or [session.host.device])
+    session.open_archive()
+    sweep_up(shared_folder(records))
+    shared_folder(records).mkdir(exist_ok=True)
+    cores = len(places[0].cores) or session.host.environment.cores
+    session.agenda.host = replace(session.host, environment=replace(session.host.environment, cores=cores))
+    return places
+
+
+def gather_others(session: Session) -> None:
+    """In a worker: what the others have measured so far, and asked for, is known here too."""
+    assert session.desk
+    own, records = session.desk.part, Path(session.desk.seat.records)
+    _know(session, _written(path for path in parts_of(records) if path != own))
+    for outcome in outcomes_of(session.desk.folder):
+        _ask_for(session, outcome)
+
+
+def gather_all(session: Session) -> str:
+    """In the controller, in the end: all that the workers have is in the archive and known here. Why they could not
+    carry out their options, if so."""
+    records = Path(session.options.records)
+    found, outcomes = _written(parts_of(records)), outcomes_of(shared_folder(records))
+    _know(session, found)
+    for outcome in outcomes:
+        _ask_for(session, outcome)
+        session.judged.extend(outcome.judged)
+        session.reused |= outcome.reused
+        session.notes.extend(note for note in outcome.notes if note not in session.notes)
+    for m in found if session.export else ():
+        session.export.add(m)  # type: ignore[union-attr]
+    if any(m.neighbours for m in found) and not any(each.verdict.claim == neighbours.CLAIM for each in session.judged):
+        session.notes.append(UNCHECKED)
+    sweep_up(shared_folder(records))
+    if session.archive:
+        session.notes.extend(move_parts(session.archive).notes)
+    return next((outcome.problem for outcome in outcomes if outcome.problem), "")
+
+
+def measure_alone(session: Session, model: str) -> None:
+    """Two cells of a model's sweep once more, if all of it was measured beside others: its smallest load, where the CPU
+    is most of a step, and its largest."""
+    spec, workload = session.agenda.spec(model), session.agenda.workload(model)
+    found = [m for m in session.curve(model).measurements if not problems(m)]
+    beside = sorted({m.load.concurrency for m in found if m.neighbours and isinstance(m.load, ClosedLoop)})
+    for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
+        load = session.agenda.load(concurrency)
+        known = session.measured[session.agenda.key(spec, workload, load)]
+        if all(m.neighbours for m in known if not problems(m)):
+            session.measure_into(known, spec, workload, load, f"{point_title(spec, load)}, alone")
+
+
+def save_outcome(session: Session, problem: str = "") -> None:
+    """In a worker: for the others and the controller."""
+    assert session.desk
+    session.desk.save(
+        Outcome(
+            asked=tuple(session.asked),
+            asked_shared=tuple(session.asked_shared),
+            swept=tuple(session.agenda.sweeps),
+            reused=frozenset(session.reused),
+            judged=tuple(session.judged),
+            notes=tuple(session.notes),
+            problem=problem,
+        )
+    )
+
+
+def _written(parts: Iterable[Path]) -> list[Measurement]:
+    return [m for path in parts if path.stat().st_size for m in read(path, skip_damaged=True).measurements]
+
+
+def _know(session: Session, measurements: list[Measurement]) -> None:
+    """Those that are not known yet. They were asked for, whatever became of the worker that made them."""
+    known = {m.id for found in session.measured.values() for m in found}
+    known |= {m.id for runs in session.shared.values() for members in runs for m in members}
+    measurements = [m for m in measurements if m.id not in known]
+    session.know(measurements)
+    session.asked.update((m.key, None) for m in measurements if m.alone)
+    session.asked_shared.update((asked(members), None) for members in shared_runs(measurements))
+
+
+def _ask_for(session: Session, outcome: Outcome) -> None:
+    for key in outcome.asked:
+        session.measured.setdefault(key, [])
+        session.asked.setdefault(key)
+    for key in outcome.asked_shared:
+        session.shared.setdefault(key, [])
+        session.asked_shared.setdefault(key)
+    for model in outcome.swept:
+        session.agenda.sweep(model)

@@ -1,0 +1,85 @@
+"""Which worker of pytest-xdist gets which items: all of an engine to one worker, and at the very end, when nobody
+measures any more, what reads the measurements of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from xdist.scheduler import LoadScopeScheduling
+
+LAST = "last"  # the scope of items that wait for all others
+
+Scopes = Mapping[str, str]  # of each item that has one, by its id
+
+
+class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """xdist's own distribution by scopes, whose scopes are engines, in the order of the items. An item without an
+    engine is a scope of its own.
+
+    A worker runs its last item only when it knows that there is no next one. So when the engines are given away, each
+    worker but one is told that it has all; the one that is left gets the items that read, as soon as the others are
+    through.
+    """
+
+    def __init__(self, config: Any, log: Any, scopes: Callable[[], Scopes]) -> None:
+        super().__init__(config, log)
+        self._ask, self._scopes = scopes, dict[str, str]()
+        config.option.loadscopereorder = False
+
+    def schedule(self) -> None:
+        if self.collection is None:
+            self._scopes = dict(self._ask())
+        super().schedule()
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._scopes.get(nodeid, nodeid)
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        super().mark_test_complete(node, item_index, duration)
+        if self._only_last:
+            for other in self.nodes:
+                self._reschedule(other)
+
+    def remove_node(self, node: Any) -> str | None:
+        """One that crashed: the item that it was at is over, with a failure, and the rest of its engine is the next to
+        be given away. xdist would try that item again."""
+        work = self.assigned_work.pop(node)
+        left = {scope: {item: done for item, done in unit.items() if not done} for scope, unit in work.items()}
+        left = {scope: unit for scope, unit in left.items() if unit}
+        if not left:
+            return None
+        crashed: str = next(iter(next(iter(left.values()))))
+        for scope, unit in reversed(left.items()):
+            unit.pop(crashed, None)
+            if unit:
+                self.workqueue[scope] = unit
+                self.workqueue.move_to_end(scope, last=False)
+        for other in self.nodes:
+            self._reschedule(other)
+        return crashed
+
+    def _reschedule(self, node: Any) -> None:
+        """Twice: of one item alone a worker does not know that it may run it."""
+        for _ in range(2):
+            if not node.shutting_down:
+                self._give(node)
+
+    def _give(self, node: Any) -> None:
+        if self._only_last and any(not other.shutting_down for other in self._others(node)):
+            node.shutdown()
+        else:
+            super()._reschedule(node)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if LAST in self.workqueue:
+            self.workqueue.move_to_end(LAST)
+        if not (self._only_last and any(self._pending_of(self.assigned_work[other]) for other in self._others(node))):
+            super()._assign_work_unit(node)
+
+    def _others(self, node: Any) -> list[Any]:
+        return [other for other in self.nodes if other is not node]
+
+    @property
+    def _only_last(self) -> bool:
+        return list(self.workqueue) == [LAST]

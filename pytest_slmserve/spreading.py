@@ -1,0 +1,156 @@
+"""pytest-xdist's hooks: a worker for each GPU, and one archive and one report in the end. Imported where `-n` is given
+with a mode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.workermanage import parse_tx_spec_config
+
+from pytest_slmserve.environment import IMAGINED_GPUS, numa_nodes, visible_gpus
+from pytest_slmserve.errors import BadUsage, SlmError
+from pytest_slmserve.gathering import gather_all, gather_others, open_for, save_outcome
+from pytest_slmserve.items import PROBLEM, engine_of, is_measured, is_reader, is_skipped, plan_rows, reads_several
+from pytest_slmserve.kinds import Backend
+from pytest_slmserve.makespan import groups_of, widest_first
+from pytest_slmserve.options import Options
+from pytest_slmserve.scheduling import LAST, EngineScheduling
+from pytest_slmserve.session import Session
+from pytest_slmserve.workers import Desk, Seat, cores_here, shared_folder
+
+SEAT = "slm_seat"  # of a worker, in what xdist gives it
+SCOPES = "items.scopes"  # in the shared folder: which items go to one worker
+# What one process does alone, and why.
+ALONE = {
+    "gate": "a gate compares two sides, and what others do would be taken for their difference",
+    "calibrate": "a calibration measures the noise of a runner, not of its neighbours",
+    "endpoint": "the workers would be load for each other at one server",
+}
+
+
+def workers_for(backend: Backend) -> int:
+    """As many as `-n auto` means. Raises BadUsage."""
+    match backend:
+        case "cuda":
+            return len(visible_gpus())
+        case "fake":
+            return min(len(IMAGINED_GPUS), len(cores_here()) or 1)
+        case _:
+            return numa_nodes()
+
+
+def session_of(config: pytest.Config, options: Options) -> Session:
+    """Of a worker, or of the controller of several. Raises BadUsage where several could not do it."""
+    if given := getattr(config, "workerinput", None):
+        session = Session.of(options, config.rootpath, Desk(Seat.of(given[SEAT]), given["workerid"]))
+        config.pluginmanager.register(Worker(session), "slmserve-worker")
+        return session
+    for name, why in ALONE.items():
+        if getattr(options, name):
+            raise BadUsage(f"--slm-{name} with -n: {why}", "leave out -n")
+    places = parse_tx_spec_config(config)
+    if not all(place.startswith("popen") for place in places):
+        raise BadUsage("--tx: workers on other hosts see other GPUs", "-n, with a worker for each GPU of this host")
+    session = Session.of(options, config.rootpath)
+    for model in session.agenda.models:
+        session.agenda.sweep(model)
+    config.pluginmanager.register(Controller(session, len(places)), "slmserve-controller")
+    return session
+
+
+class Controller:
+    """The process that starts the workers. It measures nothing."""
+
+    def __init__(self, session: Session, workers: int) -> None:
+        self.session, self.workers = session, workers
+        self.free: list[Seat] = []
+        self.taken: dict[str, Seat] = {}
+        self.problem = ""
+
+    def pytest_sessionstart(self) -> None:
+        """Before xdist starts its workers: the GPUs are ours, and the archive."""
+        try:
+            self.free = open_for(self.session, self.workers)
+        except SlmError as error:
+            raise pytest.UsageError(f"slmserve: {error}") from None
+
+    def pytest_configure_node(self, node: Any) -> None:
+        seat = self.taken[node.gateway.id] = self.free.pop(0)
+        node.workerinput[SEAT] = seat.plain()
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker that replaces one that crashed gets its place."""
+        if seat := self.taken.pop(node.gateway.id, None):
+            self.free.append(seat)
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> EngineScheduling:
+        scopes = shared_folder(Path(self.session.options.records)) / SCOPES
+        return EngineScheduling(config, log, lambda: json.loads(scopes.read_text("utf-8")))
+
+    def gather(self, session: pytest.Session) -> None:
+        """All workers are through, or have been stopped."""
+        self.problem = gather_all(self.session)
+        if self.problem:
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.problem:
+            terminalreporter.write_line(f"ERROR: {self.problem}", red=True)
+
+
+class Worker:
+    """One of them. Its archive and its outcome are in the shared folder."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.gathered = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """What is measured already is known to a worker that replaces one that crashed."""
+        desk = self.session.desk
+        assert desk
+        gather_others(self.session)
+        mine = desk.folder / f"{desk.name}.new"
+        mine.write_text(json.dumps(scopes_of(self.session, session.items)), "utf-8")
+        mine.replace(desk.folder / SCOPES)  # all collect the same
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """What reads several engines comes when all have been measured."""
+        if not self.gathered and is_late(item):
+            gather_others(self.session)
+            self.gathered = True
+
+    def pytest_runtest_logfinish(self) -> None:
+        save_outcome(self.session)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        save_outcome(self.session, session.config.stash.get(PROBLEM, ""))
+
+
+def scopes_of(session: Session, items: Sequence[pytest.Item]) -> Mapping[str, str]:
+    """Items that go to one worker have one scope: those of an engine, and those that come last."""
+    engines: dict[Any, str] = {}
+    found = {}
+    for item in filter(is_measured, items):
+        if is_late(item):
+            found[item.nodeid] = LAST
+        elif engine := engine_of(session, item):
+            found[item.nodeid] = engines.setdefault(engine, f"engine {len(engines)}")
+    return found
+
+
+def is_late(item: pytest.Item) -> bool:
+    return is_reader(item) and not is_skipped(item) and reads_several(item)
+
+
+def engine_ranks(session: Session, items: Iterable[pytest.Item]) -> dict[Any, int]:
+    """The order in which engines are to begin, where there is more than one GPU."""
+    groups = groups_of(plan_rows(session, list(items)))
+    return {group.engine: rank for rank, group in enumerate(widest_first(groups))}

@@ -1,0 +1,192 @@
+"""One run in several processes, a worker for each GPU: where each sits, who has which GPU now, what each has found.
+
+The controller and its workers share a folder beside the archive. In it each worker has an archive and an outcome of its
+own, and each GPU has a lock, held while an engine runs there. What a worker has written stays when it is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.environment import Gpu, Host, near_cores
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.merging import part_of
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a worker works. records: the archive of the run; devices: all that the workers have, its own first; cores:
+    its share of the CPU."""
+
+    records: str
+    devices: tuple[str, ...]
+    cores: tuple[int, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As values that go through a pipe to another process."""
+        return {**asdict(self), "devices": list(self.devices), "cores": list(self.cores)}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Seat:
+        return cls(facts["records"], tuple(facts["devices"]), tuple(facts["cores"]))
+
+    def take(self, on_gpus: bool) -> None:
+        """This process and all that it starts have these cores, and see the GPUs in this order."""
+        if self.cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, self.cores)
+        if on_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+
+
+def seats(host: Host, count: int, records: Path) -> list[Seat]:
+    """One for each worker, in the order of the GPUs. Raises BadUsage for more workers than GPUs or cores."""
+    if host.gpus and count > len(host.gpus):
+        there = f"{len(host.gpus)} GPU{'s' if len(host.gpus) > 1 else ''}"
+        raise BadUsage(f"-n {count}: each worker has a GPU of its own, and {there} visible", f"-n {len(host.gpus)}")
+    devices = [gpu.uuid for gpu in host.gpus[:count]] or [f"{host.device}-{i}" for i in range(count)]
+    ours = cores_here()
+    near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
+    if 0 < len(ours) < count:
+        raise BadUsage(f"-n {count}: each worker needs a core, and there are {len(ours)}", f"-n {len(ours)} or fewer")
+    return [
+        Seat(str(records.absolute()), (*devices[i:], *devices[:i]), cores)
+        for i, cores in enumerate(equal_parts(near, sorted(ours)))
+    ]
+
+
+def cores_here() -> frozenset[int]:
+    """That we may use; none where the system does not say."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def equal_parts(near: Sequence[frozenset[int]], ours: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each worker as many of the cores near its GPU as for every other, neighbours together, none for two: what is
+    measured on different numbers of cores is not compared. Where the cores near some GPU are too few, of all."""
+    sharers = [sum(not here.isdisjoint(there) for there in near) for here in near]
+    each = min((len(cores) // sharing for cores, sharing in zip(near, sharers)), default=0)
+    if each == 0:
+        near, each = [frozenset(ours)] * len(near), len(ours) // max(1, len(near))
+    taken, parts = set[int](), []
+    for cores in near:
+        part = tuple(sorted(cores - taken)[:each])
+        taken |= set(part)
+        parts.append(part)
+    return parts
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a worker can tell besides measurements. asked, asked_shared: keys of what its items asked for; swept: models
+    whose sweeps it has planned; reused: ids of measurements that it took from the archive; judged, notes: as of a
+    session."""
+
+    asked: tuple[str, ...] = ()
+    asked_shared: tuple[str, ...] = ()
+    swept: tuple[str, ...] = ()
+    reused: frozenset[str] = frozenset()
+    judged: tuple[Any, ...] = ()
+    notes: tuple[str, ...] = ()
+    problem: str = ""  # why its options cannot be carried out
+
+
+@dataclass(slots=True)
+class Desk:
+    """What a worker has in the shared folder. name: of the worker."""
+
+    seat: Seat
+    name: str
+    _held: dict[str, int] = field(default_factory=dict)  # descriptors of the GPUs' locks, by device
+
+    @property
+    def part(self) -> Path:
+        """Its archive."""
+        return part_of(Path(self.seat.records), self.name)
+
+    @property
+    def folder(self) -> Path:
+        return self.part.parent
+
+    def take(self, devices: Sequence[str]) -> None:
+        """Wait until these devices are free, and hold them. Whoever waits holds none, and the others wait behind it:
+        so nobody waits for ever, and an engine on many GPUs gets them before those behind it take one."""
+        if set(devices) == self._held.keys():
+            return
+        self.leave()
+        with _locked(self.folder / "turn.lock"):
+            for device in devices:
+                self._held[device] = _lock(self._path(device), fcntl.LOCK_EX)
+
+    def leave(self) -> None:
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+    @property
+    def neighbours(self) -> int:
+        """Devices of other workers on which an engine runs now."""
+        return sum(_is_locked(self._path(device)) for device in self.seat.devices if device not in self._held)
+
+    def _path(self, device: str) -> Path:
+        return self.folder / f"{device}.lock"
+
+    def save(self, outcome: Outcome) -> None:
+        """Whole or not at all."""
+        path = self.folder / f"{self.name}.outcome"
+        path.with_suffix(".new").write_bytes(pickle.dumps(outcome))
+        path.with_suffix(".new").replace(path)
+
+
+def shared_folder(records: Path) -> Path:
+    """What workers share, beside the archives that they write."""
+    return part_of(records, "").parent
+
+
+def outcomes_of(folder: Path) -> list[Outcome]:
+    """What workers of this run have told; they are processes of ours on this host."""
+    return [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.outcome"))]
+
+
+def sweep_up(folder: Path) -> None:
+    """Leave nothing but archives."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.suffix in (".outcome", ".new", ".lock", ".scopes"):
+            path.unlink()
+
+
+def imagined(host: Host, seat: Seat) -> tuple[Gpu, ...]:
+    """The GPUs of the simulated host, in the order of a seat."""
+    by_name = {gpu.uuid: gpu for gpu in host.gpus}
+    return tuple(by_name[device] for device in seat.devices)
+
+
+def _lock(path: Path, how: int) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, how)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = _lock(path, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        os.close(_lock(path, fcntl.LOCK_SH | fcntl.LOCK_NB))
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,67 @@
+"""The same cell alone and beside others: differences that are planted are found, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from gpus import alone, engine
+
+from pytest_slmserve.analysis.curve import curve_of
+from pytest_slmserve.analysis.neighbours import has_neighbours, neighbours_do_not_disturb, pairs_of, within
+from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.verdict import State
+
+MARGIN = 0.03
+
+
+def curve(slower: float = 1.0, again=(4, 16)):
+    """Two repeats of each load beside one other engine, `slower` so much, and some of them alone."""
+    beside = alone(engine(t_inf=1000.0 / slower))
+    lone = [replace(m, spec=beside[0].spec) for m in alone(engine(), loads=again, repeats=1)]
+    return curve_of("opt-tiny", [*(replace(m, neighbours=1) for m in beside), *lone])
+
+
+def test_what_is_the_same_holds():
+    verdict = neighbours_do_not_disturb(curve(), MARGIN)
+    assert verdict.state is State.HOLDS and verdict.n == 6
+    assert "at 4; " in verdict.why and "at 16 in flight" in verdict.why
+
+
+@pytest.mark.parametrize("slower", [1.1, 0.9])
+def test_what_neighbours_slow_or_hasten_fails_with_the_number(slower):
+    verdict = neighbours_do_not_disturb(curve(slower), MARGIN)
+    assert verdict.state is State.FAILS
+    assert verdict.value == pytest.approx(slower - 1, abs=0.01)
+
+
+def test_one_disturbed_cell_is_enough():
+    good, bad = curve(), curve(1.1)
+    mixed = [m for m in good.measurements if m.load.concurrency == 4]
+    mixed += [replace(m, spec=good.spec) for m in bad.measurements if m.load.concurrency == 16]
+    assert neighbours_do_not_disturb(curve_of("opt-tiny", mixed), MARGIN).state is State.FAILS
+
+
+def test_without_both_there_is_nothing_to_tell():
+    verdict = neighbours_do_not_disturb(curve(again=()), MARGIN)
+    assert verdict.state is State.UNDECIDED and "none of its loads" in verdict.why
+    assert [pair.concurrency for pair in pairs_of(curve(again=(16,)))] == [16]
+
+
+def test_a_run_alone_has_no_neighbours():
+    assert has_neighbours(curve()) and not has_neighbours(curve_of("opt-tiny", alone(engine())))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state"),
+    [
+        (-0.02, 0.02, State.HOLDS),
+        (-0.04, 0.02, State.UNDECIDED),
+        (None, None, State.UNDECIDED),
+        (0.031, 0.05, State.FAILS),
+        (-0.05, -0.031, State.FAILS),
+        (-0.05, 0.05, State.UNDECIDED),
+    ],
+)
+def test_the_whole_interval_decides(low, high, state):
+    assert within(Interval(0.0, low, high), MARGIN) is state

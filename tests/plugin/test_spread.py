@@ -1,0 +1,179 @@
+"""`-n`: a worker for each GPU, here simulated ones; one archive and one report as from a run without."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from inside import usage_error
+
+import pytest_slmserve
+from pytest_slmserve.store import read
+
+pytest.importorskip("xdist")
+
+BENCHMARKS = Path(pytest_slmserve.__file__).parents[1] / "benchmarks"
+SWEEPS = """
+    import pytest
+
+    def test_point(slm_point):
+        assert slm_point.measure()
+
+    @pytest.mark.slm(claim="throughput-plateau")
+    def test_plateau(slm_claim):
+        assert slm_claim()
+
+    @pytest.mark.slm(models=("opt-1.3b",))
+    def test_of_two_models(slm_session, slm_model):
+        known = {m.spec.model for found in slm_session.measured.values() for m in found}
+        assert {"facebook/opt-125m", "facebook/opt-1.3b"} <= {*known, *(f"facebook/{name}" for name in known)}
+"""
+KILLED = """
+    import os, pathlib, signal
+    import pytest
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(item):
+        once = pathlib.Path(str(item.config.rootpath)) / "killed"
+        if item.name == "test_point[opt-1.3b-64]" and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+MODELS = ("--slm-fake", "--slm-models=opt-125m,opt-1.3b", "--slm-batches=1,16,64,128,256", "-p", "no:cacheprovider")
+
+
+@pytest.fixture
+def spread(pytester):
+    """Runs a file of sweeps by two workers, in a process of its own: `spread("--slm-repeats=3")`."""
+    pytester.makepyfile(SWEEPS)
+    return lambda *args: pytester.runpytest_subprocess(*MODELS, "-n2", *args)
+
+
+def records(pytester, name=".slm/records.jsonl"):
+    return read(pytester.path / name).measurements
+
+
+def test_two_workers_make_one_archive_and_one_report(spread, pytester):
+    result = spread("-v")
+    result.assert_outcomes(passed=13)
+    found = records(pytester)
+    assert Counter(m.key for m in found) == dict.fromkeys({m.key for m in found}, 2) and len(found) == 20
+    assert len({m.launch for m in found}) == 2, "an engine starts once"
+    assert not (pytester.path / ".slm" / "records.jsonl.parts").exists()
+    text = result.stdout.str()
+    assert "[gw0]" in text and "[gw1]" in text and "test_point[opt-125m-64] " in text
+    assert text.count("throughput-plateau: ") == 1 and text.count("measured: 5 points, 2 repeats each, 1 launch") == 2
+    assert "whether engines on several GPUs disturbed each other was not looked at" in text
+
+
+def test_the_report_of_a_run_without_is_the_same(spread, pytester):
+    def tables(result):
+        return [line for line in result.outlines if line.lstrip()[:1].isdigit() and "*" in line]
+
+    together = tables(spread("--slm-window=4"))
+    alone = tables(pytester.runpytest_subprocess(*MODELS, "--slm-window=4", "--slm-records=alone.jsonl"))
+    assert together == alone and len(together) == 10
+
+
+def test_a_worker_that_is_killed_loses_one_item_and_nothing_is_measured_twice(spread, pytester):
+    pytester.makeconftest(KILLED)
+    result = spread()
+    result.assert_outcomes(passed=13, failed=1)
+    result.stdout.fnmatch_lines(["*crashed while running*test_point*opt-1.3b-64*"])
+    found = records(pytester)
+    assert set(Counter(m.key for m in found).values()) == {2} and len(found) == 20
+    assert len({m.launch for m in found}) == 3, "the engine of the one that was killed starts anew"
+
+
+def test_a_run_goes_on_by_what_is_there_and_by_what_workers_of_a_killed_run_have_left(spread, pytester):
+    spread("-k", "125m").assert_outcomes(passed=6)
+    folder = pytester.path / ".slm" / "records.jsonl.parts"
+    folder.mkdir()
+    shutil.move(pytester.path / ".slm" / "records.jsonl", folder / "gw0.jsonl")
+    result = spread("--slm-resume")
+    result.assert_outcomes(passed=13)
+    result.stdout.fnmatch_lines(
+        [
+            "note: 10 measurements of workers that were stopped are in *records.jsonl now",
+            "10 measurements were reused from .slm/records.jsonl",
+        ]
+    )
+    assert len(records(pytester)) == 20 and not folder.exists()
+
+
+def test_cells_alone_and_beside_others(spread, pytester):
+    shutil.copy(BENCHMARKS / "test_neighbours.py", pytester.path)
+    result = spread()
+    result.assert_outcomes(passed=15)
+    assert "was not looked at" not in result.stdout.str()
+    assert result.stdout.str().count("output tokens/s alone against beside others") == 2
+    found = records(pytester)
+    alone = [m for m in found if not m.neighbours]
+    assert {m.load.concurrency for m in alone} >= {1, 256} and len(found) == 24
+
+
+def test_without_workers_nobody_is_beside(pytester):
+    shutil.copy(BENCHMARKS / "test_neighbours.py", pytester.path)
+    result = pytester.runpytest_subprocess(*MODELS, "-rs")
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(["*compares what was measured beside others with the same alone: needs -n*"])
+
+
+def test_an_engine_on_two_gpus_waits_for_both(spread, pytester):
+    pytester.makepyfile(
+        SWEEPS
+        + """
+    @pytest.mark.slm(models=("opt-350m",))
+    def test_on_gpus(slm_gpus_point):
+        assert slm_gpus_point.measure()
+    """
+    )
+    result = spread("--slm-tensor-parallel=1,2", "--slm-models=opt-125m,opt-350m,opt-1.3b")
+    assert result.parseoutcomes().get("errors", 0) == 0
+    wide = [m for m in records(pytester) if m.spec.tensor_parallel == 2]
+    assert wide and {m.neighbours for m in wide} == {0}
+
+
+def test_a_plan_is_made_by_one_process_for_as_many_gpus(spread):
+    result = spread("--slm-plan")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["GPU 0: *", "GPU 1: *", "spread by engine: *"])
+
+
+REFUSED = {
+    (*MODELS, "-n2", "--slm-gate"): "a gate compares two sides",
+    (*MODELS, "-n99"): "each worker has a GPU of its own, and 8 GPUs visible",
+    (*MODELS, "--dist=load", "--tx=ssh=elsewhere"): "workers on other hosts see other GPUs",
+    ("--slm-endpoint=http://h/v1/completions", "--slm-models=m", "-n2"): "load for each other at one server",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=REFUSED.values())
+def test_what_several_cannot_do(pytester, options):
+    assert REFUSED[options] in usage_error(pytester.runpytest_subprocess(*options))
+
+
+def test_what_is_found_wrong_when_items_are_made_is_told_once(pytester):
+    pytester.makepyfile("import pytest\n@pytest.mark.slm(modle='opt-125m')\ndef test_it(slm_engine): pass")
+    result = pytester.runpytest_subprocess(*MODELS, "-n2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stdout.str().count("has no modle") == 1 and "Traceback" not in result.stdout.str()
+
+
+@pytest.mark.slow
+def test_two_engines_on_two_halves_of_the_cpu(pytester):
+    pytest.importorskip("vllm")
+    pytester.makepyfile(
+        """
+    def test_point(slm_point):
+        slm_point.measure()  # it may be unsteady: other tests work on these cores
+    """
+    )
+    models = ("--slm-cpu", "--slm-models=opt-tiny,llama-tiny", "--slm-batches=4", "--slm-window=2", "--slm-repeats=1")
+    result = pytester.runpytest_subprocess(*models, "-n2", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2)
+    found = records(pytester)
+    assert {m.spec.model for m in found} == {"opt-tiny", "llama-tiny"} and len({m.launch for m in found}) == 2
+    assert {m.environment.cores for m in found} == {1}

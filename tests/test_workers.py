@@ -1,0 +1,123 @@
+"""Where workers sit, and how they come by the GPUs: nobody has one that another has, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.environment import Gpu, Host
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.records import Environment
+from pytest_slmserve.workers import Desk, Outcome, Seat, equal_parts, outcomes_of, seats, shared_folder, sweep_up
+
+NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 16))
+def test_each_worker_has_as_many_cores_as_any_other_near_its_gpu(nodes, workers, cores):
+    """GPUs in turn on NUMA nodes of the same size."""
+    near = [frozenset(range(node * cores, (node + 1) * cores)) for node in range(nodes)]
+    wanted = [near[i % nodes] for i in range(workers)]
+    parts = equal_parts(wanted, sorted(set().union(*near)))
+    assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
+    if cores >= -(-workers // nodes):
+        assert parts[0] and all(set(part) <= there for part, there in zip(parts, wanted))
+
+
+@given(NODES, st.integers(1, 8))
+def test_no_core_is_given_twice_whatever_the_host(nodes, workers):
+    near = [nodes[i % len(nodes)] for i in range(workers)]
+    parts = equal_parts(near, sorted(set().union(*near)))
+    assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
+
+
+def host(gpus: int) -> Host:
+    found = tuple(Gpu(f"fake-{i}", "simulated", 0, "", "") for i in range(gpus))
+    return Host(Environment(backend="fake"), "fake", gpus=found)
+
+
+def test_a_worker_sees_its_own_gpu_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    found = seats(host(4), 3, tmp_path / "records.jsonl")
+    assert [seat.devices for seat in found] == [
+        ("fake-0", "fake-1", "fake-2"),
+        ("fake-1", "fake-2", "fake-0"),
+        ("fake-2", "fake-0", "fake-1"),
+    ]
+    assert [len(seat.cores) for seat in found] == [5, 5, 5]
+    assert [Seat.of(seat.plain()) for seat in found] == found
+
+
+def test_more_workers_than_gpus_or_cores(tmp_path, monkeypatch):
+    with pytest.raises(BadUsage, match="each worker has a GPU of its own, and 1 GPU visible"):
+        seats(host(1), 2, tmp_path / "r")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    with pytest.raises(BadUsage, match="each worker needs a core, and there are 1"):
+        seats(host(2), 2, tmp_path / "r")
+
+
+def seat(tmp_path, *devices: str) -> Seat:
+    shared_folder(tmp_path / "r").mkdir(exist_ok=True)
+    return Seat(str(tmp_path / "r"), devices, ())
+
+
+def test_a_desk_has_its_devices_until_it_leaves_or_takes_others(tmp_path):
+    one, two = Desk(seat(tmp_path, "a", "b"), "gw0"), Desk(seat(tmp_path, "b", "a"), "gw1")
+    one.take(["a"])
+    assert (one.neighbours, two.neighbours) == (0, 1)
+    two.take(["b"])
+    assert (one.neighbours, two.neighbours) == (1, 1)
+    one.leave()
+    two.take(["a", "b"])
+    assert (one.neighbours, two.neighbours) == (2, 0)
+    two.leave()
+
+
+def work(seat: Seat, name: str, seed: int) -> None:
+    """Takes one or more devices many times, and notes when it had which."""
+    desk, draws, held = Desk(seat, name), random.Random(seed), []
+    for _ in range(30):
+        devices = seat.devices[: draws.choice([1, 1, 2, len(seat.devices)])]
+        desk.take(devices)
+        began = time.monotonic()
+        time.sleep(draws.random() * 0.004)
+        held.append((devices, began, time.monotonic()))
+        desk.leave()
+    desk.save(Outcome(judged=tuple(held)))
+
+
+def test_no_device_has_two_owners_and_nobody_waits_for_ever(tmp_path):
+    names = ["a", "b", "c", "d"]
+    spawn = multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=work, args=(seat(tmp_path, *names[i:], *names[:i]), f"gw{i}", i)) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        if alive := worker.is_alive():
+            worker.kill()
+        assert not alive
+    told = [turn for outcome in outcomes_of(shared_folder(tmp_path / "r")) for turn in outcome.judged]
+    assert len(told) == 120
+    for name in names:
+        turns = sorted((began, ended) for devices, began, ended in told if name in devices)
+        assert all(ended <= begins for (_, ended), (begins, _) in pairwise(turns))
+
+
+def test_what_a_worker_told_is_whole_and_goes_when_the_run_is_over(tmp_path):
+    desk = Desk(seat(tmp_path, "a"), "gw0")
+    desk.save(Outcome(notes=("one",)))
+    desk.save(Outcome(notes=("two",)))
+    assert [outcome.notes for outcome in outcomes_of(desk.folder)] == [("two",)]
+    desk.part.write_text("records")
+    desk.take(["a"])
+    desk.leave()
+    sweep_up(desk.folder)
+    assert [path.name for path in desk.folder.iterdir()] == ["gw0.jsonl"]
