@@ -282,7 +282,7 @@ def stored_in(path: Path, raw: bytes) -> Stored:
         rest, _ = _unpack(packing, raw, whole)
     else:
         whole = raw.rfind(b"\n") + 1
-        lines, rest = list(raw[:whole].splitlines()), raw[whole:]
+        lines, rest = [*raw[:whole].split(b"\n")[:-1]], raw[whole:]  # splitlines looks at each byte, and takes its time
     if not lines and not _FIRST.startswith(rest[: len(_FIRST)]):
         _not_an_archive(path)
     return Stored(lines, whole)

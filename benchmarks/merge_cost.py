@@ -1,0 +1,105 @@
+"""How long it takes to merge 10,000 records that eight processes wrote into one archive.
+
+    python benchmarks/merge_cost.py [RECORDS] [--folder FOLDER]
+
+The records are those of a stored run on an H200 with sensors, over and over, each with its own launch and time: some
+40 kB each. They are merged as at the end of a run, when each part is removed as soon as all of it is on disk, and once
+more where the archive has all of them. `disk` is what it takes to write as many bytes and no more. Exit status 1 where
+merging takes over 5 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import cycle, islice
+from pathlib import Path
+
+from pytest_slmserve.merging import Merged, merge, move_parts, part_of, parts_of
+from pytest_slmserve.store import BULK, Archive, stored_in
+
+RECORDS = 10_000
+PARTS = 8
+LIMIT_S = 5.0
+STORED = Path(__file__).parent / "baselines" / "h200-vllm-0.26.0-sensors.jsonl.xz"
+
+
+def lines_of(stored: Path) -> tuple[bytes, bytes, list[bytes]]:
+    """A session, an engine, and measurements, whose launch and time are left to be filled in."""
+    lines = [line for line in stored_in(stored, stored.read_bytes()).lines if line]
+    engine = next(line for line in lines if line.startswith(b'{"kind":"engine"'))
+    bulk = [line for line in lines if line.startswith(BULK)]
+    return lines[0], with_value(engine, b"id"), [with_value(with_value(m, b"engine"), b"measured_at") for m in bulk]
+
+
+def with_value(line: bytes, name: bytes) -> bytes:
+    """The line with a gap for the text of an entry."""
+    begins = line.index(b'"%b":"' % name) + len(name) + 4
+    return line[:begins] + b"<%b>" % name + line[line.index(b'"', begins) :]
+
+
+def written(records: Path, count: int) -> int:
+    """Parts of equal size; their bytes."""
+    session, engine, measurements = lines_of(STORED)
+    for number in range(PARTS):
+        part, launch = part_of(records, f"gw{number}"), b"launch-%d" % number
+        part.parent.mkdir(exist_ok=True)
+        with part.open("wb") as file:
+            file.write(session.replace(b'"started":"', b'"started":"%d-' % number, 1) + b"\n")
+            file.write(engine.replace(b"<id>", launch, 1) + b"\n")
+            for index, line in enumerate(islice(cycle(measurements), count // PARTS)):
+                file.write(line.replace(b"<engine>", launch, 1).replace(b"<measured_at>", b"%d" % index, 1) + b"\n")
+    return sum(part.stat().st_size for part in parts_of(records))
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def disk_s(folder: Path, size: int) -> float:
+    """Seconds for so many bytes, in pieces of 8 MiB that each are on disk before the next."""
+    piece = os.urandom(1 << 23)
+
+    def write() -> None:
+        with (folder / "bytes").open("wb", buffering=0) as file:
+            for _ in range(-(-size // len(piece))):
+                file.write(piece)
+                os.fsync(file.fileno())
+
+    seconds = timed(write)
+    (folder / "bytes").unlink()
+    return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", nargs="?", type=int, default=RECORDS)
+    parser.add_argument("--folder", type=Path, help="on the disk to be asked (default: that of temporary files)")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as name:
+        return told(Path(name), given.records)
+
+
+def told(folder: Path, count: int) -> int:
+    records = folder / "records.jsonl"
+    size = written(records, count)
+    found: list[Merged] = []
+    with Archive.open(records) as into:
+        seconds = timed(lambda: found.append(move_parts(into)))
+    written(records, count)
+    with Archive.open(records) as into:
+        again = timed(lambda: found.append(merge(parts_of(records), into)))
+    assert [(m.written, m.known, m.notes) for m in found] == [(count, 0, ()), (0, count, ())], found
+    print(f"{count:,} records of {PARTS} parts, {size / 1e6:.0f} MB: {seconds:.2f} s (bound {LIMIT_S:g} s)")
+    print(f"where all are there: {again:.2f} s; disk: {disk_s(folder, size):.2f} s")
+    return int(seconds > LIMIT_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
