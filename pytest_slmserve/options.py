@@ -18,7 +18,7 @@ class Opt:
     """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file.
 
     read: turns text into the value, raising ValueError with what is wanted. flag: takes no value on the command line.
-    many: may be given several times.
+    many: may be given several times. bare: what it means on the command line without a value, where it may have none.
     """
 
     flag: str
@@ -27,6 +27,7 @@ class Opt:
     help: str
     metavar: str | None = None
     many: bool = False
+    bare: str | None = None
 
     @property
     def name(self) -> str:
@@ -43,6 +44,16 @@ def truth(text: str) -> bool:
         return words[text.lower()]
     except KeyError:
         raise ValueError("1 or 0") from None
+
+
+def archive(text: str) -> bool | str:
+    """One that is resumed; true: that of --slm-records. What follows may have been meant as a path of tests."""
+    try:
+        return truth(text)
+    except ValueError:
+        if not text or text.endswith((".py", os.sep)) or "::" in text:
+            raise ValueError("an archive; a path of tests has to stand before a --slm-resume without one") from None
+        return text
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -361,7 +372,14 @@ OPTS = (
         "also write each result as vLLM's benchmark does: vllm-bench=FOLDER/ or vllm-bench=FILE.json",
         "WHAT=PATH",
     ),
-    Opt("--slm-resume", truth, False, "reuse valid measurements of the archive instead of measuring again"),
+    Opt(
+        "--slm-resume",
+        archive,
+        False,
+        "reuse valid measurements of the archive, or of that of another run, instead of measuring again",
+        "[RECORDS]",
+        bare="1",
+    ),
     Opt("--slm-skip-damaged", truth, False, "leave out damaged lines of the archive that is resumed"),
     Opt("--slm-plan", truth, False, "print items, engines, order and expected seconds, and run nothing"),
     Opt("--slm-plan-gpus", count, None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"),
@@ -419,7 +437,7 @@ class Options:
     records: str
     slo: str
     export: str
-    resume: bool
+    resume: bool | str
     skip_damaged: bool
     plan: bool
     plan_gpus: int | None
@@ -466,7 +484,7 @@ def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
 
 
 def _words(opt: Opt, value: Any) -> list[str]:
-    if opt.is_flag:
+    if opt.is_flag or (opt.bare and isinstance(value, bool)):
         return [opt.flag] if value else []
     if opt.many:
         return [f"{opt.flag}={_text(opt, *pair)}" for pair in value]
@@ -487,6 +505,8 @@ def _check_gate(options: Options) -> None:
     lost = next((opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)), None)
     if lost and not options.gate and not (options.baseline and lost == "--slm-gate-margin"):
         raise BadUsage(f"{lost} says what a gate compares, and no gate was asked for", f"--slm-gate {lost} ...")
+    if options.gate and isinstance(options.resume, str):
+        raise BadUsage("--slm-gate rests on fresh launches, so it takes no records of others", "no --slm-resume")
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.backend is None:
         raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{OWN_MODES} beside it")
@@ -514,7 +534,7 @@ def _check_endpoint(options: Options) -> None:
 
 def _read(opt: Opt, given: Any, env: Mapping[str, str], ini: Mapping[str, str]) -> tuple[Any, str]:
     if given is not None:
-        return (True if opt.is_flag else _value(opt, given, opt.flag)), "command line"
+        return (True if opt.is_flag or given is True else _value(opt, given, opt.flag)), "command line"
     variable, key = f"SLM_{opt.name.upper()}", f"slm_{opt.name}"
     if text := env.get(variable):
         return _value(opt, _split(opt, text), variable), "environment"

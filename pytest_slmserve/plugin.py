@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for opt in OPTS:
         action = "store_true" if opt.is_flag else "append" if opt.many else "store"
         words = {} if opt.is_flag else {"metavar": opt.metavar}
+        words |= {"nargs": "?", "const": opt.bare, "metavar": str(opt.metavar).strip("[]")} if opt.bare else {}
         group.addoption(opt.flag, action=action, default=None, help=opt.help, dest=f"slm_{opt.name}", **words)
         parser.addini(f"slm_{opt.name}", f"{opt.help} (see {opt.flag})", default="")
 
@@ -242,7 +243,7 @@ def _is_other(item: pytest.Item, named: bool) -> bool:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Take the device before the first item: a run that would disturb another must not start."""
     slm = session.config.stash.get(SESSION, None)
-    if slm is None or session.config.option.collectonly or slm.options.plan:
+    if slm is None or session.config.option.collectonly:
         return
     if PROBLEM in session.config.stash or not any(map(is_measured, session.items)):
         return  # the hook is called although the one before it has raised
@@ -250,11 +251,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from pytest_slmserve.items import engine_of
 
     try:
+        if slm.options.plan:
+            _resume(slm, session)
+            return
         if slm.options.baseline:
             from pytest_slmserve.holding import StoredBaseline
 
             session.config.stash[BASELINE] = StoredBaseline.of(slm)
         slm.open()
+        _resume(slm, session)
         for spec in dict.fromkeys(engine_of(slm, item) for item in session.items if is_measured(item)):
             if spec is not None:
                 slm.take(spec)
@@ -267,6 +272,22 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     progress = ProgressLine(session, slm)
     slm.tell = progress.tell
     session.config.pluginmanager.register(progress, "slmserve-progress")
+
+
+def _resume(slm: Session, session: pytest.Session) -> None:
+    """Say before the first engine starts what is resumed; of a plan it is read here. Raises SlmError."""
+    if slm.options.gate or not slm.resumes:
+        return
+    from pytest_slmserve.items import questions
+    from pytest_slmserve.resuming import fits
+
+    if slm.options.plan:
+        slm.resume()
+    said = fits(slm, list(questions(slm, session.items)))
+    if terminal := session.config.pluginmanager.getplugin("terminalreporter"):
+        terminal.write_line(f"slmserve: {said}")
+    else:  # of a worker, whose notes come together
+        slm.notes.append(said)
 
 
 @pytest.hookimpl(tryfirst=True)

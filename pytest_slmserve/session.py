@@ -78,6 +78,7 @@ class Session:
     measured: dict[str, list[Measurement]] = field(default_factory=dict)
     asked: dict[str, None] = field(default_factory=dict)  # keys in the order asked for
     reused: set[str] = field(default_factory=set)
+    stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
     shared: dict[str, list[Members]] = field(default_factory=dict)  # runs of replicas, by what was asked
     asked_shared: dict[str, None] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
@@ -164,7 +165,7 @@ class Session:
         return self.agenda.notes
 
     def open(self) -> None:
-        """Take the device, read what is to be resumed, open the archive. Raises BadUsage or BadArchive."""
+        """Take the device, open the archive, read what is to be resumed. Raises BadUsage or BadArchive."""
         if self.desk:
             return self._open_at(self.desk)
         for url in self.options.endpoint:
@@ -179,22 +180,22 @@ class Session:
     def open_archive(self) -> None:
         """With what workers of a run that was killed have left beside it. Raises BadUsage or BadArchive."""
         path = Path(self.options.records)
-        there = path.exists()
+        resumes = self.resumes  # asked before the archive is made
         self.archive = self._undo.enter_context(Archive.open(path))  # repairs a torn end, so it comes first
         self.notes.extend(self.archive.notes)
         left = move_parts(self.archive)
         self.notes.extend(left.notes)
         if left.written:
             self.notes.append(f"{left.written} measurements of workers that were stopped are in {path} now")
-        if self.options.resume and (there or left.written):
-            self.resume(path)
+        if resumes or (self.options.resume and left.written):
+            self.resume()
 
     def _open_at(self, desk: Desk) -> None:
         """The controller has the devices, and has mended the archive."""
         self._undo.callback(desk.leave)
         self._undo.callback(self.pool.close)
-        if self.options.resume:
-            self.resume(Path(self.options.records))
+        if self.resumes:
+            self.resume()
         self.archive = self._undo.enter_context(Archive.open(desk.part))
 
     def take(self, spec: EngineSpec | ReplicaSpec) -> None:
@@ -242,10 +243,25 @@ class Session:
     def close(self) -> None:
         self._undo.close()
 
-    def resume(self, path: Path) -> None:
-        """Take over the valid measurements of an archive."""
-        contents = read(path, skip_damaged=self.options.skip_damaged)
+    @property
+    def source(self) -> Path:
+        """The archive that is resumed."""
+        resumed = self.options.resume
+        return Path(resumed if isinstance(resumed, str) else self.options.records)
+
+    @property
+    def resumes(self) -> bool:
+        """Is there anything to be resumed? The archive of the run itself may not be there yet. Raises BadUsage for
+        another one that is not there."""
+        if isinstance(self.options.resume, str) and not self.source.is_file():
+            raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
+        return bool(self.options.resume) and self.source.exists()
+
+    def resume(self) -> None:
+        """Take over the valid measurements of an archive, which stays as it is. Raises BadArchive."""
+        contents = read(self.source, skip_damaged=self.options.skip_damaged)
         self.notes.extend(contents.notes)
+        self.stored = [m for m in contents.measurements if m.paired is None]
         together = [ms for ms in shared_runs(contents.measurements) if not standing_together(ms)[0]]
         alone = [m for m in contents.measurements if m.alone and m.paired is None and not problems(m)]
         self.know([*alone, *(m for members in together for m in members)])
@@ -480,8 +496,23 @@ class Session:
     @property
     def reused_count(self) -> int:
         """Measurements of the archive that stood in for new ones."""
-        alone = (m for key in self.asked for m in self.measured[key])
-        return sum(m.id in self.reused for m in (*alone, *self.shared_measurements()))
+        return sum(self.reused_cells.values())
+
+    @property
+    def reused_cells(self) -> dict[str, int]:
+        """The same for each cell, by its name."""
+        cells: dict[str, int] = {}
+        alone = ((point_title(m.spec, m.load), m) for key in self.asked for m in self.measured[key])
+        for name, measurement in (*alone, *self._titled_shared()):
+            if measurement.id in self.reused:
+                cells[name] = cells.get(name, 0) + 1
+        return cells
+
+    def _titled_shared(self) -> Iterator[tuple[str, Measurement]]:
+        for key in self.asked_shared:
+            for members in self.shared[key]:
+                title = f"{len(members)} x {point_title(members[0].spec, members[0].load)}"
+                yield from ((title, m) for m in members)
 
 
 def wanted(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> Iterator[int]:

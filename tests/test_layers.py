@@ -58,6 +58,7 @@ TOP = {
     "workers",
     "gating",
     "holding",
+    "resuming",
     "session",
     "sweeping",
     "verifying",

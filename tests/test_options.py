@@ -55,6 +55,7 @@ GOOD = {  # two texts and their values
     "telemetry": (("dcgm=node:5555", "dcgm=node:5555"), ("http://h:9400/metrics", "http://h:9400/metrics")),
     "telemetry_interval": (("0.5", 0.5), ("1", 1.0)),
     "records": (("a.jsonl", "a.jsonl"), ("b.gz", "b.gz")),
+    "resume": (("1", True), ("old.jsonl", "old.jsonl")),
 }
 FLAG = (("1", True), ("off", False))
 BAD = {
@@ -86,6 +87,7 @@ BAD = {
     "gate_margin": ["0", "1", "3", "3%", "-0.03", "nan"],
     "gate_pairs": ["0", "3", "-4", "4.5", "many"],
     "gate_caches": ["hot", "WARM"],
+    "resume": ["test_it.py", "test_it.py::test_a", "tests/"],
 }
 BAD_FLAG = ["maybe", "2"]
 ANY_TEXT = {
@@ -209,7 +211,7 @@ def retyped(words):
     flags = {opt.flag: opt for opt in OPTS}
     pairs = [(flags[flag], text) for flag, _, text in (word.partition("=") for word in words)]
     many = {opt.name: [text for each, text in pairs if each is opt] for opt, _ in pairs if opt.many}
-    return {opt.name: True if opt.is_flag else text for opt, text in pairs} | many
+    return {opt.name: True if opt.is_flag else text or opt.bare for opt, text in pairs} | many
 
 
 @pytest.mark.parametrize("name", [opt.name for opt in OPTS if opt.name not in ("gpu", "cpu", "endpoint")])

@@ -42,5 +42,6 @@ def write_summary(terminal: Any, session: Any) -> None:
         terminal.write_line(write_for_others(session.gates, Path(session.options.records)))
     for note in session.notes:
         terminal.write_line(f"note: {note}", yellow=True)
-    if session.reused_count:
-        terminal.write_line(f"{session.reused_count} measurements were reused from {session.options.records}")
+    if cells := session.reused_cells:
+        count = f"{sum(cells.values())} measurements were reused from {session.source}"
+        terminal.write_line(f"{count}: {', '.join(f'{name} ({n})' for name, n in cells.items())}")

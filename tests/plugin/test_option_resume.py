@@ -1,32 +1,50 @@
-"""--slm-resume reuses the archive's valid measurements of the same key."""
+"""--slm-resume reuses valid measurements of the same key, of the run's archive or of that of another run."""
 
+import pytest
 from inside import usage_error
+
+from pytest_slmserve import session
 
 
 def test_a_second_run_measures_nothing_again(sweep, archive):
     sweep()
     result = sweep("--slm-resume")
     result.assert_outcomes(passed=6)
-    result.stdout.fnmatch_lines(["*10 measurements were reused from .slm/records.jsonl*"])
+    result.stdout.fnmatch_lines(
+        [
+            "slmserve: .slm/records.jsonl holds 10 measurements for this run",
+            "*10 measurements were reused from .slm/records.jsonl: opt-125m at 1 (2), opt-125m at 16 (2)*",
+        ]
+    )
     assert len(archive().measurements) == 10
 
 
 def test_only_what_is_missing_is_measured(sweep, archive):
     sweep("--slm-batches=1,16", "--slm-repeats=1")
-    sweep("--slm-resume").assert_outcomes(passed=6)
+    result = sweep("--slm-resume")
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(["2 measurements were reused from *: opt-125m at 1 (1), opt-125m at 16 (1)"])
     assert len(archive().measurements) == 10
 
 
-def test_another_question_is_measured_anew(sweep, archive):
+def test_another_question_is_measured_anew_and_what_differs_is_said_beforehand(sweep, archive):
     sweep()
-    sweep("--slm-resume", "--slm-window=3")
+    result = sweep("--slm-resume", "--slm-window=3")
+    result.stdout.fnmatch_lines(
+        [
+            "slmserve: nothing is resumed: .slm/records.jsonl answers nothing of this run: "
+            "window_s 2.0 there, 3.0 here",
+            "*test_*",
+        ]
+    )
     assert len(archive().measurements) == 20
 
 
 def test_invalid_measurements_are_not_reused(sweep, archive):
     sweep("--slm-engine-arg=preempt_from=1", "--slm-batches=1,2")
     before = len(archive().measurements)
-    sweep("--slm-engine-arg=preempt_from=1", "--slm-batches=1,2", "--slm-resume")
+    result = sweep("--slm-engine-arg=preempt_from=1", "--slm-batches=1,2", "--slm-resume")
+    result.stdout.fnmatch_lines([f"*holds 0 measurements for this run, and {before} that are not valid"])
     assert len(archive().measurements) > before
 
 
@@ -38,3 +56,98 @@ def test_a_newer_archive_is_refused(sweep, pytester):
     path = pytester.path / "new.jsonl"
     path.write_text('{"kind":"session","format":99,"started":"2030-01-01","claims":{},"plan":{}}\n')
     assert "newer release" in usage_error(sweep("--slm-resume", "--slm-records=new.jsonl"))
+    assert "newer release" in usage_error(sweep("--slm-resume", "new.jsonl"))
+
+
+# The archive of another run
+
+
+def test_the_records_of_another_run_are_reused_and_stay_as_they_are(sweep, archive, pytester):
+    sweep("--slm-batches=1,16", "--slm-records=old.jsonl.gz")
+    before = (pytester.path / "old.jsonl.gz").read_bytes()
+    result = sweep("--slm-resume", "old.jsonl.gz", "--slm-batches=1,16,64")
+    result.stdout.fnmatch_lines(
+        [
+            "slmserve: old.jsonl.gz holds 4 measurements for this run",
+            "4 measurements were reused from old.jsonl.gz: opt-125m at 1 (2), opt-125m at 16 (2)",
+        ]
+    )
+    assert [m.load.concurrency for m in archive().measurements] == [64, 64]
+    assert (pytester.path / "old.jsonl.gz").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        ("--slm-lengths=64/32", "requests of 64/32 tokens there, 512/256 here"),
+        ("--slm-seed=1", "seed 1 there, 0 here; other requests (seed 1 there, 0 here)"),
+        ("--slm-models=opt-350m", "model opt-350m there, opt-125m here"),
+        ("--slm-memory-share=0.5", "memory_share 0.5 there, 0.9 here"),
+        ("--slm-allow-prefix-cache", "allow_prefix_cache True there, not set here"),
+        ("--slm-starts=together", "starts together there, spread here"),
+        ("--slm-engine-arg=t_inf=1", "extra (('t_inf', 1),) there, () here"),
+    ],
+)
+def test_records_that_answer_nothing_are_refused_with_what_differs_before_an_engine_starts(sweep, archive, there, says):
+    sweep(there, "--slm-batches=1", "--slm-repeats=1", "--slm-records=old.jsonl")
+    text = usage_error(sweep("--slm-resume=old.jsonl", "--slm-batches=1"))
+    assert "--slm-resume: old.jsonl answers nothing of this run: " in text and says in text
+    assert "try: the options of the run that wrote it" in text
+    assert archive().measurements == ()
+
+
+def test_records_of_another_kind_of_gpu_are_refused(sweep, pytester):
+    sweep("--slm-batches=1", "--slm-repeats=1", "--slm-records=old.jsonl")
+    path = pytester.path / "old.jsonl"
+    path.write_text(path.read_text("utf-8").replace('"gpu_name":"simulated"', '"gpu_name":"NVIDIA H100"'), "utf-8")
+    assert "gpu_name NVIDIA H100 there, simulated here" in usage_error(sweep("--slm-resume=old.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--slm-resume=none.jsonl",), "no archive is at none.jsonl"),
+        (("--slm-resume", "test_it.py"), "a path of tests has to stand before a --slm-resume without one"),
+        (("--slm-resume=.",), "no archive is at ."),
+        (("--slm-resume=old.jsonl",), "old.jsonl holds no measurement"),
+        (("--slm-resume=old.jsonl", "--slm-gate"), "--slm-gate rests on fresh launches"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_sentence(sweep, pytester, given, says):
+    (pytester.path / "old.jsonl").write_text(
+        '{"kind":"session","format":1,"started":"","pytest_slmserve":null,"claims":{},"plan":{}}\n', "utf-8"
+    )
+    assert says in usage_error(sweep(*given))
+
+
+def test_a_plan_prices_what_is_missing_and_refuses_what_a_run_would(sweep, pytester, monkeypatch):
+    monkeypatch.setattr(session, "price_s", lambda *_: 10.0)
+    sweep("--slm-batches=1,16", "--slm-records=old.jsonl")
+    result = sweep("--slm-plan", "--slm-resume=old.jsonl", "--slm-batches=1,16,64")
+    result.stdout.fnmatch_lines(
+        [
+            "slmserve: old.jsonl holds 4 measurements for this run",
+            "*test_point?opt-125m-16? (0 s)",
+            "*test_point?opt-125m-64? (20 s)",
+        ]
+    )
+    assert not (pytester.path / ".slm").exists()
+    assert "answers nothing" in usage_error(sweep("--slm-plan", "--slm-resume=old.jsonl", "--slm-window=3"))
+
+
+OWN = """
+    def test_mine(slm_measure):
+        assert slm_measure(concurrency=4, window_s=2).valid
+"""
+
+
+def test_of_a_test_of_ones_own_only_the_engine_is_known_beforehand(pytester):
+    pytester.makepyfile(OWN)
+    words = ("--slm-fake", "--slm-models=opt-125m", "-p", "no:cacheprovider")
+
+    def run(*more):
+        return pytester.runpytest_inprocess(*words, *more)
+
+    run("--slm-records=old.jsonl").assert_outcomes(passed=1)
+    run("--slm-resume=old.jsonl").stdout.fnmatch_lines(["2 measurements were reused from old.jsonl: opt-125m at 4 (2)"])
+    assert "memory_share 0.9 there, 0.5 here" in usage_error(run("--slm-resume=old.jsonl", "--slm-memory-share=0.5"))

@@ -97,7 +97,7 @@ def test_a_run_goes_on_by_what_is_there_and_by_what_workers_of_a_killed_run_have
     result.stdout.fnmatch_lines(
         [
             "note: 10 measurements of workers that were stopped are in *records.jsonl now",
-            "10 measurements were reused from .slm/records.jsonl",
+            "10 measurements were reused from .slm/records.jsonl: *",
         ]
     )
     assert len(records(pytester)) == 20 and not folder.exists()
