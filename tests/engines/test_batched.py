@@ -11,7 +11,7 @@ from doors import FAKE, small_workload
 from real_engine import SPEC
 
 from pytest_slmserve.analysis.jobs import job_points
-from pytest_slmserve.engines.batched import BatchedEngine, FakeBatches
+from pytest_slmserve.engines.batched import FakeBatches
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.jobs import shortened
@@ -94,10 +94,8 @@ def test_the_same_requests_get_the_same_greedy_tokens(engine):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_a_clear_error():
-    pytest.importorskip("transformers")
-    engine = BatchedEngine(spec("none", SPEC, ()))
+def test_a_process_that_dies_is_a_clear_error(engine):
+    """The last one on this engine: it does not survive."""
     os.kill(engine.child.process.pid, signal.SIGKILL)
     with pytest.raises(EngineFailed, match="ended"):
         engine.run(WORKLOAD, Burst(2))
-    engine.close()
