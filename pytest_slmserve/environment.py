@@ -55,7 +55,7 @@ class Host:
 
 def probe(backend: Backend, python: str = "", env: dict[str, str] | None = None, root: Path | None = None) -> Host:
     """Look around. Raises BadUsage where `backend` cannot run here: no GPU, no vLLM, a vLLM that is too old."""
-    here = _here(backend, root)
+    here = this_host(backend, root)
     if backend == "fake":
         return Host(replace(here, gpu_name="simulated"), "fake", gpus=IMAGINED_GPUS)
     if backend == "remote":
@@ -72,10 +72,10 @@ def probe(backend: Backend, python: str = "", env: dict[str, str] | None = None,
 
 def remote(root: Path | None = None) -> Environment:
     """This host, whose client measures what answers somewhere: of that host nothing is known."""
-    return _here("remote", root)
+    return this_host("remote", root)
 
 
-def _here(backend: Backend, root: Path | None) -> Environment:
+def this_host(backend: Backend, root: Path | None) -> Environment:
     """What is true of this host whatever serves on it."""
     return Environment(
         backend=backend,

@@ -38,6 +38,8 @@ NEEDS: dict[str | None, tuple[tuple[str, ...], str]] = {
     "own-engine": (("remote",), "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu"),
 }
 NEEDS_WORKERS = "compares what was measured beside others with the same alone: needs -n"
+# Fixtures that measure what the body of a test asks for, or an engine's own words.
+AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
 NEEDS_A_GATE = "compares two sides: needs --slm-gate"
 # The one parameter of an item where models were chosen that are none of its own, or where none fits.
 NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
@@ -401,6 +403,8 @@ def why_not(session: Session, item: Any) -> str | None:
         return why
     if (there := len(session.host.gpus)) and words.get("gpus", 1) > there:
         return f"needs {words['gpus']} GPUs, and {there} visible"
+    if session.options.ray and (own := sorted(AS_IT_GOES & set(item.fixturenames))):
+        return f"{own[0]} asks as the test goes, and a cluster is told beforehand: leave out --slm-ray"
     if is_gate(item) and not session.options.gate:
         return NEEDS_A_GATE
     if "slm_alone" in item.fixturenames and not session.desk:

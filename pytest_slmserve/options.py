@@ -187,6 +187,14 @@ def telemetry(text: str) -> str:
     raise ValueError(f"{', '.join(TELEMETRY)}, dcgm=HOST:PORT or the URL of a dcgm-exporter")
 
 
+def ray_address(text: str) -> str:
+    """Of a cluster that this host is in: results stream to a driver, which a client from outside is not."""
+    host, colon, port = text.rpartition(":")
+    if text == "auto" or (host and colon and port.isdecimal() and "/" not in host):
+        return text
+    raise ValueError("HOST:PORT of a cluster that this host is a node of, or auto for the one that runs here")
+
+
 def one_of(*choices: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in choices:
@@ -381,6 +389,15 @@ OPTS = (
         bare="1",
     ),
     Opt("--slm-skip-damaged", truth, False, "leave out damaged lines of the archive that is resumed"),
+    Opt(
+        "--slm-ray",
+        ray_address,
+        "",
+        "measure on the nodes of a Ray cluster, and judge here: HOST:PORT, or auto for the cluster of this host",
+        "ADDRESS",
+    ),
+    Opt("--slm-ray-env", str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE"),
+    Opt("--slm-ray-resource", str, "", "only nodes that have this Ray resource, accelerator_type:H200 say", "NAME"),
     Opt("--slm-plan", truth, False, "print items, engines, order and expected seconds, and run nothing"),
     Opt("--slm-plan-gpus", count, None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"),
     Opt("--slm-strict", truth, False, "assert the claims as the papers make them, also where they are known to fail"),
@@ -439,6 +456,9 @@ class Options:
     export: str
     resume: bool | str
     skip_damaged: bool
+    ray: str
+    ray_env: str
+    ray_resource: str
     plan: bool
     plan_gpus: int | None
     strict: bool
@@ -474,6 +494,7 @@ def read_options(
     _check_gate(options)
     if options.endpoint:
         _check_endpoint(options)
+    _check_ray(options)
     return options
 
 
@@ -530,6 +551,25 @@ def _check_endpoint(options: Options) -> None:
         raise BadUsage(
             f"{lost} is for engines that are started here, and an endpoint runs already", f"no {lost} with an endpoint"
         )
+
+
+def _check_ray(options: Options) -> None:
+    """What decides as it goes cannot be sent to a cluster beforehand, and what is elsewhere is not in it."""
+    lost = next((o.flag for o in OPTS if o.name.startswith("ray_") and options.source[o.name] == "command line"), None)
+    if lost and not options.ray:
+        raise BadUsage(f"{lost} is for the nodes of a Ray cluster, and none was named", f"--slm-ray auto {lost} ...")
+    if not options.ray:
+        return
+    if options.backend is None and options.source["ray"] == "command line":
+        raise BadUsage("--slm-ray says where to measure, and no mode says on what", f"{OWN_MODES} beside it")
+    if options.endpoint:
+        raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "one of them")
+    if options.gate:
+        why = "its pairs of launches decide as they go, and belong on one GPU"
+        raise BadUsage(f"--slm-gate is not sent to a cluster: {why}", "--slm-gate without --slm-ray, on a GPU host")
+    if options.sweep == "adaptive":
+        why = "it decides as it goes what to measure next, and a node is told beforehand"
+        raise BadUsage(f"--slm-sweep adaptive is not sent to a cluster: {why}", "--slm-sweep full")
 
 
 def _read(opt: Opt, given: Any, env: Mapping[str, str], ini: Mapping[str, str]) -> tuple[Any, str]:

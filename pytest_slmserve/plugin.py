@@ -16,10 +16,12 @@ import pytest
 from pytest_slmserve.items import BASELINE, PARAMETRISED, PROBLEM, SESSION, is_gate, is_measured, seconds_left
 
 if TYPE_CHECKING:
+    from pytest_slmserve.cluster.dispatch import Cluster
     from pytest_slmserve.options import Options
     from pytest_slmserve.session import Session
 
 EXIT_UNDECIDED = 10
+CLUSTER = pytest.StashKey["Cluster"]()
 OPTIONS = pytest.StashKey["Options"]()
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-fake or --slm-endpoint"
 STATE = "slm_state"  # user property of a report whose verdict is undecided
@@ -48,11 +50,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
     if options.backend is None:
         return
+    if options.ray and _is_spread(config):
+        raise pytest.UsageError("slmserve: --slm-ray spreads cells over a cluster by itself; leave out -n")
     from pytest_slmserve.errors import SlmError
     from pytest_slmserve.session import Session
 
     try:
-        if _is_spread(config):
+        if options.ray and not options.plan:
+            from pytest_slmserve.cluster.dispatch import Cluster
+
+            config.stash[CLUSTER] = Cluster.of(options, config.rootpath)
+            config.stash[SESSION] = Session.of(options, config.rootpath, host=config.stash[CLUSTER].host)
+            config.stash[SESSION].elsewhere = config.stash[CLUSTER]
+        elif _is_spread(config):
             from pytest_slmserve.spreading import session_of
 
             config.stash[SESSION] = session_of(config, options)
@@ -128,6 +138,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if session.options.endpoint:
         served = f"at {', '.join(session.options.endpoint)}"
     sensors = session.sampler.name if session.sampler else "simulated" if session.backend == "fake" else "none"
+    if CLUSTER in config.stash:
+        sensors, nodes = "those of the nodes", len(config.stash[CLUSTER].nodes)
+        served = f"{served}, on {nodes} node{'s' if nodes > 1 else ''} of a Ray cluster"
     sweep = "adaptive sweep; " if session.options.sweep == "adaptive" else ""
     return f"slmserve: {served}; {sweep}sensors: {sensors}; records: {session.options.records}; set: {chosen}"
 
@@ -260,6 +273,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             session.config.stash[BASELINE] = StoredBaseline.of(slm)
         slm.open()
         _resume(slm, session)
+        if CLUSTER in session.config.stash:
+            _send(session, slm, session.config.stash[CLUSTER])
         for spec in dict.fromkeys(engine_of(slm, item) for item in session.items if is_measured(item)):
             if spec is not None:
                 slm.take(spec)
@@ -271,6 +286,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     progress = ProgressLine(session, slm)
     slm.tell = progress.tell
+    if CLUSTER in session.config.stash:
+        session.config.stash[CLUSTER].tell = progress.wait
     session.config.pluginmanager.register(progress, "slmserve-progress")
 
 
@@ -288,6 +305,13 @@ def _resume(slm: Session, session: pytest.Session) -> None:
         terminal.write_line(f"slmserve: {said}")
     else:  # of a worker, whose notes come together
         slm.notes.append(said)
+
+
+def _send(session: pytest.Session, slm: Session, cluster: Cluster) -> None:
+    from pytest_slmserve.ahead import questions_of
+    from pytest_slmserve.items import plan_rows
+
+    cluster.send(slm, questions_of(slm, session.items), plan_rows(slm, session.items))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -336,6 +360,12 @@ class ProgressLine:
             self.name, self.left = name, seconds_left(self.slm, self.items[self.number - 1 :])
         self.write(progress_line(self.number, len(self.items), name, progress, self.left(progress)))
         self.shown = True
+
+    def wait(self, text: str) -> None:
+        """Of what is measured elsewhere."""
+        if self.writer.hasmarkup:
+            self.write(f"item {self.number} of {len(self.items)} | {text}")
+            self.shown = True
 
     def write(self, text: str) -> None:
         """Go to the next line and come back, by relative moves: the terminal may scroll in between. Past pytest's
@@ -426,9 +456,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Whatever happened, leave no engine behind."""
-    session = config.stash.get(SESSION, None)
-    if session is not None:
-        session.close()
+    for held in (config.stash.get(SESSION, None), config.stash.get(CLUSTER, None)):
+        if held is not None:
+            held.close()
 
 
 @pytest.hookimpl(optionalhook=True)

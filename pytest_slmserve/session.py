@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar, cast
 
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there, url_lock
 from pytest_slmserve.analysis import claims
@@ -58,6 +58,30 @@ WARM_UP = 64  # requests at once
 ALONE: Sharing = "time-slicing"  # of one engine: nobody to share with
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What is asked of an engine, or of several at once, and the key that its measurements are known by.
+
+    workloads, loads: of each engine. one: of an engine alone that several are to be compared with; no point of a sweep.
+    """
+
+    key: str
+    engine: EngineSpec | ReplicaSpec
+    workloads: tuple[Workload, ...]
+    loads: tuple[Load, ...]
+    one: Replica | None = None
+
+
+class Elsewhere(Protocol):
+    """Whoever measures in a session's stead."""
+
+    def fetch(self, question: Question) -> None:
+        """Wait until all that is wanted of it is known to the session. Raises what kept it from being measured."""
+
+    def close(self) -> None:
+        """Take what has come, and stop what still runs there; may be called twice."""
+
+
 @dataclass(slots=True)
 class Judged:
     """A verdict with what was expected of it."""
@@ -89,6 +113,7 @@ class Session:
     export: Export | None = None
     sampler: Sampler | None = None  # of the first device
     desk: Desk | None = None  # of a worker, which measures beside others
+    elsewhere: Elsewhere | None = None
     _samplers: dict[tuple[str, ...], Sampler | None] = field(default_factory=dict)  # of others
     _locked: set[str] = field(default_factory=set)
     _warmed: str | None = None  # the launch that has served something
@@ -96,22 +121,15 @@ class Session:
     _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
 
     @classmethod
-    def of(cls, options: Options, root: Path, desk: Desk | None = None) -> Session:
-        """Probe the host. Raises BadUsage where the backend cannot run here; a plan is made without a GPU too.
-        desk: of a worker."""
+    def of(cls, options: Options, root: Path, desk: Desk | None = None, host: Host | None = None) -> Session:
+        """desk: of a worker. host: where it measures; None: here, which is looked at. Raises BadUsage where the backend
+        cannot run here; a plan is made without a GPU too."""
         backend, slo = options.backend, slo_of_requests(options.slo)
         assert backend is not None
         export = export_to(options.export, slo) if options.export and not desk else None
         if desk:
             desk.seat.take(on_gpus=backend == "cuda")
-        try:
-            python, variables = options.engine
-            host = probe(backend, python, dict(variables), root)
-        except BadUsage as error:
-            if not options.plan:
-                raise
-            assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
-            host = Host(Environment(backend=backend), "none", (assumed,))
+        host = host or _host(options, backend, root)
         if desk and backend == "fake":
             host = replace(host, gpus=imagined(host, desk.seat))
         check_there(host, range(options.tensor_parallel[-1]))
@@ -120,7 +138,7 @@ class Session:
         session = cls(agenda, pool=pool, slo=slo, export=export, desk=desk)
         if backend == "remote":
             agenda.notes.append("no sensors are read: on which device an endpoint runs is not known")
-        elif backend != "fake" and not options.plan:  # the simulated engine simulates its sensors too
+        elif backend != "fake" and not (options.plan or options.ray):  # the simulated engine simulates its sensors too
             session._open_sensors()
         return session
 
@@ -168,13 +186,7 @@ class Session:
         """Take the device, open the archive, read what is to be resumed. Raises BadUsage or BadArchive."""
         if self.desk:
             return self._open_at(self.desk)
-        for url in self.options.endpoint:
-            self.lock((url_lock(url),))
-        if self.options.endpoint:
-            check_endpoints(self.options.endpoint, self.agenda.models)
-        else:
-            self.lock((self.host.device,))
-        self._undo.callback(self.pool.close)
+        self.hold()
         self.open_archive()
 
     def open_archive(self) -> None:
@@ -198,6 +210,16 @@ class Session:
             self.resume()
         self.archive = self._undo.enter_context(Archive.open(desk.part))
 
+    def hold(self) -> None:
+        """Take the device, or the endpoints. Raises BadUsage."""
+        for url in self.options.endpoint:
+            self.lock((url_lock(url),))
+        if self.options.endpoint:
+            check_endpoints(self.options.endpoint, self.agenda.models)
+        else:
+            self.lock((self.host.device,))
+        self._undo.callback(self.pool.close)
+
     def take(self, spec: EngineSpec | ReplicaSpec) -> None:
         """The GPUs that it runs on are ours until the session ends, as the first is since it was opened. Raises
         BadUsage where they are not there, DeviceBusy where another run has one of them."""
@@ -207,7 +229,7 @@ class Session:
 
     def lock(self, devices: Sequence[str]) -> None:
         """Until the session ends. Raises DeviceBusy."""
-        for device in devices if self.backend != "fake" else ():  # a formula disturbs nobody
+        for device in devices if self.backend != "fake" and not self.elsewhere else ():  # a formula disturbs nobody
             if device not in self._locked:
                 lock = DeviceLock(device)
                 lock.acquire()
@@ -241,6 +263,8 @@ class Session:
             self.archive.begin({"rows": rows}, {"sweeps": sweeps, **gate, **beside})
 
     def close(self) -> None:
+        if self.elsewhere:
+            self.elsewhere.close()  # what has come goes into the archive
         self._undo.close()
 
     @property
@@ -301,32 +325,70 @@ class Session:
         One that is invalid or degraded (another process in the way, say) is kept, shown, and measured again, once for
         each point.
         """
-        return self._measured(self.agenda.key(spec, workload, load), spec, workload, load, repeats, why)
+        return self.answered(self.question(spec, workload, load), repeats, why)
 
-    def measure_one(self, spec: EngineSpec, workload: Workload, load: ClosedLoop, repeats: int) -> list[Measurement]:
-        """The same of one engine that several are to be compared with: no point of a sweep."""
+    def question(self, spec: EngineSpec, workload: Workload, load: Load) -> Question:
+        return Question(self.agenda.key(spec, workload, load), spec, (workload,), (load,))
+
+    def question_of_one(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> Question:
+        """Of one engine that several are to be compared with: no point of a sweep."""
         sharing: Sharing = "urls" if spec.backend == "remote" else ALONE
         asked = replica_set(ReplicaSpec((spec,), sharing), [workload.hash], [load])
         one = Replica(uuid.uuid4().hex[:12], 0, 1, asked, sharing)
-        key = one.key(self.agenda.key(spec, workload, load))
-        return self._measured(key, spec, workload, load, repeats, one=one)
+        return Question(one.key(self.agenda.key(spec, workload, load)), spec, (workload,), (load,), one)
 
-    def _measured(
-        self,
-        key: str,
-        spec: EngineSpec,
-        workload: Workload,
-        load: Load,
-        repeats: int,
-        why: str = "",
-        one: Replica | None = None,
-    ) -> list[Measurement]:
-        known = self.measured.setdefault(key, [])
-        self.asked.setdefault(key)
-        for repeat in wanted(known, repeats, sound):
-            name = f"{point_title(spec, load)}, repeat {repeat}{why and f' ({why})'}"
-            self.measure_into(known, spec, workload, load, name, replica=one)
+    def question_of_replicas(
+        self, spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop]
+    ) -> Question:
+        key = asked_of(spec, workloads, loads, self.agenda.environment(spec.engines[0]))
+        return Question(key, spec, tuple(workloads), tuple(loads))
+
+    def answered(self, question: Question, repeats: int, why: str = "") -> list[Measurement]:
+        known = self.measured.setdefault(question.key, [])
+        self.asked.setdefault(question.key)
+        self._answer(question, repeats, why)
         return known
+
+    def _answer(self, question: Question, repeats: int, why: str = "") -> None:
+        if self.elsewhere:
+            self.elsewhere.fetch(question)
+            return
+        for _ in self.answers(question, repeats, why):
+            pass
+
+    def answers(self, question: Question, repeats: int, why: str = "") -> Iterator[Members]:
+        """Measure until `repeats` are sound, those counted that are known. Each is handed out when it has been kept."""
+        for repeat in self.unanswered(question, repeats):
+            name = f"{title(question)}, repeat {repeat}{why and f' ({why})'}"
+            if isinstance(question.engine, ReplicaSpec):
+                found = self._made_together(question, question.engine, name)
+            else:
+                found = (self._made(question.engine, question.workloads[0], question.loads[0], name, question.one),)
+            self.keep(question, found)
+            yield found
+
+    def unanswered(self, question: Question, repeats: int) -> Iterator[int]:
+        """Numbers of the repeats that are still to be made, while what is made is kept."""
+        if isinstance(question.engine, ReplicaSpec):
+            return wanted(self.shared.setdefault(question.key, []), repeats, sound_together)
+        return wanted(self.measured.setdefault(question.key, []), repeats, sound)
+
+    def keep(self, question: Question, found: Members) -> None:
+        """Know it from now on. The archive has it on return."""
+        if isinstance(question.engine, ReplicaSpec):
+            self.shared.setdefault(question.key, []).append(found)
+            for m in found if self.archive else ():
+                self.archive.add(m)  # type: ignore[union-attr]
+        else:
+            self.measured.setdefault(question.key, []).extend(found)
+            for m in found:
+                self._write(m)
+
+    def _write(self, found: Measurement) -> None:
+        if self.archive:
+            self.archive.add(found)
+        if self.export:
+            self.export.add(found)
 
     def measure_into(
         self,
@@ -336,11 +398,22 @@ class Session:
         load: Load,
         name: str,
         *,
-        replica: Replica | None = None,
         paired: Paired | None = None,
     ) -> None:
         """Measure once, on the engine that runs or on one that is started; the archive gets it too. name: for whoever
         is told how it is going."""
+        known.append(self._made(spec, workload, load, name, paired=paired))
+        self._write(known[-1])
+
+    def _made(
+        self,
+        spec: EngineSpec,
+        workload: Workload,
+        load: Load,
+        name: str,
+        replica: Replica | None = None,
+        paired: Paired | None = None,
+    ) -> Measurement:
         tell, environment = partial(self.tell, name), self.agenda.environment(spec)
         engine = self.engine(spec)
         if isinstance(load, Job):
@@ -348,11 +421,7 @@ class Session:
         neighbours = self._neighbours()
         found = measure(engine, workload, load, environment, tell, self.sampler_of(spec))
         neighbours = max(neighbours, self._neighbours())
-        known.append(replace(found, replica=replica, paired=paired, neighbours=neighbours))
-        if self.archive:
-            self.archive.add(known[-1])
-        if self.export:
-            self.export.add(known[-1])
+        return replace(found, replica=replica, paired=paired, neighbours=neighbours)
 
     def _neighbours(self) -> int:
         return self.desk.neighbours if self.desk else 0
@@ -367,22 +436,22 @@ class Session:
         self, spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], repeats: int
     ) -> SharedPoint:
         """The same of several engines at once: what is known, and new runs until `repeats` are sound."""
-        environment = self.agenda.environment(spec.engines[0])
-        key = asked_of(spec, workloads, loads, environment)
-        known = self.shared.setdefault(key, [])
-        self.asked_shared.setdefault(key)
-        for repeat in wanted(known, repeats, sound_together):
-            name = f"{engine_title(spec)} at {sum(load.concurrency for load in loads)}, repeat {repeat}"
-            tell = partial(self.tell, name)
-            self.take(spec)
-            self._sit_down(spec)
-            replicas, neighbours = self.pool.replicas(spec), self._neighbours()
-            found = measure_together(replicas, workloads, loads, environment, tell, self.sampler_of(spec))
-            found = tuple(replace(m, neighbours=max(neighbours, self._neighbours())) for m in found)
-            known.append(found)
-            for m in found if self.archive else ():
-                self.archive.add(m)  # type: ignore[union-attr]
+        return self.answered_together(self.question_of_replicas(spec, workloads, loads), repeats)
+
+    def answered_together(self, question: Question, repeats: int) -> SharedPoint:
+        known = self.shared.setdefault(question.key, [])
+        self.asked_shared.setdefault(question.key)
+        self._answer(question, repeats)
         return shared_points(m for members in known for m in members)[0]
+
+    def _made_together(self, question: Question, spec: ReplicaSpec, name: str) -> Members:
+        environment, tell = self.agenda.environment(spec.engines[0]), partial(self.tell, name)
+        self.take(spec)
+        self._sit_down(spec)
+        replicas, neighbours = self.pool.replicas(spec), self._neighbours()
+        loads = cast(tuple[ClosedLoop, ...], question.loads)  # replicas have no other
+        found = measure_together(replicas, question.workloads, loads, environment, tell, self.sampler_of(spec))
+        return tuple(replace(m, neighbours=max(neighbours, self._neighbours())) for m in found)
 
     def shared_points(self) -> tuple[SharedPoint, ...]:
         """What replicas served in this run, in the order asked."""
@@ -522,6 +591,25 @@ def wanted(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> I
         if sum(map(is_sound, known)) >= repeats:
             return
         yield len(known) + 1
+
+
+def _host(options: Options, backend: Backend, root: Path) -> Host:
+    """This one."""
+    try:
+        python, variables = options.engine
+        return probe(backend, python, dict(variables), root)
+    except BadUsage as error:
+        if not options.plan:
+            raise
+        assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
+        return Host(Environment(backend=backend), "none", (assumed,))
+
+
+def title(question: Question) -> str:
+    if isinstance(question.engine, ReplicaSpec):
+        loads = cast(tuple[ClosedLoop, ...], question.loads)
+        return f"{engine_title(question.engine)} at {sum(load.concurrency for load in loads)}"
+    return point_title(question.engine, question.loads[0])
 
 
 def _start_replicas(spec: ReplicaSpec, host: Host) -> Replicas:

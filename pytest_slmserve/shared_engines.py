@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.items import GpusPlan, ReplicaPlan, gpus_engine
 from pytest_slmserve.plan import engine_title
-from pytest_slmserve.session import Session
+from pytest_slmserve.session import Question, Session
 from pytest_slmserve.spec import ReplicaSpec
 
 
@@ -26,12 +26,17 @@ class SharedEngines:
 
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> SharedPoint:
         """Put `concurrency` requests in flight in all, the same number in each; more words are fields of ClosedLoop."""
+        return self.session.answered_together(
+            self.question(concurrency, **load), repeats or self.session.options.repeats
+        )
+
+    def question(self, concurrency: int, **load: Any) -> Question:
         if why := uneven(concurrency, len(self.spec)):
             raise BadUsage(why, "a multiple, such as 96, 192 or 384")
         agenda = self.session.agenda
         loads = [replace(agenda.load(concurrency // len(self.spec)), **load)] * len(self.spec)
         workloads = [agenda.workload(engine.model) for engine in self.spec.engines]
-        return self.session.measure_replicas(self.spec, workloads, loads, repeats or self.session.options.repeats)
+        return self.session.question_of_replicas(self.spec, workloads, loads)
 
     def __repr__(self) -> str:
         return f"{len(self.spec)} replicas ({engine_title(self.spec)})"
@@ -44,15 +49,17 @@ class ReplicaPoint:
     session: Session
     plan: ReplicaPlan
 
+    def question(self) -> Question:
+        plan, agenda = self.plan, self.session.agenda
+        if plan.count == 1:
+            spec, workload = agenda.spec(plan.model), agenda.workload(plan.model)
+            return self.session.question_of_one(spec, workload, agenda.load(plan.concurrency))
+        engines = agenda.replicas([plan.model] * plan.count, plan.sharing)
+        return SharedEngines(self.session, engines).question(plan.concurrency)
+
     def measure(self) -> Verdict:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted."""
-        session, plan, repeats = self.session, self.plan, self.session.options.repeats
-        if plan.count == 1:
-            spec, workload = session.agenda.spec(plan.model), session.agenda.workload(plan.model)
-            found = session.measure_one(spec, workload, session.agenda.load(plan.concurrency), repeats)
-            return trustworthy(str(plan), found, repeats)
-        engines = SharedEngines(session, session.agenda.replicas([plan.model] * plan.count, plan.sharing))
-        return sharing.trustworthy(str(plan), engines.measure(plan.concurrency), repeats)
+        return _trusted(self.session, str(self.plan), self.question())
 
     def __repr__(self) -> str:
         return str(self.plan)
@@ -65,14 +72,23 @@ class GpusPoint:
     session: Session
     plan: GpusPlan
 
-    def measure(self) -> Verdict:
-        """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted."""
-        session, plan, repeats = self.session, self.plan, self.session.options.repeats
+    def question(self) -> Question:
+        session, plan = self.session, self.plan
         engine, load = gpus_engine(session, plan)
         if isinstance(engine, ReplicaSpec):
-            return sharing.trustworthy(str(plan), SharedEngines(session, engine).measure(plan.concurrency), repeats)
-        found = session.measure(engine, session.agenda.workload(plan.model), load, repeats)
-        return trustworthy(str(plan), found, repeats)
+            return SharedEngines(session, engine).question(plan.concurrency)
+        return session.question(engine, session.agenda.workload(plan.model), load)
+
+    def measure(self) -> Verdict:
+        """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted."""
+        return _trusted(self.session, str(self.plan), self.question())
 
     def __repr__(self) -> str:
         return str(self.plan)
+
+
+def _trusted(session: Session, subject: str, question: Question) -> Verdict:
+    repeats = session.options.repeats
+    if isinstance(question.engine, ReplicaSpec):
+        return sharing.trustworthy(subject, session.answered_together(question, repeats), repeats)
+    return trustworthy(subject, session.answered(question, repeats), repeats)

@@ -48,6 +48,8 @@ LEFT: dict[str, set[str]] = {
 }
 # May import all, also each other.
 TOP = {
+    "ahead",
+    "cluster",
     "shared_engines",
     "commands",
     "agenda",
@@ -77,6 +79,7 @@ EXCEPTIONS = {
     ("client", ADMISSION),  # likewise, over HTTP
     ("plan", "analysis.kv_cache"),  # arithmetic over shapes: what a plan is cut by, before anything is measured
 }
+MAY_IMPORT_RAY = {"cluster"}
 MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items", "spreading"}
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}
@@ -152,6 +155,11 @@ def imports_of_pytest(sources: Sources) -> list[str]:
     return sorted(users - MAY_IMPORT_PYTEST)
 
 
+def imports_of_ray(sources: Sources) -> list[str]:
+    users = {name for name, text in sources.items() if "ray" in {top_of(i) for i in imports(text)}}
+    return sorted(name for name in users if room(name) not in MAY_IMPORT_RAY)
+
+
 def top_of(imported: str) -> str:
     return imported.partition(":")[0].partition(".")[0]
 
@@ -200,6 +208,7 @@ RULES: dict[str, Callable[[Sources], Sequence[object]]] = {
     "nothing inside imports the root": imports_of_the_root,
     "imports are absolute": relative_imports,
     "only plugin, fixtures and items import pytest": imports_of_pytest,
+    "only the cluster imports ray": imports_of_ray,
     "the worker needs only the standard library and vLLM": foreign_to_the_worker,
     "the client needs only the standard library": foreign_to_the_client,
     "admission is pure": impure_admission,
@@ -226,6 +235,8 @@ PLANTED = [
     ("imports are absolute", {"engines.base": "from ..errors import SlmError"}),
     ("only plugin, fixtures and items import pytest", {"session": "from typing import TYPE_CHECKING\nimport pytest"}),
     ("only plugin, fixtures and items import pytest", {"session": "from _pytest.config import Config"}),
+    ("only the cluster imports ray", {"plugin": "def connect():\n    import ray"}),
+    ("only the cluster imports ray", {"session": "from ray.util import scheduling_strategies"}),
     ("the worker needs only the standard library and vLLM", {"worker.worker": "import numpy as np"}),
     ("the worker needs only the standard library and vLLM", {"worker.worker": "from pytest_slmserve import errors"}),
     ("the client needs only the standard library", {"client.streams": "import psutil"}),
@@ -266,6 +277,7 @@ def test_allowed_imports_are_not_found() -> None:
         "worker.worker": "import asyncio\nfrom admission import ClosedLoop\nfrom vllm import SamplingParams",
         "client.run": f"import gc\nfrom pytest_slmserve.{ADMISSION} import ClosedLoop",
         "plugin": "import pytest\nfrom pytest_slmserve.options import Options",
+        "cluster.connection": "import ray",
     }
     assert {rule: find({**SOUND, **allowed_here}) for rule, find in RULES.items()} == {rule: [] for rule in RULES}
 

@@ -56,6 +56,9 @@ GOOD = {  # two texts and their values
     "telemetry_interval": (("0.5", 0.5), ("1", 1.0)),
     "records": (("a.jsonl", "a.jsonl"), ("b.gz", "b.gz")),
     "resume": (("1", True), ("old.jsonl", "old.jsonl")),
+    "ray": (("10.0.0.1:6379", "10.0.0.1:6379"), ("auto", "auto")),
+    "ray_env": (("vllm-0.26.json", "vllm-0.26.json"), ("/etc/env.json", "/etc/env.json")),
+    "ray_resource": (("accelerator_type:H200", "accelerator_type:H200"), ("quiet", "quiet")),
 }
 FLAG = (("1", True), ("off", False))
 BAD = {
@@ -88,6 +91,7 @@ BAD = {
     "gate_pairs": ["0", "3", "-4", "4.5", "many"],
     "gate_caches": ["hot", "WARM"],
     "resume": ["test_it.py", "test_it.py::test_a", "tests/"],
+    "ray": ["local", "10.0.0.1", ":6379", "10.0.0.1:port", "ray://10.0.0.1:10001"],
 }
 BAD_FLAG = ["maybe", "2"]
 ANY_TEXT = {
@@ -102,13 +106,17 @@ ANY_TEXT = {
     "records",
     "slo",
     "export",
+    "ray_env",
+    "ray_resource",
 }  # a path may be anything; bounds and exports have tests of their own
 
 
 def beside(opt: Opt) -> dict[str, object]:
     """What has to be typed with it."""
-    if opt.name in ("gate", "calibrate"):
+    if opt.name in ("gate", "calibrate", "ray"):
         return {"fake": True}
+    if opt.name.startswith("ray_"):
+        return {"fake": True, "ray": "auto"}
     return {"gate": True, "fake": True} if opt.name.startswith(OF_A_GATE) else {}
 
 
@@ -201,9 +209,8 @@ def test_backends_exclude_each_other_wherever_they_were_given():
 def typed(name):
     """An option by itself, as the other tests give it, with what it needs beside it."""
     opt = next(opt for opt in OPTS if opt.name == name)
-    gate = {"gate": True} if name.startswith(OF_A_GATE) else {}
     text = True if opt.is_flag else GOOD[name][0][0]
-    return {"fake": True, **gate, name: text.split() if opt.many else text}
+    return {"fake": True, **beside(opt), name: text.split() if opt.many else text}
 
 
 def retyped(words):

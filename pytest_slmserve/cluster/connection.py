@@ -1,0 +1,107 @@
+"""The way into a Ray cluster: does it answer, and what do its nodes say of themselves?"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.cluster.errand import look_around
+from pytest_slmserve.cluster.nodes import Node
+from pytest_slmserve.environment import Host
+from pytest_slmserve.errors import BadUsage, SlmError, named
+from pytest_slmserve.options import Options
+
+ANSWER_S = 30.0  # seen: 2 s
+LOOK_S = 120.0  # a node starts an interpreter, and looks at another
+INSTALL_S = 1800.0  # where it has to install packages first
+# Ray waits two minutes for an address that does not answer, and then ends the process that asked.
+ASK = "import logging, sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)"
+
+
+def connect(options: Options) -> Any:
+    """Ray, connected. Raises BadUsage where it is not installed, or the address does not answer."""
+    environment = runtime_env(options.ray_env) if options.ray_env else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own, which a run with -W error must survive
+        try:
+            import ray
+        except ImportError:
+            raise BadUsage(
+                "--slm-ray needs Ray, which is not installed", "pip install 'pytest-slmserve[ray]'"
+            ) from None
+        check_answers(options.ray)
+        try:
+            ray.init(options.ray, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # what Ray raises here is of many kinds, and the user's affair
+            raise _unreachable(options.ray, str(error)) from None
+    return ray
+
+
+def runtime_env(path: str) -> dict[str, Any]:
+    """Raises BadUsage where the file holds no JSON object."""
+    try:
+        found = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise BadUsage(f"--slm-ray-env: cannot read {path}: {error.strerror}", "another path") from None
+    except ValueError as error:
+        raise BadUsage(f"--slm-ray-env: {path} is not JSON ({error})", '{"pip": ["vllm==0.26.0"]}') from None
+    if not isinstance(found, dict):
+        raise BadUsage(f"--slm-ray-env: {path} holds no JSON object", '{"pip": ["vllm==0.26.0"]}')
+    return found
+
+
+def check_answers(address: str) -> None:
+    """Raises BadUsage where nobody lets a process in. A process of its own asks, which can be ended."""
+    try:
+        asked = subprocess.run([sys.executable, "-c", ASK, address], capture_output=True, text=True, timeout=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        raise _unreachable(address, f"no answer within {ANSWER_S:.0f} s") from None
+    if asked.returncode:
+        raise _unreachable(address, asked.stderr)
+
+
+def _unreachable(address: str, told: str) -> BadUsage:
+    lines = [line for line in told.strip().splitlines() if line.strip()] or ["it did not say why"]
+    why = lines[-1].strip()
+    return BadUsage(
+        f"--slm-ray {address}: no Ray cluster answers there ({why})",
+        "ray status on a node of the cluster, and pytest on one of its nodes",
+    )
+
+
+def hosts_of(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, Host]:
+    """What each node says of itself, of all but those that Ray still lists although they are gone. Raises BadUsage
+    where one cannot measure, or does not answer."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(max_calls=1, num_cpus=0, max_retries=0)(look_around)
+    there = [NodeAffinitySchedulingStrategy(node.id, soft=False) for node in nodes]
+    asked = [task.options(scheduling_strategy=at).remote(options) for at in there]
+    ray.wait(asked, num_returns=len(asked), timeout=INSTALL_S if options.ray_env else LOOK_S)
+    said = {node: _said(ray, node, answer) for node, answer in zip(nodes, asked)}
+    return {node: host for node, host in said.items() if host is not None}
+
+
+def _said(ray: Any, node: Node, answer: Any) -> Host | None:
+    gone = (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError, ray.exceptions.LocalRayletDiedError)
+    try:
+        host: Host | SlmError = ray.get(answer, timeout=0)
+    except gone:
+        return None
+    except ray.exceptions.GetTimeoutError:
+        raise BadUsage(f"{node.name} does not answer", "ray status, or --slm-ray-resource without it") from None
+    except Exception as error:
+        last = str(error).strip().splitlines()[-1]
+        raise BadUsage(
+            f"{node.name} cannot run what it is sent ({last})",
+            "pytest-slmserve installed there, or named in --slm-ray-env, and the same Python",
+        ) from None
+    if isinstance(host, SlmError):
+        raise named(node.name, host)
+    return host

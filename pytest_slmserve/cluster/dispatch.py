@@ -1,0 +1,277 @@
+"""Cells are sent to a cluster, an engine's cells as one task, and what comes back is known to the session at once.
+
+All of this happens in one thread: what has come is taken while an item waits for what is its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.cluster.connection import connect, hosts_of
+from pytest_slmserve.cluster.errand import Members, errand_of, run_errand
+from pytest_slmserve.cluster.messages import Arrived, Failed, Found, Message, Through, Told, unpacked
+from pytest_slmserve.cluster.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
+from pytest_slmserve.environment import Host, this_host
+from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.makespan import Group, groups_of, widest_first
+from pytest_slmserve.options import Options
+from pytest_slmserve.plan import Cell, clock, engine_title, start_price_s
+from pytest_slmserve.session import Question, Session, title
+from pytest_slmserve.spec import ReplicaSpec
+
+TICK_S = 0.5
+END_S = 15.0  # for engines to stop
+LEAST_QUIET_S = 600.0
+PATIENCE = 5.0  # so many times as long as the price of the longest silence
+RETRIES = 1
+
+
+@dataclass(eq=False)
+class Sent:
+    """An engine's questions on their way. open: those of which something is missing. node: where it is; None while it
+    waits for one. lost: nodes that died with it."""
+
+    group: Group
+    need: Need
+    open: dict[str, Question]
+    node: str | None = None
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return engine_title(self.group.engine)
+
+
+@dataclass(eq=False, repr=False)
+class Cluster:
+    """Measures in a session's stead. tell: hears how a wait is going."""
+
+    ray: Any
+    options: Options
+    nodes: list[Node]
+    host: Host
+    tell: Callable[[str], None] = lambda text: None
+    _session: Session | None = None
+    _workloads: Any = None  # all of them, in Ray's store
+    _sent: dict[Any, Sent] = field(default_factory=dict)  # by the stream of its messages
+    _known: set[str] = field(default_factory=set)  # keys of what was planned
+    _failed: dict[str, BaseException] = field(default_factory=dict)
+    _dead: set[str] = field(default_factory=set)
+    _ran: Counter[str] = field(default_factory=Counter)  # errands by node
+    _came: int = 0
+    _quiet_s: float = LEAST_QUIET_S
+    _heard_at: float = 0.0
+    _closed: bool = False
+
+    @classmethod
+    def of(cls, options: Options, root: Path) -> Cluster:
+        """Connect, and ask the nodes what they are. Raises BadUsage, before any engine starts."""
+        backend = options.backend
+        assert backend is not None
+        ray = connect(options)
+        try:
+            listed = measuring(nodes_of(ray.nodes(), options.ray_resource), backend)
+            found = hosts_of(ray, options, listed)
+            nodes = measuring(list(found), backend)  # that answered
+            return cls(ray, options, nodes, one_host(found, this_host(backend, root)))
+        except BaseException:
+            ray.shutdown()
+            raise
+
+    def send(self, session: Session, questions: Sequence[Question], cells: Sequence[Cell]) -> None:
+        """Widest engines first, then the longest; less what is known already. Raises BadUsage where one of them fits
+        on no node, with none sent."""
+        self._session = session
+        self._known = {question.key for question in questions}
+        missing = [question for question in questions if self._is_open(question)]
+        sent = []
+        for group in widest_first(groups_of(cells)):
+            its = {question.key: question for question in missing if question.engine == group.engine}
+            if its:
+                sent.append(Sent(group, need_of(group.engine, self.nodes, self.options.ray_resource), its))
+        self._quiet_s = quiet_s([each.group for each in sent])
+        self._workloads = self.ray.put({w.hash: w for question in missing for w in question.workloads})
+        for each in sent:
+            self._submit(each)
+        self._heard_at = time.monotonic()
+
+    def fetch(self, question: Question) -> None:
+        """Take what comes until all of this question has come. Raises what kept it from being measured."""
+        if question.key not in self._known:
+            why = f"{title(question)} was not planned before the run, so it was not sent to the cluster"
+            raise BadUsage(why, "without --slm-ray")
+        while any(question.key in sent.open for sent in self._sent.values()):
+            if not self._hear(TICK_S):
+                self._check_quiet()
+            self.tell(self._progress(question))
+        if error := self._failed.get(question.key):
+            raise error
+
+    def close(self) -> None:
+        """Take what has come, and stop what still runs there; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for stream in self._sent:
+                self.ray.cancel(stream)
+            until = time.monotonic() + END_S
+            while self._sent and time.monotonic() < until:
+                self._hear(TICK_S)
+            if self._session and self._ran:
+                self._session.notes.append(f"measured on {_ran(self._ran)} of the Ray cluster at {self.options.ray}")
+        finally:
+            self.ray.shutdown()
+
+    def _is_open(self, question: Question) -> bool:
+        assert self._session is not None
+        return any(True for _ in self._session.unanswered(question, self.options.repeats))
+
+    def _submit(self, sent: Sent) -> None:
+        questions, need = list(sent.open.values()), sent.need
+        known = [self._members(question) for question in questions]
+        errand = errand_of(self.options, self.host.environment, questions, known)
+        # A process that has served one task may see the GPUs of that one for ever.
+        task = self.ray.remote(max_calls=1)(run_errand)
+        stream = task.options(
+            name=sent.name,
+            num_gpus=need.gpus,
+            num_cpus=need.cpus,
+            resources={need.resource: A_TOUCH} if need.resource else {},
+            num_returns="streaming",
+            max_retries=0,  # Ray's own would measure again what has come
+            scheduling_strategy="SPREAD",
+        ).remote(errand, self._workloads)
+        sent.node = None
+        self._sent[stream] = sent
+
+    def _members(self, question: Question) -> tuple[Members, ...]:
+        assert self._session is not None
+        if isinstance(question.engine, ReplicaSpec):
+            return tuple(self._session.shared.get(question.key, ()))
+        return tuple((m,) for m in self._session.measured.get(question.key, ()))
+
+    def _hear(self, within_s: float) -> bool:
+        """Take one message, if one comes."""
+        ready, _ = self.ray.wait(list(self._sent), num_returns=1, timeout=within_s, fetch_local=False)
+        for stream in ready:
+            self._heard_at = time.monotonic()
+            self._next(stream)
+        return bool(ready)
+
+    def _next(self, stream: Any) -> None:
+        sent, problems = self._sent[stream], self.ray.exceptions
+        try:
+            message = self.ray.get(next(stream))
+        except StopIteration:
+            del self._sent[stream]
+            self._fail(sent, EngineFailed(f"{sent.name}: its task ended before all was measured", "--slm-resume"))
+        except (
+            problems.NodeDiedError,
+            problems.LocalRayletDiedError,
+            problems.ObjectLostError,
+            problems.OutOfMemoryError,
+            problems.WorkerCrashedError,
+        ) as error:
+            del self._sent[stream]
+            if isinstance(error, problems.NodeDiedError | problems.LocalRayletDiedError) and sent.node:
+                self._dead.add(sent.node)
+            self._died(sent)
+        except Exception as error:  # of Ray, or a bug of ours over there: told by the items that wait for it
+            del self._sent[stream]
+            self._fail(sent, error)
+        else:
+            self._take(sent, message)
+
+    def _take(self, sent: Sent, message: Message) -> None:
+        session = self._session
+        assert session is not None
+        match message:
+            case Arrived(node):
+                sent.node = node
+                self._ran[self._name(node)] += 1
+            case Found(key, packed):
+                session.keep(sent.open[key], unpacked(packed))
+                self._came += 1
+            case Through(key):
+                del sent.open[key]
+            case Failed(key, error):
+                self._failed[key] = error
+                del sent.open[key]
+            case Told(note):
+                if note not in session.notes:
+                    session.notes.append(note)
+
+    def _died(self, sent: Sent) -> None:
+        """What has not come is sent once more; what has come is never measured again."""
+        sent.open = {key: question for key, question in sent.open.items() if self._is_open(question)}
+        sent.lost.append(self._name(sent.node) if sent.node else "a node")
+        if not sent.open or self._closed:
+            return
+        cells = f"{len(sent.open)} cell{'s' if len(sent.open) != 1 else ''} of {sent.name}"
+        if len(sent.lost) > RETRIES:
+            died = " and ".join(dict.fromkeys(sent.lost))
+            self._fail(sent, _lost(f"{died} died while {cells} were measured there, which is once too often"))
+        elif not any(map(sent.need.fits, self._living())):
+            self._fail(sent, _lost(f"{sent.lost[-1]} died, and no other node has {sent.need} for {cells}"))
+        else:
+            assert self._session is not None
+            self._session.notes.append(f"{sent.lost[-1]} died; {cells} were sent once more")
+            self._submit(sent)
+        self._strand()
+
+    def _strand(self) -> None:
+        """Nobody will take what waits for a node that has died."""
+        living = self._living()
+        for stream, sent in list(self._sent.items()):
+            if sent.node is None and not any(map(sent.need.fits, living)):
+                self.ray.cancel(stream)
+                del self._sent[stream]
+                died = ", ".join(dict.fromkeys([*sent.lost, *map(self._name, self._dead)]))
+                self._fail(sent, _lost(f"{died} died, and no other node has {sent.need} for {sent.name}"))
+
+    def _living(self) -> list[Node]:
+        """Ray may take a while to notice what its tasks have told already."""
+        return [n for n in nodes_of(self.ray.nodes(), self.options.ray_resource) if n.id not in self._dead]
+
+    def _name(self, node: str) -> str:
+        return next((known.name for known in self.nodes if known.id == node), node[:8])
+
+    def _fail(self, sent: Sent, error: BaseException) -> None:
+        for key, question in sent.open.items():
+            if self._is_open(question):
+                self._failed[key] = error
+
+    def _check_quiet(self) -> None:
+        if time.monotonic() - self._heard_at < self._quiet_s:
+            return
+        for stream, sent in list(self._sent.items()):
+            self.ray.cancel(stream)
+            del self._sent[stream]
+            where = self._name(sent.node) if sent.node else f"no node, {sent.need} being taken"
+            why = f"{sent.name}: nothing came for {clock(self._quiet_s)} (on {where})"
+            self._fail(sent, EngineFailed(why, "ray status; what came is kept: --slm-resume"))
+
+    def _progress(self, question: Question) -> str:
+        running = sum(sent.node is not None for sent in self._sent.values())
+        waiting = len(self._sent) - running
+        return f"{title(question)} | {self._came} came | {running} engines run, {waiting} wait for a node"
+
+
+def quiet_s(groups: Sequence[Group]) -> float:
+    """After how long a silence of the whole cluster something must be wrong: far more than the longest cell takes."""
+    prices = [start_price_s(g.engine) + max((cell.seconds for cell in g.cells), default=0.0) for g in groups]
+    return LEAST_QUIET_S + PATIENCE * max(prices, default=0.0)
+
+
+def _lost(problem: str) -> EngineFailed:
+    return EngineFailed(problem, "pytest again with --slm-resume: what came is kept")
+
+
+def _ran(by_node: Counter[str]) -> str:
+    return ", ".join(f"{node} ({n} engine{'s' if n != 1 else ''})" for node, n in by_node.items())

@@ -1,0 +1,117 @@
+"""What runs on a node: a session of its own, which measures one engine's cells and tells of each as it ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_slmserve.cluster.messages import Arrived, Failed, Found, Message, Through, Told, packed
+from pytest_slmserve.cluster.nodes import differences
+from pytest_slmserve.environment import Host, probe
+from pytest_slmserve.errors import BadUsage, SlmError
+from pytest_slmserve.options import Options
+from pytest_slmserve.records import Environment, Measurement, Workload
+from pytest_slmserve.session import Question, Session
+
+Members = tuple[Measurement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What a node is sent for. questions: of one engine, their workloads left at home. hashes: of these, which travel
+    once for all errands. known: what the session has of each question already. environment: of the other nodes."""
+
+    options: Options
+    environment: Environment
+    repeats: int
+    questions: tuple[Question, ...]
+    hashes: tuple[tuple[str, ...], ...]
+    known: tuple[tuple[Members, ...], ...]
+
+
+def errand_of(
+    options: Options, environment: Environment, questions: Sequence[Question], known: Sequence[tuple[Members, ...]]
+) -> Errand:
+    """A node has no archive and resumes nothing, and sees no GPUs but those that its engine was given."""
+    there = replace(options, ray="", ray_env="", ray_resource="", records="", export="", resume=False, plan=False)
+    return Errand(
+        replace(there, tensor_parallel=(1,), baseline=""),
+        environment,
+        options.repeats,
+        tuple(replace(question, workloads=()) for question in questions),
+        tuple(tuple(workload.hash for workload in question.workloads) for question in questions),
+        tuple(known),
+    )
+
+
+def run_errand(errand: Errand, workloads: Mapping[str, Workload]) -> Iterator[Message]:
+    """A Ray task, whose results are messages."""
+    import ray
+
+    yield Arrived(ray.get_runtime_context().get_node_id())
+    yield from carried_out(errand, workloads)
+
+
+def carried_out(errand: Errand, workloads: Mapping[str, Workload]) -> Iterator[Message]:
+    """Messages until the engine has stopped. workloads: by their hashes."""
+    open_keys = [question.key for question in errand.questions]
+    try:
+        with closing(_session(errand)) as session:
+            session.hold()
+            for question, hashes, known in zip(errand.questions, errand.hashes, errand.known):
+                asked = replace(question, workloads=tuple(workloads[each] for each in hashes))
+                for found in known:
+                    session.keep(asked, found)
+                yield from _answered(session, asked, errand.repeats)
+                open_keys.remove(asked.key)
+            yield from map(Told, session.notes)
+    except SlmError as error:
+        for key in open_keys:
+            yield Failed(key, error)
+
+
+def _answered(session: Session, question: Question, repeats: int) -> Iterator[Message]:
+    """What ends one question ends no other: the next may have an engine that runs."""
+    try:
+        for found in session.answers(question, repeats):
+            yield Found(question.key, packed(found))
+    except SlmError as error:
+        yield Failed(question.key, error)
+    else:
+        yield Through(question.key)
+
+
+def _session(errand: Errand) -> Session:
+    """Raises BadUsage where the node is of another kind than those that were looked at before."""
+    host = look_around(errand.options)
+    if isinstance(host, SlmError):
+        raise host
+    environment = replace(host.environment, git_commit=errand.environment.git_commit)
+    if unlike := differences([errand.environment, environment]):
+        raise BadUsage(
+            f"a node that came later is of another kind ({'; '.join(unlike)})",
+            "--slm-ray-resource, or nodes of one kind",
+        )
+    return Session.of(errand.options, Path.cwd(), host=replace(host, environment=environment))
+
+
+def look_around(options: Options) -> Host | SlmError:
+    """The node as engines will find it; an error as a value, since Ray would wrap it into one of its own."""
+    leave_threads_alone()
+    python, variables = options.engine
+    assert options.backend is not None
+    try:
+        return probe(options.backend, python, dict(variables))
+    except SlmError as error:
+        return error
+
+
+def leave_threads_alone() -> None:
+    """Ray gives a task as many threads as it has CPUs, often one, and hides the GPUs from one that asked for none. An
+    engine would inherit both."""
+    os.environ.pop("OMP_NUM_THREADS", None)
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]

@@ -1,0 +1,62 @@
+"""What a node tells while it measures. Measurements come in the words of the archive: small, and read by its rules."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_slmserve.codec import engine_line, engine_of, measurement_line, measurement_of
+from pytest_slmserve.errors import SlmError
+from pytest_slmserve.records import Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The first message. node: Ray's id of where it is from."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One repeat of a question. packed: as `packed` makes it, one measurement for each engine."""
+
+    key: str
+    packed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """All that was wanted of a question has been told."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why there is no more of a question."""
+
+    key: str
+    error: SlmError
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A sentence for the user."""
+
+    note: str
+
+
+Message = Arrived | Found | Through | Failed | Told
+
+
+def packed(found: Sequence[Measurement]) -> bytes:
+    lines = [line for m in found for line in (engine_line(m), measurement_line(m))]
+    return gzip.compress(json.dumps(lines, allow_nan=False).encode(), mtime=0)
+
+
+def unpacked(data: bytes) -> tuple[Measurement, ...]:
+    lines = json.loads(gzip.decompress(data))
+    return tuple(measurement_of(run, *engine_of(engine)) for engine, run in zip(lines[::2], lines[1::2]))

@@ -1,0 +1,110 @@
+"""What a node does with an errand, without Ray: the same generator that a task runs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from strategies import measurements
+
+from pytest_slmserve.cluster.errand import carried_out, errand_of, leave_threads_alone
+from pytest_slmserve.cluster.messages import Failed, Found, Through, packed, unpacked
+from pytest_slmserve.errors import DeviceBusy, EngineFailed
+from pytest_slmserve.options import read_options
+from pytest_slmserve.session import Session
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A session with its questions: `session, questions = asked()`."""
+    sessions = []
+
+    def of(*loads, **words):
+        given = {"fake": True, "records": str(tmp_path / "records.jsonl"), "window": "1", **words}
+        session = Session.of(read_options(given, {}, {}), tmp_path)
+        sessions.append(session)
+        spec, workload = session.agenda.spec("opt-125m"), session.agenda.workload("opt-125m")
+        return session, [session.question(spec, workload, session.agenda.load(n)) for n in loads]
+
+    yield of
+    for session in sessions:
+        session.close()
+
+
+def told(session, questions, known=None, environment=None):
+    """All messages of an errand that has been through pickle, as one that travels has."""
+    none = [()] * len(questions)
+    errand = errand_of(session.options, environment or session.host.environment, questions, known or none)
+    workloads = {w.hash: w for question in questions for w in question.workloads}
+    return list(carried_out(*pickle.loads(pickle.dumps((errand, workloads)))))
+
+
+def test_each_repeat_is_told_as_it_ends_under_the_key_that_it_was_asked_by(asked):
+    session, questions = asked(4, 8)
+    messages = told(session, questions)
+    kinds = [(type(m), m.key) for m in messages if not hasattr(m, "note")]
+    first, second = (question.key for question in questions)
+    assert kinds == [(Found, first)] * 2 + [(Through, first)] + [(Found, second)] * 2 + [(Through, second)]
+    found = [m for message in messages if isinstance(message, Found) for m in unpacked(message.packed)]
+    assert [m.key for m in found] == [first, first, second, second]
+    assert len({m.launch for m in found}) == 1, "one engine for all of them"
+
+
+def test_what_is_known_is_not_measured_again(asked):
+    session, questions = asked(4)
+    first = next(m for m in told(session, questions) if isinstance(m, Found))
+    again = told(session, questions, [(unpacked(first.packed),)])
+    assert sum(isinstance(m, Found) for m in again) == 1
+
+
+def test_an_engine_that_dies_ends_its_question_and_no_other(asked):
+    session, questions = asked(4, 64, 8, engine_arg=["die_at=64"])
+    messages = told(session, questions)
+    (failed,) = (m for m in messages if isinstance(m, Failed))
+    assert failed.key == questions[1].key and isinstance(failed.error, EngineFailed)
+    assert [m.key for m in messages if isinstance(m, Through)] == [questions[0].key, questions[2].key]
+
+
+def test_a_node_that_came_later_and_is_of_another_kind_measures_nothing(asked):
+    session, questions = asked(4, 8)
+    messages = told(session, questions, environment=replace(session.host.environment, gpu_name="H100"))
+    assert [m.key for m in messages] == [question.key for question in questions]
+    assert all("is of another kind (gpu_name: H100, simulated)" in str(m.error) for m in messages)
+
+
+def test_what_keeps_a_node_from_beginning_is_told_of_every_question(asked, monkeypatch):
+    def busy(*_):
+        raise DeviceBusy("this device is being measured by another run", "wait")
+
+    monkeypatch.setattr(Session, "hold", busy)
+    assert [type(m.error) for m in told(*asked(4, 8))] == [DeviceBusy, DeviceBusy]
+
+
+def test_several_engines_are_one_message(asked):
+    session, _ = asked()
+    spec = session.agenda.replicas(["opt-125m"] * 2)
+    workloads, loads = [session.agenda.workload("opt-125m")] * 2, [session.agenda.load(8)] * 2
+    question = session.question_of_replicas(spec, workloads, loads)
+    found = [unpacked(m.packed) for m in told(session, [question]) if isinstance(m, Found)]
+    assert [len(members) for members in found] == [2, 2]
+    assert {m.replica.set for members in found for m in members} and all(m.replica.count == 2 for m in found[0])
+
+
+def test_the_engine_of_a_node_does_not_inherit_what_ray_gives_a_task(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    leave_threads_alone()
+    assert not {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"} & os.environ.keys()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    leave_threads_alone()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3", "the GPU that the task was given"
+
+
+@given(measurements())
+@settings(max_examples=20)
+def test_what_is_unpacked_is_what_the_archive_would_hold(measurement):
+    once = unpacked(packed([measurement]))
+    assert unpacked(packed(once)) == once and once[0].key == measurement.key

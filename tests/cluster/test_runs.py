@@ -1,0 +1,141 @@
+"""Runs on a real Ray cluster of one host, with the simulated engine: cells spread, come back, are resumed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+from ray_nodes import NODE, killed_when
+
+from pytest_slmserve.store import read
+
+pytestmark = pytest.mark.slow  # Ray's processes want a core for themselves while they start
+
+POINTS = """
+    import pytest
+
+    def test_point(slm_point):
+        assert slm_point.measure()
+"""
+SWEEP = f"""{POINTS}
+    @pytest.mark.slm(claim="throughput-plateau")
+    def test_plateau(slm_claim):
+        assert slm_claim()
+"""
+OTHERS = f"""{POINTS}
+    def test_replicas(slm_replica_point):
+        assert slm_replica_point.measure()
+
+    @pytest.mark.slm(jobs={{"gpu": [{{"model": "opt-125m", "requests": 64, "lengths": (64, 32)}}]}})
+    def test_job(slm_job_point):
+        assert slm_job_point.measure()
+
+    def test_as_it_goes(slm_measure):
+        assert slm_measure(4).valid
+
+    def test_of_nobody(slm_session):
+        agenda = slm_session.agenda
+        slm_session.measure(agenda.spec("opt-125m"), agenda.workload("opt-125m"), agenda.load(7), 1)
+"""
+WORDS = ("--slm-fake", "--slm-models=opt-125m,opt-1.3b", "--slm-batches=1,16,64,128,256", "--slm-window=2")
+LONGER = ("--slm-batches=1,2,4,8,16,32", "--slm-window=20")  # some seconds on each node
+
+
+@pytest.fixture(autouse=True)
+def no_options_from_outside(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST", "RAY_ADDRESS"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster():
+    """A head without GPUs, and two nodes with one imagined GPU each, as processes of this host."""
+    pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
+        patch.delenv("RAY_ADDRESS", raising=False)
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_gpus": 0})
+        try:
+            cluster.workers = [cluster.add_node(**NODE, num_gpus=1) for _ in range(2)]
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+@pytest.fixture
+def run(pytester, ray_cluster):
+    """Runs a small sweep of two models on the cluster: `run("--slm-resume")`."""
+
+    def on_the_cluster(*args, test=SWEEP):
+        pytester.makepyfile(test)
+        address = f"--slm-ray={ray_cluster.address}"
+        return pytester.runpytest_inprocess(*WORDS, address, "-p", "no:cacheprovider", *args)
+
+    return on_the_cluster
+
+
+@pytest.fixture
+def records(pytester):
+    return pytester.path / ".slm" / "records.jsonl"
+
+
+def made(records):
+    return read(records).measurements
+
+
+def by_key(records):
+    return Counter(m.key for m in made(records))
+
+
+def test_an_engines_cells_go_to_one_node_and_all_that_is_there_is_resumed(run, records):
+    run("--slm-batches=1,16", test=POINTS).assert_outcomes(passed=4)
+    first = made(records)
+    result = run("--slm-resume")
+    result.assert_outcomes(passed=12)
+    result.stdout.fnmatch_lines(
+        [
+            "slmserve: simulated, no vLLM, on 2 nodes of a Ray cluster; sensors: those of the nodes; *",
+            "note: measured on * (1 engine), * (1 engine) of the Ray cluster at *",
+            "8 measurements were reused from *",
+        ]
+    )
+    assert len({m.launch for m in first}) == 2, "each engine started once"
+    assert len({m.launch for m in made(records)}) == 4
+    assert set(by_key(records).values()) == {2} and len(made(records)) == 20
+
+
+def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
+    few = ("--slm-models=opt-125m", "--slm-batches=1,16", "--slm-engine-arg=die_at=300")
+    result = run("-rs", *few, test=OTHERS)
+    result.assert_outcomes(passed=5, failed=2, skipped=1)
+    text = result.stdout.str()
+    assert "EngineFailed: the simulated engine died at 384 in flight, as it was told to" in text
+    assert "BadUsage: opt-125m at 7 was not planned before the run, so it was not sent to the cluster" in text
+    assert "slm_measure asks as the test goes, and a cluster is told beforehand: leave out --slm-ray" in text
+
+
+def test_a_node_that_dies_loses_nothing_and_nothing_is_measured_twice(run, records, ray_cluster):
+    with killed_when(lambda: len({m.launch for m in made(records)}) == 2, ray_cluster) as died:
+        result = run(*LONGER, test=POINTS)
+    assert died, "both engines had measured something, and were not through"
+    result.assert_outcomes(passed=12)
+    result.stdout.fnmatch_lines([f"note: * ({died[0][:8]}) died; * cells of * were sent once more"])
+    assert set(by_key(records).values()) == {2} and len(by_key(records)) == 12
+    assert len({m.launch for m in made(records)}) == 3, "one engine was started again"
+
+
+def test_a_second_death_names_the_nodes_and_what_came_is_resumed(run, records, ray_cluster):
+    one = ("--slm-models=opt-125m", *LONGER)
+    with killed_when(lambda: made(records), ray_cluster) as died:
+        result = run(*one, test=POINTS)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*EngineFailed: * died, and no other node has 1 GPU for * of opt-125m*"])
+    assert died and died[0][:8] in result.stdout.str()
+    there = by_key(records)
+    assert 0 < sum(there.values()) < 12
+    ray_cluster.workers.append(ray_cluster.add_node(**NODE, num_gpus=1))
+    run(*one, "--slm-resume", test=POINTS).assert_outcomes(passed=6)
+    assert set(by_key(records).values()) == {2} and len(by_key(records)) == 6

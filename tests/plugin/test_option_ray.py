@@ -1,0 +1,65 @@
+"""--slm-ray measures on the nodes of a Ray cluster; tests/cluster has runs on one. Here is what is refused."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from inside import usage_error
+
+from pytest_slmserve.cluster import connection
+from pytest_slmserve.errors import BadUsage
+
+NOBODY = "--slm-ray=127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--slm-gate"], "--slm-gate is not sent to a cluster"),
+        (["--slm-calibrate"], "--slm-gate is not sent to a cluster"),
+        (["--slm-sweep=adaptive"], "--slm-sweep adaptive is not sent to a cluster"),
+        (["-n2"], "--slm-ray spreads cells over a cluster by itself; leave out -n"),
+    ],
+)
+def test_what_decides_as_it_goes_and_other_processes_are_refused(sweep, words, told):
+    assert told in usage_error(sweep(NOBODY, *words))
+
+
+def test_an_endpoint_is_no_node(pytester):
+    pytester.makepyfile("def test_point(slm_point): pass")
+    result = pytester.runpytest_inprocess("--slm-endpoint=http://127.0.0.1:1/v1/completions", NOBODY)
+    assert "an endpoint runs already" in usage_error(result)
+
+
+def test_it_needs_a_mode(pytester):
+    assert "no mode says on what" in usage_error(pytester.runpytest_inprocess(NOBODY))
+
+
+def test_another_address_is_refused(sweep):
+    assert "is not HOST:PORT" in usage_error(sweep("--slm-ray=ray://127.0.0.1:10001"))
+
+
+def test_a_plan_asks_no_cluster(sweep):
+    sweep(NOBODY, "--slm-plan").stdout.fnmatch_lines(["*end: 6 items"])
+
+
+def test_without_ray_it_says_what_to_install(sweep, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    text = usage_error(sweep(NOBODY))
+    assert "--slm-ray needs Ray, which is not installed" in text and "pytest-slmserve[ray]" in text
+
+
+def test_an_address_that_does_not_answer_is_one_sentence_in_time(sweep, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(connection, "ANSWER_S", 3.0)
+    began = time.monotonic()
+    text = usage_error(sweep(NOBODY))
+    assert "--slm-ray 127.0.0.1:9: no Ray cluster answers there (no answer within 3 s)" in text
+    assert "ray status" in text and time.monotonic() - began < 20
+
+
+def test_why_it_does_not_is_told(monkeypatch):
+    monkeypatch.setattr(connection, "ASK", "raise SystemExit('Version mismatch: 2.9 there, 2.60 here')")
+    with pytest.raises(BadUsage, match="no Ray cluster answers there .Version mismatch: 2.9 there, 2.60 here."):
+        connection.check_answers("127.0.0.1:9")
