@@ -47,6 +47,7 @@ class Agenda:
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     beside: set[str] = field(default_factory=set)
     _workloads: dict[str, Workload] = field(default_factory=dict)
+    _specs: dict[tuple[str, int | None], tuple[Host, EngineSpec]] = field(default_factory=dict)
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
     @cached_property
@@ -128,8 +129,11 @@ class Agenda:
         if self.backend == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return endpoint_spec(self.options, served, self.options.endpoint[0])
-        spec = engine_spec(self.options, self.backend, model, self.host.environment, gpus)
-        check_there(self.host, spec.gpus)
+        host, spec = self._specs.get((model, gpus), (None, None))
+        if spec is None or host is not self.host:  # a plan asks for each cell's engine several times
+            spec = engine_spec(self.options, self.backend, model, self.host.environment, gpus)
+            check_there(self.host, spec.gpus)
+            self._specs[model, gpus] = self.host, spec
         return spec
 
     def spec_on(self, model: str, gpus: int, largest: int) -> EngineSpec:
