@@ -1,5 +1,7 @@
-"""The shipped benchmark on real vLLM, then its archive read again without it."""
+"""The shipped benchmark on real vLLM; its archive read again without it; and an engine started as that advises."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,12 +15,14 @@ from runs import START_S, PytestRun, nothing_left_of
 import pytest_slmserve
 from pytest_slmserve.analysis.kv_cache import BLOCK_TOLERANCE, predicted_blocks
 from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.store import read
 
 PACKAGE = Path(pytest_slmserve.__file__).parent
 BENCHMARKS = next(
     (folder for folder in (PACKAGE / "benchmarks", PACKAGE.parent / "benchmarks") if folder.is_dir()), PACKAGE
 )
 BATCHES = (1, 8, 32)
+MARGIN = 0.35  # of what was predicted: two cores, shared with others
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 
 
@@ -83,7 +87,8 @@ def test_the_report_prints_the_same_table_without_vllm(finished):
     command = [sys.executable, "-c", code, "report", ".slm/records.jsonl"]
     done = subprocess.run(command, cwd=finished.folder, capture_output=True, text=True, timeout=60)
     assert done.returncode in (0, 1, 10), done.stderr
-    row = re.compile(r" +(in|flight) | +\d+ .*(yes|partly|no|ok)$")  # and no number that a sentence is broken at
+    # no number that a sentence is broken at
+    row = re.compile(r" +(in|flight) | +\d+ .*(yes|partly|degraded|NO|ok)$")
     table = [line for line in map(str.rstrip, finished.text.splitlines()) if row.match(line)]
     assert {int(line.split()[0]) for line in table if re.match(r" +\d", line)} == set(BATCHES)
     printed = {line.rstrip() for line in done.stdout.splitlines()}
@@ -97,3 +102,32 @@ def test_nothing_is_left_of_it(finished):
     assert [path.name for path in finished.tmp.iterdir() if path.name.startswith("pytest-slmserve-")] == [
         "pytest-slmserve-cpu.lock"
     ]
+
+
+def test_what_was_advised_is_what_is_served(finished):
+    """The advice on the sweep, then an engine started as advised: is it as predicted?"""
+    asked = ("advise", ".slm/records.jsonl", "--verify", "--verify-margin", str(MARGIN), "--json")
+    noisy = any(problems(m) for m in finished.archived())  # then a larger batch may be predicted
+    with TemporaryDirectory(prefix="slm-") as tmp:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest_slmserve", *asked],
+            cwd=finished.folder,
+            env=os.environ | {"TMPDIR": tmp},
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+        )
+    assert done.stderr == "" and nothing_left_of(finished.folder)
+    seen = json.loads(done.stdout)
+    if len({m.load.concurrency for m in finished.archived() if not problems(m)}) < 2:  # too few to advise by
+        assert (done.returncode, seen["starts"]) == (10, [])
+        return
+    [model], [start] = seen["verification"]["models"], seen["starts"]
+    batch, measured = model["batch_requests"], model["measured"]
+    assert (batch in (8, 32) or noisy) and f"--max-num-seqs {batch} " in start["commands"][0]
+    assert abs(measured["kv_blocks"] - model["predicted"]["kv_blocks"]) <= 2 and measured["preemptions_count"] == 0
+    assert done.returncode == {"holds": 0, "fails": 1, "undecided": 10}[seen["verification"]["state"]]
+    kept = read(finished.folder / ".slm" / "verify.jsonl").measurements
+    assert {(m.spec.max_num_seqs, m.load.concurrency, m.load.window_s) for m in kept} == {(batch, batch, 1.5)}
+    if measured["valid_repeats_count"] and not noisy:  # else the machine was too noisy to say anything
+        assert abs(model["measured_of_predicted_ratio"]["value"] - 1) < MARGIN, done.stdout
