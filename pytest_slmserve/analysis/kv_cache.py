@@ -40,9 +40,10 @@ def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> in
 
 
 def block_size_of(spec: EngineSpec, resolved: Resolved | None = None) -> int:
-    """Tokens per KV block: as the engine says, as asked for, or its backend's default."""
-    reported = resolved.block_size if resolved else None
-    return int(reported or dict(spec.extra).get("block_size") or BLOCK_SIZE[spec.backend])
+    """Tokens per KV block: as the engine says, if that is a size, as asked for, or its backend's default."""
+    if resolved and resolved.block_size and resolved.block_size > 0:
+        return resolved.block_size
+    return int(dict(spec.extra).get("block_size") or BLOCK_SIZE[spec.backend])
 
 
 def kv_blocks(kv_bytes: int, block_size: int, bytes_per_token: int) -> int:

@@ -59,6 +59,13 @@ def test_capacity_takes_the_engines_own_count():
     assert kv_cache.kv_capacity(EngineSpec("/somewhere/else"), 768) is None
 
 
+@pytest.mark.parametrize("said", [0, -1, -1000])
+def test_a_record_whose_blocks_have_no_size_is_taken_as_one_that_does_not_say(said):
+    spec = EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB)
+    assert kv_cache.block_size_of(spec, Resolved(block_size=said)) == kv_cache.block_size_of(spec) == 16
+    assert kv_cache.kv_capacity(spec, 768, Resolved(kv_blocks=481, block_size=said)) == 10
+
+
 def test_budget():
     assert kv_cache.kv_budget_bytes(40 * GIB, 0.5, 5 * GIB, 3 * GIB) == 12 * GIB
     with pytest.raises(BadUsage, match=r"25\.0 GiB of the 20\.0 GiB .*\n.*--slm-memory-share"):
