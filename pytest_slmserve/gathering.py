@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_slmserve.agenda import check_there
 from pytest_slmserve.analysis import neighbours
 from pytest_slmserve.analysis.replication import asked, shared_runs
 from pytest_slmserve.analysis.validity import problems
@@ -24,9 +25,11 @@ UNCHECKED = (
 
 
 def open_for(session: Session, workers: int) -> list[Seat]:
-    """The devices are ours, the archive is open: a place for each worker. Raises BadUsage, DeviceBusy, BadArchive."""
+    """The devices are ours, the archive is open: a place for each worker. Raises BadUsage, also for GPUs of
+    different kinds, DeviceBusy, BadArchive."""
     records = Path(session.options.records)
     places = seats(session.host, workers, records)
+    check_there(session.host, range(workers))
     session.lock([gpu.uuid for gpu in session.host.gpus[:workers]] or [session.host.device])
     session.open_archive()
     sweep_up(shared_folder(records))

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pytest_slmserve.options import Options
     from pytest_slmserve.plan import Cell
     from pytest_slmserve.records import Progress
-    from pytest_slmserve.resuming import Question
     from pytest_slmserve.session import Session
     from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 
@@ -482,28 +481,6 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[Cell]:
             yield Cell(item.name, engine_of(session, item), 0.0)
         else:
             yield Cell(item.name, None, 0.0)
-
-
-def questions(session: Session, items: Sequence[Any]) -> Iterator[Question]:
-    """What the items will ask of engines, as far as it is known before they run. Those that read ask nothing."""
-    from pytest_slmserve import jobs
-    from pytest_slmserve.resuming import Question
-
-    agenda = session.agenda
-    for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        if is_skipped(item) or not is_measured(item) or parameters.keys() & {"slm_model", "slm_gate"}:
-            continue
-        engine, workload, load = engine_of(session, item), None, None
-        if point := parameters.get("slm_point"):
-            workload, load = agenda.workload(point[0], variant_asked_for(item)).reference(), point[1]
-        elif plan := parameters.get("slm_replica_point") or parameters.get("slm_gpus_point"):
-            workload = agenda.workload(plan.model).reference()
-        elif job := parameters.get("slm_job_point"):
-            workload, load = jobs.workload_of(agenda, job).reference(), jobs.load_of(agenda, job)
-        for spec in dict.fromkeys(getattr(engine, "engines", (engine,))):
-            if spec is not None:
-                yield Question(spec, agenda.environment(spec), workload, load)
 
 
 def job_price_s(session: Session, plan: JobPlan) -> float:

@@ -295,12 +295,11 @@ def _resume(slm: Session, session: pytest.Session) -> None:
     """Say before the first engine starts what is resumed; of a plan it is read here. Raises SlmError."""
     if slm.options.gate or not slm.resumes:
         return
-    from pytest_slmserve.items import questions
-    from pytest_slmserve.resuming import fits
+    from pytest_slmserve.resuming import asked_by, fits
 
     if slm.options.plan:
         slm.resume()
-    said = fits(slm, list(questions(slm, session.items)))
+    said = fits(slm, list(asked_by(slm, session.items)))
     if terminal := session.config.pluginmanager.getplugin("terminalreporter"):
         terminal.write_line(f"slmserve: {said}")
     else:  # of a worker, whose notes come together

@@ -7,27 +7,45 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+from pytest_slmserve.ahead import question_of
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.items import engine_of, is_gate, is_measured, is_reader, is_skipped
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import MUST_MATCH, OF_AN_ENDPOINT, Environment, Measurement, WorkloadReference
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import EngineSpec, Load, load_facts
+from pytest_slmserve.spec import EngineSpec, Load, ReplicaSpec, load_facts
 
 LOOKED_AT = 100  # kinds of questions and of measurements that are compared to say what differs
 CLAUSES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a run asks of an engine. workload, load: None where only the test that asks knows them."""
+class Asked:
+    """What a run asks of one engine. workload, load: None where only the test that asks knows them."""
 
     spec: EngineSpec
     environment: Environment
-    workload: WorkloadReference | None
-    load: Load | None
+    workload: WorkloadReference | None = None
+    load: Load | None = None
 
 
-def fits(session: Session, questions: Sequence[Question]) -> str:
+def asked_by(session: Session, items: Sequence[Any]) -> Iterator[Asked]:
+    """What the items will ask, as far as it is known before they run. Those that only read ask nothing."""
+    for item in items:
+        if is_skipped(item) or is_reader(item) or is_gate(item) or not is_measured(item):
+            continue
+        if question := question_of(session, item):
+            for spec, workload, load in zip(_engines(question.engine), question.workloads, question.loads):
+                yield Asked(spec, session.agenda.environment(spec), workload.reference(), load)
+        elif engine := engine_of(session, item):
+            yield from (Asked(spec, session.agenda.environment(spec)) for spec in _engines(engine))
+
+
+def _engines(engine: EngineSpec | ReplicaSpec) -> Sequence[EngineSpec]:
+    return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
+
+
+def fits(session: Session, questions: Sequence[Asked]) -> str:
     """A sentence on what is resumed. Raises BadUsage where another run's archive was named, and nothing of it answers
     this one: it would all be measured anew by somebody who believes it to be there."""
     path, stored = session.source, session.stored
@@ -65,7 +83,7 @@ def _key(of: EngineSpec | Environment) -> str:
     return of.key
 
 
-def difference(stored: Sequence[Measurement], questions: Sequence[Question]) -> str:
+def difference(stored: Sequence[Measurement], questions: Sequence[Asked]) -> str:
     """What differs between the two that are most alike. "There" is the archive, "here" the run."""
     kinds = list({_question(m.spec, m.environment, m.workload.hash, m.load): m for m in stored}.values())
     pairs = [(m, q) for m in kinds[:LOOKED_AT] for q in questions[:LOOKED_AT]]
@@ -74,7 +92,7 @@ def difference(stored: Sequence[Measurement], questions: Sequence[Question]) -> 
     return "; ".join(fewest[:CLAUSES] + more)
 
 
-def clauses(m: Measurement, question: Question) -> list[str]:
+def clauses(m: Measurement, question: Asked) -> list[str]:
     """A short clause for each thing that differs; of another model no more of its engine, which follows from it."""
     environment = question.environment
     names = (*MUST_MATCH, *(OF_AN_ENDPOINT if environment.backend == "remote" else ()))

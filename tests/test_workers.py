@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.environment import Gpu, Host
 from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.gathering import open_for
+from pytest_slmserve.options import read_options
 from pytest_slmserve.records import Environment
+from pytest_slmserve.session import Session
 from pytest_slmserve.workers import Desk, Outcome, Seat, equal_parts, outcomes_of, seats, shared_folder, sweep_up
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
@@ -53,6 +57,18 @@ def test_a_worker_sees_its_own_gpu_first(tmp_path, monkeypatch):
     ]
     assert [len(seat.cores) for seat in found] == [5, 5, 5]
     assert [Seat.of(seat.plain()) for seat in found] == found
+
+
+def test_gpus_of_different_kinds_have_no_workers_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    session = Session.of(read_options({"fake": True, "records": str(tmp_path / "r.jsonl")}, {}, {}), tmp_path)
+    other = Gpu("fake-9", "NVIDIA L4", 0, "", "")
+    session.agenda.host = replace(session.host, gpus=(*session.host.gpus[:2], other))
+    with pytest.raises(BadUsage, match=r"GPUs of different kinds are visible \(simulated, 0 GiB; NVIDIA L4, 0 GiB\)"):
+        open_for(session, 3)
+    assert not (tmp_path / "r.jsonl").exists()
+    assert len(open_for(session, 2)) == 2
+    session.close()
 
 
 def test_more_workers_than_gpus_or_cores(tmp_path, monkeypatch):
