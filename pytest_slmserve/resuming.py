@@ -51,13 +51,17 @@ def fits(session: Session, questions: Sequence[Asked]) -> str:
     path, stored = session.source, session.stored
     if not stored:
         return _nothing(session, f"{path} holds no measurement")
-    asked = {_question(q.spec, q.environment, q.workload.hash if q.workload else None, q.load) for q in questions}
+    known = {_question(q.spec, q.environment, q.workload.hash, q.load) for q in questions if q.workload}
+    asked = known | {_question(q.spec, q.environment, None, None) for q in questions if not q.workload}
     answering = [m for m in stored if not asked.isdisjoint(_answered(m))]
     if questions and not answering:
         return _nothing(session, f"{path} answers nothing of this run: {difference(stored, questions)}")
-    valid = sum(m.id in session.reused for m in answering)
-    invalid = f", and {len(answering) - valid} that are not valid" if len(answering) > valid else ""
-    return f"{path} holds {valid} measurements for this run{invalid}"
+    valid = [m for m in answering if m.id in session.reused]
+    sure = sum(not known.isdisjoint(_answered(m)) for m in valid)
+    told = [f"{sure} measurements for this run"]
+    told += [f"{len(valid) - sure} of engines that its own tests use"] if len(valid) > sure else []
+    told += [f"{len(answering) - len(valid)} that are not valid"] if len(answering) > len(valid) else []
+    return f"{path} holds {', and '.join(told)}"
 
 
 def _nothing(session: Session, why: str) -> str:

@@ -149,7 +149,12 @@ def test_of_a_test_of_ones_own_only_the_engine_is_known_beforehand(pytester):
         return pytester.runpytest_inprocess(*words, *more)
 
     run("--slm-records=old.jsonl").assert_outcomes(passed=1)
-    run("--slm-resume=old.jsonl").stdout.fnmatch_lines(["2 measurements were reused from old.jsonl: opt-125m at 4 (2)"])
+    run("--slm-resume=old.jsonl").stdout.fnmatch_lines(
+        [
+            "slmserve: old.jsonl holds 0 measurements for this run, and 2 of engines that its own tests use",
+            "2 measurements were reused from old.jsonl: opt-125m at 4 (2)",
+        ]
+    )
     assert "memory_share 0.9 there, 0.5 here" in usage_error(run("--slm-resume=old.jsonl", "--slm-memory-share=0.5"))
 
 
@@ -164,6 +169,5 @@ def test_replicas_are_resumed_and_others_are_told_apart(gain, archive):
             "8 measurements were reused from old.jsonl: *, 2 x opt-125m at 192 (4)",
         ]
     )
-    assert "requests of 512/256 tokens there, 64/32 here" in usage_error(
-        gain(*words, "--slm-resume=old.jsonl", "--slm-lengths=64/32")
-    )
+    points = ("-k", "test_point", "--slm-resume=old.jsonl", "--slm-lengths=64/32")
+    assert "requests of 512/256 tokens there, 64/32 here" in usage_error(gain(*words, *points))
