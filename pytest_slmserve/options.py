@@ -195,6 +195,12 @@ def ray_address(text: str) -> str:
     raise ValueError("HOST:PORT of a cluster that this host is a node of, or auto for the one that runs here")
 
 
+def ray_resource(text: str) -> str:
+    if text in ("", "CPU", "GPU", "memory", "object_store_memory"):
+        raise ValueError("a resource that only some nodes have, such as accelerator_type:H200")
+    return text
+
+
 def one_of(*choices: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in choices:
@@ -397,7 +403,13 @@ OPTS = (
         "ADDRESS",
     ),
     Opt("--slm-ray-env", str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE"),
-    Opt("--slm-ray-resource", str, "", "only nodes that have this Ray resource, accelerator_type:H200 say", "NAME"),
+    Opt(
+        "--slm-ray-resource",
+        ray_resource,
+        "",
+        "only nodes with this Ray resource, such as accelerator_type:H200",
+        "NAME",
+    ),
     Opt("--slm-plan", truth, False, "print items, engines, order and expected seconds, and run nothing"),
     Opt("--slm-plan-gpus", count, None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"),
     Opt("--slm-strict", truth, False, "assert the claims as the papers make them, also where they are known to fail"),

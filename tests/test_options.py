@@ -91,6 +91,7 @@ BAD = {
     "gate_pairs": ["0", "3", "-4", "4.5", "many"],
     "gate_caches": ["hot", "WARM"],
     "resume": ["test_it.py", "test_it.py::test_a", "tests/"],
+    "ray_resource": ["GPU", "CPU"],
     "ray": ["local", "10.0.0.1", ":6379", "10.0.0.1:port", "ray://10.0.0.1:10001"],
 }
 BAD_FLAG = ["maybe", "2"]
@@ -107,7 +108,6 @@ ANY_TEXT = {
     "slo",
     "export",
     "ray_env",
-    "ray_resource",
 }  # a path may be anything; bounds and exports have tests of their own
 
 

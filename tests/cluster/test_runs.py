@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections import Counter
 
 import pytest
-from ray_nodes import NODE, killed_when
 
+from pytest_slmserve.cluster import dispatch
+from pytest_slmserve.cluster.messages import Found
 from pytest_slmserve.store import read
 
 pytestmark = pytest.mark.slow  # Ray's processes want a core for themselves while they start
 
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+WITH_A_GPU = {**NODE, "num_gpus": 1, "resources": {"imagined": 1}}
 POINTS = """
     import pytest
 
@@ -39,7 +44,7 @@ OTHERS = f"""{POINTS}
         slm_session.measure(agenda.spec("opt-125m"), agenda.workload("opt-125m"), agenda.load(7), 1)
 """
 WORDS = ("--slm-fake", "--slm-models=opt-125m,opt-1.3b", "--slm-batches=1,16,64,128,256", "--slm-window=2")
-LONGER = ("--slm-batches=1,2,4,8,16,32", "--slm-window=20")  # some seconds on each node
+LONGER = ("--slm-batches=1,2,4,8", "--slm-window=12")  # some seconds on each node
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +64,7 @@ def ray_cluster():
 
         cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_gpus": 0})
         try:
-            cluster.workers = [cluster.add_node(**NODE, num_gpus=1) for _ in range(2)]
+            cluster.workers = [cluster.add_node(**WITH_A_GPU) for _ in range(2)]
             yield cluster
         finally:
             cluster.shutdown()
@@ -75,6 +80,23 @@ def run(pytester, ray_cluster):
         return pytester.runpytest_inprocess(*WORDS, address, "-p", "no:cacheprovider", *args)
 
     return on_the_cluster
+
+
+@pytest.fixture
+def died(ray_cluster, monkeypatch):
+    """The node whose engine tells of a measurement first is killed there and then; its id is in the list."""
+    killed, take = list[str](), dispatch.Cluster._take
+
+    def taken(self, sent, message):
+        take(self, sent, message)
+        if isinstance(message, Found) and not killed:
+            (node,) = (worker for worker in ray_cluster.workers if worker.node_id == sent.node)
+            killed.append(node.node_id)
+            ray_cluster.workers.remove(node)
+            ray_cluster.remove_node(node, allow_graceful=False)
+
+    monkeypatch.setattr(dispatch.Cluster, "_take", taken)
+    return killed
 
 
 @pytest.fixture
@@ -117,25 +139,49 @@ def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
     assert "slm_measure asks as the test goes, and a cluster is told beforehand: leave out --slm-ray" in text
 
 
-def test_a_node_that_dies_loses_nothing_and_nothing_is_measured_twice(run, records, ray_cluster):
-    with killed_when(lambda: len({m.launch for m in made(records)}) == 2, ray_cluster) as died:
-        result = run(*LONGER, test=POINTS)
-    assert died, "both engines had measured something, and were not through"
-    result.assert_outcomes(passed=12)
+def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, records, pytester, monkeypatch):
+    assert "no node of this cluster offers a CPU (looked at 0)" in run("--slm-ray-resource=quiet").stderr.str()
+    planted = pytester.mkdir("planted")
+    (planted / "sitecustomize.py").write_text(f"open({str(planted / 'seen')!r}, 'a').write('one process')")
+    path = os.pathsep.join([str(planted), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = pytester.path / "env.json"
+    env.write_text(json.dumps({"env_vars": {"PYTHONPATH": path}}))
+    few = ("--slm-models=opt-125m", "--slm-batches=1", "--slm-ray-resource=imagined")
+    run(*few, f"--slm-ray-env={env}", test=POINTS).assert_outcomes(passed=1)
+    assert (planted / "seen").read_text().count("one process") >= 3, "two nodes that were looked at, and an engine"
+
+
+def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, ray_cluster, monkeypatch):
+    monkeypatch.setattr(dispatch, "quiet_s", lambda groups: 2.0)
+    submit = dispatch.Cluster._submit
+    monkeypatch.setattr(dispatch.Cluster, "_submit", lambda self, sent: (_taken(self.ray), submit(self, sent))[1])
+    result = run("--slm-models=opt-125m", "--slm-batches=1,16", test=POINTS)
+    result.assert_outcomes(failed=2)
+    assert "EngineFailed: opt-125m: nothing came for 0:02 (on no node, 1 GPU being taken)" in result.stdout.str()
+
+
+def _taken(ray):
+    """Both GPUs, by somebody else."""
+    other = ray.remote(num_gpus=1, num_cpus=0, max_calls=1)(lambda: time.sleep(30))
+    ray.wait([other.remote() for _ in range(2)], timeout=2.0)
+
+
+def test_a_node_that_dies_loses_nothing_and_nothing_is_measured_twice(run, records, died):
+    result = run(*LONGER, test=POINTS)
+    result.assert_outcomes(passed=8)
     result.stdout.fnmatch_lines([f"note: * ({died[0][:8]}) died; * cells of * were sent once more"])
-    assert set(by_key(records).values()) == {2} and len(by_key(records)) == 12
+    assert set(by_key(records).values()) == {2} and len(by_key(records)) == 8
     assert len({m.launch for m in made(records)}) == 3, "one engine was started again"
 
 
-def test_a_second_death_names_the_nodes_and_what_came_is_resumed(run, records, ray_cluster):
+def test_a_second_death_names_the_nodes_and_what_came_is_resumed(run, records, ray_cluster, died):
     one = ("--slm-models=opt-125m", *LONGER)
-    with killed_when(lambda: made(records), ray_cluster) as died:
-        result = run(*one, test=POINTS)
+    result = run(*one, test=POINTS)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*EngineFailed: * died, and no other node has 1 GPU for * of opt-125m*"])
-    assert died and died[0][:8] in result.stdout.str()
+    assert died[0][:8] in result.stdout.str()
     there = by_key(records)
-    assert 0 < sum(there.values()) < 12
-    ray_cluster.workers.append(ray_cluster.add_node(**NODE, num_gpus=1))
-    run(*one, "--slm-resume", test=POINTS).assert_outcomes(passed=6)
-    assert set(by_key(records).values()) == {2} and len(by_key(records)) == 6
+    assert 0 < sum(there.values()) < 8
+    ray_cluster.workers.append(ray_cluster.add_node(**WITH_A_GPU))
+    run(*one, "--slm-resume", test=POINTS).assert_outcomes(passed=4)
+    assert set(by_key(records).values()) == {2} and len(by_key(records)) == 4
