@@ -119,14 +119,18 @@ class Watch:
     def known(self, number: int) -> list[Known]:
         """All that the window's rows say of one sensor."""
         at, spans = self.telemetry.time_s, self.telemetry.span_s
-        pairs = ((row, self.value(number, row)) for row in self.rows)
-        return [Known(at[i], self._weight_s(spans[i]), v) for i, v in pairs if v is not None]
+        return [Known(at[row], self._weight_s(spans[row]), value) for row, value in self._told(number)]
+
+    def _told(self, number: int) -> list[tuple[int, float]]:
+        """Row and value, as `value` has it, of each row that says something of one sensor."""
+        column, finite = self.telemetry.columns.get(number, ()), math.isfinite
+        return [(i, v) for i in self.rows if i < len(column) and (v := column[i]) is not None and finite(v)]
 
     def _weight_s(self, span_s: float | None) -> float:
         return span_s if span_s is not None and span_s > 0 else self.telemetry.interval_s
 
     def values(self, number: int) -> list[float]:
-        return [reading.value for reading in self.known(number)]
+        return [value for _, value in self._told(number)]
 
     def mean(self, number: int) -> float | None:
         """Weighted by time."""
