@@ -357,7 +357,7 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     from pytest_slmserve.errors import BadUsage
     from pytest_slmserve.watched import watching
 
-    sampler, environment = slm_session.own_sampler(), slm_session.host.environment
+    sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
         raise BadUsage("no sensors are read in this run", "not --slm-telemetry off")
     return lambda: watching(sampler, environment)

@@ -30,7 +30,7 @@ def open_for(session: Session, workers: int) -> list[Seat]:
     records = Path(session.options.records)
     places = seats(session.host, workers, records)
     check_there(session.host, range(workers))
-    session.lock([gpu.uuid for gpu in session.host.gpus[:workers]] or [session.host.device])
+    session.devices.lock([gpu.uuid for gpu in session.host.gpus[:workers]] or [session.host.device])
     session.open_archive()
     sweep_up(shared_folder(records))
     shared_folder(records).mkdir(exist_ok=True)

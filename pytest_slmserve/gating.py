@@ -104,7 +104,7 @@ def run_gate(session: Session, model: str) -> Gated:
                 break
         traced = one.traced(gated.failing_load) if options.profile and not options.calibrate else ""
     finally:
-        session.pool.close()
+        session.devices.pool.close()
     minutes = (time.monotonic() - began) / 60
     session.notes.append(f"the gate of {short_name(model)} took {minutes:.1f} minutes, {len(gated.pairs)} pairs count")
     if traced:
@@ -255,7 +255,7 @@ class OneGate:
     @contextmanager
     def _fresh(self, spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Iterator[Engine]:
         """A launch, and its end. place: variables of it alone."""
-        pool = self.session.pool
+        pool = self.session.devices.pool
         pool.close()
         with caches(self.session.options.gate_caches) as own:
             try:

@@ -524,6 +524,6 @@ def seconds_left(session: Session, items: Sequence[pytest.Item]) -> Callable[[Pr
     from pytest_slmserve.plan import start_price_s
 
     rows = plan_rows(session, items)
-    starts = sum(map(start_price_s, {spec for _, spec, _ in rows if spec} - {session.pool.current}))
+    starts = sum(map(start_price_s, {spec for _, spec, _ in rows if spec} - {session.devices.pool.current}))
     points = sum(seconds for _, _, seconds in rows)
     return lambda progress: max(0.0, points - progress.elapsed_s) + starts

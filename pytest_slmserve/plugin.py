@@ -137,7 +137,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     served = f"{environment.gpu_name or environment.cpu}, {vllm}"
     if session.options.endpoint:
         served = f"at {', '.join(session.options.endpoint)}"
-    sensors = session.sampler.name if session.sampler else "simulated" if session.backend == "fake" else "none"
+    sampler = session.devices.sampler
+    sensors = sampler.name if sampler else "simulated" if session.backend == "fake" else "none"
     if CLUSTER in config.stash:
         sensors, nodes = "those of the nodes", len(config.stash[CLUSTER].nodes)
         served = f"{served}, on {nodes} node{'s' if nodes > 1 else ''} of a Ray cluster"
@@ -277,7 +278,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             _send(session, slm, session.config.stash[CLUSTER])
         for spec in dict.fromkeys(engine_of(slm, item) for item in session.items if is_measured(item)):
             if spec is not None:
-                slm.take(spec)
+                slm.devices.take(spec)
     except SlmError as error:
         session.config.stash[PROBLEM] = f"slmserve: {error}"
         return _refuse(session.config, session.items)
@@ -409,12 +410,12 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells."""
     session = item.config.stash.get(SESSION, None)
-    if session is None or session.pool.current is None:
+    if session is None or session.devices.pool.current is None:
         return
     from pytest_slmserve.items import engine_of
 
-    if nextitem is None or engine_of(session, nextitem) != session.pool.current:
-        session.stop()
+    if nextitem is None or engine_of(session, nextitem) != session.devices.pool.current:
+        session.devices.stop()
 
 
 @pytest.hookimpl(trylast=True)

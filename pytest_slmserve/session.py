@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
-from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there, url_lock
+from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_jobs, with_shared
 from pytest_slmserve.analysis.deployments import on_several_gpus, with_wider
@@ -31,12 +31,9 @@ from pytest_slmserve.analysis.replication import (
 )
 from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.base import Engine
-from pytest_slmserve.engines.endpoint import check_endpoints
-from pytest_slmserve.engines.pool import DeviceLock, Pool
-from pytest_slmserve.engines.replicas import Replicas
-from pytest_slmserve.engines.sharing import start_replicas
-from pytest_slmserve.environment import Host, memory_used, probe
+from pytest_slmserve.environment import Host, probe
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Sharing
 from pytest_slmserve.measure import measure, measure_together
@@ -48,8 +45,6 @@ from pytest_slmserve.records import Environment, Measurement, Paired, Progress, 
 from pytest_slmserve.report.export import Export, export_to
 from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, Load, ReplicaSpec
 from pytest_slmserve.store import Archive, read
-from pytest_slmserve.telemetry.choose import open_sampler
-from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.workers import Desk, imagined
 
 T = TypeVar("T")
@@ -98,6 +93,7 @@ class Session:
     """
 
     agenda: Agenda
+    devices: Devices
     tell: Callable[[str, Progress], None] = lambda name, progress: None
     measured: dict[str, list[Measurement]] = field(default_factory=dict)
     asked: dict[str, None] = field(default_factory=dict)  # keys in the order asked for
@@ -107,15 +103,10 @@ class Session:
     asked_shared: dict[str, None] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
     gates: list[Gated] = field(default_factory=list)
-    pool: Pool = field(default_factory=Pool)
     archive: Archive | None = None
     slo: Slo | None = None
     export: Export | None = None
-    sampler: Sampler | None = None  # of the first device
-    desk: Desk | None = None  # of a worker, which measures beside others
     elsewhere: Elsewhere | None = None
-    _samplers: dict[tuple[str, ...], Sampler | None] = field(default_factory=dict)  # of others
-    _locked: set[str] = field(default_factory=set)
     _warmed: str | None = None  # the launch that has served something
     _undo: ExitStack = field(default_factory=ExitStack)
     _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
@@ -134,36 +125,7 @@ class Session:
             host = replace(host, gpus=imagined(host, desk.seat))
         check_there(host, range(options.tensor_parallel[-1]))
         agenda = Agenda(options, backend, host, list(host.warnings))
-        pool = Pool(start_replicas=partial(_start_replicas, host=host))
-        session = cls(agenda, pool=pool, slo=slo, export=export, desk=desk)
-        if backend == "remote":
-            agenda.notes.append("no sensors are read: on which device an endpoint runs is not known")
-        elif backend != "fake" and not (options.plan or options.ray):  # the simulated engine simulates its sensors too
-            session._open_sensors()
-        return session
-
-    def _open_sensors(self) -> None:
-        """Raises SensorFailed or BadUsage where those that were asked for are not there."""
-        self.sampler = self._opened((self.host.device,))
-
-    def _opened(self, devices: Sequence[str]) -> Sampler | None:
-        interval_s = self.options.telemetry_interval or INTERVAL_S
-        sampler, notes = open_sampler(self.options.telemetry, devices[0], interval_s, devices[1:])
-        self.notes.extend(note for note in notes if note not in self.notes)
-        if sampler:
-            self._undo.callback(sampler.close)
-        return sampler
-
-    def sampler_of(self, spec: EngineSpec | ReplicaSpec) -> Sampler | None:
-        """The sensors of the GPUs that it runs on, opened once for each set of them."""
-        return self._sampler_on(self.agenda.devices(spec))
-
-    def _sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
-        if self.sampler is None or devices == (self.host.device,):
-            return self.sampler
-        if devices not in self._samplers:
-            self._samplers[devices] = self._opened(devices)
-        return self._samplers[devices]
+        return cls(agenda, Devices.of(agenda, desk), slo=slo, export=export)
 
     @property
     def options(self) -> Options:
@@ -184,10 +146,11 @@ class Session:
 
     def open(self) -> None:
         """Take the device, open the archive, read what is to be resumed. Raises BadUsage or BadArchive."""
+        self.devices.hold()
         if self.desk:
-            return self._open_at(self.desk)
-        self.hold()
-        self.open_archive()
+            self._open_part(self.desk)
+        else:
+            self.open_archive()
 
     def open_archive(self) -> None:
         """With what workers of a run that was killed have left beside it. Raises BadUsage or BadArchive."""
@@ -202,52 +165,20 @@ class Session:
         if resumes or (self.options.resume and left.written):
             self.resume()
 
-    def _open_at(self, desk: Desk) -> None:
-        """The controller has the devices, and has mended the archive."""
-        self._undo.callback(desk.leave)
-        self._undo.callback(self.pool.close)
+    def _open_part(self, desk: Desk) -> None:
+        """The controller has mended the archive."""
         if self.resumes:
             self.resume()
         self.archive = self._undo.enter_context(Archive.open(desk.part))
 
-    def hold(self) -> None:
-        """Take the device, or the endpoints. Raises BadUsage."""
-        for url in self.options.endpoint:
-            self.lock((url_lock(url),))
-        if self.options.endpoint:
-            check_endpoints(self.options.endpoint, self.agenda.models)
-        else:
-            self.lock((self.host.device,))
-        self._undo.callback(self.pool.close)
-
-    def take(self, spec: EngineSpec | ReplicaSpec) -> None:
-        """The GPUs that it runs on are ours until the session ends, as the first is since it was opened. Raises
-        BadUsage where they are not there, DeviceBusy where another run has one of them."""
-        devices = [device for device in self.agenda.devices(spec) if device != self.host.device]
-        if not self.desk:
-            self.lock(devices)
-
-    def lock(self, devices: Sequence[str]) -> None:
-        """Until the session ends. Raises DeviceBusy."""
-        for device in devices if self.backend != "fake" and not self.elsewhere else ():  # a formula disturbs nobody
-            if device not in self._locked:
-                lock = DeviceLock(device)
-                lock.acquire()
-                self._locked.add(device)
-                self._undo.callback(lock.release)
+    @property
+    def desk(self) -> Desk | None:
+        """Of a worker, which measures beside others."""
+        return self.devices.desk
 
     @property
     def gate_terms(self) -> Terms:
         return Terms(self.options.gate_margin, pairs=self.options.gate_pairs)
-
-    def own_sampler(self) -> Sampler | None:
-        """For blocks of a user's tests: what is read beside engines, or imagined sensors beside a simulated one."""
-        if self.sampler or self.backend != "fake" or self.options.telemetry == "off":
-            gpus = self.host.gpus[: self.options.tensor_parallel[0]]
-            return self._sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
-        from pytest_slmserve.telemetry.simulated import SimulatedSource
-
-        return Sampler([SimulatedSource()], self.options.telemetry_interval or INTERVAL_S)
 
     def begin(self) -> None:
         """Note in the archive that this run measures, and by which parameters its claims are judged."""
@@ -266,6 +197,7 @@ class Session:
         if self.elsewhere:
             self.elsewhere.close()  # what has come goes into the archive
         self._undo.close()
+        self.devices.close()
 
     @property
     def source(self) -> Path:
@@ -300,21 +232,8 @@ class Session:
                 self.measured.setdefault(m.key, []).append(m)
 
     def engine(self, spec: EngineSpec) -> Engine:
-        self.take(spec)
-        self._sit_down(spec)
-        return self.pool.engine(spec)
-
-    def _sit_down(self, spec: EngineSpec | ReplicaSpec) -> None:
-        """A worker waits until no other has the GPUs that this takes."""
-        if self.desk and self.pool.current != spec:
-            self.stop()
-            self.desk.take(self.agenda.devices(spec) if self.host.gpus else self.desk.seat.devices[:1])
-
-    def stop(self) -> None:
-        """The engine that runs, if one does; its GPUs are free for other workers."""
-        self.pool.close()
-        if self.desk:
-            self.desk.leave()
+        """A running one. Raises BadUsage, DeviceBusy, EngineFailed."""
+        return self.devices.engine(spec)
 
     def measure(
         self, spec: EngineSpec, workload: Workload, load: Load, repeats: int, why: str = ""
@@ -418,13 +337,10 @@ class Session:
         engine = self.engine(spec)
         if isinstance(load, Job):
             self._warm(engine, workload, load)
-        neighbours = self._neighbours()
-        found = measure(engine, workload, load, environment, tell, self.sampler_of(spec))
-        neighbours = max(neighbours, self._neighbours())
+        neighbours = self.devices.neighbours
+        found = measure(engine, workload, load, environment, tell, self.devices.sampler_of(spec))
+        neighbours = max(neighbours, self.devices.neighbours)
         return replace(found, replica=replica, paired=paired, neighbours=neighbours)
-
-    def _neighbours(self) -> int:
-        return self.desk.neighbours if self.desk else 0
 
     def _warm(self, engine: Engine, workload: Workload, job: Job) -> None:
         """A job has no ramp: the first requests of a fresh engine, which are slow, must not be its own."""
@@ -446,12 +362,10 @@ class Session:
 
     def _made_together(self, question: Question, spec: ReplicaSpec, name: str) -> Members:
         environment, tell = self.agenda.environment(spec.engines[0]), partial(self.tell, name)
-        self.take(spec)
-        self._sit_down(spec)
-        replicas, neighbours = self.pool.replicas(spec), self._neighbours()
+        replicas, neighbours = self.devices.replicas(spec), self.devices.neighbours
         loads = cast(tuple[ClosedLoop, ...], question.loads)  # replicas have no other
-        found = measure_together(replicas, question.workloads, loads, environment, tell, self.sampler_of(spec))
-        return tuple(replace(m, neighbours=max(neighbours, self._neighbours())) for m in found)
+        found = measure_together(replicas, question.workloads, loads, environment, tell, self.devices.sampler_of(spec))
+        return tuple(replace(m, neighbours=max(neighbours, self.devices.neighbours)) for m in found)
 
     def shared_points(self) -> tuple[SharedPoint, ...]:
         """What replicas served in this run, in the order asked."""
@@ -610,11 +524,6 @@ def title(question: Question) -> str:
         loads = cast(tuple[ClosedLoop, ...], question.loads)
         return f"{engine_title(question.engine)} at {sum(load.concurrency for load in loads)}"
     return point_title(question.engine, question.loads[0])
-
-
-def _start_replicas(spec: ReplicaSpec, host: Host) -> Replicas:
-    used = partial(memory_used, host.device) if spec.backend == "cuda" else None
-    return start_replicas(spec, host.device, used)
 
 
 def _planned(sweep: Sweep, adaptive: float | None) -> dict[str, object]:

@@ -22,6 +22,7 @@ from pytest_slmserve.agenda import Agenda
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.analysis.paired import SIDES, judge_gate
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.environment import Host
@@ -55,7 +56,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
             earlier.close()
         options = read_options({**FEW_STEPS, "fake": True, "records": str(tmp_path / "a.jsonl"), **given}, {}, {})
         session = Session.of(options, tmp_path)
-        session.pool = Pool(start_engine=start)
+        session.devices.pool = Pool(start_engine=start)
         session.open()
         sessions.append(session)
         return session
@@ -194,7 +195,7 @@ def test_requests_that_a_side_cannot_take_are_refused_before_anything_starts(ope
     session = opened(candidate_engine_arg=["max_model_len=64"])
     with pytest.raises(BadUsage, match="the candidate: requests of 96 tokens do not fit max_model_len 64"):
         check_gate(session, MODEL)
-    assert session.pool.starts == []
+    assert session.devices.pool.starts == []
 
 
 def test_an_interpreter_of_a_side_is_probed_before_anything_starts(opened, monkeypatch):
@@ -223,9 +224,9 @@ def test_an_interpreter_of_a_side_is_probed_before_anything_starts(opened, monke
 def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
     session = opened(candidate_engine_arg=["b_half=9"])
     gated = Gates(session).of(MODEL)
-    assert len(gated.pairs) == 4 and session.pool.current is None
+    assert len(gated.pairs) == 4 and session.devices.pool.current is None
     both = sides(session.agenda.spec(MODEL), session.options)
-    assert session.pool.starts == [both[side] for number in range(1, 5) for side in order(number)]
+    assert session.devices.pool.starts == [both[side] for number in range(1, 5) for side in order(number)]
     found = stored(session)
     each = [[*group] for _, group in groupby(found, key=lambda m: m.launch)]
     assert len(each) == 8 == len({m.launch for m in found}), "no engine serves twice"
@@ -248,14 +249,14 @@ def test_a_gate_is_made_once(opened):
     session = opened()
     gates = Gates(session)
     assert gates.of(MODEL) is gates.of(MODEL)
-    assert session.gates == [gates.of(MODEL)] and len(session.pool.starts) == 8
+    assert session.gates == [gates.of(MODEL)] and len(session.devices.pool.starts) == 8
 
 
 def real_session(session: Session, start: Callable[[EngineSpec], Any] = FakeEngine, **given: object) -> Session:
     """The same on a device that warms up; what it starts is simulated all the same."""
     options = read_options({**FEW_STEPS, "cpu": True, **given}, {}, {})
     agenda = Agenda(options, "cpu", Host(Environment(backend="cpu"), "none"))
-    return Session(agenda, pool=Pool(start_engine=start), archive=session.archive)
+    return Session(agenda, Devices(agenda, Pool(start_engine=start)), archive=session.archive)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,7 @@ def test_a_real_engine_is_launched_once_before_it_counts(opened, candidate, warm
     gated = Gates(session).of(MODEL)
     both = sides(session.agenda.spec(MODEL), session.options)
     counted = [side for number in range(1, 5) for side in order(number)]
-    assert session.pool.starts == [both[side] for side in (*warm_ups, *counted)]
+    assert session.devices.pool.starts == [both[side] for side in (*warm_ups, *counted)]
     measured = [m for p in gated.pairs for side in (p.baseline, p.candidate) for m in side.measurements]
     assert len(measured) == 16 and len({m.launch for m in measured}) == 8
 
@@ -285,7 +286,7 @@ def test_it_ends_when_there_are_as_many_pairs_as_may_be(opened, most):
     session = opened(start=noisy(0.1), gate_pairs=str(most))
     gated = Gates(session).of(MODEL)
     assert gated.outcome is State.UNDECIDED and len(gated.pairs) == most
-    assert len(session.pool.starts) == 2 * most
+    assert len(session.devices.pool.starts) == 2 * most
 
 
 def test_noise_takes_more_pairs_than_a_clear_case(opened):
@@ -306,7 +307,7 @@ def test_after_too_many_of_them_it_gives_up(opened):
     session = opened(candidate_engine_arg=["slow_clock_from=8"])
     gated = Gates(session).of(MODEL)
     assert len(gated.dropped) == MAX_DROPPED + 1 and gated.pairs == ()
-    assert len(session.pool.starts) == 2 * (MAX_DROPPED + 1)
+    assert len(session.devices.pool.starts) == 2 * (MAX_DROPPED + 1)
     assert gated.outcome is State.UNDECIDED
 
 
@@ -353,13 +354,13 @@ def test_a_gate_that_was_broken_off_is_not_tried_again_and_says_so(opened):
     gates = Gates(session)
     with pytest.raises(EngineFailed, match="^the candidate, pair 1: the simulated engine died at 16 in flight"):
         gates.of(MODEL)
-    assert len(session.pool.starts) == 2 and session.pool.current is None
+    assert len(session.devices.pool.starts) == 2 and session.devices.pool.current is None
     for _ in range(2):
         with pytest.raises(
             EngineFailed, match="^the gate of opt-125m was broken off: the candidate, pair 1: the simul"
         ):
             gates.of(MODEL)
-    assert len(session.pool.starts) == 2 and session.gates == []
+    assert len(session.devices.pool.starts) == 2 and session.gates == []
     assert [m.paired.side for m in stored(session)] == ["baseline", "baseline", "candidate"], "what there is, is kept"
 
 
@@ -376,7 +377,7 @@ def test_a_side_that_does_not_start_is_named_at_its_warm_up(opened):
     with pytest.raises(EngineFailed) as again:
         gates.of(MODEL)
     assert "no memory" in str(again.value) and "lines" not in str(again.value), "the log is shown once"
-    assert len(session.pool.starts) == 2
+    assert len(session.devices.pool.starts) == 2
 
 
 def test_what_nobody_foresaw_is_not_tried_again_either(opened, monkeypatch):
@@ -390,7 +391,7 @@ def test_what_nobody_foresaw_is_not_tried_again_either(opened, monkeypatch):
         gates.of(MODEL)
     with pytest.raises(EngineFailed, match="broken off: OSError: No space left on device"):
         gates.of(MODEL)
-    assert len(session.pool.starts) == 1
+    assert len(session.devices.pool.starts) == 1
 
 
 def test_one_model_s_failure_is_not_another_s(opened):

@@ -54,6 +54,7 @@ TOP = {
     "commands",
     "agenda",
     "advising",
+    "devices",
     "gathering",
     "scheduling",
     "spreading",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_slmserve import devices as places
 from pytest_slmserve import session as module
 from pytest_slmserve.agenda import check_there
 from pytest_slmserve.analysis import table1
@@ -84,7 +85,7 @@ def test_a_point_is_measured_once_on_one_engine_and_on_disk_at_once(opened):
     session = opened()
     first = list(point(session))
     assert len(first) == 2 == len(stored(session))
-    assert point(session) == first and len(session.pool.starts) == 1
+    assert point(session) == first and len(session.devices.pool.starts) == 1
     assert len(point(session, repeats=3)) == 3 == len(stored(session)), "only the missing one is measured"
 
 
@@ -235,7 +236,7 @@ def test_closing_frees_device_and_archive(opened):
     session = opened()
     point(session)
     session.close()
-    assert session.pool.current is None and isinstance(session.pool, Pool)
+    assert session.devices.pool.current is None and isinstance(session.devices.pool, Pool)
     opened().close()
 
 
@@ -259,8 +260,8 @@ def two_gpus(opened, monkeypatch):
         return Sampler([SimulatedSource()]), []
 
     session = opened()
-    monkeypatch.setattr(module, "DeviceLock", Lock)
-    monkeypatch.setattr(module, "open_sampler", opens)
+    monkeypatch.setattr(places, "DeviceLock", Lock)
+    monkeypatch.setattr(places, "open_sampler", opens)
     gpus = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 << 30, "1", "12.8") for i in range(2))
     session.agenda.host = Host(Environment(backend="cuda"), "GPU-0", gpus=gpus)
     session.agenda.backend = "cuda"
@@ -269,19 +270,23 @@ def two_gpus(opened, monkeypatch):
 
 def test_an_engine_takes_a_lock_and_the_sensors_of_each_of_its_gpus(two_gpus):
     session, locked, read = two_gpus
+    devices = session.devices
     one, both = EngineSpec(MODEL), EngineSpec(MODEL, tensor_parallel=2)
-    session.take(one)
+    devices.take(one)
     assert locked == [], "the first was taken when the session was opened"
-    session.take(both), session.take(both)
+    devices.take(both), devices.take(both)
     assert locked == ["GPU-1"], "what is held is not asked for again"
-    session.sampler = session._opened(("GPU-0",))
-    assert session.sampler_of(one) is session.sampler
-    assert session.sampler_of(both) is session.sampler_of(both) is not session.sampler
-    assert session.sampler_of(replace(one, gpu=1)) not in (session.sampler, session.sampler_of(both))
+    devices.sampler = devices._opened(("GPU-0",))
+    assert devices.sampler_of(one) is devices.sampler
+    assert devices.sampler_of(both) is devices.sampler_of(both) is not devices.sampler
+    assert devices.sampler_of(replace(one, gpu=1)) not in (
+        devices.sampler,
+        devices.sampler_of(both),
+    )
     assert read == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
-    assert session.own_sampler() is session.sampler, "engines of this run have one GPU"
+    assert devices.own_sampler() is devices.sampler, "engines of this run have one GPU"
     session.agenda.options = replace(session.options, tensor_parallel=(2,))
-    assert session.own_sampler() is session.sampler_of(both)
+    assert devices.own_sampler() is devices.sampler_of(both)
     session.close()
     assert locked == []
 
@@ -296,5 +301,5 @@ def test_processes_of_a_cpu_engine_need_a_core_each():
 def test_a_gpu_that_is_not_there_is_not_taken(two_gpus):
     session, locked, _ = two_gpus
     with pytest.raises(BadUsage, match="3 GPUs are asked for, and 2 GPUs are visible"):
-        session.take(EngineSpec(MODEL, gpu=1, tensor_parallel=2))
+        session.devices.take(EngineSpec(MODEL, gpu=1, tensor_parallel=2))
     assert locked == []

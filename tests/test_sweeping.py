@@ -144,7 +144,7 @@ def test_a_failure_ends_the_sweep_and_is_that_of_its_load(opened):
     assert sweeps.why_not(MODEL, 64) == "the adaptive sweep ended early: 512 in flight was next"
     with pytest.raises(EngineFailed, match="died at 512 in flight"):
         sweeps.repeats(MODEL, 512)
-    assert measured(sweeps) == [1] and len(sweeps.session.pool.starts) == 1, "not tried again"
+    assert measured(sweeps) == [1] and len(sweeps.session.devices.pool.starts) == 1, "not tried again"
     assert sweeps.session.notes == [
         "opt-125m: the adaptive sweep ended at 512 in flight: the simulated engine died at 512 in flight, as it was "
         "told to"

@@ -391,4 +391,4 @@ def test_replicas_are_stopped_when_interrupted(swept, capsys, monkeypatch):
     with pytest.raises(KeyboardInterrupt), opened(alone, joint, Terms()) as session:
         verify(session, alone, joint, Terms())
     assert [engine.spec.max_num_seqs for engine in closed] == [64, 32, 32]
-    assert isinstance(alone[0], Trial) and session.pool.current is None
+    assert isinstance(alone[0], Trial) and session.devices.pool.current is None

@@ -66,9 +66,10 @@ def sample_sd(values: Sequence[float]) -> float:
     """Standard deviation of a sample of two or more, and 0 where all are alike.
 
     `statistics.stdev` does the same in fractions, whose last digits cost a gate that is drawn a thousand times most of
-    its time.
+    its time. In any order of the values it is the same number.
     """
-    away = [v - values[0] for v in values]
+    ordered = sorted(values)
+    away = [v - ordered[0] for v in ordered]
     centre = fmean(away)
     return math.hypot(*(d - centre for d in away)) / math.sqrt(len(values) - 1)
 

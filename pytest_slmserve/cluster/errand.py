@@ -60,7 +60,7 @@ def carried_out(errand: Errand, workloads: Mapping[str, Workload]) -> Iterator[M
     open_keys = [question.key for question in errand.questions]
     try:
         with closing(_session(errand)) as session:
-            session.hold()
+            session.devices.hold()
             for question, hashes, known in zip(errand.questions, errand.hashes, errand.known):
                 asked = replace(question, workloads=tuple(workloads[each] for each in hashes))
                 for found in known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import rates
 
@@ -27,16 +27,15 @@ ONE, TWO = engines(1, 256, 1000.0), engines(2, 128, 1300.0)
 @st.composite
 def any_sets(draw: st.DrawFn) -> list[EngineSet]:
     """At least one engine that counts, and several; all else as it may be."""
-    places = st.tuples(st.integers(1, 4), st.sampled_from([32, 64, 128, 256]), st.sampled_from([(), CHUNKED, PLAIN]))
+    knobs, settings = st.sampled_from([32, 64, 128, 256]), st.sampled_from([(), CHUNKED, PLAIN])
+    one, several = draw(st.tuples(st.just(1), knobs, settings)), draw(st.tuples(st.integers(2, 4), knobs, settings))
+    others = draw(st.lists(st.tuples(st.integers(1, 4), knobs, settings), max_size=8))
     found = []
-    for replicas, knob, settings in draw(st.lists(places, max_size=10, unique=True)):
+    for place in dict.fromkeys([one, several, *others]):
+        replicas, knob, words = place
         repeats = draw(st.lists(rates(), min_size=1, max_size=3))
-        lost = draw(st.sampled_from([0.0, 0.0, 3.0]))
-        found.append(
-            engines(replicas, knob, *repeats, settings=settings, preemptions=lost, eligible=draw(st.booleans()))
-        )
-    assume(any(s.replicas == 1 and s.eligible and not s.preempted for s in found))
-    assume(any(s.replicas > 1 for s in found))
+        lost, counts = (0.0, True) if place == one else draw(st.tuples(st.sampled_from([0.0, 3.0]), st.booleans()))
+        found.append(engines(replicas, knob, *repeats, settings=words, preemptions=lost, eligible=counts))
     return found
 
 

@@ -12,6 +12,7 @@ from strategies import measurements
 
 from pytest_slmserve.cluster.errand import carried_out, errand_of, leave_threads_alone
 from pytest_slmserve.cluster.messages import Failed, Found, Through, packed, unpacked
+from pytest_slmserve.devices import Devices
 from pytest_slmserve.errors import DeviceBusy, EngineFailed
 from pytest_slmserve.options import read_options
 from pytest_slmserve.session import Session
@@ -79,7 +80,7 @@ def test_what_keeps_a_node_from_beginning_is_told_of_every_question(asked, monke
     def busy(*_):
         raise DeviceBusy("this device is being measured by another run", "wait")
 
-    monkeypatch.setattr(Session, "hold", busy)
+    monkeypatch.setattr(Devices, "hold", busy)
     assert [type(m.error) for m in told(*asked(4, 8))] == [DeviceBusy, DeviceBusy]
 
 

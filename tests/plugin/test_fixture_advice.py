@@ -36,7 +36,7 @@ def test_it_comes_after_the_planned_points_and_starts_no_engine(pytester):
         """
         def test_what_to_deploy(slm_advice, slm_session):
             assert slm_advice("2x@32").batch == 64
-            assert len(slm_session.pool.starts) == 1
+            assert len(slm_session.devices.pool.starts) == 1
 
         def test_point(slm_point):
             assert slm_point.measure()

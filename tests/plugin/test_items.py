@@ -24,7 +24,7 @@ class Starts:
     """Keeps the session's pool to ask it afterwards."""
 
     def pytest_sessionfinish(self, session):
-        self.specs = [(spec.model, spec.max_num_seqs) for spec in session.config.stash[SESSION].pool.starts]
+        self.specs = [(spec.model, spec.max_num_seqs) for spec in session.config.stash[SESSION].devices.pool.starts]
 
 
 def test_an_engine_starts_once_though_its_tests_are_apart(pytester):

@@ -187,7 +187,7 @@ class AsIf:
     def pytest_sessionstart(self, session):
         slm = session.config.stash[SESSION]
         for name, value in self.facts.items():
-            setattr(slm.agenda if hasattr(slm.agenda, name) else slm, name, value)
+            setattr(slm.agenda if hasattr(slm.agenda, name) else slm.devices, name, value)
 
 
 def test_what_needs_a_gpu_is_skipped_on_a_cpu(pytester):

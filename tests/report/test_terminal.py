@@ -30,7 +30,8 @@ def session(strict: bool = False):
         judged=[SimpleNamespace(verdict=claims.judge(row.claim, curve, row), row=row) for row in rows],
         gates=[],
         notes=["the line was torn"],
-        reused_count=4,
+        reused_cells={"opt-1.3b at 128": 3, "opt-1.3b at 256": 1},
+        source="some.jsonl",
         slo=None,
         options=SimpleNamespace(strict=strict, records="some.jsonl"),
     )
@@ -43,7 +44,8 @@ def test_the_end_of_a_run_in_colours():
     assert colours["holds opt-1.3b pla"] == {"green": True} == colours["fails, as expected"]
     assert colours["opt-1.3b on NVIDIA"] == {}
     assert ("note: the line was torn", {"yellow": True}) in terminal.lines
-    assert terminal.lines[-1][0] == "4 measurements were reused from some.jsonl"
+    cells = "opt-1.3b at 128 (3), opt-1.3b at 256 (1)"
+    assert terminal.lines[-1][0] == f"4 measurements were reused from some.jsonl: {cells}"
 
 
 def test_under_strict_an_expected_failure_is_red():
