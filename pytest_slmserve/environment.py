@@ -108,7 +108,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
     try:
         pynvml.nvmlInit()
-        first, *others = _visible_names()
+        first, *others = visible_names()
         found = [_gpu_of(pynvml, _handle(pynvml, first))]
     except pynvml.NVMLError as error:
         raise BadUsage(f"no GPU here: NVML says {error}", "--slm-cpu, or a host with an NVIDIA driver") from None
@@ -165,7 +165,8 @@ def memory_used(uuid: str) -> int:
         raise BadUsage(f"NVML does not say how much memory of {uuid} is taken: {error}", "nvidia-smi") from None
 
 
-def _visible_names() -> list[str]:
+def visible_names() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls the GPUs, in its order; those that are not there are named too."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(MOST_GPUS)] if visible is None else [name.strip() for name in visible.split(",")]
 

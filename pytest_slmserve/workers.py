@@ -15,34 +15,36 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.environment import Gpu, Host, near_cores
+from pytest_slmserve.environment import Gpu, Host, near_cores, visible_names
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.merging import part_of
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a worker works. records: the archive of the run; devices: all that the workers have, its own first; cores:
-    its share of the CPU."""
+    """Where a worker works. records: the archive of the run; devices: all that the workers have, its own first;
+    visible: the same as CUDA_VISIBLE_DEVICES calls them; cores: its share of the CPU."""
 
     records: str
     devices: tuple[str, ...]
-    cores: tuple[int, ...]
+    visible: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """As values that go through a pipe to another process."""
-        return {**asdict(self), "devices": list(self.devices), "cores": list(self.cores)}
+        return {name: value if isinstance(value, str) else list(value) for name, value in asdict(self).items()}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Seat:
-        return cls(facts["records"], tuple(facts["devices"]), tuple(facts["cores"]))
+        values: dict[str, Any] = {name: v if isinstance(v, str) else tuple(v) for name, v in facts.items()}
+        return cls(**values)
 
     def take(self, on_gpus: bool) -> None:
         """This process and all that it starts have these cores, and see the GPUs in this order."""
         if self.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, self.cores)
-        if on_gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+        if on_gpus:  # by their numbers where those were given: not every vLLM understands a UUID
+            os.environ |= {"CUDA_VISIBLE_DEVICES": ",".join(self.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def seats(host: Host, count: int, records: Path) -> list[Seat]:
@@ -55,8 +57,9 @@ def seats(host: Host, count: int, records: Path) -> list[Seat]:
     near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
     if 0 < len(ours) < count:
         raise BadUsage(f"-n {count}: each worker needs a core, and there are {len(ours)}", f"-n {len(ours)} or fewer")
+    visible = visible_names()[: len(host.gpus[:count])]
     return [
-        Seat(str(records.absolute()), (*devices[i:], *devices[:i]), cores)
+        Seat(str(records.absolute()), (*devices[i:], *devices[:i]), (*visible[i:], *visible[:i]), cores)
         for i, cores in enumerate(equal_parts(near, sorted(ours)))
     ]
 

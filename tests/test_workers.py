@@ -71,6 +71,16 @@ def test_gpus_of_different_kinds_have_no_workers_side_by_side(tmp_path, monkeypa
     session.close()
 
 
+@pytest.mark.parametrize(("given", "seen"), [("2,5", "5,2"), ("GPU-a,GPU-b", "GPU-b,GPU-a"), (None, "1,0")])
+def test_the_gpus_are_called_as_they_were(given, seen, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": given} if given else {})
+    second = seats(host(2), 2, tmp_path / "r")[1]
+    second.take(on_gpus=True)
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == (seen, "PCI_BUS_ID")
+
+
 def test_more_workers_than_gpus_or_cores(tmp_path, monkeypatch):
     with pytest.raises(BadUsage, match="each worker has a GPU of its own, and 1 GPU visible"):
         seats(host(1), 2, tmp_path / "r")
@@ -81,7 +91,7 @@ def test_more_workers_than_gpus_or_cores(tmp_path, monkeypatch):
 
 def seat(tmp_path, *devices: str) -> Seat:
     shared_folder(tmp_path / "r").mkdir(exist_ok=True)
-    return Seat(str(tmp_path / "r"), devices, ())
+    return Seat(str(tmp_path / "r"), devices)
 
 
 def test_a_desk_has_its_devices_until_it_leaves_or_takes_others(tmp_path):
