@@ -11,6 +11,7 @@ from pytest_slmserve.analysis import neighbours
 from pytest_slmserve.analysis.replication import asked, shared_runs
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.merging import move_parts, parts_of
+from pytest_slmserve.models import short_name
 from pytest_slmserve.plan import point_title
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.session import Session
@@ -53,6 +54,8 @@ def gather_all(session: Session) -> str:
     carry out their options, if so."""
     records = Path(session.options.records)
     found, outcomes = _written(parts_of(records)), outcomes_of(shared_folder(records))
+    order = {short_name(model): rank for rank, model in enumerate(session.agenda.models)}
+    found.sort(key=lambda m: order.get(short_name(m.spec.model), len(order)))  # whoever was through first
     _know(session, found)
     for outcome in outcomes:
         _ask_for(session, outcome)
