@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ class Faults:
     slow_clock_from, hot_from: concurrency from which the SM clock sinks at times, or the heat brakes it.
     all_reduce_s: what a step on several GPUs waits for each of its all-reduces, two in a layer. imbalance: share by
     which the last of them takes less power than the first.
+    lasts_s: seconds of the real time that a run takes at least, for what happens meanwhile.
     """
 
     t_inf: float | None = None
@@ -64,6 +66,7 @@ class Faults:
     hot_from: float = math.inf
     all_reduce_s: float = 10e-6
     imbalance: float = 0.0
+    lasts_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -176,6 +179,7 @@ class FakeEngine:
         if loop.concurrency >= self.faults.die_at:
             self.ready = False
             raise EngineFailed(f"the simulated engine died at {loop.concurrency} in flight, as it was told to")
+        time.sleep(self.faults.lasts_s)
         t_inf, b_half = self.drawn_law(workload)
         state, fits = _Simulation(), self._fits(workload)
         users = _due(loop, state)

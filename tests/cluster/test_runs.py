@@ -44,7 +44,7 @@ OTHERS = f"""{POINTS}
         slm_session.measure(agenda.spec("opt-125m"), agenda.workload("opt-125m"), agenda.load(7), 1)
 """
 WORDS = ("--slm-fake", "--slm-models=opt-125m,opt-1.3b", "--slm-batches=1,16,64,128,256", "--slm-window=2")
-LONGER = ("--slm-batches=1,2,4,8", "--slm-window=12")  # some seconds on each node
+LONGER = ("--slm-batches=1,2,4,8", "--slm-engine-arg=lasts_s=0.7")  # some seconds on each node
 
 
 @pytest.fixture(autouse=True)

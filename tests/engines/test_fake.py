@@ -162,3 +162,11 @@ def test_each_of_its_gpus_has_sensors_and_kv_blocks_add_up():
     assert two.resolved.kv_blocks in (2 * one.resolved.kv_blocks, 2 * one.resolved.kv_blocks + 1)
     seen = device_figures(two.run(WORKLOAD, ClosedLoop(8, window_s=2.0)))
     assert (seen.power_w, seen.power_imbalance) == pytest.approx((450.0, 150 / 225))
+
+
+def test_a_run_lasts_as_long_as_it_is_told_to_and_serves_the_same():
+    workload, load = small_workload(), ClosedLoop(2, window_s=1.0)
+    began = time.monotonic()
+    slow = FakeEngine(replace(FAKE, extra=(*FAKE.extra, ("lasts_s", 0.05)))).run(workload, load)
+    assert time.monotonic() - began >= 0.05
+    assert slow.samples == FakeEngine(FAKE).run(workload, load).samples
