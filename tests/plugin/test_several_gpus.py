@@ -1,5 +1,7 @@
 """The shipped benchmark of several GPUs on the simulated engine: what is planted is found, printed, and found again."""
 
+import sys
+
 import pytest
 from inside import usage_error
 
@@ -55,7 +57,8 @@ def test_slow_all_reduces_are_found_and_replicas_recommended(parallel, archive, 
     made = archive().measurements
     assert {m.spec.tensor_parallel for m in made} == {1, 2, 4}
     assert {(m.replica.count, m.replica.sharing) for m in made if m.replica} == {(2, "gpus"), (4, "gpus")}
-    again = [*map(words, pytester.run("python", "-m", "pytest_slmserve", "report", ".slm/records.jsonl").stdout.lines)]
+    report = pytester.run(sys.executable, "-m", "pytest_slmserve", "report", ".slm/records.jsonl")
+    again = [*map(words, report.stdout.lines)]
     told = [*map(words, result.stdout.lines)]
     for claim in CLAIMS:
         at = next(i for i, line in enumerate(told) if line.startswith(f"tensor-parallel-{claim}: ") or claim in line)
