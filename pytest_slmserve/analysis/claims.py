@@ -36,6 +36,7 @@ Expected = Literal["holds", "fails"]
 AnyStarts = Literal["*", "spread", "together"]
 Parameters = Mapping[str, Any]
 Others = Sequence[Curve]
+Judge = Callable[[Curve, Parameters, Others], Verdict]
 ANY: Literal["*"] = "*"
 ANY_RELEASE = ("", "")
 
@@ -50,7 +51,7 @@ class Claim:
     name: str
     statement: str
     source: str
-    judge: Callable[[Curve, Parameters, Others], Verdict]
+    judge: Judge
     applies: Callable[[Curve], bool] = is_main_sweep
     reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
     of: Literal["sweeps", "replicas", "gpus", "jobs"] = "sweeps"
@@ -75,20 +76,9 @@ class Row:
     evidence: str = ""
 
 
-def _plateau(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return curves.pareto_plateau(curve, parameters["tolerance"])
-
-
-def _latency(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return curves.latency_keeps_rising(curve, parameters["tolerance"])
-
-
-def _pareto(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return curves.pareto_up_to_plateau(curve, parameters["tolerance"], parameters["margin"])
-
-
-def _neighbours(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return neighbours.neighbours_do_not_disturb(curve, parameters["margin"])
+def _by(judge: Callable[..., Verdict], *names: str) -> Judge:
+    """By the curve alone, and these parameters of the row."""
+    return lambda curve, parameters, others: judge(curve, *(parameters[name] for name in names))
 
 
 def _kv_blocks(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
@@ -109,48 +99,8 @@ def _request_size(curve: Curve, parameters: Parameters, others: Others) -> Verdi
     return table1.published_request_size(curve.subject)
 
 
-def _underused(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return utilization.underused(curve, parameters["bound"])
-
-
-def _util(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return utilization.util_saturates_first(curve, parameters["bound"], parameters["full"])
-
-
-def _memory_bound(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return utilization.memory_bound(curve, parameters["margin"])
-
-
-def _cheaper(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return utilization.cheaper_tokens(curve, parameters["bound"])
-
-
 def _dearer(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return utilization.dearer_models(curve, others, parameters["bound"])
-
-
-def _pay(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return sharing.replicas_pay(curve, parameters["sharing"], parameters["bound"])
-
-
-def _tail(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return sharing.replicas_keep_the_tail(curve, parameters["sharing"], parameters["bound"])
-
-
-def _per_gpu(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return tensor_parallel.loses_per_gpu(curve, parameters["bound"])
-
-
-def _slower(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return tensor_parallel.slows_the_smallest(curve, parameters["bound"])
-
-
-def _still_gains(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return tensor_parallel.still_gains(curve, parameters["fewer"], parameters["more"], parameters["bound"])
-
-
-def _a_gpu_each(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return tensor_parallel.replicas_beat(curve, parameters["bound"])
 
 
 def _wider(curve: Curve) -> bool:
@@ -172,32 +122,8 @@ def _wider_and_replicas(curve: Curve) -> bool:
     return _wider(curve) and deployments.on_several_gpus(replace(curve, wider=()))
 
 
-def _follows(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return job_claims.throughput_follows_arrivals(curve, parameters["bound"])
-
-
-def _longer(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return job_claims.longer_outputs_fewer_requests(curve, parameters["bound"])
-
-
-def _waits(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return job_claims.all_at_once_waits_longer(curve, parameters["bound"])
-
-
 def _alike(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return job_claims.alike_at_one_size(curve, others, parameters["bound"])
-
-
-def _grows(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return job_claims.throughput_grows_with_kv_blocks(curve, parameters["bound"], parameters["flat"])
-
-
-def _continuous(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return job_claims.continuous_batching_serves_most(curve, parameters["bound"])
-
-
-def _sooner(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return job_claims.dynamic_batching_answers_sooner(curve, parameters["bound"])
 
 
 def _measured(curve: Curve) -> bool:
@@ -241,7 +167,7 @@ def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
             sharing.name_of(sharing.PAY, how),
             f"Replicas of a small model{where}, {sharing.HOW[how]}, serve more than one engine under that load.",
             f"{TOWARDS_PARETO}, figure 5; {MIND_THE_GAP}",
-            _pay,
+            _by(sharing.replicas_pay, "sharing", "bound"),
             partial(sharing.has_replicas, sharing=how),
             of="replicas",
         ),
@@ -249,7 +175,7 @@ def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
             sharing.name_of(sharing.TAIL, how),
             f"Replicas {sharing.HOW[how]} leave the slowest hundredth of the requests no worse off.",
             f"{TOWARDS_PARETO}, figure 6",
-            _tail,
+            _by(sharing.replicas_keep_the_tail, "sharing", "bound"),
             partial(sharing.has_replicas, sharing=how),
             of="replicas",
         ),
@@ -276,25 +202,25 @@ CLAIMS: tuple[Claim, ...] = (
         curves.PLATEAU,
         "Throughput reaches a plateau within the engine's KV capacity: a further doubling of the load gains little.",
         f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
-        _plateau,
+        _by(curves.pareto_plateau, "tolerance"),
     ),
     Claim(
         curves.LATENCY,
         "Past the plateau each doubling of the load still raises the mean latency.",
         f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
-        _latency,
+        _by(curves.latency_keeps_rising, "tolerance"),
     ),
     Claim(
         curves.PARETO,
         "Every load up to the plateau is Pareto-optimal: none beats it in both throughput and mean latency.",
         TOWARDS_PARETO,
-        _pareto,
+        _by(curves.pareto_up_to_plateau, "tolerance", "margin"),
     ),
     Claim(
         neighbours.CLAIM,
         "A cell is the same alone and beside engines on other GPUs of the host: all of them at once may be believed.",
         "the run itself",
-        _neighbours,
+        _by(neighbours.neighbours_do_not_disturb, "margin"),
         neighbours.has_neighbours,
     ),
     Claim(
@@ -308,28 +234,28 @@ CLAIMS: tuple[Claim, ...] = (
         utilization.UNDERUSED,
         "Even at the largest load, less than half of the warps that fit on the GPU are resident.",
         f"{TOWARDS_PARETO}, figure 3; {MIND_THE_GAP}, figures 5 and 6",
-        _underused,
+        _by(utilization.underused, "bound"),
         _sensed_sweep,
     ),
     Claim(
         utilization.BLIND_UTIL,
         "GPU utilisation is near its end long before throughput is: it proves nothing.",
         f"{TOWARDS_PARETO}, figure 8",
-        _util,
+        _by(utilization.util_saturates_first, "bound", "full"),
         _sensed_sweep,
     ),
     Claim(
         utilization.MEMORY_BOUND,
         "While it decodes, at every load, the memory is nearer to what it can reach than the tensor cores are.",
         MIND_THE_GAP,
-        _memory_bound,
+        _by(utilization.memory_bound, "margin"),
         _sensed_decoding,
     ),
     Claim(
         utilization.CHEAPER_TOKENS,
         "An output token at the largest load takes at most half of the energy of one at the smallest.",
         MIND_THE_GAP,
-        _cheaper,
+        _by(utilization.cheaper_tokens, "bound"),
         _sensed_sweep,
     ),
     Claim(
@@ -345,7 +271,7 @@ CLAIMS: tuple[Claim, ...] = (
         tensor_parallel.PER_GPU,
         "Spread over more GPUs, an engine whose load fits into one serves less per GPU.",
         f"{TOWARDS_PARETO}, figure 1",
-        _per_gpu,
+        _by(tensor_parallel.loses_per_gpu, "bound"),
         _wider,
         of="gpus",
     ),
@@ -353,7 +279,7 @@ CLAIMS: tuple[Claim, ...] = (
         tensor_parallel.SLOWER,
         "Spread over more GPUs, the smallest model serves less even in all.",
         f"{TOWARDS_PARETO}, figure 1",
-        _slower,
+        _by(tensor_parallel.slows_the_smallest, "bound"),
         _wider_smallest,
         of="gpus",
     ),
@@ -361,7 +287,7 @@ CLAIMS: tuple[Claim, ...] = (
         tensor_parallel.STILL_GAINS,
         "The largest model still gains from two GPUs to four.",
         f"{TOWARDS_PARETO}, figure 1",
-        _still_gains,
+        _by(tensor_parallel.still_gains, "fewer", "more", "bound"),
         _wider_largest,
         of="gpus",
     ),
@@ -369,7 +295,7 @@ CLAIMS: tuple[Claim, ...] = (
         tensor_parallel.REPLICAS,
         "A model that fits one GPU gains less from an engine over several than from a replica on each of them.",
         f"{TOWARDS_PARETO}, figure 1",
-        _a_gpu_each,
+        _by(tensor_parallel.replicas_beat, "bound"),
         _wider_and_replicas,
         of="gpus",
     ),
@@ -377,7 +303,7 @@ CLAIMS: tuple[Claim, ...] = (
         job_claims.FOLLOWS,
         "At a low rate of arrivals requests are served as fast as they come, whatever the length of their outputs.",
         f"{TOWARDS_PARETO}, figure 2, right",
-        _follows,
+        _by(job_claims.throughput_follows_arrivals, "bound"),
         job_claims.has_grid,
         of="jobs",
     ),
@@ -385,7 +311,7 @@ CLAIMS: tuple[Claim, ...] = (
         job_claims.LONGER,
         "With all requests at once, fewer are served per second the longer their outputs are.",
         f"{TOWARDS_PARETO}, figure 2, right",
-        _longer,
+        _by(job_claims.longer_outputs_fewer_requests, "bound"),
         job_claims.has_grid,
         of="jobs",
     ),
@@ -393,7 +319,7 @@ CLAIMS: tuple[Claim, ...] = (
         job_claims.WAITS,
         "A request that comes with all others at once lasts longer than one that comes at a low rate.",
         f"{TOWARDS_PARETO}, figure 2, right",
-        _waits,
+        _by(job_claims.all_at_once_waits_longer, "bound"),
         job_claims.has_rates,
         of="jobs",
     ),
@@ -410,7 +336,7 @@ CLAIMS: tuple[Claim, ...] = (
         job_claims.KV,
         "Throughput grows with the number of KV blocks until all requests fit at once, and no more from there.",
         TOWARDS_PARETO,
-        _grows,
+        _by(job_claims.throughput_grows_with_kv_blocks, "bound", "flat"),
         job_claims.has_caches,
         of="jobs",
     ),
@@ -418,7 +344,7 @@ CLAIMS: tuple[Claim, ...] = (
         job_claims.CONTINUOUS_MOST,
         "Continuous batching serves more than any way to make batches one after the other.",
         "Orca (OSDI 2022); vLLM (arXiv:2309.06180)",
-        _continuous,
+        _by(job_claims.continuous_batching_serves_most, "bound"),
         job_claims.has_ways,
         of="jobs",
     ),
@@ -426,7 +352,7 @@ CLAIMS: tuple[Claim, ...] = (
         job_claims.DYNAMIC_SOONER,
         "At a rate, batches that wait for a while are answered sooner than batches that wait until they are full.",
         "Clipper (arXiv:1612.03079), adaptive batching with a delay",
-        _sooner,
+        _by(job_claims.dynamic_batching_answers_sooner, "bound"),
         job_claims.has_dynamic,
         of="jobs",
     ),
