@@ -11,6 +11,7 @@ from pytest_slmserve.analysis.device import figures_of_each_gpu
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths
+from pytest_slmserve.report.standing import standing
 
 COLUMNS = (
     "in\nflight",
@@ -102,7 +103,7 @@ def _rows(curve: Curve, under: Sequence[Deployment]) -> Iterator[list[str]]:
             figure(served.power_w),
             hundredths(served.power_imbalance),
             figure(joules_per_request(curve, one)),
-            "degraded" if served.degraded else "partly" if served.left_out else "yes",
+            standing(served),
         ]
 
 

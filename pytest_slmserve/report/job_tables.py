@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pytest_slmserve.analysis.jobs import CONTINUOUS, JobPoint, grouped
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds
+from pytest_slmserve.report.standing import standing
 
 LEGEND = (
     "Jobs: throughput is over the whole of one, to its last answer. came: requests/s as they arrived. "
@@ -36,7 +37,7 @@ FIGURES: tuple[Column, ...] = (
     ("TTFT\nms", lambda p: milliseconds(p.ttft_s)),
     ("pre-\nempted", lambda p: ABSENT if p.preemptions is None else figure(p.preemptions)),
     ("waste\n%", lambda p: hundredths(p.waste)),
-    ("\nvalid", lambda p: _validity(p)),
+    ("\nvalid", standing),
 )
 WORDS = {"\nmodel", "\nbatching", "\nvalid"}
 
@@ -73,11 +74,3 @@ def _remarks(points: Sequence[JobPoint]) -> Iterator[str]:
         if p.left_out or not p.valid:
             kind = "left out" if p.valid else "INVALID"
             yield hanging(f"{kind}: {p.model}, {p.output_tokens:.0f} output tokens: {'; '.join(p.problems)}", 2)
-
-
-def _validity(point: JobPoint) -> str:
-    if not point.valid:
-        return "NO"
-    if point.degraded:
-        return "degraded"
-    return "partly" if point.left_out else "yes"

@@ -13,6 +13,7 @@ from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.records import Environment
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, milliseconds
+from pytest_slmserve.report.standing import standing
 
 NAMES = ("\nengines", "\nsharing", "in\nflight")
 SERVED = ("tokens\n/s", "\nsum", "gain\n%", "95 %\n", "E2E s\nlargest", "\np99", "\nvalid")
@@ -109,7 +110,7 @@ def alone_at(shared: SharedPoint, curves: Sequence[Curve]) -> Point | None:
 
 def _alone(point: Point) -> Row:
     rate = figure(point.output_tokens_per_s, 4)
-    return rate, ABSENT, ABSENT, ABSENT, figure(point.e2e_s), figure(point.e2e_p99_s), _validity(point)
+    return rate, ABSENT, ABSENT, ABSENT, figure(point.e2e_s), figure(point.e2e_p99_s), standing(point)
 
 
 def _served(point: SharedPoint, alone: Point | None) -> Row:
@@ -121,12 +122,8 @@ def _served(point: SharedPoint, alone: Point | None) -> Row:
         _interval(gain),
         figure(point.largest_e2e_s),
         figure(point.e2e_p99_s),
-        _validity(point),
+        standing(point),
     )
-
-
-def _validity(point: Point | SharedPoint) -> str:
-    return "NO" if not point.valid else "degraded" if point.degraded else "partly" if point.left_out else "yes"
 
 
 def _sensed(point: Point | SharedPoint) -> Row:

@@ -23,6 +23,7 @@ from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths,
 from pytest_slmserve.report.sensor_tables import energy_report, legend, sensor_table
 from pytest_slmserve.report.served import without
 from pytest_slmserve.report.slo_tables import slo_report
+from pytest_slmserve.report.standing import standing
 from pytest_slmserve.report.unneeded import amount, remark
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, Job, Load, OpenLoop
 
@@ -235,17 +236,8 @@ def _row(point: Point, gain: float | None, optimal: bool) -> tuple[str, ...]:
         hundredths(gain, signed=True),
         hundredths(point.roofline_fraction),
         "*" if optimal else "",
-        validity(point),
+        standing(point),
     )
-
-
-def validity(point: Point) -> str:
-    """partly: some repeats were left out. degraded: all that are left have something against them."""
-    if not point.valid:
-        return "NO"
-    if point.degraded:
-        return "degraded"
-    return "partly" if point.left_out else "yes"
 
 
 def remarks(curve: Curve) -> Iterator[str]:
