@@ -227,9 +227,8 @@ class PlannedJob:
         from pytest_slmserve import jobs
         from pytest_slmserve.analysis.validity import trustworthy
 
-        agenda, plan, repeats = self.session.agenda, self.plan, self.session.options.repeats
-        load = jobs.load_of(agenda, plan)
-        found = self.session.measure(jobs.spec_of(agenda, plan), jobs.workload_of(agenda, plan), load, repeats)
+        repeats = self.session.options.repeats
+        found = self.session.measure(*jobs.asked_of(self.session.agenda, self.plan), repeats)
         self.carry(found)
         return trustworthy(repr(self), found, repeats)
 

@@ -10,14 +10,14 @@ from pytest_slmserve.agenda import check_there
 from pytest_slmserve.analysis import neighbours
 from pytest_slmserve.analysis.replication import asked, shared_runs
 from pytest_slmserve.analysis.validity import problems
-from pytest_slmserve.merging import move_parts, parts_of
+from pytest_slmserve.merging import folder_of_parts, move_parts, parts_of
 from pytest_slmserve.models import short_name
 from pytest_slmserve.plan import point_title
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.session import Session
 from pytest_slmserve.spec import ClosedLoop
 from pytest_slmserve.store import read
-from pytest_slmserve.workers import Outcome, Seat, outcomes_of, seats, shared_folder, sweep_up
+from pytest_slmserve.workers import Outcome, Seat, outcomes_of, seats, sweep_up
 
 UNCHECKED = (
     "whether engines on several GPUs disturbed each other was not looked at: the shipped test_neighbours.py does, by "
@@ -33,8 +33,8 @@ def open_for(session: Session, workers: int) -> list[Seat]:
     check_there(session.host, range(workers))
     session.devices.lock([gpu.uuid for gpu in session.host.gpus[:workers]] or [session.host.device])
     session.open_archive()
-    sweep_up(shared_folder(records))
-    shared_folder(records).mkdir(exist_ok=True)
+    sweep_up(folder_of_parts(records))
+    folder_of_parts(records).mkdir(exist_ok=True)
     cores = len(places[0].cores) or session.host.environment.cores
     session.agenda.host = replace(session.host, environment=replace(session.host.environment, cores=cores))
     return places
@@ -53,7 +53,7 @@ def gather_all(session: Session) -> str:
     """In the controller, in the end: all that the workers have is in the archive and known here. Why they could not
     carry out their options, if so."""
     records = Path(session.options.records)
-    found, outcomes = _written(parts_of(records)), outcomes_of(shared_folder(records))
+    found, outcomes = _written(parts_of(records)), outcomes_of(folder_of_parts(records))
     order = {short_name(model): rank for rank, model in enumerate(session.agenda.models)}
     found.sort(key=lambda m: order.get(short_name(m.spec.model), len(order)))  # whoever was through first
     _know(session, found)
@@ -66,7 +66,7 @@ def gather_all(session: Session) -> str:
         session.export.add(m)  # type: ignore[union-attr]
     if any(m.neighbours for m in found) and not any(each.verdict.claim == neighbours.CLAIM for each in session.judged):
         session.notes.append(UNCHECKED)
-    sweep_up(shared_folder(records))
+    sweep_up(folder_of_parts(records))
     if session.archive:
         session.notes.extend(move_parts(session.archive).notes)
     return next((outcome.problem for outcome in outcomes if outcome.problem), "")

@@ -387,6 +387,11 @@ def is_reader(item: Any) -> bool:
     return not READERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
+def is_late(item: Any) -> bool:
+    """Does it read what more than one engine measured, and come when all have? Raises BadUsage for an unknown claim."""
+    return is_reader(item) and reads_several(item) and not is_skipped(item)
+
+
 def is_skipped(item: Any) -> bool:
     return item.get_closest_marker("skip") is not None
 
@@ -485,10 +490,10 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[Cell]:
 
 def job_price_s(session: Session, plan: JobPlan) -> float:
     from pytest_slmserve import jobs
+    from pytest_slmserve.plan import job_price_s as once_s
 
-    agenda = session.agenda
-    spec, workload, load = jobs.spec_of(agenda, plan), jobs.workload_of(agenda, plan), jobs.load_of(agenda, plan)
-    return session.unknown(spec, workload, load) * jobs.price_s(agenda, plan)
+    spec, workload, load = jobs.asked_of(session.agenda, plan)
+    return session.unknown(spec, workload, load) * once_s(spec, load, workload)
 
 
 def gate_price_s(session: Session, model: str) -> float:

@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.kv_cache import NULL_BLOCKS, block_size_of, kv_byt
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Batching
 from pytest_slmserve.models import short_name
-from pytest_slmserve.plan import job_price_s, workload_spec
+from pytest_slmserve.plan import workload_spec
 from pytest_slmserve.records import Request, Workload
 from pytest_slmserve.spec import EngineSpec, Job
 from pytest_slmserve.workload.arrivals import job
@@ -123,10 +123,6 @@ def shortened(workload: Workload, by: int) -> Workload:
     return Workload(workload.spec, requests, f"{workload.source}, outputs over {by}")
 
 
-def load_of(agenda: Agenda, plan: JobPlan) -> Job:
-    return job(plan.requests, plan.rate, agenda.options.seed)
-
-
-def price_s(agenda: Agenda, plan: JobPlan) -> float:
-    """Seconds of one repeat."""
-    return job_price_s(spec_of(agenda, plan), load_of(agenda, plan), workload_of(agenda, plan))
+def asked_of(agenda: Agenda, plan: JobPlan) -> tuple[EngineSpec, Workload, Job]:
+    """What is measured: engine, requests, load."""
+    return spec_of(agenda, plan), workload_of(agenda, plan), job(plan.requests, plan.rate, agenda.options.seed)

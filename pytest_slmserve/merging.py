@@ -40,15 +40,16 @@ class Merged:
 
 def part_of(records: Path, name: str) -> Path:
     """The archive that one process of several writes, until it is merged into `records`."""
-    return _folder(records) / f"{name}.jsonl"
+    return folder_of_parts(records) / f"{name}.jsonl"
 
 
 def parts_of(records: Path) -> list[Path]:
     """Parts that are there, of this run or of one that was interrupted."""
-    return sorted(_folder(records).glob("*.jsonl"))
+    return sorted(folder_of_parts(records).glob("*.jsonl"))
 
 
-def _folder(records: Path) -> Path:
+def folder_of_parts(records: Path) -> Path:
+    """Where they are, with whatever else their writers share."""
     return records.with_name(f"{records.name}.parts")
 
 
@@ -84,7 +85,7 @@ def move(parts: Iterable[Path], into: Archive) -> Merged:
 
 def move_parts(into: Archive) -> Merged:
     """`move` of all parts of an archive, with their folder when nothing is left in it."""
-    merged, folder = move(parts_of(into.path), into), _folder(into.path)
+    merged, folder = move(parts_of(into.path), into), folder_of_parts(into.path)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     return merged

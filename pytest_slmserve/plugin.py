@@ -195,16 +195,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return _refuse(config, items)
     _leave_out_others(config, items)
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import engine_of, is_reader, is_skipped, reads_several, why_not
+    from pytest_slmserve.items import engine_of, is_late, is_reader, is_skipped, why_not
 
     order: dict[Any, int] = {}
 
     def key(item: pytest.Item) -> tuple[bool, int, bool]:
         """Engines in the order of their first item, claims and advice after the points they read; those that read more
         than one engine's come last. So does what is skipped: no engine ends for it."""
-        reads, spec = is_reader(item), engine_of(session, item)
-        apart = (reads and reads_several(item)) or is_skipped(item)
-        return apart, order.setdefault(spec, len(order)), reads
+        spec = engine_of(session, item)
+        return is_late(item) or is_skipped(item), order.setdefault(spec, len(order)), is_reader(item)
 
     measured = [item for item in items if is_measured(item)]
     for item in measured:

@@ -477,13 +477,8 @@ class Session:
         return found or (self.curve(model) if planned else Curve(subject=short_name(model)))
 
     @property
-    def reused_count(self) -> int:
-        """Measurements of the archive that stood in for new ones."""
-        return sum(self.reused_cells.values())
-
-    @property
     def reused_cells(self) -> dict[str, int]:
-        """The same for each cell, by its name."""
+        """Measurements of the archive that stood in for new ones, of each cell by its name."""
         cells: dict[str, int] = {}
         alone = ((point_title(m.spec, m.load), m) for key in self.asked for m in self.measured[key])
         for name, measurement in (*alone, *self._titled_shared()):

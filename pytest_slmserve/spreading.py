@@ -14,13 +14,14 @@ from xdist.workermanage import parse_tx_spec_config
 from pytest_slmserve.environment import IMAGINED_GPUS, numa_nodes, visible_gpus
 from pytest_slmserve.errors import BadUsage, SlmError
 from pytest_slmserve.gathering import gather_all, gather_others, open_for, save_outcome
-from pytest_slmserve.items import PROBLEM, engine_of, is_measured, is_reader, is_skipped, plan_rows, reads_several
+from pytest_slmserve.items import PROBLEM, engine_of, is_late, is_measured, plan_rows
 from pytest_slmserve.kinds import Backend
 from pytest_slmserve.makespan import groups_of, widest_first
+from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options import Options
 from pytest_slmserve.scheduling import LAST, EngineScheduling
 from pytest_slmserve.session import Session
-from pytest_slmserve.workers import Desk, Seat, cores_here, shared_folder
+from pytest_slmserve.workers import Desk, Seat, cores_here
 
 SEAT = "slm_seat"  # of a worker, in what xdist gives it
 SCOPES = "items.scopes"  # in the shared folder: which items go to one worker
@@ -88,7 +89,7 @@ class Controller:
             self.free.append(seat)
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> EngineScheduling:
-        scopes = shared_folder(Path(self.session.options.records)) / SCOPES
+        scopes = folder_of_parts(Path(self.session.options.records)) / SCOPES
         return EngineScheduling(config, log, lambda: json.loads(scopes.read_text("utf-8")))
 
     def gather(self, session: pytest.Session) -> None:
@@ -144,10 +145,6 @@ def scopes_of(session: Session, items: Sequence[pytest.Item]) -> Mapping[str, st
         elif engine := engine_of(session, item):
             found[item.nodeid] = engines.setdefault(engine, f"engine {len(engines)}")
     return found
-
-
-def is_late(item: pytest.Item) -> bool:
-    return is_reader(item) and not is_skipped(item) and reads_several(item)
 
 
 def engine_ranks(session: Session, items: Iterable[pytest.Item]) -> dict[Any, int]:

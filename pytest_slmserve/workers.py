@@ -145,11 +145,6 @@ class Desk:
         path.with_suffix(".new").replace(path)
 
 
-def shared_folder(records: Path) -> Path:
-    """What workers share, beside the archives that they write."""
-    return part_of(records, "").parent
-
-
 def outcomes_of(folder: Path) -> list[Outcome]:
     """What workers of this run have told; they are processes of ours on this host."""
     return [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.outcome"))]

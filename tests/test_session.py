@@ -121,10 +121,10 @@ def test_a_resumed_session_measures_only_what_is_missing(opened):
     sweep(opened(), only=(8, 64))
     again = opened(resume=True)
     sweep(again)
-    assert len(stored(again)) == 8 and again.reused_count == 4
+    assert len(stored(again)) == 8 and sum(again.reused_cells.values()) == 4
     assert again.price_s(MODEL, ClosedLoop(8)) == 0.0 < again.price_s(MODEL, ClosedLoop(128))
     anew = opened()
-    assert anew.measured == {} and anew.reused_count == 0
+    assert anew.measured == {} and sum(anew.reused_cells.values()) == 0
 
 
 def test_invalid_measurements_are_not_resumed(opened, monkeypatch):

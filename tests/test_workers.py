@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from pytest_slmserve.environment import Gpu, Host
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.gathering import open_for
+from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options import read_options
 from pytest_slmserve.records import Environment
 from pytest_slmserve.session import Session
-from pytest_slmserve.workers import Desk, Outcome, Seat, equal_parts, outcomes_of, seats, shared_folder, sweep_up
+from pytest_slmserve.workers import Desk, Outcome, Seat, equal_parts, outcomes_of, seats, sweep_up
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
 
@@ -90,7 +91,7 @@ def test_more_workers_than_gpus_or_cores(tmp_path, monkeypatch):
 
 
 def seat(tmp_path, *devices: str) -> Seat:
-    shared_folder(tmp_path / "r").mkdir(exist_ok=True)
+    folder_of_parts(tmp_path / "r").mkdir(exist_ok=True)
     return Seat(str(tmp_path / "r"), devices)
 
 
@@ -130,7 +131,7 @@ def test_no_device_has_two_owners_and_nobody_waits_for_ever(tmp_path):
         if alive := worker.is_alive():
             worker.kill()
         assert not alive
-    told = [turn for outcome in outcomes_of(shared_folder(tmp_path / "r")) for turn in outcome.judged]
+    told = [turn for outcome in outcomes_of(folder_of_parts(tmp_path / "r")) for turn in outcome.judged]
     assert len(told) == 120
     for name in names:
         turns = sorted((began, ended) for devices, began, ended in told if name in devices)
