@@ -17,7 +17,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.calibration import calibrate, noise_of
 from pytest_slmserve.analysis.gate import Terms, next_look
-from pytest_slmserve.analysis.paired import ENDPOINTS, SIDES, Gated, gated_series, judge_gate, weaker
+from pytest_slmserve.analysis.paired import ENDPOINTS, SIDES, Gated, gated_series, judge_gate, pairs_of, weaker
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.analysis.validity import sound
 from pytest_slmserve.analysis.verdict import State
@@ -31,8 +31,11 @@ from pytest_slmserve.models import short_name
 from pytest_slmserve.options import FEWEST_PAIRS, Options, as_words, joined
 from pytest_slmserve.records import Measurement, Paired, Workload
 from pytest_slmserve.report.gate import calibration_text
+from pytest_slmserve.report.regate import stored_gates
+from pytest_slmserve.report.rounding import counted
 from pytest_slmserve.session import Session, wanted
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load
+from pytest_slmserve.store import read
 from pytest_slmserve.waivers import read_waivers
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
@@ -92,16 +95,21 @@ def check_gate(session: Session, model: str) -> None:
 
 def run_gate(session: Session, model: str) -> Gated:
     """Measure pairs until the outcome is known, or there are enough of them."""
-    options, found = session.options, list[Measurement]()
-    terms, began = session.gate_terms, time.monotonic()
+    options, terms, began = session.options, session.gate_terms, time.monotonic()
     one = OneGate(session, model, sides(session.agenda.spec(model), options))
+    if one.specs["baseline"] == one.specs["candidate"]:
+        session.notes.append(f"both sides of the gate of {short_name(model)} are the same: what differs is noise")
+    found = one.go_on() if session.resumes else []
+    gated = judge_gate(found, terms) if found else None
     try:
-        one.warm_up()
-        for number in _numbers(terms):
-            found += one.pair(number)
-            gated = judge_gate(found, terms)
-            if _is_over(gated, options.calibrate):
-                break
+        if gated is None or not _is_over(gated, options.calibrate):
+            one.warm_up()
+            for number in _numbers(terms, found):
+                found += one.pair(number)
+                gated = judge_gate(found, terms)
+                if _is_over(gated, options.calibrate):
+                    break
+        assert gated is not None
         traced = one.traced(gated.failing_load) if options.profile and not options.calibrate else ""
     finally:
         session.devices.pool.close()
@@ -112,6 +120,20 @@ def run_gate(session: Session, model: str) -> Gated:
     if gated.outcome is State.FAILS:
         session.notes.append(f"to repeat it: {repeat_command(options, model)}")
     return gated
+
+
+def launches_left(session: Session, model: str) -> tuple[int, int]:
+    """Launches that do not count, one of each side, and those that a clear case measures then: to the next look at its
+    pairs, or of a calibration all."""
+    options, terms = session.options, session.gate_terms
+    one = OneGate(session, model, sides(session.agenda.spec(model), options))
+    found = one.go_on() if session.resumes else []
+    gated = judge_gate(found, terms) if found else None
+    there = len(gated.pairs) if gated else 0
+    goal = terms.pairs if options.calibrate else next_look(there, terms)
+    if goal is None or (gated and _is_over(gated, options.calibrate)):
+        return 0, 0
+    return len(set(one.specs.values())), 2 * (goal - there)
 
 
 def repeat_command(options: Options, model: str) -> str:
@@ -147,8 +169,10 @@ def _calibrated(gated: Gated, place: Place) -> Kept:
     return Kept(place, now, noise, calibrate(noise, series, gated.terms))
 
 
-def _numbers(terms: Terms) -> range:
-    return range(1, terms.pairs + MAX_DROPPED + 1)
+def _numbers(terms: Terms, found: Sequence[Measurement]) -> list[int]:
+    """Of the pairs that may still be made."""
+    there = {pair.number for pair in pairs_of(found)}
+    return [number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there]
 
 
 def _is_over(gated: Gated, calibrating: bool = False) -> bool:
@@ -219,8 +243,31 @@ class OneGate:
         self.id = uuid.uuid4().hex[:12]
         self.workload: Workload = session.agenda.workload(model)
         self.loads = loads_of(session, model)
-        if specs["baseline"] == specs["candidate"]:
-            session.notes.append(f"both sides of the gate of {short_name(model)} are the same: what differs is noise")
+
+    def go_on(self) -> list[Measurement]:
+        """What the archive has of this gate, if an earlier run began it, and takes its name. Of several the last; of
+        the same terms only: a gate whose terms changed after a look at it would err more often than they say."""
+        contents = read(self.session.source, skip_damaged=self.session.options.skip_damaged)
+        plans = [(session.started, session.plan) for session in contents.sessions]
+        of = f"the gate of {short_name(self.model)}"
+        for gated, assumed in reversed([*stored_gates(contents.measurements, plans)]):
+            found = [m for m in contents.measurements if m.paired and m.paired.gate == gated.gate]
+            if gated.terms == self.session.gate_terms and not assumed and all(map(self._asks, found)):
+                self.id = gated.gate
+                there = f"{counted(len(pairs_of(found)), 'pair')} of launches in {self.session.source}"
+                self.session.notes.append(f"{of} goes on from {there}")
+                return found
+        self.session.notes.append(
+            f"{of} begins anew: {self.session.source} has none of the same sides, loads, caches and terms"
+        )
+        return []
+
+    def _asks(self, m: Measurement) -> bool:
+        """Would this gate measure it? On whatever host of the kind: a pair is compared within itself."""
+        assert m.paired
+        spec, how = self.specs[m.paired.side], self.session.options.gate_caches
+        asked = spec, self.session.agenda.environment(spec).key, self.workload.hash, how
+        return (m.spec, m.environment.key, m.workload.hash, m.paired.caches) == asked and m.load in self.loads
 
     def warm_up(self) -> None:
         """A launch of each side that does not count: it reads its files from disk, and fills caches that stay warm."""

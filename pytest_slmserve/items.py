@@ -497,15 +497,13 @@ def job_price_s(session: Session, plan: JobPlan) -> float:
 
 
 def gate_price_s(session: Session, model: str) -> float:
-    """Of a clear case: the launches of as many pairs as it takes at least, and one of each side that does not count."""
-    from pytest_slmserve.analysis.sequential import FIRST_LOOKS
-    from pytest_slmserve.gating import loads_of, sides
+    """Of a clear case: it ends at the next look at its pairs."""
+    from pytest_slmserve.gating import launches_left, loads_of
     from pytest_slmserve.plan import start_price_s
 
-    launches, spec = 2 * FIRST_LOOKS[0], session.agenda.spec(model)
-    uncounted = len(set(sides(spec, session.options).values()))
+    uncounted, measured = launches_left(session, model)
     each = sum(session.price_once_s(model, load) for load in loads_of(session, model))
-    return (launches + uncounted) * start_price_s(spec) + launches * each
+    return (uncounted + measured) * start_price_s(session.agenda.spec(model)) + measured * each
 
 
 def price_notes(options: Options) -> list[str]:

@@ -539,7 +539,10 @@ def _check_gate(options: Options) -> None:
     if lost and not options.gate and not (options.baseline and lost == "--slm-gate-margin"):
         raise BadUsage(f"{lost} says what a gate compares, and no gate was asked for", f"--slm-gate {lost} ...")
     if options.gate and isinstance(options.resume, str):
-        raise BadUsage("--slm-gate rests on fresh launches, so it takes no records of others", "no --slm-resume")
+        raise BadUsage(
+            "--slm-gate: a gate stays in one archive, so it goes on only in that which has its pairs",
+            f"--slm-records={options.resume} --slm-resume",
+        )
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.backend is None:
         raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{OWN_MODES} beside it")

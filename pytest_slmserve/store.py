@@ -128,7 +128,7 @@ class Archive:
             {
                 "kind": "session",
                 "format": FORMAT,
-                "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
                 "pytest_slmserve": _version(),
                 "claims": dict(claims),
                 "plan": dict(plan),

@@ -58,6 +58,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         session = Session.of(options, tmp_path)
         session.devices.pool = Pool(start_engine=start)
         session.open()
+        session.begin()
         sessions.append(session)
         return session
 
@@ -336,14 +337,108 @@ def test_a_load_has_a_second_chance_on_its_launch(opened):
     assert [m.load.concurrency for m in first] == [4, 4, 16]
 
 
-def test_resuming_reuses_no_measurement_of_a_gate(opened):
-    session = opened()
-    Gates(session).of(MODEL)
-    again = opened(resume=True)
-    assert again.measured == {} and again.reused == set() and again.curves() == []
-    before = len(stored(again))
-    Gates(again).of(MODEL)
-    assert len(stored(again)) == 2 * before == 32
+# Going on where an earlier run ended
+
+
+class Broken(Exception):
+    """A run is killed."""
+
+
+def killed_after(launches: int, start: Callable[[EngineSpec], Any] = FakeEngine) -> Callable[[EngineSpec], Any]:
+    """So many launches, and the next is not made."""
+    left = iter(range(launches))
+
+    def start_one(spec: EngineSpec) -> Any:
+        if next(left, None) is None:
+            raise Broken
+        return start(spec)
+
+    return start_one
+
+
+def begun(opened: Open, launches: int, **given: object) -> None:
+    with pytest.raises(Broken):
+        Gates(opened(start=killed_after(launches), **given)).of(MODEL)
+
+
+@pytest.mark.parametrize(("launches", "pairs_there"), [(1, 0), (2, 1), (5, 2), (7, 3)])
+def test_a_gate_that_was_broken_off_goes_on_with_its_whole_pairs(opened, launches, pairs_there):
+    begun(opened, launches)
+    session = opened(resume=True)
+    before = stored(session)
+    gated = Gates(session).of(MODEL)
+    both = sides(session.agenda.spec(MODEL), session.options)
+    missing = range(pairs_there + 1, 5)
+    assert session.devices.pool.starts == [both[side] for number in missing for side in order(number)]
+    assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.outcome is State.HOLDS
+    assert {m.paired.gate for m in stored(session)} == {gated.gate} == {before[0].paired.gate}
+    there = "1 pair of launches" if pairs_there == 1 else f"{pairs_there} pairs of launches"
+    assert any(f"the gate of opt-125m goes on from {there} in " in note for note in session.notes)
+
+
+def test_of_a_pair_that_was_begun_twice_the_whole_one_counts(opened):
+    for launches in (1, 1):
+        begun(opened, launches, resume=True)
+    session = opened(resume=True)
+    gated = Gates(session).of(MODEL)
+    [first] = [p for p in gated.pairs if p.number == 1]
+    launched = list(dict.fromkeys(m.launch for m in stored(session)))
+    assert [m.measurements[0].launch for m in first.launches] == launched[2:4]
+
+
+def test_a_gate_that_is_over_is_told_again_and_nothing_is_launched(opened):
+    done = Gates(opened(start=noisy(0.02))).of(MODEL)
+    session = opened(resume=True)
+    again = Gates(session).of(MODEL)
+    assert session.devices.pool.starts == [] and again.gate == done.gate
+    assert [(c.name, c.n, c.outcome) for c in again.gated] == [(c.name, c.n, c.outcome) for c in done.gated]
+
+
+def test_measurements_of_a_gate_are_no_points_of_a_sweep(opened):
+    Gates(opened()).of(MODEL)
+    session = opened(resume=True)
+    assert session.measured == {} and session.reused == set() and session.curves() == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gate_pairs": "6"},
+        {"gate_margin": "0.05"},
+        {"batches": "4,32"},
+        {"window": "2"},
+        {"gate_caches": "cold"},
+        {"seed": "1"},
+        {"candidate_engine_arg": ["b_half=9"]},
+        {"candidate_env": ["PYTHONPATH=/checkout"]},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_gate_that_asks_something_else_begins_anew(opened, other):
+    begun(opened, 4)
+    session = opened(resume=True, **other)
+    before = {m.paired.gate for m in stored(session)}
+    gated = Gates(session).of(MODEL)
+    assert gated.gate not in before and len(session.devices.pool.starts) >= 8
+    assert any("the gate of opt-125m begins anew: " in note for note in session.notes)
+
+
+def test_a_calibration_goes_on_to_all_its_pairs(opened):
+    done = Gates(opened()).of(MODEL)
+    session = opened(gate=False, calibrate=True, resume=True)
+    assert Gates(session).of(MODEL).gate == done.gate and len(session.devices.pool.starts) == 16
+
+
+@pytest.mark.parametrize(
+    ("launches", "given", "left"),
+    [(0, {}, (1, 8)), (4, {}, (1, 4)), (8, {}, (0, 0)), (4, {"gate": False, "calibrate": True}, (1, 20))],
+)
+def test_a_plan_knows_how_many_launches_are_left(opened, launches, given, left):
+    if launches == 8:
+        Gates(opened()).of(MODEL)
+    elif launches:
+        begun(opened, launches)
+    assert gating.launches_left(opened(resume=True, **given), MODEL) == left
 
 
 # When it is broken off

@@ -217,9 +217,10 @@ ENDPOINTS = tuple(each.name for each in (*GATED, *EXACT))
 
 
 def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
-    """Whole pairs of one gate, in the order of measuring; a launch that was broken off makes none."""
+    """Whole pairs of one gate, in the order of measuring; a launch that was broken off makes none. Of a pair that was
+    made again, since the first time was broken off, the last launch of each side counts."""
     found = []
-    for number, members in groupby(sorted(measurements, key=_place), key=lambda m: _paired(m)[0]):
+    for number, members in groupby(sorted(measurements, key=_number), key=_number):
         launches = {launch.side: launch for launch in _launches(list(members))}
         if set(launches) == set(SIDES):
             found.append(PairOfLaunches(number, launches["baseline"], launches["candidate"]))
@@ -228,9 +229,13 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
 
 
 def _launches(members: Sequence[Measurement]) -> list[Launch]:
-    """Of one pair. The last measurement of a load counts: the one before it could not be trusted."""
+    """Of one pair, in the order of time. The last measurement of a load counts: the one before it could not be
+    trusted."""
+    launches: dict[str, list[Measurement]] = {}
+    for m in sorted(members, key=attrgetter("measured_at")):
+        launches.setdefault(m.launch, []).append(m)
     found = []
-    for _, group in groupby(sorted(members, key=lambda m: (m.launch, m.measured_at)), key=attrgetter("launch")):
+    for group in launches.values():
         last = {m.load: m for m in group}
         ascending = sorted(last.values(), key=lambda m: getattr(m.load, "concurrency", 0))
         _, second, side = _paired(ascending[0])
@@ -244,8 +249,8 @@ def _paired(measurement: Measurement) -> tuple[int, bool, Side]:
     return measurement.paired.pair, measurement.paired.second, measurement.paired.side
 
 
-def _place(measurement: Measurement) -> tuple[int, str]:
-    return _paired(measurement)[0], measurement.launch
+def _number(measurement: Measurement) -> int:
+    return _paired(measurement)[0]
 
 
 def judge_gate(measurements: Sequence[Measurement], terms: Terms) -> Gated:

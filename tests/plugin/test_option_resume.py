@@ -110,7 +110,7 @@ def test_records_of_another_kind_of_gpu_are_refused(sweep, pytester):
         (("--slm-resume", "test_it.py"), "a path of tests has to stand before a --slm-resume without one"),
         (("--slm-resume=.",), "no archive is at ."),
         (("--slm-resume=old.jsonl",), "old.jsonl holds no measurement"),
-        (("--slm-resume=old.jsonl", "--slm-gate"), "--slm-gate rests on fresh launches"),
+        (("--slm-resume=old.jsonl", "--slm-gate"), "--slm-gate: a gate stays in one archive"),
     ],
 )
 def test_what_cannot_be_resumed_is_one_sentence(sweep, pytester, given, says):
