@@ -22,7 +22,7 @@ def advice_of(session: Session, model: str, slo_itl: str | None, efficiency: flo
     if not 0 < efficiency < 1:
         raise BadUsage(f"an efficiency of {efficiency:g} is no share between 0 and 1", "efficiency=0.1")
     slo, name = None if slo_itl is None else parse_slo(slo_itl), short_name(model)
-    curves = [curve for curve in session.curves() if curve.subject == name]
+    curves = [curve for curve in session.verdicts.curves() if curve.subject == name]
     if not curves:
         raise _undecided(session, name, "nothing of it was measured in this run (slm_sweep, or a planned sweep)")
     asked = of_curves(curves, None, None)

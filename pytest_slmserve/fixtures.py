@@ -102,7 +102,7 @@ def slm_sweep(
             slm_measure(number, repeats=repeats, **load)
         asked = variant_asked_for(request.node)
         loads = tuple(replace(load_for(slm_session, slm_spec, n, asked), **load) for n in concurrency)
-        return slm_session.curve_of(slm_spec, sharegpt, loads)
+        return slm_session.verdicts.curve_of(slm_spec, sharegpt, loads)
 
     return sweep
 
@@ -284,10 +284,10 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     """
     marker = request.node.get_closest_marker("slm")
     name, variant = marker.kwargs["claim"], variant_asked_for(request.node)
-    row = slm_session.row(name, slm_model, variant)
+    row = slm_session.verdicts.row(name, slm_model, variant)
     if row.expected == "fails" and not slm_session.options.strict:
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=True, reason=row.evidence))
-    return lambda: slm_session.judge(name, slm_model, variant)
+    return lambda: slm_session.verdicts.judge(name, slm_model, variant)
 
 
 @pytest.fixture

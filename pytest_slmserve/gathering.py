@@ -59,12 +59,13 @@ def gather_all(session: Session) -> str:
     _know(session, found)
     for outcome in outcomes:
         _ask_for(session, outcome)
-        session.judged.extend(outcome.judged)
+        session.verdicts.judged.extend(outcome.judged)
         session.reused |= outcome.reused
         session.notes.extend(note for note in outcome.notes if note not in session.notes)
     for m in found if session.export else ():
         session.export.add(m)  # type: ignore[union-attr]
-    if any(m.neighbours for m in found) and not any(each.verdict.claim == neighbours.CLAIM for each in session.judged):
+    judged = {each.verdict.claim for each in session.verdicts.judged}
+    if any(m.neighbours for m in found) and neighbours.CLAIM not in judged:
         session.notes.append(UNCHECKED)
     sweep_up(folder_of_parts(records))
     if session.archive:
@@ -76,11 +77,11 @@ def measure_alone(session: Session, model: str) -> None:
     """Two cells of a model's sweep once more, if all of it was measured beside others: its smallest load, where the CPU
     is most of a step, and its largest."""
     spec, workload = session.agenda.spec(model), session.agenda.workload(model)
-    found = [m for m in session.curve(model).measurements if not problems(m)]
+    found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
     beside = sorted({m.load.concurrency for m in found if m.neighbours and isinstance(m.load, ClosedLoop)})
     for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
         load = session.agenda.load(concurrency)
-        known = session.measured[session.agenda.key(spec, workload, load)]
+        known = session.known.measured[session.agenda.key(spec, workload, load)]
         if all(m.neighbours for m in known if not problems(m)):
             session.measure_into(known, spec, workload, load, f"{point_title(spec, load)}, alone")
 
@@ -90,11 +91,11 @@ def save_outcome(session: Session, problem: str = "") -> None:
     assert session.desk
     session.desk.save(
         Outcome(
-            asked=tuple(session.asked),
-            asked_shared=tuple(session.asked_shared),
+            asked=tuple(session.known.asked),
+            asked_shared=tuple(session.known.asked_shared),
             swept=tuple(session.agenda.sweeps),
             reused=frozenset(session.reused),
-            judged=tuple(session.judged),
+            judged=tuple(session.verdicts.judged),
             notes=tuple(session.notes),
             problem=problem,
         )
@@ -107,20 +108,21 @@ def _written(parts: Iterable[Path]) -> list[Measurement]:
 
 def _know(session: Session, measurements: list[Measurement]) -> None:
     """Those that are not known yet. They were asked for, whatever became of the worker that made them."""
-    known = {m.id for found in session.measured.values() for m in found}
-    known |= {m.id for runs in session.shared.values() for members in runs for m in members}
-    measurements = [m for m in measurements if m.id not in known]
-    session.know(measurements)
-    session.asked.update((m.key, None) for m in measurements if m.alone)
-    session.asked_shared.update((asked(members), None) for members in shared_runs(measurements))
+    known = session.known
+    ids = {m.id for found in known.measured.values() for m in found}
+    ids |= {m.id for runs in known.shared.values() for members in runs for m in members}
+    measurements = [m for m in measurements if m.id not in ids]
+    known.add(measurements)
+    known.asked.update((m.key, None) for m in measurements if m.alone)
+    known.asked_shared.update((asked(members), None) for members in shared_runs(measurements))
 
 
 def _ask_for(session: Session, outcome: Outcome) -> None:
     for key in outcome.asked:
-        session.measured.setdefault(key, [])
-        session.asked.setdefault(key)
+        session.known.measured.setdefault(key, [])
+        session.known.asked.setdefault(key)
     for key in outcome.asked_shared:
-        session.shared.setdefault(key, [])
-        session.asked_shared.setdefault(key)
+        session.known.shared.setdefault(key, [])
+        session.known.asked_shared.setdefault(key)
     for model in outcome.swept:
         session.agenda.sweep(model)

@@ -13,8 +13,9 @@ from pytest_slmserve.baselines import FOLDER, baseline
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Measurement
-from pytest_slmserve.session import Judged, Session
+from pytest_slmserve.session import Session
 from pytest_slmserve.store import read
+from pytest_slmserve.verdicts import Judged
 
 CLAIM = "no-worse-than-the-baseline"
 
@@ -39,12 +40,12 @@ class StoredBaseline:
 
     def judge(self, model: str) -> Verdict:
         """Every load of one model that both have; the verdicts on each stand in the report. Measures nothing."""
-        alone = (m for curve in self.session.curves() for m in curve.measurements)
+        alone = (m for curve in self.session.verdicts.curves() for m in curve.measurements)
         there = of_model(self.measurements, short_name(model))
-        here = of_model((*alone, *self.session.shared_measurements()), short_name(model))
+        here = of_model((*alone, *self.session.known.shared_measurements()), short_name(model))
         self._tell(there, here)
         found = against_stored(there, here, self.session.options.gate_margin)
-        self.session.judged.extend(Judged(verdict) for verdict in sorted(found, key=lambda v: v.claim))
+        self.session.verdicts.judged.extend(Judged(verdict) for verdict in sorted(found, key=lambda v: v.claim))
         return _together(short_name(model), found)
 
     def _tell(self, there: Sequence[Measurement], here: Sequence[Measurement]) -> None:

@@ -444,7 +444,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if (
         session is None
         or session.options.plan
-        or not (session.measured or session.judged or session.gates or session.notes)
+        or not (session.known.measured or session.verdicts.judged or session.gates or session.notes)
     ):
         return
     from pytest_slmserve.report.terminal import write_summary

@@ -1,4 +1,7 @@
-"""What one run holds: options, host, engines, the archive, and what was measured. Knows nothing of pytest."""
+"""What one run holds, and how it comes by what it does not know yet: measured here, elsewhere, or from the archive.
+
+Knows nothing of pytest.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,12 @@ from typing import Protocol, TypeVar, cast
 
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there
 from pytest_slmserve.analysis import claims
-from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_jobs, with_shared
-from pytest_slmserve.analysis.deployments import on_several_gpus, with_wider
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.analysis.goodput import Slo, slo_of_requests
-from pytest_slmserve.analysis.jobs import JobPoint, job_points
 from pytest_slmserve.analysis.paired import Gated
-from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.replication import (
     Members,
     SharedPoint,
-    asked,
     asked_of,
     shared_points,
     shared_runs,
@@ -30,12 +28,12 @@ from pytest_slmserve.analysis.replication import (
     standing_together,
 )
 from pytest_slmserve.analysis.validity import problems, sound
-from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.environment import Host, probe
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Sharing
+from pytest_slmserve.known import Known
 from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.merging import move_parts
 from pytest_slmserve.models import short_name
@@ -45,6 +43,7 @@ from pytest_slmserve.records import Environment, Measurement, Paired, Progress, 
 from pytest_slmserve.report.export import Export, export_to
 from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, Load, ReplicaSpec
 from pytest_slmserve.store import Archive, read
+from pytest_slmserve.verdicts import Verdicts
 from pytest_slmserve.workers import Desk, imagined
 
 T = TypeVar("T")
@@ -77,14 +76,6 @@ class Elsewhere(Protocol):
         """Take what has come, and stop what still runs there; may be called twice."""
 
 
-@dataclass(slots=True)
-class Judged:
-    """A verdict with what was expected of it."""
-
-    verdict: Verdict
-    row: claims.Row | None = None
-
-
 @dataclass(repr=False)
 class Session:
     """Opened by `open`, which takes the device and the archive; `close` lets go of everything.
@@ -94,14 +85,11 @@ class Session:
 
     agenda: Agenda
     devices: Devices
+    known: Known = field(default_factory=Known)
+    verdicts: Verdicts = field(init=False)
     tell: Callable[[str, Progress], None] = lambda name, progress: None
-    measured: dict[str, list[Measurement]] = field(default_factory=dict)
-    asked: dict[str, None] = field(default_factory=dict)  # keys in the order asked for
     reused: set[str] = field(default_factory=set)
     stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
-    shared: dict[str, list[Members]] = field(default_factory=dict)  # runs of replicas, by what was asked
-    asked_shared: dict[str, None] = field(default_factory=dict)
-    judged: list[Judged] = field(default_factory=list)
     gates: list[Gated] = field(default_factory=list)
     archive: Archive | None = None
     slo: Slo | None = None
@@ -109,7 +97,9 @@ class Session:
     elsewhere: Elsewhere | None = None
     _warmed: str | None = None  # the launch that has served something
     _undo: ExitStack = field(default_factory=ExitStack)
-    _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
+
+    def __post_init__(self) -> None:
+        self.verdicts = Verdicts(self.agenda, self.known)
 
     @classmethod
     def of(cls, options: Options, root: Path, desk: Desk | None = None, host: Host | None = None) -> Session:
@@ -185,7 +175,7 @@ class Session:
         if self.archive:
             rows = [claims.row_to_record(row) for row in claims.ROWS]
             sweeps = {
-                self.agenda.series(model): _planned(sweep, self.adaptive(model))
+                self.agenda.series(model): _planned(sweep, self.verdicts.adaptive(model))
                 for model, sweep in self.agenda.sweeps.items()
                 if sweep.loads and not self.options.gate  # a gate measures no sweep
             }
@@ -220,16 +210,8 @@ class Session:
         self.stored = [m for m in contents.measurements if m.paired is None]
         together = [ms for ms in shared_runs(contents.measurements) if not standing_together(ms)[0]]
         alone = [m for m in contents.measurements if m.alone and m.paired is None and not problems(m)]
-        self.know([*alone, *(m for members in together for m in members)])
+        self.known.add([*alone, *(m for members in together for m in members)])
         self.reused.update(m.id for m in (*alone, *(m for members in together for m in members)))
-
-    def know(self, measurements: Sequence[Measurement]) -> None:
-        """As if they had been made in this process."""
-        for members in shared_runs(measurements):
-            self.shared.setdefault(asked(members), []).append(members)
-        for m in measurements:
-            if m.alone and m.paired is None:
-                self.measured.setdefault(m.key, []).append(m)
 
     def engine(self, spec: EngineSpec) -> Engine:
         """A running one. Raises BadUsage, DeviceBusy, EngineFailed."""
@@ -263,8 +245,8 @@ class Session:
         return Question(key, spec, tuple(workloads), tuple(loads))
 
     def answered(self, question: Question, repeats: int, why: str = "") -> list[Measurement]:
-        known = self.measured.setdefault(question.key, [])
-        self.asked.setdefault(question.key)
+        known = self.known.measured.setdefault(question.key, [])
+        self.known.asked.setdefault(question.key)
         self._answer(question, repeats, why)
         return known
 
@@ -289,17 +271,17 @@ class Session:
     def unanswered(self, question: Question, repeats: int) -> Iterator[int]:
         """Numbers of the repeats that are still to be made, while what is made is kept."""
         if isinstance(question.engine, ReplicaSpec):
-            return wanted(self.shared.setdefault(question.key, []), repeats, sound_together)
-        return wanted(self.measured.setdefault(question.key, []), repeats, sound)
+            return wanted(self.known.shared.setdefault(question.key, []), repeats, sound_together)
+        return wanted(self.known.measured.setdefault(question.key, []), repeats, sound)
 
     def keep(self, question: Question, found: Members) -> None:
         """Know it from now on. The archive has it on return."""
         if isinstance(question.engine, ReplicaSpec):
-            self.shared.setdefault(question.key, []).append(found)
+            self.known.shared.setdefault(question.key, []).append(found)
             for m in found if self.archive else ():
                 self.archive.add(m)  # type: ignore[union-attr]
         else:
-            self.measured.setdefault(question.key, []).extend(found)
+            self.known.measured.setdefault(question.key, []).extend(found)
             for m in found:
                 self._write(m)
 
@@ -355,8 +337,8 @@ class Session:
         return self.answered_together(self.question_of_replicas(spec, workloads, loads), repeats)
 
     def answered_together(self, question: Question, repeats: int) -> SharedPoint:
-        known = self.shared.setdefault(question.key, [])
-        self.asked_shared.setdefault(question.key)
+        known = self.known.shared.setdefault(question.key, [])
+        self.known.asked_shared.setdefault(question.key)
         self._answer(question, repeats)
         return shared_points(m for members in known for m in members)[0]
 
@@ -367,21 +349,10 @@ class Session:
         found = measure_together(replicas, question.workloads, loads, environment, tell, self.devices.sampler_of(spec))
         return tuple(replace(m, neighbours=max(neighbours, self.devices.neighbours)) for m in found)
 
-    def shared_points(self) -> tuple[SharedPoint, ...]:
-        """What replicas served in this run, in the order asked."""
-        return shared_points(self.shared_measurements())
-
-    def shared_measurements(self) -> Iterator[Measurement]:
-        """Of all engines that shared a device in this run."""
-        return (m for key in self.asked_shared for members in self.shared[key] for m in members)
-
-    def job_points(self) -> tuple[JobPoint, ...]:
-        """Jobs that were served in this run, in the order asked."""
-        return job_points(m for key in self.asked for m in self.measured[key])
-
     def unknown(self, spec: EngineSpec, workload: Workload, load: Load) -> int:
         """Repeats that are not known yet."""
-        known = len(self.measured.get(self.agenda.key(spec, workload, load), [])) if self.measured else 0  # keys cost
+        measured = self.known.measured
+        known = len(measured.get(self.agenda.key(spec, workload, load), [])) if measured else 0  # keys cost
         return max(0, self.options.repeats - known)
 
     def price_s(
@@ -400,95 +371,19 @@ class Session:
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
         return price_s(spec or self.agenda.spec(model), load, workload.mean_output_tokens, context)
 
-    def curve(self, model: str) -> Curve:
-        """What is known of a planned sweep so far, with other loads that users' tests asked for on the same curve."""
-        sweep, workload = self.agenda.sweep(model), self.agenda.workload(model)
-        keys = dict.fromkeys([*(self.agenda.key(sweep.spec, workload, load) for load in sweep.loads), *self.asked])
-        known = by_series(m for key in keys for m in self.measured.get(key, ()))
-        found = known.get(self.agenda.series(model), ()) if sweep.loads else ()
-        return curve_of(
-            short_name(model), found, planned=sweep.concurrencies, cut=sweep.cut, adaptive=self.adaptive(model)
-        )
-
-    def adaptive(self, model: str) -> float | None:
-        """The tolerance of a plateau, where sweeps measure only what it depends on; None where they measure all."""
-        if not self.agenda.sweep(model).adaptive:
-            return None
-        return float(self.row(PLATEAU, model).parameters["tolerance"])
-
-    def curve_of(self, spec: EngineSpec, workload: Workload, loads: tuple[ClosedLoop, ...]) -> Curve:
-        """The curve of these loads, as far as they have been measured."""
-        found = [m for load in loads for m in self.measured.get(self.agenda.key(spec, workload, load), [])]
-        return curve_of(short_name(spec.model), found, planned=[load.concurrency for load in loads])
-
-    def curves(self) -> list[Curve]:
-        """All that this run asked for, in the order asked: planned sweeps, and what users' tests measured."""
-        return list(self._by_series().values())
-
-    def _by_series(self) -> dict[str, Curve]:
-        known = (
-            len(self.agenda.sweeps),
-            *(len(self.measured[key]) for key in self.asked),
-            *(len(self.shared[key]) for key in self.asked_shared),
-        )
-        if self._curves is None or self._curves[0] != known:  # each claim asks for them, and they take their time
-            self._curves = known, self._made_curves()
-        return self._curves[1]
-
-    def _made_curves(self) -> dict[str, Curve]:
-        planned = {self.agenda.series(model): model for model, sweep in self.agenda.sweeps.items() if sweep.loads}
-        asked = by_series(m for key in self.asked for m in self.measured[key])
-        curves = [
-            self.curve(planned[series]) if series in planned else curve_of(short_name(found[0].spec.model), found)
-            for series, found in asked.items()
-        ]
-        return dict(zip(asked, with_wider(with_shared(curves, self.shared_points()))))
-
-    def row(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> claims.Row:
-        """What is expected of a claim here."""
-        return claims.row_for(name, model, self.host.environment, variant.starts or self.options.starts)
-
-    def judge(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Verdict:
-        """Judge one claim for one model from what was measured, and remember it for the report. A model of which
-        nothing was measured here has no curve: what can be judged of it is arithmetic."""
-        row, claim, jobs = self.row(name, model, variant), claims.claim_of(name), self.job_points()
-        if claim.of == "gpus":
-            curve = self._curve_on_gpus(model)
-        else:
-            curve = self._known_curve(model, variant, planned=claim.of == "sweeps")
-        curve = replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
-        verdict = claims.judge(name, curve, row, with_jobs(self.curves(), jobs))
-        self.judged.append(Judged(verdict, row))
-        return verdict
-
-    def _curve_on_gpus(self, model: str) -> Curve:
-        """What is known of a model on the fewest GPUs, which has what it served on more."""
-        mine = [curve for curve in self.curves() if curve.subject == short_name(model)]
-        return next(filter(on_several_gpus, mine), Curve(subject=short_name(model)))
-
-    def _known_curve(self, model: str, variant: Variant, planned: bool) -> Curve:
-        """A model's sweep, or what was measured of it beside the sweeps. As the options say: what a user's own engine
-        or load gave is another curve."""
-        series = self.agenda.series(model, variant)
-        planned = planned and self.agenda.swept(model) and series == self.agenda.series(model)
-        if planned:
-            self.agenda.sweep(model)  # what is missing of it counts
-        found = self._by_series().get(series)
-        return found or (self.curve(model) if planned else Curve(subject=short_name(model)))
-
     @property
     def reused_cells(self) -> dict[str, int]:
         """Measurements of the archive that stood in for new ones, of each cell by its name."""
         cells: dict[str, int] = {}
-        alone = ((point_title(m.spec, m.load), m) for key in self.asked for m in self.measured[key])
+        alone = ((point_title(m.spec, m.load), m) for m in self.known.measurements())
         for name, measurement in (*alone, *self._titled_shared()):
             if measurement.id in self.reused:
                 cells[name] = cells.get(name, 0) + 1
         return cells
 
     def _titled_shared(self) -> Iterator[tuple[str, Measurement]]:
-        for key in self.asked_shared:
-            for members in self.shared[key]:
+        for key in self.known.asked_shared:
+            for members in self.known.shared[key]:
                 title = f"{len(members)} x {point_title(members[0].spec, members[0].load)}"
                 yield from ((title, m) for m in members)
 

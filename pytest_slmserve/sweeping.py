@@ -39,7 +39,7 @@ class AdaptiveSweeps:
 
     def wanted(self, model: str) -> Wanted | None:
         """What to measure next."""
-        session, tolerance = self.session, self.session.adaptive(model)
+        session, tolerance = self.session, self.session.verdicts.adaptive(model)
         assert tolerance is not None, "asked of a full sweep"
         sweep, tokens = session.agenda.sweep(model), session.agenda.workload(model).mean_output_tokens
         loads = {load.concurrency: load for load in sweep.loads}
@@ -48,7 +48,7 @@ class AdaptiveSweeps:
             return duration_s(loads[concurrency], tokens * concurrency / tokens_per_s)
 
         return next_measurement(
-            sweep.concurrencies, session.curve(model).points, tolerance, session.options.repeats, seconds
+            sweep.concurrencies, session.verdicts.curve(model).points, tolerance, session.options.repeats, seconds
         )
 
     def _measure(self, model: str, wanted: Wanted) -> None:
@@ -65,9 +65,9 @@ class AdaptiveSweeps:
         failed_at, error = self.failed.get(model, (None, None))
         if error and failed_at == concurrency:
             raise error
-        known = any(p.concurrency == concurrency for p in self.session.curve(model).points)
+        known = any(p.concurrency == concurrency for p in self.session.verdicts.curve(model).points)
         return self.asked.get((model, concurrency), 1 if known else None)
 
     def why_not(self, model: str, concurrency: int) -> str:
         """Why a load was not measured, with what the law says of it."""
-        return why_not(self.session.curve(model), concurrency)
+        return why_not(self.session.verdicts.curve(model), concurrency)

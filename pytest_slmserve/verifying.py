@@ -256,7 +256,7 @@ def _together(session: Session, joint: Joint, alone: Sequence[Verified], terms: 
     except EngineFailed as error:
         names = [engine.model for engine in joint.spec.engines]
         return together_failed(names, [load.concurrency for load in joint.loads], terms.sharing, error.problem)
-    [runs] = session.shared.values()
+    [runs] = session.known.shared.values()
     models = {each.advice.subject.name: each for each in alone}
     by_itself = [models[trial.advice.subject.name] for trial in joint.trials]
     return verified_together(runs, by_itself, terms.sharing, terms.margin)

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import settings
 from real_engine import real_pool, vllm_here  # noqa: F401 - fixtures for tests/engines and tests/real
+from simulated_sessions import opened  # noqa: F401
 
 settings.register_profile("tests", deadline=None)  # a busy machine is no finding
 settings.load_profile("tests")

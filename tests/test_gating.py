@@ -397,7 +397,7 @@ def test_a_gate_that_is_over_is_told_again_and_nothing_is_launched(opened):
 def test_measurements_of_a_gate_are_no_points_of_a_sweep(opened):
     Gates(opened()).of(MODEL)
     session = opened(resume=True)
-    assert session.measured == {} and session.reused == set() and session.curves() == []
+    assert session.known.measured == {} and session.reused == set() and session.verdicts.curves() == []
 
 
 @pytest.mark.parametrize(

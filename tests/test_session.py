@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from simulated_sessions import MODEL, point, sweep
 
 from pytest_slmserve import devices as places
 from pytest_slmserve import session as module
 from pytest_slmserve.agenda import check_there
-from pytest_slmserve.analysis import table1
-from pytest_slmserve.analysis.claims import CLAIMS
 from pytest_slmserve.analysis.validity import problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.commands.archives import judged_again
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.environment import Gpu, Host
 from pytest_slmserve.errors import BadUsage, EngineFailed
@@ -28,42 +25,6 @@ from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.store import read
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.telemetry.simulated import SimulatedSource
-
-MODEL = "opt-125m"
-BATCHES = (8, 64, 256, 512)
-Open = Callable[..., Session]
-
-
-@pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
-    """Opens sessions on one archive, one after the other; options go by their names."""
-    sessions: list[Session] = []
-
-    def open_session(**given: object) -> Session:
-        for earlier in sessions:
-            earlier.close()
-        words = {"fake": True, "models": MODEL, "batches": "8,64,256,512", "records": str(tmp_path / "a.jsonl")}
-        sessions.append(Session.of(read_options({**words, **given}, {}, {}), tmp_path))
-        sessions[-1].open()
-        return sessions[-1]
-
-    yield open_session
-    for each in sessions:
-        each.close()
-
-
-def sweep(session: Session, only: Sequence[int] = BATCHES) -> None:
-    """As the items of a run do."""
-    planned = session.agenda.sweep(MODEL)
-    session.begin()
-    for load in planned.loads:
-        if load.concurrency in only:
-            session.measure(planned.spec, session.agenda.workload(MODEL), load, session.options.repeats)
-
-
-def point(session: Session, concurrency: int = 8, repeats: int = 2) -> list[Measurement]:
-    load = ClosedLoop(concurrency)
-    return session.measure(session.agenda.spec(MODEL), session.agenda.workload(MODEL), load, repeats)
 
 
 def stored(session: Session) -> list[Measurement]:
@@ -96,7 +57,7 @@ def test_an_invalid_measurement_is_kept_and_measured_once_more(opened, monkeypat
     assert [bool(problems(m)) for m in found] == [True, False, False] and len(stored(session)) == 3
     item = trustworthy("opt-125m-8", found, 2)
     assert item and item.why.startswith("2 of 3 measurements are valid, 2 are wanted: 1 requests failed")
-    [curve] = session.curves()
+    [curve] = session.verdicts.curves()
     text = "\n".join(text for text, _ in run_lines([curve], []))
     assert "left out: 8 in flight: 2 of 3 measurements are used: 1 requests failed" in text
 
@@ -112,9 +73,9 @@ def test_what_was_measured_before_an_engine_died_is_on_disk(opened):
     with pytest.raises(EngineFailed, match="died at 64 in flight"):
         sweep(session)
     assert [m.load.concurrency for m in stored(session)] == [8, 8]
-    verdict = session.judge("throughput-plateau", MODEL)
+    verdict = session.verdicts.judge("throughput-plateau", MODEL)
     assert verdict.state is State.UNDECIDED and verdict.why == "not measured at 64, 256, 512 in flight"
-    assert [p.concurrency for p in session.curves()[0].points] == [8]
+    assert [p.concurrency for p in session.verdicts.curves()[0].points] == [8]
 
 
 def test_a_resumed_session_measures_only_what_is_missing(opened):
@@ -124,69 +85,13 @@ def test_a_resumed_session_measures_only_what_is_missing(opened):
     assert len(stored(again)) == 8 and sum(again.reused_cells.values()) == 4
     assert again.price_s(MODEL, ClosedLoop(8)) == 0.0 < again.price_s(MODEL, ClosedLoop(128))
     anew = opened()
-    assert anew.measured == {} and sum(anew.reused_cells.values()) == 0
+    assert anew.known.measured == {} and sum(anew.reused_cells.values()) == 0
 
 
 def test_invalid_measurements_are_not_resumed(opened, monkeypatch):
     broken_at_first(monkeypatch, 1)
     point(opened(), repeats=1)
-    assert [len(found) for found in opened(resume=True).measured.values()] == [1]
-
-
-def reported(session: Session) -> str:
-    return judged_again(read(session.options.records), False)[2]
-
-
-@pytest.mark.parametrize("only", [BATCHES, (8, 64, 512)])
-def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
-    """Also where `-k` has deselected a point: it was planned, so the claim is undecided in both."""
-    session = opened()
-    sweep(session, only)
-    for claim in CLAIMS:
-        if claim.name in table1.ARITHMETIC or claim.applies(session.curve(MODEL)):
-            for model in table1.ARITHMETIC.get(claim.name, (MODEL,)):
-                session.judge(claim.name, model)
-    live = run_lines(session.curves(), [(j.verdict, j.row) for j in session.judged])
-    assert "\n".join(text for text, _ in live) == reported(session)
-    missing = "not measured at 256 in flight" in reported(session)
-    assert missing == (only != BATCHES) == (session.judged[0].verdict.state is State.UNDECIDED)
-
-
-def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened):
-    """512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic."""
-    session = opened()
-    assert session.judge(table1.CLAIM, "opt-13b")
-    assert session.judge("throughput-plateau", "opt-13b").why == "0 points measured, 3 are needed"
-
-
-def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
-    session = opened()
-    sweep(session)
-    mine = replace(session.agenda.spec(MODEL), max_num_seqs=32)
-    loads = (ClosedLoop(1), ClosedLoop(2))
-    for load in loads:
-        session.measure(mine, session.agenda.workload(MODEL), load, 2)
-    planned, other = session.curves()
-    assert ([p.concurrency for p in other.points], other.missing, other.cut) == ([1, 2], (), ())
-    assert [p.concurrency for p in planned.points] == list(BATCHES)
-    assert session.curve_of(mine, session.agenda.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
-    curves, _, text = judged_again(read(session.options.records), False)
-    assert [c.missing for c in curves] == [(), ()] and "opt-125m, engine " in text
-
-
-def test_a_users_load_on_a_planned_curve_joins_it(opened):
-    session = opened()
-    sweep(session)
-    point(session, 128)
-    [curve] = session.curves()
-    assert [p.concurrency for p in curve.points] == [8, 64, 128, 256, 512]
-
-
-def test_the_way_of_starting_chooses_the_row(opened, monkeypatch):
-    session = opened(starts="together")
-    row = replace(session.row("throughput-plateau", MODEL), starts="together", expected="fails")
-    monkeypatch.setattr(module.claims, "row_for", lambda *facts: (row, facts))
-    assert session.row("throughput-plateau", MODEL)[1][3] == "together"
+    assert [len(found) for found in opened(resume=True).known.measured.values()] == [1]
 
 
 def test_warnings_of_the_host_are_noted_once(opened, tmp_path, monkeypatch):

@@ -59,11 +59,11 @@ def said(sweeps: AdaptiveSweeps) -> str:
     """By the run itself, of the claims on the curve's throughput and latency."""
     session = sweeps.session
     judged = [
-        (v, session.row(v.claim, MODEL))
+        (v, session.verdicts.row(v.claim, MODEL))
         for name in ("throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau")
-        for v in [session.judge(name, MODEL)]
+        for v in [session.verdicts.judge(name, MODEL)]
     ]
-    return "\n".join(text for text, _ in run_lines(session.curves(), judged))
+    return "\n".join(text for text, _ in run_lines(session.verdicts.curves(), judged))
 
 
 def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):
@@ -73,7 +73,7 @@ def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):
     assert sweeps.asked == {(MODEL, 1): 1, (MODEL, 512): 1, (MODEL, 128): 1, (MODEL, 64): 2}
     assert [sweeps.repeats(MODEL, load) for load in (1, 2, 64)] == [1, None, 2]
     assert len(measured(sweeps)) == 5, "once carried out, it is over"
-    curve = sweeps.session.curve(MODEL)
+    curve = sweeps.session.verdicts.curve(MODEL)
     assert curve.adaptive and curve.unneeded == (2, 4, 8, 16, 32, 256) and curve.missing == ()
     assert sweeps.why_not(MODEL, 256).startswith("not needed: the adaptive sweep found the plateau without it; predict")
 
@@ -117,7 +117,7 @@ def test_a_sweep_that_was_interrupted_is_undecided_and_goes_on_where_it_ended(op
         patch.setattr(module, "measure", twice)
         first = opened()
         first.carry_out(MODEL)
-    verdict = first.session.judge("throughput-plateau", MODEL)
+    verdict = first.session.verdicts.judge("throughput-plateau", MODEL)
     assert verdict.why == "not measured at 128 in flight", "the next one, not those that may not be needed"
     assert "not measured at 128 in flight" in reported(first) and "not at its end" in reported(first)
     again = opened(resume=True)
@@ -132,7 +132,7 @@ def test_a_full_sweep_later_judges_by_all_its_loads(opened):
     full = opened(sweep="full", resume=True).session
     for load in full.agenda.sweep(MODEL).loads:
         full.measure(full.agenda.spec(MODEL), full.agenda.workload(MODEL), load, 2)
-    curve = full.curve(MODEL)
+    curve = full.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points] == list(GRID) and not curve.adaptive
     assert len(measured(first)) == 20
 
@@ -162,14 +162,14 @@ def test_invalid_measurements_are_made_again_and_it_ends(opened, monkeypatch):
     sweeps = opened()
     sweeps.carry_out(MODEL)
     assert measured(sweeps)[:4] == [1, 1, 2, 2], "twice in vain; the next larger load is then the smallest"
-    curve = sweeps.session.curve(MODEL)
+    curve = sweeps.session.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points if not p.valid] == [1, 2]
-    assert sweeps.session.judge("throughput-plateau", MODEL).why.startswith("invalid at 1, 2 in flight")
+    assert sweeps.session.verdicts.judge("throughput-plateau", MODEL).why.startswith("invalid at 1, 2 in flight")
 
 
 def test_two_models_are_two_sweeps(opened):
     sweeps = opened(models="opt-125m,opt-350m")
     for model in sweeps.session.agenda.models:
         sweeps.carry_out(model)
-    assert [c.unneeded for c in sweeps.session.curves()] == [(2, 4, 8, 16, 32, 256)] * 2
+    assert [c.unneeded for c in sweeps.session.verdicts.curves()] == [(2, 4, 8, 16, 32, 256)] * 2
     assert {model for model, _ in sweeps.asked} == {"opt-125m", "opt-350m"}

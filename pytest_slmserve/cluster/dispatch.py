@@ -153,8 +153,8 @@ class Cluster:
     def _members(self, question: Question) -> tuple[Members, ...]:
         assert self._session is not None
         if isinstance(question.engine, ReplicaSpec):
-            return tuple(self._session.shared.get(question.key, ()))
-        return tuple((m,) for m in self._session.measured.get(question.key, ()))
+            return tuple(self._session.known.shared.get(question.key, ()))
+        return tuple((m,) for m in self._session.known.measured.get(question.key, ()))
 
     def _hear(self, within_s: float) -> bool:
         """Take one message, if one comes."""

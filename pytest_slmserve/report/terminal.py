@@ -31,10 +31,10 @@ def write_for_others(gates: Sequence[Gated], records: Path) -> str:
 
 def write_summary(terminal: Any, session: Any) -> None:
     """Tables, verdicts and notes of a session, through pytest's terminal reporter."""
-    judged = [(j.verdict, j.row) for j in session.judged]
-    further = {"shared": session.shared_points(), "jobs": session.job_points()}
+    judged = [(j.verdict, j.row) for j in session.verdicts.judged]
+    further = {"shared": session.known.shared_points(), "jobs": session.known.job_points()}
     further |= {"strict": session.options.strict, "slo": session.slo}
-    for text, colour in run_lines(session.curves(), judged, **further):
+    for text, colour in run_lines(session.verdicts.curves(), judged, **further):
         terminal.write_line(text, **({colour: True} if colour else {}))
     for gated in session.gates:
         terminal.write_line(f"{gate_text(gated)}\n")

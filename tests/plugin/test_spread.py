@@ -27,7 +27,7 @@ SWEEPS = """
 
     @pytest.mark.slm(models=("opt-1.3b",))
     def test_of_two_models(slm_session, slm_model):
-        known = {m.spec.model for found in slm_session.measured.values() for m in found}
+        known = {m.spec.model for found in slm_session.known.measured.values() for m in found}
         assert {"facebook/opt-125m", "facebook/opt-1.3b"} <= {*known, *(f"facebook/{name}" for name in known)}
 """
 KILLED = """

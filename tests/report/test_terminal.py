@@ -23,11 +23,10 @@ def session(strict: bool = False):
     made = [measurement(c, law(c), repeat=i) for c in (128, 256, 512) for i in range(2)]
     curve = curve_of("opt-1.3b", made)
     rows = [claims.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
+    judged = [SimpleNamespace(verdict=claims.judge(row.claim, curve, row), row=row) for row in rows]
     return SimpleNamespace(
-        curves=lambda: [curve],
-        job_points=lambda: (),
-        shared_points=lambda: (),
-        judged=[SimpleNamespace(verdict=claims.judge(row.claim, curve, row), row=row) for row in rows],
+        verdicts=SimpleNamespace(curves=lambda: [curve], judged=judged),
+        known=SimpleNamespace(job_points=lambda: (), shared_points=lambda: ()),
         gates=[],
         notes=["the line was torn"],
         reused_cells={"opt-1.3b at 128": 3, "opt-1.3b at 256": 1},

@@ -1,0 +1,111 @@
+"""What a run has measured becomes curves, and verdicts on them. Measures nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
+from pytest_slmserve.analysis import claims
+from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_jobs, with_shared
+from pytest_slmserve.analysis.deployments import on_several_gpus, with_wider
+from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.known import Known
+from pytest_slmserve.models import short_name
+from pytest_slmserve.records import Workload
+from pytest_slmserve.spec import ClosedLoop, EngineSpec
+
+
+@dataclass(slots=True)
+class Judged:
+    """A verdict with what was expected of it."""
+
+    verdict: Verdict
+    row: claims.Row | None = None
+
+
+@dataclass(repr=False)
+class Verdicts:
+    """judged: so far, in the order asked; for the report."""
+
+    agenda: Agenda
+    known: Known
+    judged: list[Judged] = field(default_factory=list)
+    _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
+
+    def curve(self, model: str) -> Curve:
+        """What is known of a planned sweep so far, with other loads that users' tests asked for on the same curve."""
+        sweep, workload = self.agenda.sweep(model), self.agenda.workload(model)
+        planned = (self.agenda.key(sweep.spec, workload, load) for load in sweep.loads)
+        keys = dict.fromkeys([*planned, *self.known.asked])
+        known = by_series(m for key in keys for m in self.known.measured.get(key, ()))
+        found = known.get(self.agenda.series(model), ()) if sweep.loads else ()
+        return curve_of(
+            short_name(model), found, planned=sweep.concurrencies, cut=sweep.cut, adaptive=self.adaptive(model)
+        )
+
+    def adaptive(self, model: str) -> float | None:
+        """The tolerance of a plateau, where sweeps measure only what it depends on; None where they measure all."""
+        if not self.agenda.sweep(model).adaptive:
+            return None
+        return float(self.row(PLATEAU, model).parameters["tolerance"])
+
+    def curve_of(self, spec: EngineSpec, workload: Workload, loads: tuple[ClosedLoop, ...]) -> Curve:
+        """The curve of these loads, as far as they have been measured."""
+        found = [m for load in loads for m in self.known.measured.get(self.agenda.key(spec, workload, load), [])]
+        return curve_of(short_name(spec.model), found, planned=[load.concurrency for load in loads])
+
+    def curves(self) -> list[Curve]:
+        """All that this run asked for, in the order asked: planned sweeps, and what users' tests measured."""
+        return list(self._by_series().values())
+
+    def _by_series(self) -> dict[str, Curve]:
+        known = (
+            len(self.agenda.sweeps),
+            *(len(self.known.measured[key]) for key in self.known.asked),
+            *(len(self.known.shared[key]) for key in self.known.asked_shared),
+        )
+        if self._curves is None or self._curves[0] != known:  # each claim asks for them, and they take their time
+            self._curves = known, self._made_curves()
+        return self._curves[1]
+
+    def _made_curves(self) -> dict[str, Curve]:
+        planned = {self.agenda.series(model): model for model, sweep in self.agenda.sweeps.items() if sweep.loads}
+        asked = by_series(self.known.measurements())
+        curves = [
+            self.curve(planned[series]) if series in planned else curve_of(short_name(found[0].spec.model), found)
+            for series, found in asked.items()
+        ]
+        return dict(zip(asked, with_wider(with_shared(curves, self.known.shared_points()))))
+
+    def row(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> claims.Row:
+        """What is expected of a claim here."""
+        return claims.row_for(name, model, self.agenda.host.environment, variant.starts or self.agenda.options.starts)
+
+    def judge(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Verdict:
+        """Judge one claim for one model from what was measured, and remember it for the report. A model of which
+        nothing was measured here has no curve: what can be judged of it is arithmetic."""
+        row, claim, jobs = self.row(name, model, variant), claims.claim_of(name), self.known.job_points()
+        if claim.of == "gpus":
+            curve = self._curve_on_gpus(model)
+        else:
+            curve = self._known_curve(model, variant, planned=claim.of == "sweeps")
+        curve = replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
+        verdict = claims.judge(name, curve, row, with_jobs(self.curves(), jobs))
+        self.judged.append(Judged(verdict, row))
+        return verdict
+
+    def _curve_on_gpus(self, model: str) -> Curve:
+        """What is known of a model on the fewest GPUs, which has what it served on more."""
+        mine = [curve for curve in self.curves() if curve.subject == short_name(model)]
+        return next(filter(on_several_gpus, mine), Curve(subject=short_name(model)))
+
+    def _known_curve(self, model: str, variant: Variant, planned: bool) -> Curve:
+        """A model's sweep, or what was measured of it beside the sweeps. As the options say: what a user's own engine
+        or load gave is another curve."""
+        series = self.agenda.series(model, variant)
+        planned = planned and self.agenda.swept(model) and series == self.agenda.series(model)
+        if planned:
+            self.agenda.sweep(model)  # what is missing of it counts
+        found = self._by_series().get(series)
+        return found or (self.curve(model) if planned else Curve(subject=short_name(model)))

@@ -1,0 +1,49 @@
+"""Sessions on the simulated engine, and what the items of a run ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_slmserve.options import read_options
+from pytest_slmserve.records import Measurement
+from pytest_slmserve.session import Session
+from pytest_slmserve.spec import ClosedLoop
+
+MODEL = "opt-125m"
+BATCHES = (8, 64, 256, 512)
+Open = Callable[..., Session]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens sessions on one archive, one after the other; options go by their names."""
+    sessions: list[Session] = []
+
+    def open_session(**given: object) -> Session:
+        for earlier in sessions:
+            earlier.close()
+        words = {"fake": True, "models": MODEL, "batches": "8,64,256,512", "records": str(tmp_path / "a.jsonl")}
+        sessions.append(Session.of(read_options({**words, **given}, {}, {}), tmp_path))
+        sessions[-1].open()
+        return sessions[-1]
+
+    yield open_session
+    for each in sessions:
+        each.close()
+
+
+def sweep(session: Session, only: Sequence[int] = BATCHES) -> None:
+    """As the items of a run do."""
+    planned = session.agenda.sweep(MODEL)
+    session.begin()
+    for load in planned.loads:
+        if load.concurrency in only:
+            session.measure(planned.spec, session.agenda.workload(MODEL), load, session.options.repeats)
+
+
+def point(session: Session, concurrency: int = 8, repeats: int = 2) -> list[Measurement]:
+    load = ClosedLoop(concurrency)
+    return session.measure(session.agenda.spec(MODEL), session.agenda.workload(MODEL), load, repeats)

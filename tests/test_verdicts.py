@@ -1,0 +1,73 @@
+"""What a session on the simulated engine has measured, as curves and verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulated_sessions import BATCHES, MODEL, point, sweep
+
+from pytest_slmserve.analysis import claims, table1
+from pytest_slmserve.analysis.claims import CLAIMS
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.commands.archives import judged_again
+from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.session import Session
+from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.store import read
+
+
+def reported(session: Session) -> str:
+    return judged_again(read(session.options.records), False)[2]
+
+
+@pytest.mark.parametrize("only", [BATCHES, (8, 64, 512)])
+def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
+    """Also where `-k` has deselected a point: it was planned, so the claim is undecided in both."""
+    session = opened()
+    sweep(session, only)
+    for claim in CLAIMS:
+        if claim.name in table1.ARITHMETIC or claim.applies(session.verdicts.curve(MODEL)):
+            for model in table1.ARITHMETIC.get(claim.name, (MODEL,)):
+                session.verdicts.judge(claim.name, model)
+    live = run_lines(session.verdicts.curves(), [(j.verdict, j.row) for j in session.verdicts.judged])
+    assert "\n".join(text for text, _ in live) == reported(session)
+    missing = "not measured at 256 in flight" in reported(session)
+    assert missing == (only != BATCHES) == (session.verdicts.judged[0].verdict.state is State.UNDECIDED)
+
+
+def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened):
+    """512 requests do not fit OPT-13B, which nobody wants to serve here: Table 1 is arithmetic."""
+    session = opened()
+    assert session.verdicts.judge(table1.CLAIM, "opt-13b")
+    assert session.verdicts.judge("throughput-plateau", "opt-13b").why == "0 points measured, 3 are needed"
+
+
+def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
+    session = opened()
+    sweep(session)
+    mine = replace(session.agenda.spec(MODEL), max_num_seqs=32)
+    loads = (ClosedLoop(1), ClosedLoop(2))
+    for load in loads:
+        session.measure(mine, session.agenda.workload(MODEL), load, 2)
+    planned, other = session.verdicts.curves()
+    assert ([p.concurrency for p in other.points], other.missing, other.cut) == ([1, 2], (), ())
+    assert [p.concurrency for p in planned.points] == list(BATCHES)
+    assert session.verdicts.curve_of(mine, session.agenda.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
+    curves, _, text = judged_again(read(session.options.records), False)
+    assert [c.missing for c in curves] == [(), ()] and "opt-125m, engine " in text
+
+
+def test_a_users_load_on_a_planned_curve_joins_it(opened):
+    session = opened()
+    sweep(session)
+    point(session, 128)
+    [curve] = session.verdicts.curves()
+    assert [p.concurrency for p in curve.points] == [8, 64, 128, 256, 512]
+
+
+def test_the_way_of_starting_chooses_the_row(opened, monkeypatch):
+    session = opened(starts="together")
+    row = replace(session.verdicts.row("throughput-plateau", MODEL), starts="together", expected="fails")
+    monkeypatch.setattr(claims, "row_for", lambda *facts: (row, facts))
+    assert session.verdicts.row("throughput-plateau", MODEL)[1][3] == "together"
