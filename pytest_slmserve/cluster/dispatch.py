@@ -28,19 +28,21 @@ TICK_S = 0.5
 END_S = 15.0  # for engines to stop
 LEAST_QUIET_S = 600.0
 PATIENCE = 5.0  # so many times as long as the price of the longest silence
-RETRIES = 1
+RETRIES = 1  # of a cell
+MOST_LOST = 3  # tasks of an engine: then it is the engine that kills them, not a cell
 
 
 @dataclass(eq=False)
 class Sent:
-    """An engine's questions on their way. open: those of which something is missing. node: where it is; None while it
-    waits for one. lost: nodes that died with it."""
+    """An engine's questions on their way. open: those of which something is missing, the first of which is the one that
+    is being measured. node: where it is; None while it waits for one. lost: how each of its tasks ended before its
+    time, with the key of the question that it was at."""
 
     group: Group
     need: Need
     open: dict[str, Question]
     node: str | None = None
-    lost: list[str] = field(default_factory=list)
+    lost: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -179,9 +181,7 @@ class Cluster:
             problems.WorkerCrashedError,
         ) as error:
             del self._sent[stream]
-            if isinstance(error, problems.NodeDiedError | problems.LocalRayletDiedError) and sent.node:
-                self._dead.add(sent.node)
-            self._died(sent)
+            self._died(sent, self._how(sent, error))
         except Exception as error:  # of Ray, or a bug of ours over there: told by the items that wait for it
             del self._sent[stream]
             self._fail(sent, error)
@@ -207,23 +207,44 @@ class Cluster:
                 if note not in session.notes:
                     session.notes.append(note)
 
-    def _died(self, sent: Sent) -> None:
-        """What has not come is sent once more; what has come is never measured again."""
+    def _how(self, sent: Sent, error: Exception) -> str:
+        """How a task ended before its time, for people."""
+        name, problems = self._name(sent.node) if sent.node else "a node", self.ray.exceptions
+        if isinstance(error, problems.OutOfMemoryError):
+            return f"{name} ran out of memory"
+        if not isinstance(error, problems.NodeDiedError | problems.LocalRayletDiedError):
+            return f"its task was lost on {name}"
+        if sent.node:
+            self._dead.add(sent.node)
+        return f"{name} died"
+
+    def _died(self, sent: Sent, how: str) -> None:
+        """What has not come is sent once more, but for a cell that was being measured when a task ended for the second
+        time; what has come is never measured again."""
         sent.open = {key: question for key, question in sent.open.items() if self._is_open(question)}
-        sent.lost.append(self._name(sent.node) if sent.node else "a node")
-        if not sent.open or self._closed:
+        if self._closed:
             return
-        cells = f"{len(sent.open)} cell{'s' if len(sent.open) != 1 else ''} of {sent.name}"
-        if len(sent.lost) > RETRIES:
-            died = " and ".join(dict.fromkeys(sent.lost))
-            self._fail(sent, _lost(f"{died} died while {cells} were measured there, which is once too often"))
-        elif not any(map(sent.need.fits, self._living())):
-            self._fail(sent, _lost(f"{sent.lost[-1]} died, and no other node has {sent.need} for {cells}"))
-        else:
-            assert self._session is not None
-            self._session.notes.append(f"{sent.lost[-1]} died; {cells} were sent once more")
-            self._submit(sent)
+        if sent.open:
+            at = next(iter(sent.open))
+            sent.lost.append((at, how))
+            often = [how for key, how in sent.lost if key == at]
+            if len(sent.lost) >= MOST_LOST:
+                self._fail(sent, _too_often([how for _, how in sent.lost], f"{_cells(sent)} {_were(sent)}"))
+            else:
+                if len(often) > RETRIES:
+                    self._failed[at] = _too_often(often, f"{title(sent.open.pop(at))} was")
+                self._send_again(sent, how)
         self._strand()
+
+    def _send_again(self, sent: Sent, how: str) -> None:
+        if not sent.open:
+            return
+        if not any(map(sent.need.fits, self._living())):
+            self._fail(sent, _lost(f"{how}, and no other node has {sent.need} for {_cells(sent)}"))
+            return
+        assert self._session is not None
+        self._session.notes.append(f"{how}; {_cells(sent)} {_were(sent)} sent once more")
+        self._submit(sent)
 
     def _strand(self) -> None:
         """Nobody will take what waits for a node that has died."""
@@ -232,8 +253,8 @@ class Cluster:
             if sent.node is None and not any(map(sent.need.fits, living)):
                 self.ray.cancel(stream)
                 del self._sent[stream]
-                died = ", ".join(dict.fromkeys([*sent.lost, *map(self._name, self._dead)]))
-                self._fail(sent, _lost(f"{died} died, and no other node has {sent.need} for {sent.name}"))
+                lost = [*(how for _, how in sent.lost), *(f"{self._name(node)} died" for node in self._dead)]
+                self._fail(sent, _lost(f"{_all(lost)}, and no other node has {sent.need} for {sent.name}"))
 
     def _living(self) -> list[Node]:
         """Ray may take a while to notice what its tasks have told already."""
@@ -271,6 +292,23 @@ def quiet_s(groups: Sequence[Group]) -> float:
 
 def _lost(problem: str) -> EngineFailed:
     return EngineFailed(problem, "pytest again with --slm-resume: what came is kept")
+
+
+def _too_often(lost: Sequence[str], what: str) -> EngineFailed:
+    return _lost(f"{_all(lost)} while {what} measured there, which is once too often")
+
+
+def _all(lost: Sequence[str]) -> str:
+    """Each once."""
+    return " and ".join(dict.fromkeys(lost))
+
+
+def _cells(sent: Sent) -> str:
+    return f"{len(sent.open)} cell{'s' if len(sent.open) != 1 else ''} of {sent.name}"
+
+
+def _were(sent: Sent) -> str:
+    return "were" if len(sent.open) != 1 else "was"
 
 
 def _ran(by_node: Counter[str]) -> str:
