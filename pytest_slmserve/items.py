@@ -1,8 +1,8 @@
-"""What the hooks and the fixtures need to know of a test item: what it measures, on which engine, at what price."""
+"""What the hooks and the fixtures need to know of a test item: what it measures, and on which engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pytest_slmserve.jobs import JobPlan
     from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.options import Options
-    from pytest_slmserve.plan import Cell
-    from pytest_slmserve.records import Progress
     from pytest_slmserve.session import Session
     from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 
@@ -449,84 +447,3 @@ def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
     words = {word: value for word, value in words.items() if word not in NOT_OF_THE_ENGINE}
     model = words.pop("model", None) or session.agenda.models[0]
     return replace(session.agenda.spec(model, words.get("tensor_parallel")), **words)
-
-
-def plan_rows(session: Session, items: Sequence[pytest.Item]) -> list[Cell]:
-    """A cell for each item that is not skipped. A point that several items ask for is paid by the first."""
-    return list(_priced(session, [item for item in items if not is_skipped(item)]))
-
-
-def _priced(session: Session, items: Sequence[Any]) -> Iterator[Cell]:
-    from pytest_slmserve.plan import Cell
-
-    paid = set[Any]()
-    for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        if point := parameters.get("slm_point"):
-            (model, load), spec, variant = point, engine_of(session, item), variant_asked_for(item)
-            again = (spec, load, variant) in paid
-            paid.add((spec, load, variant))
-            yield Cell(item.name, spec, 0.0 if again else session.price_s(model, load, variant))
-        elif replicas := parameters.get("slm_replica_point"):
-            load = session.agenda.load(replicas.concurrency)  # as if one engine served all of it
-            yield Cell(item.name, engine_of(session, item), session.price_s(replicas.model, load))
-        elif gpus := parameters.get("slm_gpus_point"):
-            engine, load = gpus_engine(session, gpus)
-            yield Cell(item.name, engine, session.price_s(gpus.model, load, spec=engine_alone(engine)))
-        elif plan := parameters.get("slm_job_point"):
-            its = engine_of(session, item)
-            again = (its, plan) in paid
-            paid.add((its, plan))
-            yield Cell(item.name, its, 0.0 if again else job_price_s(session, plan))
-        elif sides := parameters.get("slm_gate"):
-            again = sides[0] in paid
-            paid.add(sides[0])
-            yield Cell(item.name, None, 0.0 if again else gate_price_s(session, sides[0]))
-        elif is_measured(item) and not parameters.get("slm_model"):
-            yield Cell(item.name, engine_of(session, item), 0.0)
-        else:
-            yield Cell(item.name, None, 0.0)
-
-
-def job_price_s(session: Session, plan: JobPlan) -> float:
-    from pytest_slmserve import jobs
-    from pytest_slmserve.plan import job_price_s as once_s
-
-    spec, workload, load = jobs.asked_of(session.agenda, plan)
-    return session.unknown(spec, workload, load) * once_s(spec, load, workload)
-
-
-def gate_price_s(session: Session, model: str) -> float:
-    """Of a clear case: it ends at the next look at its pairs."""
-    from pytest_slmserve.gating import launches_left, loads_of
-    from pytest_slmserve.plan import start_price_s
-
-    uncounted, measured = launches_left(session, model)
-    each = sum(session.price_once_s(model, load) for load in loads_of(session, model))
-    return (uncounted + measured) * start_price_s(session.agenda.spec(model)) + measured * each
-
-
-def price_notes(options: Options) -> list[str]:
-    """What the prices of a plan leave open."""
-    from pytest_slmserve.analysis.sequential import FIRST_LOOKS
-    from pytest_slmserve.plan import ADAPTIVE_PRICE, ENDPOINT_PRICE
-
-    adaptive = options.sweep == "adaptive" and not options.gate
-    clear = (
-        f"a gate is priced as a clear case, {FIRST_LOOKS[0]} pairs; one that is not takes up to {options.gate_pairs}"
-    )
-    notes = {ADAPTIVE_PRICE: adaptive, clear: options.gate, ENDPOINT_PRICE: bool(options.endpoint)}
-    return [note for note, holds in notes.items() if holds]
-
-
-def seconds_left(session: Session, items: Sequence[pytest.Item]) -> Callable[[Progress], float]:
-    """From the progress of a measurement to the end of `items`, the first of which it belongs to.
-
-    The items are priced once: that hashes each of their keys, too much to do twice a second beside what is measured.
-    """
-    from pytest_slmserve.plan import start_price_s
-
-    rows = plan_rows(session, items)
-    starts = sum(map(start_price_s, {spec for _, spec, _ in rows if spec} - {session.devices.pool.current}))
-    points = sum(seconds for _, _, seconds in rows)
-    return lambda progress: max(0.0, points - progress.elapsed_s) + starts

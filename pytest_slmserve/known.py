@@ -20,6 +20,9 @@ class Known:
     shared: dict[str, list[Members]] = field(default_factory=dict)
     asked_shared: dict[str, None] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        return bool(self.measured or self.shared)
+
     def add(self, measurements: Sequence[Measurement]) -> None:
         """As if they had been made in this process."""
         for members in shared_runs(measurements):

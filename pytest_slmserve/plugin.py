@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.items import BASELINE, PARAMETRISED, PROBLEM, SESSION, is_gate, is_measured, seconds_left
+from pytest_slmserve.items import BASELINE, PARAMETRISED, PROBLEM, SESSION, is_gate, is_measured
 
 if TYPE_CHECKING:
     from pytest_slmserve.cluster.dispatch import Cluster
@@ -308,7 +308,7 @@ def _resume(slm: Session, session: pytest.Session) -> None:
 
 def _send(session: pytest.Session, slm: Session, cluster: Cluster) -> None:
     from pytest_slmserve.ahead import questions_of
-    from pytest_slmserve.items import plan_rows
+    from pytest_slmserve.pricing import plan_rows
 
     cluster.send(slm, questions_of(slm, session.items), plan_rows(slm, session.items))
 
@@ -319,9 +319,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
     from pytest_slmserve.errors import BadUsage
-    from pytest_slmserve.items import plan_rows, price_notes
     from pytest_slmserve.makespan import spread_lines
     from pytest_slmserve.plan import plan_lines
+    from pytest_slmserve.pricing import plan_rows, price_notes
 
     cells, gpus, writer = plan_rows(slm, session.items), slm.options.plan_gpus, session.config.get_terminal_writer()
     try:
@@ -353,6 +353,7 @@ class ProgressLine:
     def tell(self, name: str, progress: Any) -> None:
         if not self.writer.hasmarkup:
             return
+        from pytest_slmserve.pricing import seconds_left
         from pytest_slmserve.report.progress import progress_line
 
         if name != self.name:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
-from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant, check_there
+from pytest_slmserve.agenda import Agenda, check_there
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.analysis.goodput import Slo, slo_of_requests
@@ -38,7 +38,7 @@ from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.merging import move_parts
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import Sweep, engine_title, point_title, price_s
+from pytest_slmserve.plan import Sweep, engine_title, point_title
 from pytest_slmserve.records import Environment, Measurement, Paired, Progress, Replica, Workload, replica_set
 from pytest_slmserve.report.export import Export, export_to
 from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, Load, ReplicaSpec
@@ -274,6 +274,12 @@ class Session:
             return wanted(self.known.shared.setdefault(question.key, []), repeats, sound_together)
         return wanted(self.known.measured.setdefault(question.key, []), repeats, sound)
 
+    def left(self, question: Question) -> int:
+        """How many that will be, if each of them is sound."""
+        if isinstance(question.engine, ReplicaSpec):
+            return left(self.known.shared.get(question.key, ()), self.options.repeats, sound_together)
+        return left(self.known.measured.get(question.key, ()), self.options.repeats, sound)
+
     def keep(self, question: Question, found: Members) -> None:
         """Know it from now on. The archive has it on return."""
         if isinstance(question.engine, ReplicaSpec):
@@ -349,28 +355,6 @@ class Session:
         found = measure_together(replicas, question.workloads, loads, environment, tell, self.devices.sampler_of(spec))
         return tuple(replace(m, neighbours=max(neighbours, self.devices.neighbours)) for m in found)
 
-    def unknown(self, spec: EngineSpec, workload: Workload, load: Load) -> int:
-        """Repeats that are not known yet."""
-        measured = self.known.measured
-        known = len(measured.get(self.agenda.key(spec, workload, load), [])) if measured else 0  # keys cost
-        return max(0, self.options.repeats - known)
-
-    def price_s(
-        self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY, spec: EngineSpec | None = None
-    ) -> float:
-        """Seconds that a point will take: its repeats that are not known yet, warm-up included. spec: as of
-        `price_once_s`."""
-        asked, workload = spec or self.agenda.spec(model), self.agenda.workload(model, variant)
-        return self.unknown(asked, workload, load) * self.price_once_s(model, load, variant, asked)
-
-    def price_once_s(
-        self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY, spec: EngineSpec | None = None
-    ) -> float:
-        """The same of one repeat, whatever is known. spec: of another engine than the options have."""
-        workload = self.agenda.workload(model, variant)
-        context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-        return price_s(spec or self.agenda.spec(model), load, workload.mean_output_tokens, context)
-
     @property
     def reused_cells(self) -> dict[str, int]:
         """Measurements of the archive that stood in for new ones, of each cell by its name."""
@@ -395,6 +379,11 @@ def wanted(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> I
         if sum(map(is_sound, known)) >= repeats:
             return
         yield len(known) + 1
+
+
+def left(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> int:
+    """How many that are, if each that is made is sound."""
+    return max(0, min(repeats - sum(map(is_sound, known)), repeats - len(known) + SECOND_CHANCES))
 
 
 def _host(options: Options, backend: Backend, root: Path) -> Host:

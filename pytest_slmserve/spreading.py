@@ -14,11 +14,12 @@ from xdist.workermanage import parse_tx_spec_config
 from pytest_slmserve.environment import IMAGINED_GPUS, numa_nodes, visible_gpus
 from pytest_slmserve.errors import BadUsage, SlmError
 from pytest_slmserve.gathering import gather_all, gather_others, open_for, save_outcome
-from pytest_slmserve.items import PROBLEM, engine_of, is_late, is_measured, plan_rows
+from pytest_slmserve.items import PROBLEM, engine_of, is_late, is_measured
 from pytest_slmserve.kinds import Backend
 from pytest_slmserve.makespan import groups_of, widest_first
 from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options import Options
+from pytest_slmserve.pricing import plan_rows
 from pytest_slmserve.scheduling import LAST, EngineScheduling
 from pytest_slmserve.session import Session
 from pytest_slmserve.workers import Desk, Seat, cores_here

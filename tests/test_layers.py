@@ -68,6 +68,7 @@ TOP = {
     "verifying",
     "items",
     "jobs",
+    "pricing",
     "known",
     "watched",
     "fixtures",

@@ -34,4 +34,5 @@ def test_items_stand_in_order_engine_by_engine_with_claims_last(pytester):
 def test_what_an_archive_answers_costs_nothing(sweep, pytester):
     sweep()
     result = sweep("--slm-plan", "--slm-resume")
-    result.stdout.fnmatch_lines(["*test_point?opt-125m-256? (0 s)"])
+    result.stdout.fnmatch_lines(["*test_point?opt-125m-256? (reads)"])
+    assert " start " not in result.stdout.str(), "no engine"

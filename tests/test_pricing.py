@@ -1,0 +1,76 @@
+"""What a plan says of a run that is resumed: what is known costs nothing, and starts no engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from simulated_sessions import MODEL
+
+from pytest_slmserve.ahead import question_of
+from pytest_slmserve.items import GpusPlan, ReplicaPlan
+from pytest_slmserve.jobs import JobPlan
+from pytest_slmserve.pricing import plan_rows
+from pytest_slmserve.session import left, wanted
+from pytest_slmserve.spec import ClosedLoop, ReplicaSpec
+
+
+@dataclass(frozen=True)
+class Item:
+    """What a plan asks of a test item that is parametrised."""
+
+    name: str
+    callspec: Any
+    fixturenames: tuple[str, ...]
+
+    def get_closest_marker(self, name: str) -> None:
+        return None
+
+
+def item(fixture: str, value: Any) -> Item:
+    return Item("test", SimpleNamespace(params={fixture: value}), (fixture,))
+
+
+CELLS = {
+    "point": item("slm_point", (MODEL, ClosedLoop(8, window_s=20.0))),
+    "one of replicas": item("slm_replica_point", ReplicaPlan(MODEL, 1, "time-slicing", 8)),
+    "replicas": item("slm_replica_point", ReplicaPlan(MODEL, 2, "mps", 8)),
+    "two GPUs": item("slm_gpus_point", GpusPlan(MODEL, 2, False, 8, 8)),
+    "a GPU each": item("slm_gpus_point", GpusPlan(MODEL, 2, True, 64, 64)),
+    "job": item("slm_job_point", JobPlan(MODEL, 8, None, (32, 8))),
+}
+
+
+def answered(session, question):
+    together = isinstance(question.engine, ReplicaSpec)
+    return session.answered_together(question, 2) if together else session.answered(question, 2)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_a_cell_is_priced_by_what_is_missing_of_it(opened, kind):
+    cell, first = CELLS[kind], opened()
+    [before] = plan_rows(first, [cell])
+    answered(first, question_of(first, cell))
+    [after] = plan_rows(opened(resume=True), [cell])
+    assert before.seconds == pytest.approx(0.2) and before.engine is not None
+    assert (after.seconds, after.engine) == (0.0, None), "nothing is to be measured, so nothing starts"
+    [more] = plan_rows(opened(resume=True, repeats="5"), [cell])
+    assert (more.seconds, more.engine) == (pytest.approx(0.3), before.engine)
+
+
+def test_items_that_ask_the_same_pay_once(opened):
+    first, again = plan_rows(opened(), [CELLS["replicas"]] * 2)
+    assert (first.seconds, again.seconds) == (pytest.approx(0.2), 0.0) and first.engine == again.engine
+
+
+@pytest.mark.parametrize("bad", range(4))
+@pytest.mark.parametrize("good", range(4))
+def test_the_repeats_that_are_left_are_those_that_are_made_if_each_is_sound(good, bad):
+    known = [True] * good + [False] * bad
+    expected, made = left(known, 2, bool), 0
+    for _ in wanted(known, 2, bool):
+        known.append(True)
+        made += 1
+    assert made == expected
