@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
+LATE = pytest.StashKey[bool]()  # of an item: it comes when all others are through
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs", "gpus", "jobs")
@@ -369,13 +370,12 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
 
 def reads_several(item: Any) -> bool:
     """Does an item read what more than one engine measured? So do claims that name their models, those of replicas, of
-    several GPUs and of jobs, what holds a run against a baseline, and what is measured when all others are through.
-    Raises BadUsage for an unknown claim."""
+    several GPUs and of jobs, and what holds a run against a baseline. Raises BadUsage for an unknown claim."""
     from pytest_slmserve.analysis.claims import claim_of
 
     marker = item.get_closest_marker("slm")
     words = marker.kwargs if marker else {}
-    if not {"slm_baseline", "slm_alone"}.isdisjoint(item.fixturenames):
+    if "slm_baseline" in item.fixturenames:
         return True
     return "models" in words or ("claim" in words and claim_of(words["claim"]).of in ("replicas", "jobs"))
 
@@ -385,9 +385,24 @@ def is_reader(item: Any) -> bool:
     return not READERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
+def call_late(items: Sequence[Any]) -> None:
+    """Those that read what more than one engine measured come when all have. Where cells are measured once more, alone,
+    in the end, every reader waits for that: what it judges would change behind it. Raises BadUsage for an unknown
+    claim."""
+    there = [item for item in items if is_reader(item) and not is_skipped(item)]
+    alone = any(map(measures_alone, there))
+    for item in there:
+        item.stash[LATE] = alone or reads_several(item)
+
+
 def is_late(item: Any) -> bool:
-    """Does it read what more than one engine measured, and come when all have? Raises BadUsage for an unknown claim."""
-    return is_reader(item) and reads_several(item) and not is_skipped(item)
+    """Was it called late?"""
+    return bool(item.stash.get(LATE, False))
+
+
+def measures_alone(item: Any) -> bool:
+    """Does it measure when all others are through?"""
+    return "slm_alone" in item.fixturenames
 
 
 def is_skipped(item: Any) -> bool:
@@ -409,7 +424,7 @@ def why_not(session: Session, item: Any) -> str | None:
         return f"{own[0]} asks as the test goes, and a cluster is told beforehand: leave out --slm-ray"
     if is_gate(item) and not session.options.gate:
         return NEEDS_A_GATE
-    if "slm_alone" in item.fixturenames and not session.desk:
+    if measures_alone(item) and not session.desk:
         return NEEDS_WORKERS
     if session.backend != "remote":
         return None

@@ -195,21 +195,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return _refuse(config, items)
     _leave_out_others(config, items)
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import engine_of, is_late, is_reader, is_skipped, why_not
+    from pytest_slmserve.items import call_late, engine_of, is_late, is_reader, is_skipped, measures_alone, why_not
 
     order: dict[Any, int] = {}
 
-    def key(item: pytest.Item) -> tuple[bool, int, bool]:
+    def key(item: pytest.Item) -> tuple[bool, bool, int, bool]:
         """Engines in the order of their first item, claims and advice after the points they read; those that read more
-        than one engine's come last. So does what is skipped: no engine ends for it."""
-        spec = engine_of(session, item)
-        return is_late(item) or is_skipped(item), order.setdefault(spec, len(order)), is_reader(item)
+        than one engine's come last, when what is measured alone has been. So does what is skipped: no engine ends for
+        it."""
+        late, spec = is_late(item) or is_skipped(item), engine_of(session, item)
+        return late, late and not measures_alone(item), order.setdefault(spec, len(order)), is_reader(item)
 
     measured = [item for item in items if is_measured(item)]
     for item in measured:
         if why := why_not(session, item):
             item.add_marker(pytest.mark.skip(reason=why), append=False)
     try:
+        call_late(measured)
         if session.desk:
             from pytest_slmserve.spreading import engine_ranks
 

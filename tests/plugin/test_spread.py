@@ -103,15 +103,33 @@ def test_a_run_goes_on_by_what_is_there_and_by_what_workers_of_a_killed_run_have
     assert len(records(pytester)) == 20 and not folder.exists()
 
 
+JUDGED = """
+    import pytest
+
+    def test_point(slm_point):
+        assert slm_point.measure()
+
+    @pytest.mark.slm(claim="throughput-plateau")
+    def test_plateau(slm_claim, request):
+        verdict = slm_claim()
+        with (request.config.rootpath / "judged").open("a") as file:
+            print(*verdict.records, file=file)
+        assert verdict
+"""
+
+
 def test_cells_alone_and_beside_others(spread, pytester):
+    """What is measured alone joins the curves, so whatever judges these waits for it."""
+    pytester.makepyfile(JUDGED)
     shutil.copy(BENCHMARKS / "test_neighbours.py", pytester.path)
     result = spread("--slm-engine-arg=lasts_s=0.3")  # on a busy machine too both work at the same time
-    result.assert_outcomes(passed=15)
+    result.assert_outcomes(passed=14)
     assert "was not looked at" not in result.stdout.str()
     assert result.stdout.str().count("output tokens/s alone against beside others") == 2
     found = records(pytester)
     alone = [m for m in found if not m.neighbours]
     assert {m.load.concurrency for m in alone} >= {1, 256} and len(found) == 24
+    assert {m.id for m in found} == {*(pytester.path / "judged").read_text("utf-8").split()}, "all that report judges"
 
 
 def test_without_workers_nobody_is_beside(pytester):
