@@ -96,12 +96,21 @@ def _said(ray: Any, node: Node, answer: Any) -> Host | None:
         return None
     except ray.exceptions.GetTimeoutError:
         raise BadUsage(f"{node.name} does not answer", "ray status, or --slm-ray-resource without it") from None
-    except Exception as error:
-        last = str(error).strip().splitlines()[-1]
+    except ray.exceptions.RuntimeEnvSetupError as error:
         raise BadUsage(
-            f"{node.name} cannot run what it is sent ({last})",
+            f"{node.name} cannot make the environment of --slm-ray-env ({_last(error)})",
+            "packages that the index of the nodes has",
+        ) from None
+    except Exception as error:
+        raise BadUsage(
+            f"{node.name} cannot run what it is sent ({_last(error)})",
             "pytest-slmserve installed there, or named in --slm-ray-env, and the same Python",
         ) from None
     if isinstance(host, SlmError):
         raise named(node.name, host)
     return host
+
+
+def _last(error: Exception) -> str:
+    """The end of what Ray tells, which is the reason."""
+    return str(error).strip().splitlines()[-1].strip()
