@@ -42,6 +42,7 @@ MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot t
 CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
 SMALL_LOAD: dict[Backend, int] = {"cuda": 8, "cpu": 4, "fake": 8}
+SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
 LARGE_LOAD: dict[Backend, int] = {"cuda": 256, "cpu": 64, "fake": 256}  # of a model that is not in table 1
 
 
@@ -224,11 +225,14 @@ TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a 
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """A small load and a large one: the ends of `--slm-batches`, or few requests and the model's batch of table 1."""
+    """A small load and a large one: the ends of `--slm-batches`, or few requests and the model's batch of table 1. The
+    small one has a longer window."""
     agenda, asked = session.agenda, session.options.batches
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.backend])
     ends = sorted({asked[0], asked[-1]} if asked else {min(SMALL_LOAD[session.backend], large), large})
     loads = tuple(agenda.load(n) for n in ends)
+    if len(loads) > 1:
+        loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
     for load in loads:
         if why := agenda.overload(model, load):
             raise BadUsage(f"{short_name(model)} at {load.concurrency} in flight: {why}", "--slm-batches with less")

@@ -16,9 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_load, silent
+from pytest_slmserve.engines.described import model_for
 from pytest_slmserve.engines.process import Child, converse
 from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.models import Shape, hub_name, shape_of
+from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Failures, Resolved, Run, Samples, Steps, Workload, known_fields
 from pytest_slmserve.spec import GIB, EngineSpec, Load
 
@@ -133,6 +134,7 @@ class OfflineEngine:
         self.launch = uuid.uuid4().hex[:12]
         self._loaded: str | None = None
         self._began = time.monotonic()
+        model = model_for(spec, shape_of(spec.model))
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self._turn = folder / "turn"
         environment = engine_environment(spec, dict(os.environ)) | place_of(
@@ -140,7 +142,7 @@ class OfflineEngine:
         )
         self.child = Child([spec.python or sys.executable, "-u", str(self.worker)], environment, folder, cores)
         with self._or_killed():
-            self.child.send(**self.arguments(model_for(spec, shape_of(spec.model), folder)))
+            self.child.send(**self.arguments(model))
         if not held:
             self._finish_start()
 
@@ -212,14 +214,6 @@ class OfflineEngine:
         with suppress(EngineFailed):
             self.child.send(op="close")
         self.child.end()
-
-
-def model_for(spec: EngineSpec, shape: Shape, folder: Path) -> str:
-    """What vLLM is to load: for dummy weights a folder with nothing but a config.json, so no download is needed."""
-    if spec.weights == "real":
-        return hub_name(spec.model)
-    (folder / "config.json").write_text(json.dumps(dict(shape.config)), "utf-8")
-    return str(folder)
 
 
 def resolved_from(ready: dict[str, Any], ready_s: float) -> Resolved:

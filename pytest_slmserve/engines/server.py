@@ -22,18 +22,18 @@ from typing import Any
 
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_schedule, silent
 from pytest_slmserve.engines.client import Client, ask_once, completion, run_of
+from pytest_slmserve.engines.described import model_for
 from pytest_slmserve.engines.offline import (
     NOWHERE_ELSE,
     START_S,
     WORKER,
     engine_arguments,
     engine_environment,
-    model_for,
     place_of,
     resolved_from,
 )
 from pytest_slmserve.engines.process import Child
-from pytest_slmserve.models import Shape, shape_of
+from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Request, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
 
@@ -182,10 +182,7 @@ def start_server(
     spec: EngineSpec, port: int, key: str, folder: Path, place: Mapping[str, str], cores: Collection[int]
 ) -> Child:
     """The server's process, starting. Its key is in its environment, never among its arguments, which all can read."""
-    shape = shape_of(spec.model)
-    model = model_for(spec, shape, folder)
-    if spec.weights == "dummy":
-        write_tokenizer(shape, folder)
+    model = model_for(spec, shape_of(spec.model))
     write_plugin(folder)
     environment = engine_environment(spec, dict(os.environ)) | dict(place)
     environment |= {"SLM_TRACE": str(trace_file(folder)), "VLLM_API_KEY": key, "VLLM_SERVER_DEV_MODE": "1"}
@@ -226,22 +223,6 @@ def free_port() -> int:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def write_tokenizer(shape: Shape, folder: Path) -> None:
-    """A word for each token: a server turns tokens into text, and with dummy weights there is no tokenizer. None is
-    special, for those have no text, and a token without text is not sent."""
-    model = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(shape.vocabulary)}, "unk_token": "t0"}
-    described: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": model,
-    }
-    described |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    (folder / "tokenizer.json").write_text(json.dumps(described), "utf-8")
-    named = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(named), "utf-8")
 
 
 def write_plugin(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from pytest_slmserve.analysis.calibration import Calibration
@@ -17,7 +18,7 @@ from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.comparisons import KEY, WORDS, as_values, row, text
 from pytest_slmserve.report.diagnosis import diagnosis_lines
 from pytest_slmserve.report.layout import hanging
-from pytest_slmserve.report.rounding import counted
+from pytest_slmserve.report.rounding import counted, figure
 from pytest_slmserve.spec import ClosedLoop
 
 CACHES = {
@@ -29,7 +30,7 @@ CACHES = {
 def gate_text(gated: Gated) -> str:
     """What was compared, the table, why it failed if it did, and what does not count."""
     found = text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
-    pieces = [title(gated), *(f"  {side}: {words}" for side, words in _sides(gated)), f"  {CACHES[gated.caches]}"]
+    pieces = [title(gated), *(f"  {side}: {words}" for side, words in _sides(gated)), f"  {caches_text(gated)}"]
     pieces += ["", found, *_exact(gated)]
     pieces += [outputs] if (outputs := outputs_text(gated)) else []
     pieces += [f"left out: {why}" for why in gated.dropped]
@@ -58,6 +59,17 @@ def _exact(gated: Gated) -> Iterator[str]:
     for endpoint in EXACT:
         if (verdict := gated.verdict(endpoint.name)) is not None:
             yield f"{endpoint.label}: {WORDS[verdict.state]}, {verdict.why}"
+
+
+def caches_text(gated: Gated) -> str:
+    """Which compiled code there was, and what compiling it or reading it took of a start, where the engines tell: a
+    cache is warm where it is hit."""
+    sides = ((side, [m.resolved.compile_s for m in measurements(gated, side)]) for side in SIDES)
+    told = {side: median(known) for side, values in sides if (known := [s for s in values if s is not None])}
+    if len(told) < len(SIDES):
+        return CACHES[gated.caches]
+    took = " and ".join(figure(told[side], 2) for side in SIDES)
+    return f"{CACHES[gated.caches]}; compiling took {took} s of a start"
 
 
 def outputs_text(gated: Gated) -> str:
@@ -115,7 +127,7 @@ def _markdown(gated: Gated) -> Iterator[str]:
     yield f"### {title(gated)}"
     yield ""
     yield from (f"- {side}: {words}" for side, words in _sides(gated))
-    yield f"- {CACHES[gated.caches]}"
+    yield f"- {caches_text(gated)}"
     yield ""
     yield "| endpoint | better | pairs | candidate / baseline | 95 % | margin | outcome |"
     yield "|---|---|---:|---:|---|---:|---|"

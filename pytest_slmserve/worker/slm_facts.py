@@ -37,6 +37,7 @@ class Facts:
         return {
             "weight_bytes": None if packed else sum(weights.values()),
             "attention_backend": ", ".join(sorted(backends)) or None,
+            "compile_s": getattr(getattr(self, "compilation_config", None), "compilation_time", None),
         }
 
 

@@ -1,6 +1,5 @@
 """Our door to vLLM: what it hands over, what it makes of the answer, and how its engine ends."""
 
-import json
 import os
 import shutil
 import signal
@@ -18,13 +17,11 @@ from pytest_slmserve.engines.offline import (
     OfflineEngine,
     engine_arguments,
     engine_environment,
-    model_for,
     resolved_from,
     run_from,
 )
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.models import CATALOGUE
 from pytest_slmserve.records import Failures
 from pytest_slmserve.spec import GIB, Burst, ClosedLoop, EngineSpec
 
@@ -133,21 +130,6 @@ def test_the_weights_of_an_engine_are_those_of_all_its_parts():
 
 def test_visible_gpus_do_not_matter_to_the_cpu():
     assert engine_environment(CPU, {"CUDA_VISIBLE_DEVICES": "2,3"})["CUDA_VISIBLE_DEVICES"] == "2,3"
-
-
-def test_dummy_weights_come_from_a_folder_with_a_config_only(tmp_path):
-    shape = CATALOGUE["opt-125m"]
-    assert model_for(replace(CPU, model="opt-125m"), shape, tmp_path) == str(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    assert json.loads((tmp_path / "config.json").read_text("utf-8")) == dict(shape.config)
-
-
-@pytest.mark.parametrize(
-    ("model", "wanted"), [("opt-1.3b", "facebook/opt-1.3b"), ("facebook/opt-1.3b", "facebook/opt-1.3b"), ("/m", "/m")]
-)
-def test_real_weights_come_by_name_or_path(model, wanted, tmp_path):
-    spec = EngineSpec(model, weights="real")
-    assert model_for(spec, CATALOGUE["opt-1.3b"], tmp_path) == wanted
 
 
 MESSAGE = {

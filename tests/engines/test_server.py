@@ -23,10 +23,8 @@ from pytest_slmserve.engines.server import (
     server_arguments,
     trace_lines,
     write_plugin,
-    write_tokenizer,
 )
 from pytest_slmserve.errors import BadUsage, EngineFailed
-from pytest_slmserve.models import CATALOGUE
 from pytest_slmserve.records import Request
 from pytest_slmserve.spec import GIB, Burst, ClosedLoop, EngineSpec, ReplicaSpec
 
@@ -64,15 +62,6 @@ def test_a_request_asks_for_exactly_so_many_tokens():
     assert asked["model"] == "a-model"
     assert (asked["prompt"], asked["max_tokens"], asked["ignore_eos"], asked["temperature"]) == ([3, 5], 7, True, 0)
     assert asked["stream"] and asked["stream_options"] == {"include_usage": True}
-
-
-def test_dummy_weights_have_a_word_for_each_token(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    write_tokenizer(CATALOGUE["opt-tiny"], tmp_path)
-    found = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert found.get_vocab_size() == CATALOGUE["opt-tiny"].vocabulary
-    assert found.encode("t5 t0 t11").ids == [5, 0, 11]
-    assert found.decode([5, 0, 11]) == "t5 t0 t11"
 
 
 def test_vllm_finds_the_plugin_on_its_path(tmp_path):

@@ -18,7 +18,8 @@ from real_engine import SPEC
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.prefix_cache import cached
 from pytest_slmserve.engines.client import ask_once
-from pytest_slmserve.engines.server import HOST, ServerEngine, free_port, write_tokenizer
+from pytest_slmserve.engines.described import tokenizer_files
+from pytest_slmserve.engines.server import HOST, ServerEngine, free_port
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.store import read
 
@@ -84,7 +85,8 @@ def transformers_serve(tmp_path_factory):
     folder, port = tmp_path_factory.mktemp("served") / "tiny", free_port()
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", MAKE, str(folder)], env=offline, check=True, capture_output=True, timeout=120)
-    write_tokenizer(shape_of("opt-tiny"), folder)
+    for file, text in tokenizer_files(shape_of("opt-tiny")).items():
+        (folder / file).write_text(text, "utf-8")
     named = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
     (folder / "tokenizer_config.json").write_text(json.dumps({**named, "chat_template": TEMPLATE}), "utf-8")
     words = ["serve", str(folder), "--host", HOST, "--port", str(port), "--device", "cpu"]

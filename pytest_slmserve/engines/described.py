@@ -1,0 +1,70 @@
+"""What an engine is told to load: real weights by their name, or for dummy ones a folder that describes the model.
+
+Such a folder lies in the same place at every start. vLLM keeps what torch.compile and Triton made in a folder that is
+named by a hash, and the path of the model goes into that hash (`ModelConfig.compute_hash`, `compilation/backends.py`;
+vLLM 0.26): in a new place everything would be compiled again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.models import Shape, hub_name, short_name
+from pytest_slmserve.spec import EngineSpec, short_hash
+
+
+def model_for(spec: EngineSpec, shape: Shape) -> str:
+    """A Hub name, or a folder. Raises BadUsage where that cannot be made."""
+    if spec.weights == "real":
+        return hub_name(spec.model)
+    files = {"config.json": json.dumps(dict(shape.config)), **tokenizer_files(shape)}
+    return str(kept(short_name(spec.model), files))
+
+
+def kept(name: str, files: Mapping[str, str]) -> Path:
+    """A folder of the user's cache with these files, made if it is not there. Its name depends on what is in it."""
+    folder = own_cache() / f"{name}-{short_hash(dict(files))}"
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+        for file, text in files.items():
+            (made / file).write_text(text, "utf-8")
+        try:
+            made.rename(folder)
+        except OSError:  # another start made it meanwhile
+            shutil.rmtree(made)
+            if not folder.is_dir():
+                raise
+    except OSError as error:
+        why = f"cannot describe {name} in {folder.parent}: {error.strerror}"
+        raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
+    return folder
+
+
+def own_cache() -> Path:
+    """Where what can be made again is kept, by the XDG Base Directory Specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-slmserve"
+
+
+def tokenizer_files(shape: Shape) -> dict[str, str]:
+    """A word for each token: a server turns tokens into text, and with dummy weights there is no tokenizer. None is
+    special, for those have no text, and a token without text is not sent."""
+    model = {"type": "WordLevel", "vocab": {f"t{i}": i for i in range(shape.vocabulary)}, "unk_token": "t0"}
+    described: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": model,
+    }
+    described |= dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    named = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return {"tokenizer.json": json.dumps(described), "tokenizer_config.json": json.dumps(named)}
