@@ -1,8 +1,10 @@
 """Measurements as plain JSON values, and back.
 
-Columns hold whole numbers, times in microseconds and KV usage in millionths, each as the difference to the one before
-it: requests of one engine step share their stamps, so most differences are 0 and gzip makes nothing of them. A column
-that never changes is that one value.
+Columns hold whole numbers, each as the difference to the one before it: most differences are 0, and packing makes
+nothing of them. A column that never changes is that one value. KV usage is in millionths.
+
+What is left are the stamps. Requests of one engine step share theirs, and begin just after others have ended, so all
+stamps of a run are one clock, in microseconds, each once and in order; columns say which tick of it they mean.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from string import ascii_lowercase, ascii_uppercase, digits
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -35,6 +38,9 @@ from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, OpenLoop, l
 
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)
+BASE_64 = f"{ascii_uppercase}{ascii_lowercase}{digits}+/".encode()  # its digits, as in RFC 4648
+NO_DIGIT = len(BASE_64)
+VALUES = bytes(BASE_64.index(byte) if byte in BASE_64 else NO_DIGIT for byte in range(256))
 LOADS: dict[str, type] = {"burst": Burst, "closed_loop": ClosedLoop, "open_loop": OpenLoop, "job": Job}
 
 # Writing
@@ -52,6 +58,8 @@ def engine_line(measurement: Measurement) -> dict[str, Any]:
 
 def measurement_line(measurement: Measurement) -> dict[str, Any]:
     run = measurement.run
+    clock = _clock(run)
+    ticks = {stamp: tick for tick, stamp in enumerate(clock)}
     return {
         "kind": "measurement",
         "engine": measurement.launch,
@@ -65,14 +73,30 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
             "window_us": [_millionths(stamp) for stamp in run.window_s],
             "failures": run.failures,
             "first_failure": run.first_failure,
-            "samples": dict(_columns(run.samples)),
-            "steps": dict(_columns(run.steps)),
+            "clock_us": _gaps(clock),
+            "samples": dict(_columns(run.samples, ticks)),
+            "steps": dict(_columns(run.steps, ticks)),
             **({} if run.began_s is None else {"began_us": _millionths(run.began_s)}),
             **({} if run.telemetry is None else {"telemetry": _telemetry(run.telemetry)}),
             **({} if run.stream is None else {"stream": asdict(run.stream)}),
             **({} if run.failed is None else {"failed": asdict(run.failed)}),
         },
     }
+
+
+def _clock(run: Run) -> list[int]:
+    tables = ((table, column.name) for table in (run.samples, run.steps) for column in fields(table))
+    stamps = (value for table, name in tables if _is_stamp(name) for value in getattr(table, name))
+    return sorted({_millionths(stamp) for stamp in stamps if stamp is not None})
+
+
+def _gaps(clock: Sequence[int]) -> list[int | str]:
+    """The first stamp, and the gaps between them in base 64: a text of all first digits, one of all second, and so on.
+    Noise is in the last ones only, so they pack better apart."""
+    gaps = [later - earlier for earlier, later in pairwise(clock)]
+    places = -(-max(gaps, default=0).bit_length() // 6)
+    shifts = range(6 * places - 6, -1, -6)
+    return [*clock[:1], *(bytes(BASE_64[gap >> shift & 63] for gap in gaps).decode() for shift in shifts)]
 
 
 def _telemetry(found: Telemetry) -> dict[str, Any]:
@@ -98,10 +122,10 @@ def _sensed(number: int, values: Sequence[float | None]) -> list[int | None] | i
     return whole[0] if len(set(whole)) == 1 else _differences(whole)
 
 
-def _columns(table: Samples | Steps) -> Iterator[tuple[str, Any]]:
+def _columns(table: Samples | Steps, ticks: Mapping[int, int]) -> Iterator[tuple[str, Any]]:
     """The first column is always written out: it tells the number of rows."""
     for index, column in enumerate(fields(table)):
-        values = _in_units(column.name, getattr(table, column.name))
+        values = _in_units(column.name, getattr(table, column.name), ticks)
         if not values and column.default == ():  # nobody told
             continue
         constant = index > 0 and len(set(values)) == 1
@@ -109,14 +133,19 @@ def _columns(table: Samples | Steps) -> Iterator[tuple[str, Any]]:
         yield _stored_name(column.name), values[0] if constant else coded
 
 
-def _stored_name(name: str) -> str:
-    return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-2]}_us" if name.endswith("_s") else name
+def _is_stamp(name: str) -> bool:
+    return name.endswith("_s")
 
 
-def _in_units(name: str, values: Sequence[Any]) -> list[Any]:
+def _stored_name(name: str, stamps: str = "tick") -> str:
+    return "kv_usage_ppm" if name == "kv_usage" else f"{name[:-1]}{stamps}" if _is_stamp(name) else name
+
+
+def _in_units(name: str, values: Sequence[Any], ticks: Mapping[int, int]) -> list[Any]:
     if _stored_name(name) == name:
         return list(values)
-    return [None if value is None else _millionths(value) for value in values]
+    whole = [None if value is None else _millionths(value) for value in values]
+    return [None if stamp is None else ticks[stamp] for stamp in whole] if _is_stamp(name) else whole
 
 
 def _millionths(value: float) -> int:
@@ -219,9 +248,10 @@ def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
 
 def _run(facts: dict[str, Any]) -> Run:
     start, stop = _from_millionths(typed(tuple[int, int], facts["window_us"]))
+    clock = _clock_of(facts["clock_us"]) if "clock_us" in facts else None  # format 1 has none
     return Run(
-        samples=Samples(**_table(Samples, facts["samples"])),
-        steps=Steps(**_table(Steps, facts["steps"])),
+        samples=Samples(**_table(Samples, facts["samples"], clock)),
+        steps=Steps(**_table(Steps, facts["steps"], clock)),
         window_s=(start, stop),
         failures=typed(int, facts["failures"]),
         first_failure=typed(str | None, facts["first_failure"]),
@@ -230,6 +260,19 @@ def _run(facts: dict[str, Any]) -> Run:
         stream=None if "stream" not in facts else _stream_of(facts["stream"]),
         failed=_failed_of(facts),
     )
+
+
+def _clock_of(coded: Sequence[Any]) -> list[float]:
+    """The inverse of `_gaps`, in seconds."""
+    if not coded:
+        return []
+    places = [typed(str, text).encode("ascii").translate(VALUES) for text in coded[1:]] or [b""]
+    if len(set(map(len, places))) > 1 or any(NO_DIGIT in place for place in places):
+        raise ValueError("its clock has places of unequal length, or what is no digit")
+    gaps: Sequence[int] = places[0]
+    for place in places[1:]:
+        gaps = [gap << 6 | digit for gap, digit in zip(gaps, place, strict=True)]
+    return [stamp / 1e6 for stamp in accumulate(gaps, initial=typed(int, coded[0]))]
 
 
 def _failed_of(facts: dict[str, Any]) -> Failures | None:
@@ -304,18 +347,21 @@ def _whole_numbers(values: Any) -> list[int | None]:
     return [typed(int | None, value) for value in values]
 
 
-def _table(cls: type, facts: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    known = [column for column in fields(cls) if column.default != () or _stored_name(column.name) in facts]
-    names = [column.name for column in known]
-    rows = len(facts[_stored_name(names[0])])
-    table = {name: _column(cls, name, facts[_stored_name(name)], rows) for name in names}
+Clock = Sequence[float] | None  # None: columns of stamps hold the stamps, in microseconds
+
+
+def _table(cls: type, facts: dict[str, Any], clock: Clock) -> dict[str, tuple[Any, ...]]:
+    stored = {column.name: _stored_name(column.name, "us" if clock is None else "tick") for column in fields(cls)}
+    names = [column.name for column in fields(cls) if column.default != () or stored[column.name] in facts]
+    rows = len(facts[stored[names[0]]])
+    table = {name: _column(cls, name, facts[stored[name]], rows, clock) for name in names}
     for name, column in table.items():
         if len(column) != rows:
             raise ValueError(f"{len(column)} rows of {name}, {rows} of {names[0]}")
     return table
 
 
-def _column(cls: type, name: str, coded: Any, rows: int) -> tuple[Any, ...]:
+def _column(cls: type, name: str, coded: Any, rows: int, clock: Clock) -> tuple[Any, ...]:
     """The inverse of what `_columns` makes of one column."""
     values = coded if isinstance(coded, list) else [coded] * rows
     optional = set(get_args(get_args(_hints(cls)[name])[0])) & {NoneType}
@@ -323,7 +369,16 @@ def _column(cls: type, name: str, coded: Any, rows: int) -> tuple[Any, ...]:
         raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
     if isinstance(coded, list) and name != "finished":
         values = _sums(coded)
+    if clock is not None and _is_stamp(name):
+        return _stamps(name, values, clock)
     return tuple(values) if _stored_name(name) == name else _from_millionths(values)
+
+
+def _stamps(name: str, ticks: Sequence[int | None], clock: Sequence[float]) -> tuple[float | None, ...]:
+    told = [tick for tick in ticks if tick is not None]
+    if told and not 0 <= min(told) <= max(told) < len(clock):
+        raise ValueError(f"{name}: a tick that its clock does not have")
+    return tuple([None if tick is None else clock[tick] for tick in ticks])
 
 
 def _from_millionths(values: Iterable[int | None]) -> tuple[Any, ...]:

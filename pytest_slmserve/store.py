@@ -33,7 +33,8 @@ from pytest_slmserve.records import (
 )
 from pytest_slmserve.spec import EngineSpec
 
-FORMAT = 1  # 1: first. Add a number only where an older release would misread what is written.
+# 2: stamps are ticks of a clock. 1: first. Add a number only where an older release would misread what is written.
+FORMAT = 2
 
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)
