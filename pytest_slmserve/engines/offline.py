@@ -66,6 +66,7 @@ def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str,
     """The engine's environment: ours, what its backend needs, and last what the specification says."""
     env = dict(inherited)
     env |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all: it is in the hash of what is compiled
     if spec.weights == "dummy":
         env["HF_HUB_OFFLINE"] = "1"
     if spec.backend == "cpu":
@@ -96,7 +97,7 @@ def place_of(spec: EngineSpec, place: Mapping[str, str], cores: Collection[int],
     """Variables that say where an engine runs beside others. turn: the file that it waits for; None: it need not."""
     env = dict(place)
     if turn:
-        env |= {"SLM_TURN": str(turn), "VLLM_ENGINE_READY_TIMEOUT_S": f"{PATIENCE_S}"}
+        env["SLM_TURN"] = str(turn)
     if cores and spec.backend == "cpu":
         env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(cores, spec.tensor_parallel)
     return env

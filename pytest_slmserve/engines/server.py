@@ -40,6 +40,7 @@ from pytest_slmserve.spec import EngineSpec, Load
 SERVE = WORKER.with_name("serve.py")
 HOST = "127.0.0.1"
 NAME = "slm"  # of the model, as requests call it
+GUARD = "slm_key.Guard"  # of the worker's folder, which is on the server's path
 LOOK_S = 0.1  # between two looks whether it is ready
 ANSWER_S = 10.0
 IDLE_S = 0.2  # without a step; a long one of many prompts takes as much
@@ -185,7 +186,7 @@ def start_server(
     model = model_for(spec, shape_of(spec.model))
     write_plugin(folder)
     environment = engine_environment(spec, dict(os.environ)) | dict(place)
-    environment |= {"SLM_TRACE": str(trace_file(folder)), "VLLM_API_KEY": key, "VLLM_SERVER_DEV_MODE": "1"}
+    environment |= {"SLM_TRACE": str(trace_file(folder)), "SLM_KEY": key, "VLLM_SERVER_DEV_MODE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
     if allowed := environment.get("VLLM_PLUGINS"):
         environment["VLLM_PLUGINS"] = f"{allowed},slm_trace"
@@ -198,7 +199,8 @@ def server_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     """As of the engine without HTTP, so that the doors can be compared."""
     engine = {name: value for name, value in engine_arguments(spec, model).items() if name not in NOT_OF_A_SERVER}
     counted = {"enable_prompt_tokens_details": True} if spec.caches_prefixes else {}
-    return {**counted, **engine, "served_model_name": NAME, "disable_uvicorn_access_log": True}
+    ours = {"served_model_name": NAME, "disable_uvicorn_access_log": True, "middleware": GUARD}
+    return {**counted, **engine, **ours}
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,8 @@ def compiled(seconds):
 
 def test_it_tells_the_median_of_each_side():
     found = caches_text(judge_gate(compiled(SECONDS), Terms()))
-    assert found.startswith("compile caches were warm: ") and found.endswith("; compiling took 0.65 and 11 s of a start")
+    assert found.startswith("compile caches were warm: ")
+    assert found.endswith("; compiling took 0.65 and 11 s of a start")
 
 
 @pytest.mark.parametrize("silent", ["baseline", "candidate"])

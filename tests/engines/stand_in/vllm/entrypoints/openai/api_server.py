@@ -25,7 +25,7 @@ vllm:external_prefix_cache_hits_total{{engine="0",model_name="slm"}} 77.0
 FLAGS = {
     "model": str, "load_format": str, "dtype": str, "max_model_len": int, "max_num_seqs": int,
     "max_num_batched_tokens": int, "seed": int, "worker_extension_cls": str, "served_model_name": str, "host": str,
-    "port": int, "step_s": float, "fault": str, "fault_at": int,
+    "port": int, "middleware": str, "step_s": float, "fault": str, "fault_at": int,
 }  # fmt: skip
 ENGINE = set(AsyncEngineArgs.__dataclass_fields__)
 
@@ -66,7 +66,7 @@ class Server:
             return say(writer, 200, {})
         if path == "/metrics" and self.given.get("metrics"):
             return said(writer, 200, PAGE.format(self.engine.looked_up, self.engine.found).encode(), "text/plain")
-        if headers.get("authorization") != f"Bearer {os.environ['VLLM_API_KEY']}":
+        if headers.get("authorization") != f"Bearer {os.environ['SLM_KEY']}":
             return say(writer, 401, {"error": "Unauthorized"})
         if path == "/collective_rpc":
             return say(writer, 200, {"results": await self.engine.collective_rpc(json.loads(body)["method"])})
