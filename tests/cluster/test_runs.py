@@ -13,7 +13,7 @@ from pytest_slmserve.cluster import dispatch
 from pytest_slmserve.cluster.messages import Found
 from pytest_slmserve.store import read
 
-pytestmark = pytest.mark.slow  # Ray's processes want a core for themselves while they start
+pytestmark = pytest.mark.slow
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 WITH_A_GPU = {**NODE, "num_gpus": 1, "resources": {"imagined": 1}}

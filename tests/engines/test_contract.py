@@ -1,8 +1,10 @@
 """One contract for every engine: the simulated one, our worker with a stand-in for vLLM, and real vLLM on the CPU."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
+from statistics import median
 
 import pytest
 from doors import FAKE, small_workload, stand_in
@@ -42,14 +44,22 @@ def pools():
         yield {"fake": fake, "stand-in": with_stand_in, "stand-in server": served}
 
 
-# The last one lives on, for tests/real.
-REAL = [pytest.param(name, marks=pytest.mark.slow) for name in ("cpu server", "cpu")]
+@pytest.fixture(scope="module")
+def real_pools(vllm_here):
+    """Both engines start at once: a start is mostly an import, which one core does while the other is idle."""
+    with Pool() as offline, Pool() as served, ThreadPoolExecutor() as at_once:
+        pools = {"cpu": offline, "cpu server": served}
+        list(at_once.map(lambda name: pools[name].engine(SPECS[name]), pools))
+        yield pools
+
+
+REAL = [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.alone]) for name in ("cpu server", "cpu")]
 
 
 @pytest.fixture(scope="module", params=["fake", "stand-in", "stand-in server", *REAL])  # one engine after the other
 def engine(request, pools):
-    pool = pools.get(request.param) or request.getfixturevalue("real_pool")
-    return pool.engine(SPECS[request.param])
+    there = pools if request.param in pools else request.getfixturevalue("real_pools")
+    return there[request.param].engine(SPECS[request.param])
 
 
 @pytest.fixture
@@ -150,16 +160,12 @@ def test_the_window_lies_in_the_run_and_is_long_enough(engine, run, load):
         assert closed >= run.steps.time_s[-1] - STAMP_S
 
 
-def test_in_the_window_the_load_is_held(engine, served):
-    """Others on the host can keep users from sending, never make more of them: the best of three."""
-    runs = chain([served(WINDOW)], (engine.run(WORKLOAD, WINDOW) for _ in range(2)))
-    assert any(batch_in_window(run) > 0.6 * USERS for run in runs)  # a user pauses for up to two steps in eight
-
-
-def batch_in_window(run):
+def test_in_the_window_the_load_is_held(served):
+    """By the median step: what keeps users from sending on a busy host passes, a loop that does not hold it stays."""
+    run = served(WINDOW)
     opened, closed = run.window_s
     batches = [n for time, n in zip(run.steps.time_s, run.steps.new_tokens) if opened < time <= closed]
-    return sum(batches) / len(batches)
+    assert median(batches) > 0.6 * USERS  # a user pauses for up to two steps in eight
 
 
 @pytest.mark.parametrize("wanted", [1, 7, 45])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 
@@ -20,6 +21,20 @@ def imported_once():
     """pytester forgets what is imported while it works, and each inner run would import it anew: so before."""
     for name in ("advising", "gating", "makespan", "report.carrier", "report.regate", "report.terminal", "sweeping"):
         import_module(f"pytest_slmserve.{name}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def requests_made_once(imported_once):
+    """Half a million token ids and their hash, which are the same in one inner run as in the next."""
+    from pytest_slmserve import agenda
+
+    make = agenda.requests_for
+    remembered = lru_cache(maxsize=4)(make)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            agenda, "requests_for", lambda spec, *of: (remembered if spec.source == "lengths" else make)(spec, *of)
+        )
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ BENCHMARKS = next(
 )
 BATCHES = (1, 8, 32)
 MARGIN = 0.35  # of what was predicted: two cores, shared with others
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.usefixtures("vllm_here")]
 
 
 @pytest.fixture(scope="module")

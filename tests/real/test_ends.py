@@ -10,15 +10,10 @@ from tempfile import TemporaryDirectory
 from textwrap import dedent
 
 import pytest
-from processes import gone, group
-from real_engine import SPEC
+from processes import gone
 from runs import POINTS, STEADY, PytestRun, nothing_left_of
 
 from pytest_slmserve.engines.pool import DeviceLock
-from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.spec import Burst, ClosedLoop, WorkloadSpec
-from pytest_slmserve.workload.build import build_workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 HOLD = """
@@ -138,32 +133,3 @@ def test_two_runs_at_once_are_refused_with_the_name_of_the_first(pytest_run, tmp
     assert "try: wait until it ends" in run.text
     assert "Traceback" not in run.text
     assert run.archived() == []
-
-
-def test_vllm_knows_every_variable_that_is_set(real_pool):
-    log = real_pool.engine(SPEC).child.log.read_text("utf-8", errors="replace")
-    assert "(EngineCore" in log
-    assert "Unknown vLLM environment variable" not in log
-
-
-def test_a_killed_engine_core_is_a_failure_and_leaves_nothing(real_pool):
-    """The last one on the shared engine: it does not survive."""
-    engine = real_pool.engine(SPEC)
-    worker = engine.child.process.pid
-    workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=32, requests=16), shape_of(SPEC.model))
-    assert engine.run(workload, Burst(2)).failures == 0
-    cores = set(group(worker)) - {worker}
-    cores -= {pid for pid in cores if b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes()}
-    assert cores
-
-    def kill(progress):
-        while cores:
-            os.kill(cores.pop(), signal.SIGKILL)
-
-    with pytest.raises(EngineFailed, match="EngineDead|ended") as caught:
-        engine.run(workload, ClosedLoop(4, window_s=60.0), kill)
-    assert "  | " in caught.value.problem
-    assert not engine.ready
-    engine.child.keep_log = False
-    real_pool.close()
-    assert gone(worker)
