@@ -17,7 +17,7 @@ SWEEP = """
     def test_plateau(slm_claim):
         assert slm_claim()
 """
-SMALL = ("--slm-fake", "--slm-models=opt-125m", "--slm-batches=1,16,64,128,256", "--slm-window=2")
+SMALL = ("--slm-fake", "--slm-models=opt-125m", "--slm-batches=1,16,64,128,256", "--slm-window=1")
 GATE = (  # steps of some 10 ms, so that a window has a hundred
     "--slm-fake",
     "--slm-gate",

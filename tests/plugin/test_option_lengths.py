@@ -5,7 +5,7 @@ from inside import usage_error
 
 
 def test_fixed_lengths(sweep, archive):
-    sweep("--slm-lengths=100/20")
+    sweep("--slm-lengths=100/20", "--slm-batches=1,16")
     for measurement in archive().measurements:
         assert set(measurement.run.samples.prompt_tokens) == {100}
         assert max(measurement.run.samples.output_tokens) == 20

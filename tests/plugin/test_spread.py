@@ -171,7 +171,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("options", REFUSED, ids=REFUSED.values())
 def test_what_several_cannot_do(pytester, options):
-    assert REFUSED[options] in usage_error(pytester.runpytest_subprocess(*options))
+    assert REFUSED[options] in usage_error(pytester.runpytest_inprocess(*options))
 
 
 def test_what_is_found_wrong_when_items_are_made_is_told_once(pytester):

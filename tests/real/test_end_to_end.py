@@ -119,8 +119,8 @@ def test_what_was_advised_is_what_is_served(finished):
         )
     assert done.stderr == "" and nothing_left_of(finished.folder)
     seen = json.loads(done.stdout)
-    if len({m.load.concurrency for m in finished.archived() if not problems(m)}) < 2:  # too few to advise by
-        assert (done.returncode, seen["starts"]) == (10, [])
+    if "verification" not in seen:  # what the noise has left is too little to advise by
+        assert noisy and (done.returncode, seen["starts"]) == (10, [])
         return
     [model], [start] = seen["verification"]["models"], seen["starts"]
     batch, measured = model["batch_requests"], model["measured"]

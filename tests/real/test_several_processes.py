@@ -18,7 +18,7 @@ from pytest_slmserve.models import shape_of
 from pytest_slmserve.spec import ClosedLoop, WorkloadSpec
 from pytest_slmserve.workload.build import build_workload
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.usefixtures("vllm_here")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 
 
 def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing_behind():

@@ -20,7 +20,7 @@ from pytest_slmserve.models import shape_of
 from pytest_slmserve.spec import ClosedLoop, ReplicaSpec, WorkloadSpec
 from pytest_slmserve.workload.build import build_workload
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.usefixtures("vllm_here")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 LOAD = ClosedLoop(4, window_s=2.0)
 
 
