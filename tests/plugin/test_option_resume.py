@@ -33,7 +33,7 @@ def test_another_question_is_measured_anew_and_what_differs_is_said_beforehand(s
     result.stdout.fnmatch_lines(
         [
             "slmserve: nothing is resumed: .slm/records.jsonl answers nothing of this run: "
-            "window_s 2.0 there, 3.0 here",
+            "window_s 1.0 there, 3.0 here",
             "*test_*",
         ]
     )
