@@ -1,10 +1,12 @@
 """--slm-weights: dummy ones need no download; real ones come from the Hub or a folder."""
 
 import json
+from pathlib import Path
 
 from inside import usage_error
 
-from pytest_slmserve.engines.offline import engine_arguments, engine_environment, model_for
+from pytest_slmserve.engines.described import model_for
+from pytest_slmserve.engines.offline import engine_arguments, engine_environment
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.spec import EngineSpec
 
@@ -14,17 +16,18 @@ def test_it_is_recorded(sweep, archive):
     assert {m.spec.weights for m in archive().measurements} == {"real"}
 
 
-def test_dummy_weights_need_a_config_and_no_network(tmp_path):
+def test_dummy_weights_need_a_config_and_no_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     spec = EngineSpec("opt-125m")
-    folder = model_for(spec, shape_of("opt-125m"), tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["hidden_size"] == 768
+    folder = model_for(spec, shape_of("opt-125m"))
+    assert json.loads(Path(folder, "config.json").read_text())["hidden_size"] == 768
     assert engine_arguments(spec, folder)["load_format"] == "dummy"
     assert engine_environment(spec, {})["HF_HUB_OFFLINE"] == "1"
 
 
-def test_real_weights_come_by_the_hubs_name(tmp_path):
+def test_real_weights_come_by_the_hubs_name():
     spec = EngineSpec("opt-125m", weights="real")
-    assert model_for(spec, shape_of("opt-125m"), tmp_path) == "facebook/opt-125m"
+    assert model_for(spec, shape_of("opt-125m")) == "facebook/opt-125m"
     assert engine_arguments(spec, "facebook/opt-125m")["load_format"] == "auto"
     assert "HF_HUB_OFFLINE" not in engine_environment(spec, {})
 
