@@ -112,9 +112,8 @@ def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(tm
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory) -> list[str]:
-    path = archive(tmp_path_factory.mktemp("whole") / "a.jsonl", watched(measured((1, 16, 32))))
-    return path.read_text("utf-8").splitlines()
+def recorded(tmp_path_factory) -> Path:
+    return archive(tmp_path_factory.mktemp("whole") / "a.jsonl", watched(measured((1, 16, 32))))
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -123,7 +122,8 @@ def test_whatever_value_stands_in_a_record_there_is_an_answer_or_one_sentence(re
     path = tmp_path / "a.jsonl"
     path.write_text(spoilt(data, recorded), "utf-8")
     status, out, err = run(capsys, "advise", path, *data.draw(st.sampled_from([(), ("--json",)])))
-    assert (status in (0, 10) and "opt-1.3b" in out) or (status == 4 and err.startswith("error: "))
+    answered = status in (0, 10) and ("wanted: " in out or '"starts": [' in out)  # whatever the model is called
+    assert answered or (status == 4 and err.startswith("error: "))
 
 
 @pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")

@@ -412,23 +412,22 @@ def test_a_reader_that_leaves_early_sees_no_traceback(tmp_path):
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_value_stands_in_a_line_there_is_a_report_or_one_sentence(lines, tmp_path, capsys, data):
+def test_whatever_value_stands_in_a_line_there_is_a_report_or_one_sentence(whole, tmp_path, capsys, data):
     """Of the right type or not: the reader refuses it, or the judgement can live with it."""
     path = tmp_path / "a.jsonl"
-    path.write_text(spoilt(data, lines), "utf-8")
+    path.write_text(spoilt(data, whole), "utf-8")
     status, out, err = run(capsys, "report", path)
     assert (status in (0, 1, 10) and "verdicts" in out) or (status == 4 and err.startswith("error: "))
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory) -> list[str]:
-    path = archive(tmp_path_factory.mktemp("whole") / "a.jsonl", measured((16, 32, 64)), (16, 32, 64))
-    return path.read_text("utf-8").splitlines()
+def whole(tmp_path_factory) -> Path:
+    return archive(tmp_path_factory.mktemp("whole") / "a.jsonl", measured((16, 32, 64)), (16, 32, 64))
 
 
-def spoilt(data: st.DataObject, lines: list[str]) -> str:
+def spoilt(data: st.DataObject, whole: Path) -> str:
     """The text of an archive in which one plain value is any other."""
-    changed = [json.loads(line) for line in lines]
+    changed = [json.loads(line) for line in whole.read_text("utf-8").splitlines()]
     number = data.draw(st.integers(0, len(changed) - 1))
     entries = data.draw(st.sampled_from(leaves(changed[number], (number,))))
     inner = changed
