@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from doors import FAKE, small_workload, somebodys_server, url_of
+from doors import FAKE, small_workload, somebodys_server, url_of, wrong_but_for_noise
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.validity import problems
@@ -42,7 +42,7 @@ def endpoint(there):
 def test_a_closed_loop_without_a_step_trace(endpoint):
     found = measure(endpoint, small_workload(), ClosedLoop(4, window_s=0.6), remote())
     run = found.run
-    assert problems(found) == () and len(run.steps) == 0
+    assert wrong_but_for_noise([found]) == [] and len(run.steps) == 0
     assert window.step_s(run) is None and window.kv_usage(run) is None and window.littles_law(run) is None
     assert 3 < window.mean_batch(run) <= 4
     ended = window.finished_in_window(run)
