@@ -100,8 +100,7 @@ def run_gate(session: Session, model: str) -> Gated:
     one = OneGate(session, model, sides(session.agenda.spec(model), options))
     if one.specs["baseline"] == one.specs["candidate"]:
         session.notes.append(f"both sides of the gate of {short_name(model)} are the same: what differs is noise")
-    found = one.go_on() if session.resumes else []
-    gated = judge_gate(found, terms) if found else None
+    found, gated = one.go_on()
     try:
         if gated is None or not _is_over(gated, options.calibrate):
             one.warm_up()
@@ -128,8 +127,7 @@ def launches_left(session: Session, model: str) -> tuple[int, int]:
     pairs, or of a calibration all."""
     options, terms = session.options, session.gate_terms
     one = OneGate(session, model, sides(session.agenda.spec(model), options))
-    found = one.go_on() if session.resumes else []
-    gated = judge_gate(found, terms) if found else None
+    _, gated = one.go_on()
     there = len(gated.pairs) if gated else 0
     goal = terms.pairs if options.calibrate else next_look(there, terms)
     if goal is None or (gated and _is_over(gated, options.calibrate)):
@@ -248,9 +246,11 @@ class OneGate:
         self.workload: Workload = session.agenda.workload(model)
         self.loads = loads_of(session, model)
 
-    def go_on(self) -> list[Measurement]:
-        """What the archive has of this gate, if an earlier run began it, and takes its name. Of several the last; of
-        the same terms only: a gate whose terms changed after a look at it would err more often than they say."""
+    def go_on(self) -> tuple[list[Measurement], Gated | None]:
+        """What the archive that is resumed has of this gate, and what that says; takes its name. Of several the last;
+        of the same terms only: a gate whose terms changed after a look at it would err more often than they say."""
+        if not self.session.resumes:
+            return [], None
         contents = read(self.session.source, skip_damaged=self.session.options.skip_damaged)
         plans = [(session.started, session.plan) for session in contents.sessions]
         of = f"the gate of {short_name(self.model)}"
@@ -260,11 +260,11 @@ class OneGate:
                 self.id = gated.gate
                 there = f"{counted(len(pairs_of(found)), 'pair')} of launches in {self.session.source}"
                 self.session.notes.append(f"{of} goes on from {there}")
-                return found
+                return found, gated
         self.session.notes.append(
             f"{of} begins anew: {self.session.source} has none of the same sides, loads, caches and terms"
         )
-        return []
+        return [], None
 
     def _asks(self, m: Measurement) -> bool:
         """Would this gate measure it? On whatever host of the kind: a pair is compared within itself."""

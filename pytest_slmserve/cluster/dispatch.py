@@ -21,6 +21,7 @@ from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.makespan import Group, groups_of, widest_first
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import Cell, clock, engine_title, start_price_s
+from pytest_slmserve.report.rounding import counted
 from pytest_slmserve.session import Question, Session, title
 from pytest_slmserve.spec import ReplicaSpec
 
@@ -304,7 +305,7 @@ def _all(lost: Sequence[str]) -> str:
 
 
 def _cells(sent: Sent) -> str:
-    return f"{len(sent.open)} cell{'s' if len(sent.open) != 1 else ''} of {sent.name}"
+    return f"{counted(len(sent.open), 'cell')} of {sent.name}"
 
 
 def _were(sent: Sent) -> str:
@@ -312,4 +313,4 @@ def _were(sent: Sent) -> str:
 
 
 def _ran(by_node: Counter[str]) -> str:
-    return ", ".join(f"{node} ({n} engine{'s' if n != 1 else ''})" for node, n in by_node.items())
+    return ", ".join(f"{node} ({counted(n, 'engine')})" for node, n in by_node.items())
