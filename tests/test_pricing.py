@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,20 +16,12 @@ from pytest_slmserve.session import left, wanted
 from pytest_slmserve.spec import ClosedLoop, ReplicaSpec
 
 
-@dataclass(frozen=True)
-class Item:
+def item(fixture: str, value: Any) -> Any:
     """What a plan asks of a test item that is parametrised."""
-
-    name: str
-    callspec: Any
-    fixturenames: tuple[str, ...]
-
-    def get_closest_marker(self, name: str) -> None:
-        return None
-
-
-def item(fixture: str, value: Any) -> Item:
-    return Item("test", SimpleNamespace(params={fixture: value}), (fixture,))
+    parameters = SimpleNamespace(params={fixture: value})
+    return SimpleNamespace(
+        name="test", callspec=parameters, fixturenames=(fixture,), get_closest_marker=lambda name: None
+    )
 
 
 CELLS = {

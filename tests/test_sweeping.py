@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from pytest_slmserve import session as module
 from pytest_slmserve.commands.archives import judged_again
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.measure import measure
-from pytest_slmserve.options import read_options
 from pytest_slmserve.report.tables import run_lines
 from pytest_slmserve.session import Session
 from pytest_slmserve.store import read
@@ -25,25 +23,16 @@ Open = Callable[..., AdaptiveSweeps]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
+def opened(opened: Callable[..., Session]) -> Open:
     """Opens adaptive sweeps on one archive, one session after the other; options go by their names."""
-    sessions: list[Session] = []
 
-    def open_session(**given: object) -> AdaptiveSweeps:
-        for earlier in sessions:
-            earlier.close()
-        words = {"fake": True, "models": MODEL, "sweep": "adaptive", "batches": ",".join(map(str, GRID)), **FAST}
-        options = read_options({**words, "records": str(tmp_path / "a.jsonl"), **given}, {}, {})
-        session = Session.of(options, tmp_path)
-        sessions.append(session)
-        session.open()
+    def open_sweeps(**given: object) -> AdaptiveSweeps:
+        session = opened(**{"sweep": "adaptive", "batches": ",".join(map(str, GRID)), **FAST, **given})
         session.agenda.sweep(MODEL)
         session.begin()
         return AdaptiveSweeps(session)
 
-    yield open_session
-    for each in sessions:
-        each.close()
+    return open_sweeps
 
 
 def measured(sweeps: AdaptiveSweeps) -> list[int]:
