@@ -6,11 +6,11 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,6 +23,7 @@ from pytest_slmserve.analysis.validity import sound
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.analysis.waivers import Waiver, waiver_for
 from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_of
+from pytest_slmserve.engines.abreast import abreast
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
 from pytest_slmserve.engines.offline import NOWHERE_ELSE
 from pytest_slmserve.errors import BadUsage, EngineFailed, SlmError, naming
@@ -103,7 +104,7 @@ def run_gate(session: Session, model: str) -> Gated:
     found, gated = one.go_on()
     try:
         if gated is None or not _is_over(gated, options.calibrate):
-            one.warm_up()
+            one.warm_up(found)
             for number in _numbers(terms, found):
                 found += one.pair(number)
                 gated = judge_gate(found, terms)
@@ -127,12 +128,12 @@ def launches_left(session: Session, model: str) -> tuple[int, int]:
     pairs, or of a calibration all."""
     options, terms = session.options, session.gate_terms
     one = OneGate(session, model, sides(session.agenda.spec(model), options))
-    _, gated = one.go_on()
+    found, gated = one.go_on()
     there = len(gated.pairs) if gated else 0
     goal = terms.pairs if options.calibrate else next_look(there, terms)
     if goal is None or (gated and _is_over(gated, options.calibrate)):
         return 0, 0
-    return len(set(one.specs.values())), 2 * (goal - there)
+    return len(one.cold(found)), 2 * (goal - there)
 
 
 def repeat_command(options: Options, model: str) -> str:
@@ -273,28 +274,39 @@ class OneGate:
         asked = spec, self.session.agenda.environment(spec).key, self.workload.hash, how
         return (m.spec, m.environment.key, m.workload.hash, m.paired.caches) == asked and m.load in self.loads
 
-    def warm_up(self) -> None:
-        """A launch of each side that does not count: it reads its files from disk, and fills caches that stay warm."""
+    def cold(self, found: Sequence[Measurement]) -> tuple[Side, ...]:
+        """Sides of which nothing was launched since this host was booted. Two that are the same are one."""
+        host = self.session.host.environment.host
+        there = {m.spec for m in found if host and m.environment.host == host}
+        sides = {spec: side for side, spec in reversed(self.specs.items())}
+        return tuple(side for spec, side in reversed(sides.items()) if spec not in there)
+
+    def warm_up(self, found: Sequence[Measurement]) -> None:
+        """A launch that does not count: it reads its files from disk, and fills caches that stay warm."""
         if self.session.backend != "fake":
-            for side in SIDES[: len(set(self.specs.values()))]:
-                with naming(f"the {side}, before the first pair"), self._fresh(self.specs[side]):
-                    pass  # it has started
+            self._in_turn(self.cold(found), "before the first pair", lambda engine, side, place: [])
 
-    def pair(self, number: int) -> Iterator[Measurement]:
-        for place, side in enumerate(order(number)):
-            with naming(f"the {side}, pair {number}"):
-                caches = self.session.options.gate_caches
-                launched = self._launch(Paired(self.id, number, side, bool(place), caches=caches))
-            yield from launched
+    def pair(self, number: int) -> list[Measurement]:
+        return self._in_turn(order(number), f"pair {number}", partial(self._launched, number))
 
-    def _launch(self, paired: Paired) -> list[Measurement]:
-        spec, found = self.specs[paired.side], list[Measurement]()
-        with self._fresh(spec) as engine:
-            if paired.pair == 1:  # once is enough: whoever answers otherwise does so always
-                paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))
-            for load in self.loads:
-                found += self._measured(spec, load, paired)
+    def _in_turn(
+        self, asked: Sequence[Side], when: str, measure: Callable[[Engine, Side, int], list[Measurement]]
+    ) -> list[Measurement]:
+        """A fresh launch of each, and its end. measure: is told which place it has, from 0."""
+        found, how = list[Measurement](), self.session.options.gate_caches
+        with ExitStack() as undo:
+            launches = [(self.specs[side], undo.enter_context(caches(how))) for side in asked]
+            starts = undo.enter_context(abreast(self.session.devices.pool, launches))
+            for place, (side, start) in enumerate(zip(asked, starts)):
+                with naming(f"the {side}, {when}"):
+                    found += measure(start(), side, place)
         return found
+
+    def _launched(self, number: int, engine: Engine, side: Side, place: int) -> list[Measurement]:
+        paired = Paired(self.id, number, side, bool(place), caches=self.session.options.gate_caches)
+        if number == 1:  # once is enough: whoever answers otherwise does so always
+            paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))
+        return [m for load in self.loads for m in self._measured(self.specs[side], load, paired)]
 
     def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: Paired) -> list[Measurement]:
         name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
@@ -302,17 +314,6 @@ class OneGate:
         for _ in wanted(known, 1, sound):
             self.session.measure_into(known, spec, self.workload, load, name, paired=paired)
         return known
-
-    @contextmanager
-    def _fresh(self, spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Iterator[Engine]:
-        """A launch, and its end. place: variables of it alone."""
-        pool = self.session.devices.pool
-        pool.close()
-        with caches(self.session.options.gate_caches) as own:
-            try:
-                yield pool.engine(spec, {**own, **place})
-            finally:
-                pool.close()
 
     def traced(self, load: Load | None) -> str:
         """One more launch of each side serves `load` under its profiler. Says where the traces are, or why there are
@@ -327,10 +328,13 @@ class OneGate:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             before = set(folder.iterdir())
-            with self._fresh(self.specs[side], {PROFILE_FOLDER: str(folder)}) as engine:
-                problem = (
-                    engine.profile(self.workload, load) if isinstance(engine, CanProfile) else "not through this door"
-                )
+            with caches(self.session.options.gate_caches) as own:
+                launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
+                with abreast(self.session.devices.pool, [launch]) as (start,):
+                    engine = start()
+                    problem: str | None = "not through this door"
+                    if isinstance(engine, CanProfile):
+                        problem = engine.profile(self.workload, load)
         except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
             return f"none ({str(error).partition(' ends with')[0]})"
         written = sorted(str(path) for path in set(folder.iterdir()) - before)

@@ -138,7 +138,7 @@ class Resolved:
     event_loop: str | None = None  # of the front end
     transformers: str | None = None  # its version, where it is the engine
     compile_s: float | None = None  # of its start, as vLLM counts it: with warm caches what it takes to read them
-    ready_s: float | None = None  # until it takes requests, from its process's start; of replicas: from its turn
+    ready_s: float | None = None  # from its process's start until it takes requests, less what it waited for its turn
 
 
 @dataclass(frozen=True, slots=True)

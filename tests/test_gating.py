@@ -258,7 +258,9 @@ def real_session(session: Session, start: Callable[[EngineSpec], Any] = FakeEngi
     """The same on a device that warms up; what it starts is simulated all the same."""
     options = read_options({**FEW_STEPS, "cpu": True, **given}, {}, {})
     agenda = Agenda(options, "cpu", Host(Environment(backend="cpu"), "none"))
-    return Session(agenda, Devices(agenda, Pool(start_engine=start)), archive=session.archive)
+    return Session(
+        agenda, Devices(agenda, Pool(start_engine=start, hold_engine=lambda *launch: None)), archive=session.archive
+    )
 
 
 @pytest.mark.parametrize(
@@ -432,7 +434,7 @@ def test_a_calibration_goes_on_to_all_its_pairs(opened):
 
 @pytest.mark.parametrize(
     ("launches", "given", "left"),
-    [(0, {}, (1, 8)), (4, {}, (1, 4)), (8, {}, (0, 0)), (4, {"gate": False, "calibrate": True}, (1, 20))],
+    [(0, {}, (1, 8)), (4, {}, (0, 4)), (8, {}, (0, 0)), (4, {"gate": False, "calibrate": True}, (0, 20))],
 )
 def test_a_plan_knows_how_many_launches_are_left(opened, launches, given, left):
     if launches == 8:
@@ -440,6 +442,20 @@ def test_a_plan_knows_how_many_launches_are_left(opened, launches, given, left):
     elif launches:
         begun(opened, launches)
     assert gating.launches_left(opened(resume=True, **given), MODEL) == left
+
+
+def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):
+    begun(opened, 1, candidate_engine_arg=["b_half=9"])
+    session = opened(resume=True, candidate_engine_arg=["b_half=9"])
+    (found,), host = {m.paired.side: m for m in stored(session)}.values(), session.host.environment.host
+    both = sides(session.agenda.spec(MODEL), session.options)
+    one = gating.OneGate(session, MODEL, both)
+    assert found.paired.side == "baseline" and found.environment.host == host
+    assert one.cold([]) == SIDES and one.cold([found]) == ("candidate",)
+    for other in (None, "another boot"):
+        assert one.cold([replace(found, environment=replace(found.environment, host=other))]) == SIDES
+    same = gating.OneGate(session, MODEL, dict.fromkeys(SIDES, both["baseline"]))
+    assert same.cold([]) == ("baseline",) and same.cold([found]) == ()
 
 
 # When it is broken off

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from typing import Any
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_load, silent
 from pytest_slmserve.engines.described import model_for
 from pytest_slmserve.engines.process import Child, converse
+from pytest_slmserve.engines.turn import Turn
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Failures, Resolved, Run, Samples, Steps, Workload, known_fields
@@ -65,7 +65,7 @@ def _argument(value: Any) -> Any:
 def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
     """The engine's environment: ours, what its backend needs, and last what the specification says."""
     env = dict(inherited)
-    env |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    env |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all: it is in the hash of what is compiled
     if spec.weights == "dummy":
         env["HF_HUB_OFFLINE"] = "1"
@@ -93,11 +93,9 @@ def visible_to(spec: EngineSpec, visible: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": seen} | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if several else {})
 
 
-def place_of(spec: EngineSpec, place: Mapping[str, str], cores: Collection[int], turn: Path | None) -> dict[str, str]:
-    """Variables that say where an engine runs beside others. turn: the file that it waits for; None: it need not."""
-    env = dict(place)
-    if turn:
-        env["SLM_TURN"] = str(turn)
+def place_of(spec: EngineSpec, place: Mapping[str, str], cores: Collection[int], turn: Turn) -> dict[str, str]:
+    """Variables that say where, and when, an engine runs beside others."""
+    env = {**place, **turn.place}
     if cores and spec.backend == "cpu":
         env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(cores, spec.tensor_parallel)
     return env
@@ -134,13 +132,10 @@ class OfflineEngine:
         self.ready = False
         self.launch = uuid.uuid4().hex[:12]
         self._loaded: str | None = None
-        self._began = time.monotonic()
         model = model_for(spec, shape_of(spec.model))
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self._turn = folder / "turn"
-        environment = engine_environment(spec, dict(os.environ)) | place_of(
-            spec, place, cores, self._turn if held else None
-        )
+        self._turn = Turn(folder, spec.tensor_parallel, held)
+        environment = engine_environment(spec, dict(os.environ)) | place_of(spec, place, cores, self._turn)
         self.child = Child([spec.python or sys.executable, "-u", str(self.worker)], environment, folder, cores)
         with self._or_killed():
             self.child.send(**self.arguments(model))
@@ -151,10 +146,13 @@ class OfflineEngine:
         """What its process is told first. model: a folder or a Hub name."""
         return engine_arguments(self.spec, model)
 
+    def await_turn(self) -> None:
+        """Until an engine that was held has imported what it needs. Raises EngineFailed where it takes too long."""
+        self._turn.await_import(self.child, START_S)
+
     def start(self) -> None:
         """The turn of an engine that was held: it takes the device, and is ready for a load when this returns."""
-        self._began = time.monotonic()
-        self._turn.touch()
+        self._turn.give()
         self._finish_start()
 
     def _finish_start(self) -> None:
@@ -162,7 +160,7 @@ class OfflineEngine:
             ready = self.child.receive(START_S, "starting")
             if ready["event"] == "failed":
                 raise self.child.failed(f"did not start: {ready['cause']}")
-        self.resolved = resolved_from(ready, time.monotonic() - self._began)
+        self.resolved = resolved_from(ready, self._turn.start_s)
         self.ready = True
 
     @contextmanager

@@ -27,6 +27,7 @@ from pytest_slmserve.spec import EngineSpec, ReplicaSpec
 
 Spec = TypeVar("Spec", EngineSpec, ReplicaSpec)
 Started = TypeVar("Started", Engine, Replicas)
+Waiting = OfflineEngine | ServerEngine  # those that can wait for their turn
 
 
 def start(spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
@@ -42,6 +43,13 @@ def start(spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
             return ServerEngine(spec, place=place)
         case _:
             return OfflineEngine(spec, place=place)
+
+
+def hold(spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Waiting | None:
+    """Launch the engine that `spec` asks for: it waits for its turn. None: it is of a kind that cannot wait."""
+    if spec.backend not in ("cuda", "cpu") or spec.door not in ("offline", "server"):
+        return None
+    return (ServerEngine if spec.door == "server" else OfflineEngine)(spec, place=place, held=True)
 
 
 class DeviceLock:
@@ -106,8 +114,9 @@ class Pool:
         self,
         start_engine: Callable[..., Engine] = start,
         start_replicas: Callable[[ReplicaSpec], Replicas] = start_replicas,
+        hold_engine: Callable[..., Waiting | None] = hold,
     ) -> None:
-        self._start, self._start_replicas = start_engine, start_replicas
+        self._start, self._start_replicas, self._hold = start_engine, start_replicas, hold_engine
         self._there: Any = None  # an engine, or replicas
         self._failed: tuple[EngineSpec | ReplicaSpec, EngineFailed] | None = None
         self.starts: list[EngineSpec | ReplicaSpec] = []
@@ -123,6 +132,22 @@ class Pool:
         Raises EngineFailed where it does not start; one that did not is not tried again.
         """
         return self._held(partial(self._start, place=place) if place else self._start, spec)
+
+    def hold(self, spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Waiting | None:
+        """Launched beside what runs, for whoever asks to close it, or to let the pool `take` it when it is its turn.
+        None: it is of a kind that cannot wait."""
+        return self._hold(spec, place)
+
+    def take(self, engine: Waiting) -> Engine:
+        """It is the turn of one that was launched before, and is the pool's from now on. Raises EngineFailed."""
+
+        def started(spec: EngineSpec) -> Engine:
+            engine.start()
+            return engine
+
+        self.close()
+        self._there = self._started(started, engine.spec)
+        return engine
 
     def replicas(self, spec: ReplicaSpec) -> Replicas:
         """The same for several engines at once."""

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ class Child:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self.log = self.folder / "engine.log"
         self.socket, theirs = socket.socketpair()
-        with theirs, self.log.open("wb") as log:
+        with theirs, self.log.open("wb") as log, ExitStack() as undo:
+            undo.callback(self.socket.close)
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
@@ -54,10 +55,11 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=env,
             )
+            undo.pop_all()
         if cores:
             os.sched_setaffinity(self.process.pid, cores)  # before it has any child, which would keep the others
         self.buffer = bytearray()
-        self.keep_log = False
+        self.keep_log = self._killed = False
 
     def send(self, **message: Any) -> None:
         try:
@@ -111,6 +113,10 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
+        """May be called again: by then the system may have given the number of its group to another."""
+        if self._killed:
+            return
+        self._killed = True
         with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -33,6 +33,7 @@ from pytest_slmserve.engines.offline import (
     resolved_from,
 )
 from pytest_slmserve.engines.process import Child
+from pytest_slmserve.engines.turn import Turn
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Request, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
@@ -69,23 +70,25 @@ class ServerEngine:
         if not held:
             self._finish_start()
 
+    def await_turn(self) -> None:
+        """Until a server that was held has imported what it needs. Raises EngineFailed where it takes too long."""
+        self._turn.await_import(self.child, START_S)
+
     def start(self) -> None:
         """The turn of a server that was held: it takes the device, and is ready for a load when this returns."""
-        self._began = time.monotonic()
-        self._turn.touch()
+        self._turn.give()
         self._finish_start()
 
     def _launched(self, held: bool) -> None:
-        self._began = time.monotonic()
         self.port, folder = free_port(), Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self._turn = folder / "turn"
-        place = place_of(self.spec, self._place, self._cores, self._turn if held else None)
+        self._turn = Turn(folder, self.spec.tensor_parallel, held)
+        place = place_of(self.spec, self._place, self._cores, self._turn)
         self.child = start_server(self.spec, self.port, self._key, folder, place, self._cores)
 
     def _finish_start(self) -> None:
         try:
             self._await_health()
-            self.resolved = resolved_from(self._facts(), time.monotonic() - self._began)
+            self.resolved = resolved_from(self._facts(), self._turn.start_s)
             self._client = Client(f"http://{HOST}:{self.port}/v1/completions", self._headers, self._cores)
         except BaseException:
             self.close()

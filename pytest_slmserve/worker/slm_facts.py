@@ -15,10 +15,12 @@ LOOK_S = 0.05
 
 
 def await_turn() -> None:
-    """Until the file that SLM_TURN names is there; at once without that variable. Our guardian ends the wait."""
-    turn = os.environ.get("SLM_TURN")
-    while turn and not Path(turn).exists():
-        time.sleep(LOOK_S)
+    """Until the file that SLM_TURN names is there; at once without that variable. A file beside it says that we wait,
+    and since when. Our guardian ends the wait."""
+    if turn := os.environ.get("SLM_TURN"):
+        Path(f"{turn}.{os.getpid()}").touch()
+        while not Path(turn).exists():
+            time.sleep(LOOK_S)
 
 
 await_turn()

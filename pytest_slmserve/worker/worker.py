@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from dataclasses import fields
+from functools import partial
 from typing import Any, ClassVar
 
 from admission import ClosedLoop, Schedule  # this folder is on the path, its package is not
@@ -369,7 +370,8 @@ async def converse(server_class: type[Server], sock: socket.socket) -> None:
 
 def main(server_class: type[Server] = Server) -> None:
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
-    os.set_inheritable(descriptor, False)  # a forked engine core would keep it open and hide our end from the parent
+    os.set_inheritable(descriptor, False)  # an engine core that kept it open would hide our end from the parent,
+    os.register_at_fork(after_in_child=partial(os.close, descriptor))  # spawned, or forked, as vLLM does by default
     with guarded(parent):
         use_fast_event_loop()
         asyncio.run(converse(server_class, socket.socket(fileno=descriptor)))

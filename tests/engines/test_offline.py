@@ -21,6 +21,7 @@ from pytest_slmserve.engines.offline import (
     run_from,
 )
 from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.turn import Turn
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.records import Failures
 from pytest_slmserve.spec import GIB, Burst, ClosedLoop, EngineSpec
@@ -113,11 +114,11 @@ def test_engines_of_several_gpus_use_no_multicast_unless_the_records_say_so():
     assert engine_environment(asked, {})["NCCL_NVLS_ENABLE"] == "1" and asked.key != spec.key
 
 
-def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch):
+def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setattr(offline, "own_cores", lambda: {0, 1, 2, 3, 8})
     spec = replace(CPU, tensor_parallel=2)
     assert engine_environment(spec, {})["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
-    assert offline.place_of(spec, {}, (4, 5), None)["VLLM_CPU_OMP_THREADS_BIND"] == "4|5"
+    assert offline.place_of(spec, {}, (4, 5), Turn(tmp_path, 2, held=False))["VLLM_CPU_OMP_THREADS_BIND"] == "4|5"
 
 
 def test_the_weights_of_an_engine_are_those_of_all_its_parts():

@@ -265,3 +265,42 @@ def test_it_ends_when_its_parent_closes_the_line():
         theirs.close()
         ours.close()
         assert process.wait(20) != 0
+
+
+FORKS = """
+import os, sys
+from worker import main
+
+class Forks:
+    def __init__(self, reader, writer):
+        self.writer = writer
+
+    async def serve(self):
+        if (child := os.fork()) == 0:
+            try:
+                os.fstat(int(sys.argv[1]))
+            except OSError:
+                os._exit(7)
+            os._exit(0)
+        self.writer.write(b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        await self.writer.drain()
+
+main(Forks)
+"""
+
+
+def test_what_is_forked_does_not_hold_our_end_open():
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", FORKS, str(theirs.fileno()), str(os.getpid())]
+    process = subprocess.Popen(
+        command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": str(FOLDER)}, start_new_session=True
+    )
+    theirs.close()
+    try:
+        with ours.makefile() as lines:
+            assert lines.readline() == "7\n"
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        ours.close()

@@ -1,0 +1,46 @@
+"""An engine's turn on a device that it shares: it imports what it needs, and touches the device only when told to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytest_slmserve.engines.process import Child
+
+LOOK_S = 0.05
+
+
+class Turn:
+    """Begins when made, which is when the engine is launched. A file in `folder` says that the turn has come; beside it
+    each process of a held engine puts one of its own when it has imported all, and waits (`worker/slm_facts.py`)."""
+
+    def __init__(self, folder: Path, processes: int, held: bool) -> None:
+        self._file, self._processes = folder / "turn", processes
+        self._began, self._waited_s = time.monotonic(), 0.0
+        self.place: Mapping[str, str] = {"SLM_TURN": str(self._file)} if held else {}
+
+    def give(self) -> None:
+        """What it waited until now is no part of its start."""
+        if since := self._waiting_since():
+            self._waited_s = max(0.0, time.time() - since)
+        self._file.touch()
+
+    def await_import(self, child: Child, within_s: float) -> None:
+        """Until all its processes wait, or it has ended, of which its start will tell. Raises EngineFailed after that
+        many seconds."""
+        until = time.monotonic() + within_s
+        while not self._waiting_since() and child.process.poll() is None:
+            if time.monotonic() > until:
+                raise child.failed(f"had not imported vLLM after {within_s:.0f} s")
+            time.sleep(LOOK_S)
+
+    @property
+    def start_s(self) -> float:
+        """Since it was launched, less what it waited for its turn."""
+        return time.monotonic() - self._began - self._waited_s
+
+    def _waiting_since(self) -> float | None:
+        """The time of day when the last of its processes began to wait; None: not all do."""
+        stamps = [path.stat().st_mtime for path in self._file.parent.glob(f"{self._file.name}.*")]
+        return max(stamps) if len(stamps) >= self._processes else None
