@@ -88,7 +88,7 @@ MUST_MATCH = ("backend", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torc
 OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, as of a workload
 class Environment:
     """Where it was measured. Every field may be None: not measured."""
 
@@ -108,7 +108,7 @@ class Environment:
     pytest_slmserve: str | None = None
     url: str | None = None  # of an endpoint; all else is then of the host that its client runs on
 
-    @property
+    @cached_property
     def key(self) -> str:
         further = OF_AN_ENDPOINT if self.backend == "remote" else ()
         return short_hash([getattr(self, name) for name in (*MUST_MATCH, *further)])
@@ -260,7 +260,8 @@ class Run:
     """What one load did to one engine. `window_s`: from and to, in seconds since the run began, which was at `began_s`
     of the host's monotonic clock (None for an engine with a clock of its own). steps: none where a server does not tell
     them. failures: how many requests failed, of which the samples have no row; failed: their own rows, None where there
-    are none, or where it was not noted when each was sent. stream: where there was a client."""
+    are none, or where it was not noted when each was sent. stream: where there was a client. derived: what was computed
+    of it, by name (`analysis/once.py`)."""
 
     samples: Samples
     steps: Steps
@@ -271,6 +272,7 @@ class Run:
     telemetry: Telemetry | None = None
     stream: Stream | None = None
     failed: Failures | None = None
+    derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +310,7 @@ class Paired:
     caches: Caches = "warm"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots, as of a workload
 class Measurement:
     """A run with all that is needed to judge it later, on another machine, by another rule. replica: None for an engine
     that had its device to itself. paired: None but in a gate. neighbours: engines of the same run that worked on other
@@ -331,12 +333,12 @@ class Measurement:
         """Did its engine have the device to itself?"""
         return self.replica is None or self.replica.count == 1
 
-    @property
+    @cached_property
     def key(self) -> str:
         alone = measurement_key(self.spec, self.workload.hash, self.load, self.environment)
         return self.replica.key(alone) if self.replica else alone
 
-    @property
+    @cached_property
     def id(self) -> str:
         return short_hash([self.key, self.launch, self.measured_at])
 

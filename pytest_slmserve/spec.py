@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
@@ -24,7 +25,7 @@ def short_hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: its key is kept once it is known
 class EngineSpec:
     """One engine: what to start, where, and every limit that moves its speed (no default of vLLM is trusted).
 
@@ -92,7 +93,7 @@ class EngineSpec:
         del found["python"], found["gpu"]
         return {name: value for name, value in found.items() if (name, value) not in LATER.items()}
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Hash of the facts."""
         return short_hash(self.facts)

@@ -11,8 +11,10 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul, sub
 from typing import TypeVar
 
+from pytest_slmserve.analysis.once import once
 from pytest_slmserve.analysis.stats import mean, percentile
 from pytest_slmserve.records import Run
 
@@ -64,6 +66,11 @@ def window_steps(run: Run) -> range:
     return range(bisect_left(times, opens), bisect_right(times, closes))
 
 
+def piece(column: Sequence[T], steps: range) -> Sequence[T]:
+    """What a column of the trace has of them, taken at once: there are thousands."""
+    return column[steps.start : steps.stop]
+
+
 def span_s(run: Run) -> tuple[float, float] | None:
     """From the first to the last step boundary in the window; None where that is no time at all."""
     steps, (times, _) = window_steps(run), spans(run)
@@ -79,9 +86,10 @@ def tokens_per_s(run: Run, steps: range) -> float | None:
         return None
     times, tokens = spans(run)
     seconds = times[steps[-1]] - times[steps[0]]
-    return sum(tokens[i] for i in steps[1:]) / seconds if seconds > 0 else None
+    return sum(piece(tokens, steps[1:])) / seconds if seconds > 0 else None
 
 
+@once
 def output_tokens_per_s(run: Run) -> float | None:
     """Output tokens of the trace in the window / window; None below two steps."""
     return tokens_per_s(run, window_steps(run))
@@ -99,14 +107,14 @@ def _time_weighted(run: Run, column: Sequence[int | float | None]) -> float | No
     if not len(run.steps):
         return None
     span, steps = span_s(run), window_steps(run)
-    values = [column[i] for i in steps[1:]]
-    known = [v for v in values if v is not None]
-    if span is None or len(known) < len(values):
+    known = [v for v in piece(column, steps[1:]) if v is not None]
+    if span is None or len(known) < len(steps) - 1:
         return None
-    times = run.steps.time_s
-    return math.fsum(v * (times[i] - times[i - 1]) for i, v in zip(steps[1:], known, strict=True)) / (span[1] - span[0])
+    times = piece(run.steps.time_s, steps)
+    return math.fsum(map(mul, known, map(sub, times[1:], times))) / (span[1] - span[0])
 
 
+@once
 def mean_batch(run: Run) -> float | None:
     """Mean number of sequences that a step carried to their next token, weighted by time.
 
@@ -125,6 +133,7 @@ def scheduler_running(run: Run) -> float | None:
     return _time_weighted(run, run.steps.running)
 
 
+@once
 def requests_in_flight(run: Run) -> float | None:
     """Mean number of admitted requests, integrated over their own intervals from admitted to last token.
 
@@ -139,14 +148,15 @@ def _mean_open(run: Run, begins: Sequence[float | None]) -> float | None:
     span, samples = span_s(run), run.samples
     if span is None or all(at is None for at in begins):
         return None
-    inside = []
+    inside, (opens, closes) = [], span
     for began, last, finished in zip(begins, samples.last_token_s, samples.finished, strict=True):
         if began is not None:
-            ended = last if finished and last is not None else span[1]
-            inside.append(max(0.0, min(ended, span[1]) - max(began, span[0])))
-    return math.fsum(inside) / (span[1] - span[0])
+            ended = last if finished and last is not None and last < closes else closes
+            inside.append(max(0.0, ended - max(began, opens)))
+    return math.fsum(inside) / (closes - opens)
 
 
+@once
 def littles_law(run: Run) -> LittlesLaw | None:
     """Both counts of the requests in the engine; equal in an honest run, whatever its arrivals. None: not measured."""
     requests, batch = requests_in_flight(run), mean_batch(run)
@@ -166,11 +176,12 @@ def preemptions(run: Run) -> int:
     return sum(_in_window(run, run.steps.preempted))
 
 
-def _in_window(run: Run, column: Sequence[T]) -> list[T]:
+def _in_window(run: Run, column: Sequence[T]) -> Sequence[T]:
     """Of a column of the step trace; nothing where a server tells no steps."""
-    return [column[i] for i in window_steps(run)] if len(run.steps) else []
+    return piece(column, window_steps(run)) if len(run.steps) else ()
 
 
+@once
 def finished_in_window(run: Run) -> list[int]:
     """Rows of the samples that finished with their last token in the window."""
     opens, closes = run.window_s
@@ -183,6 +194,7 @@ def tpot_s(e2e: float, ttft: float, output_tokens: int) -> float | None:
     return (e2e - ttft) / (output_tokens - 1) if output_tokens > 1 else None
 
 
+@once
 def latency(run: Run) -> Latency:
     """Latencies of the requests that finished in the window."""
     samples, rows = run.samples, finished_in_window(run)
