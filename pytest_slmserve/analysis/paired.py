@@ -259,7 +259,7 @@ def judge_gate(measurements: Sequence[Measurement], terms: Terms) -> Gated:
     pairs = tuple(pair for pair in everything if not pair.problems)
     dropped = tuple(f"pair {p.number}: {p.problems[0]}" for p in everything if p.problems)
     series = gated_series(pairs)
-    beside = [made for each in SHOWN if (made := _series(each, pairs)) is not None]
+    beside = [made for each in _shown_of(pairs) if (made := _series(each, pairs)) is not None]
     first = measurements[0]
     return Gated(
         model=short_name(first.spec.model),
@@ -282,6 +282,12 @@ def weaker(gated: Gated, calibration: Calibration) -> Gated:
 def gated_series(pairs: Sequence[PairOfLaunches]) -> list[Series]:
     """Of the gated endpoints of which something was measured."""
     return [made for each in GATED if (made := _series(each, pairs)) is not None]
+
+
+def _shown_of(pairs: Sequence[PairOfLaunches]) -> tuple[Endpoint, ...]:
+    """Where there is one load it is the large one as well as the small, and once is enough."""
+    alone = all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
+    return tuple(each for each in SHOWN if each.load != SMALL or not alone)
 
 
 def _series(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> Series | None:

@@ -159,6 +159,9 @@ def test_one_load_is_the_small_and_the_large_one():
     made = [m for m in pairs(4, speed=SLOWER) if m.load.concurrency == LOADS[0]]
     gated = judge_gate(made, Terms())
     assert (state(gated, "throughput"), state(gated, "latency")) == (State.FAILS, State.FAILS)
+    labels = [each.name for each in (*gated.gated, *gated.shown)]
+    assert "mean TTFT, large load" in labels
+    assert not {"output tokens/s, small load", "mean TTFT, small load"} & set(labels), "nothing is told twice"
 
 
 @pytest.mark.parametrize(("ready_s", "wanted"), [(21.0, State.HOLDS), (30.0, State.FAILS), (10.0, State.HOLDS)])
