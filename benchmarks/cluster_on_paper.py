@@ -18,11 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
-from pytest_slmserve.items import gpus_parameters, planned_points, replica_parameters
 from pytest_slmserve.kinds import OwnDoor
 from pytest_slmserve.makespan import Group, groups_of, least_s, makespan_s, spread
 from pytest_slmserve.models import CATALOGUE
 from pytest_slmserve.options import read_options
+from pytest_slmserve.parameters import gpus_parameters, planned_points, replica_parameters
 from pytest_slmserve.plan import Cell, clock
 from pytest_slmserve.pricing import plan_rows
 from pytest_slmserve.session import Session

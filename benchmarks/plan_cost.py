@@ -19,9 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_slmserve.items import GpusPlan
 from pytest_slmserve.makespan import groups_of, least_s, makespan_s, spread
 from pytest_slmserve.options import read_options
+from pytest_slmserve.parameters import GpusPlan
 from pytest_slmserve.plan import Cell, clock, plan_lines
 from pytest_slmserve.pricing import plan_rows
 from pytest_slmserve.session import Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +12,14 @@ import pytest
 
 from pytest_slmserve.items import (
     BASELINE,
-    CLOCK,
     SESSION,
     is_named_point,
     load_for,
-    point_id,
     spec_from_marker,
     variant_asked_for,
 )
 
 if TYPE_CHECKING:
-    from pytest_slmserve.agenda import Variant
     from pytest_slmserve.analysis.advisor import Advice
     from pytest_slmserve.analysis.curve import Curve
     from pytest_slmserve.analysis.jobs import JobPoint
@@ -31,17 +28,16 @@ if TYPE_CHECKING:
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.gating import Gates
     from pytest_slmserve.holding import StoredBaseline
-    from pytest_slmserve.jobs import JobPlan
     from pytest_slmserve.kinds import Sharing
+    from pytest_slmserve.planned import Carry, PlannedJob, PlannedPoint
     from pytest_slmserve.records import Measurement, Workload
     from pytest_slmserve.session import Session
     from pytest_slmserve.shared_engines import GpusPoint, ReplicaPoint, SharedEngines
-    from pytest_slmserve.spec import ClosedLoop, EngineSpec
+    from pytest_slmserve.spec import EngineSpec
     from pytest_slmserve.sweeping import AdaptiveSweeps
     from pytest_slmserve.watched import Watched
 
     Watching = Callable[[], AbstractContextManager[Watched]]
-    Carry = Callable[[Sequence[Measurement]], None]
 
 
 @pytest.fixture(scope="session")
@@ -120,40 +116,6 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
     return advise
 
 
-@dataclass(frozen=True, repr=False)
-class PlannedPoint:
-    """One point of a planned sweep, or one that a marker names. adaptive: those sweeps, where this is a part of one."""
-
-    session: Session
-    model: str
-    load: ClosedLoop
-    variant: Variant
-    carry: Carry
-    adaptive: AdaptiveSweeps | None = None
-
-    def measure(self) -> Verdict:
-        """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted. The test
-        is skipped where an adaptive sweep does not need this point."""
-        from pytest_slmserve.analysis.validity import trustworthy
-
-        spec, workload = self.session.agenda.spec(self.model), self.session.agenda.workload(self.model, self.variant)
-        repeats = self._repeats()
-        found = self.session.measure(spec, workload, self.load, repeats)
-        self.carry(found)
-        return trustworthy(repr(self), found, repeats)
-
-    def _repeats(self) -> int:
-        if self.adaptive is None:
-            return self.session.options.repeats
-        wanted = self.adaptive.repeats(self.model, self.load.concurrency)
-        if wanted is None:
-            pytest.skip(self.adaptive.why_not(self.model, self.load.concurrency))
-        return wanted
-
-    def __repr__(self) -> str:
-        return point_id(self.model, self.load)
-
-
 @pytest.fixture(scope="session")
 def slm_adaptive(slm_session: Session) -> AdaptiveSweeps | None:
     """The adaptive sweeps of this run, None where every planned load is measured."""
@@ -170,6 +132,8 @@ def slm_point(
 ) -> PlannedPoint:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
+    from pytest_slmserve.planned import PlannedPoint
+
     model, load = request.param
     adaptive = None if is_named_point(request.node) else slm_adaptive
     return PlannedPoint(slm_session, model, load, variant_asked_for(request.node), slm_carrier, adaptive)
@@ -214,31 +178,11 @@ def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> R
     return ReplicaPoint(slm_session, request.param)
 
 
-@dataclass(frozen=True, repr=False)
-class PlannedJob:
-    """One job that a marker names."""
-
-    session: Session
-    plan: JobPlan
-    carry: Carry
-
-    def measure(self) -> Verdict:
-        """Serve it (unless it is known already). The verdict tells whether the measurements can be trusted."""
-        from pytest_slmserve import jobs
-        from pytest_slmserve.analysis.validity import trustworthy
-
-        repeats = self.session.options.repeats
-        found = self.session.measure(*jobs.asked_of(self.session.agenda, self.plan), repeats)
-        self.carry(found)
-        return trustworthy(repr(self), found, repeats)
-
-    def __repr__(self) -> str:
-        return str(self.plan)
-
-
 @pytest.fixture
 def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedJob:
     """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
+    from pytest_slmserve.planned import PlannedJob
+
     return PlannedJob(slm_session, request.param, slm_carrier)
 
 
@@ -373,6 +317,7 @@ class BenchmarkCarrier:
 
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Carry:
+        from pytest_slmserve.parameters import CLOCK
         from pytest_slmserve.report.carrier import extra_info, seconds_per_request
 
         def carry(measurements: Sequence[Measurement]) -> None:

@@ -29,7 +29,8 @@ from pytest_slmserve.engines.offline import NOWHERE_ELSE
 from pytest_slmserve.errors import BadUsage, EngineFailed, SlmError, naming
 from pytest_slmserve.kinds import Backend, Caches, Side
 from pytest_slmserve.models import short_name
-from pytest_slmserve.options import FEWEST_PAIRS, Options, as_words, joined
+from pytest_slmserve.option_table import FEWEST_PAIRS
+from pytest_slmserve.options import Options, as_words, joined
 from pytest_slmserve.records import Measurement, Paired, Workload
 from pytest_slmserve.report.gate import calibration_text
 from pytest_slmserve.report.regate import stored_gates

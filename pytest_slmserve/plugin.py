@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 
 EXIT_UNDECIDED = 10
 CLUSTER = pytest.StashKey["Cluster"]()
-OPTIONS = pytest.StashKey["Options"]()
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-fake or --slm-endpoint"
 STATE = "slm_state"  # user property of a report whose verdict is undecided
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    from pytest_slmserve.options import OPTS
+    from pytest_slmserve.option_table import OPTS
 
     group = parser.getgroup("slmserve", "serving of small language models")
     for opt in OPTS:
         action = "store_true" if opt.is_flag else "append" if opt.many else "store"
         words = {} if opt.is_flag else {"metavar": opt.metavar}
         words |= {"nargs": "?", "const": opt.bare, "metavar": str(opt.metavar).strip("[]")} if opt.bare else {}
-        group.addoption(opt.flag, action=action, default=None, help=opt.help, dest=f"slm_{opt.name}", **words)
-        parser.addini(f"slm_{opt.name}", f"{opt.help} (see {opt.flag})", default="")
+        group.addoption(opt.flag, action=action, default=None, help=opt.help, dest=opt.key, **words)
+        parser.addini(opt.key, f"{opt.help} (see {opt.flag})", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,9 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "**spec): a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its requests, "
         "`starts` how they begin, `gpus` how many there must be",
     )
-    options = config.stash[OPTIONS] = _options(config)
+    options = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
-    if options.backend is None:
+    if options is None or options.backend is None:
         return
     if options.ray and _is_spread(config):
         raise pytest.UsageError("slmserve: --slm-ray spreads cells over a cluster by itself; leave out -n")
@@ -81,7 +80,7 @@ def _is_spread(config: pytest.Config) -> bool:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """`-n auto`: a worker for each GPU, or for the CPU."""
     options = _options(config)
-    if options.backend is None:
+    if options is None or options.backend is None:
         return None
     from pytest_slmserve.errors import SlmError
     from pytest_slmserve.spreading import workers_for
@@ -96,19 +95,24 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """A plan is made by one process, for as many GPUs as there would be workers."""
     workers = getattr(config.option, "numprocesses", None)
-    if workers and _options(config).plan:
+    if workers and (options := _options(config)) and options.plan:
         if workers in ("auto", "logical"):
             workers = config.hook.pytest_xdist_auto_num_workers(config=config)
         config.option.numprocesses = 0
         config.option.slm_plan_gpus = config.option.slm_plan_gpus or str(workers)
 
 
-def _options(config: pytest.Config) -> Options:
-    from pytest_slmserve.errors import BadUsage
-    from pytest_slmserve.options import OPTS, read_options
+def _options(config: pytest.Config) -> Options | None:
+    """None where nothing is said of any of them, as in the projects that do not measure."""
+    from pytest_slmserve.option_table import OPTS
 
-    given = {opt.name: config.getoption(f"slm_{opt.name}") for opt in OPTS}
-    ini = {f"slm_{opt.name}": config.getini(f"slm_{opt.name}") for opt in OPTS}
+    given = {opt.name: config.getoption(opt.key) for opt in OPTS}
+    ini = {opt.key: config.getini(opt.key) for opt in OPTS}
+    if not any(given[opt.name] is not None or os.environ.get(opt.variable) or ini[opt.key] for opt in OPTS):
+        return None
+    from pytest_slmserve.errors import BadUsage
+    from pytest_slmserve.options import read_options
+
     try:
         return read_options(given, ini)
     except BadUsage as error:
@@ -156,30 +160,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(next(iter(wanted)), [pytest.param(None, id="-")], indirect=True)
         return
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import (
-        gate_parameters,
-        gpus_parameters,
-        job_parameters,
-        model_parameters,
-        point_parameters,
-        replica_parameters,
-    )
+    from pytest_slmserve.parameters import parameters_of
 
     name, marker, values = next(iter(wanted)), metafunc.definition.get_closest_marker("slm"), []
     try:
-        match name:
-            case "slm_point":
-                values = point_parameters(session, marker)
-            case "slm_replica_point":
-                values = replica_parameters(session)
-            case "slm_gpus_point":
-                values = gpus_parameters(session, marker)
-            case "slm_job_point":
-                values = job_parameters(session, marker)
-            case "slm_gate":
-                values = gate_parameters(session)
-            case _:
-                values = model_parameters(session, marker)
+        values = parameters_of(name, session, marker)
     except SlmError as error:  # raised here, pytest would take it for an error of the test's file
         metafunc.config.stash.setdefault(PROBLEM, f"slmserve: {error}")
     metafunc.parametrize(name, values, indirect=True)

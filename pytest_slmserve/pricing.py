@@ -11,14 +11,13 @@ from pytest_slmserve.ahead import question_of
 from pytest_slmserve.analysis.sequential import FIRST_LOOKS
 from pytest_slmserve.gating import launches_left, loads_of
 from pytest_slmserve.items import (
-    engine_alone,
     engine_of,
-    gpus_engine,
     is_measured,
     is_skipped,
     variant_asked_for,
 )
 from pytest_slmserve.options import Options
+from pytest_slmserve.parameters import engine_alone, gpus_engine
 from pytest_slmserve.plan import ADAPTIVE_PRICE, ENDPOINT_PRICE, Cell, Engines, job_price_s, price_s, start_price_s
 from pytest_slmserve.records import Progress
 from pytest_slmserve.session import Session

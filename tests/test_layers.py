@@ -33,7 +33,8 @@ LEFT: dict[str, set[str]] = {
     "engines": {"records", "sensors"},
     "telemetry": {"records", "sensors"},
     "measure": {"environment", "store", "workload", "engines", "telemetry"},
-    "options": {"errors", "kinds", "urls"},
+    "option_table": {"errors", "kinds", "urls"},
+    "options": {"option_table"},
     "plan": {"measure", "options"},
     "makespan": {"plan"},
     "analysis": {"records", "sensors"},
@@ -67,6 +68,8 @@ TOP = {
     "verdicts",
     "verifying",
     "items",
+    "parameters",
+    "planned",
     "jobs",
     "pricing",
     "known",
@@ -84,7 +87,7 @@ EXCEPTIONS = {
     ("plan", "analysis.kv_cache"),  # arithmetic over shapes: what a plan is cut by, before anything is measured
 }
 MAY_IMPORT_RAY = {"cluster"}
-MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items", "spreading"}
+MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items", "parameters", "planned", "spreading"}
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}
 

@@ -9,8 +9,8 @@ import pytest
 from simulated_sessions import MODEL
 
 from pytest_slmserve.ahead import question_of
-from pytest_slmserve.items import GpusPlan, ReplicaPlan
 from pytest_slmserve.jobs import JobPlan
+from pytest_slmserve.parameters import GpusPlan, ReplicaPlan
 from pytest_slmserve.pricing import plan_rows
 from pytest_slmserve.session import left, wanted
 from pytest_slmserve.spec import ClosedLoop, ReplicaSpec

@@ -14,7 +14,7 @@ LOOK = f"""
 
     atexit.register(look)
 """
-IDLE = ["", ".errors", ".fixtures", ".items", ".kinds", ".options", ".plugin"]
+IDLE = ["", ".fixtures", ".items", ".kinds", ".option_table", ".plugin"]
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from inside import usage_error
 
 from pytest_slmserve.engines.offline import engine_arguments
-from pytest_slmserve.options import argument
+from pytest_slmserve.option_table import argument
 from pytest_slmserve.spec import EngineSpec
 
 
