@@ -309,6 +309,7 @@ def _stream_of(facts: dict[str, Any]) -> Stream:
         without=typed(tuple[str, ...], facts.get("without", [])),
         salt=typed(tuple[int, int] | None, facts.get("salt")),
         cache_lookups=typed(tuple[int, int] | None, facts.get("cache_lookups")),
+        step_gaps=typed(tuple[dict[str, Any], ...], facts.get("step_gaps", [])),
     )
     if found.bin_s <= 0:
         raise ValueError(f"bins of {found.bin_s} s")

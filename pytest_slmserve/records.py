@@ -233,7 +233,8 @@ class Stream:
 
     tokens: received in successive spans of `bin_s` from `begins_s` on, since the run began. gaps: a histogram of the
     times between successive pieces of a request that lie in the window; `counts` has at i those from
-    least_s * growth**i on, at -1 those below. tokens_per_chunk: by the server's count. scheduled_s: when each request
+    least_s * growth**i on, at -1 those below; `sum_s` is their sum. step_gaps: the same of the window of each step of a
+    ramp. tokens_per_chunk: by the server's count. scheduled_s: when each request
     was to be sent, in the order of the samples; None without a schedule. cpu_s: of the client. stamp_doubt_s: by
     how much the stamps of what was fetched at one time can be too late, in the mean over all pieces and at most: chunks
     that came since the client looked last have one stamp, that of the last of them. without: what a server that is not
@@ -253,6 +254,7 @@ class Stream:
     without: tuple[str, ...] = ()
     salt: tuple[int, int] | None = None
     cache_lookups: tuple[int, int] | None = None
+    step_gaps: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.errors import BadUsage
@@ -256,6 +257,12 @@ class OpenLoop:
             raise BadUsage(f"a window of {self.window_s} s after {self.settle_s} s", "10 s after 5 s")
         if any(seconds <= self.settle_s for _, seconds in self.steps):
             raise BadUsage(f"a step that is over before it has settled for {self.settle_s:g} s", "longer steps")
+
+    @property
+    def step_windows_s(self) -> list[tuple[float, float]]:
+        """From and until when the requests of each step are judged, in seconds since the run began."""
+        ends = accumulate(seconds for _, seconds in self.steps)
+        return [(end - seconds + self.settle_s, end) for (_, seconds), end in zip(self.steps, ends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,16 +175,29 @@ class GapHistogram:
 
     A client of a server sees chunks of its stream: where one bears several tokens, the gap is between chunks. Bin i
     holds gaps from least_s * growth^i until before least_s * growth^(i + 1); below bin 0 are all that are shorter than
-    least_s, whatever their number.
+    least_s, whatever their number. sum_s: of all gaps; None where an older record does not have it.
     """
 
     growth: float
     least_s: float
     counts: Mapping[int, int]
+    sum_s: float | None = None
 
     @property
     def gaps(self) -> int:
         return sum(self.counts.values())
+
+    @property
+    def mean_s(self) -> float | None:
+        """Exact where their sum is known; else of the middles of their bins. None of nothing."""
+        if not self.gaps:
+            return None
+        middles = (self.middle_s(index) * count for index, count in self.counts.items())
+        return (math.fsum(middles) if self.sum_s is None else self.sum_s) / self.gaps
+
+    def middle_s(self, index: int) -> float:
+        """Of a bin, on the scale of logarithms; `least_s` of the one below all."""
+        return self.least_s * math.pow(self.growth, index + 0.5) if index >= 0 else self.least_s
 
     def percentile(self, share: float) -> float | None:
         """The gap in seconds that at least this share of all, 0 to 1, does not exceed. None of nothing.
@@ -196,17 +209,18 @@ class GapHistogram:
         for index in sorted(self.counts):
             seen += self.counts[index]
             if seen >= wanted:
-                return self.least_s * math.pow(self.growth, index + 0.5) if index >= 0 else self.least_s
+                return self.middle_s(index)
         return None
 
 
 def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
-    """Of {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}}; JSON makes the indices words."""
+    """Of {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}; JSON makes the indices words."""
     counts = {int(index): int(count) for index, count in facts["counts"].items()}
-    return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts)
+    sum_s = None if facts.get("sum_s") is None else float(facts["sum_s"])
+    return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, sum_s)
 
 
 def gap_percentiles(histogram: GapHistogram) -> Percentiles:
-    """ITL over all gaps of a run or window, in seconds. The mean is not known: a bin has no exact length."""
+    """ITL over all gaps of a window, in seconds."""
     p50, p90, p95, p99 = (histogram.percentile(share) for share in (0.50, 0.90, 0.95, 0.99))
-    return Percentiles(histogram.gaps, histogram.gaps, None, p50, p90, p95, p99)
+    return Percentiles(histogram.gaps, histogram.gaps, histogram.mean_s, p50, p90, p95, p99)

@@ -7,17 +7,14 @@ is what a ramp is for. A rate by itself is measured by a load of its own.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
 
-from pytest_slmserve.records import Measurement, Run
+from pytest_slmserve.records import Measurement, Run, Stream
 from pytest_slmserve.spec import OpenLoop
-
-Window = tuple[float, float]
 
 
 def steps_of(measurement: Measurement) -> list[Measurement]:
     """A measurement for each step of the load, whose window is the step but for its first `settle_s`; none where the
-    load is no ramp. Gaps between tokens are counted over the whole run, and no step has them."""
+    load is no ramp. Gaps between tokens are those of the step; an older record has them of the whole run alone."""
     load = measurement.load
     if not isinstance(load, OpenLoop):
         return []
@@ -25,23 +22,22 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
         replace(
             measurement,
             load=replace(load, rate=rate, window_s=until - begin, steps=()),
-            run=_within(measurement.run, (begin, until), load.settle_s),
+            run=_within(measurement.run, number, (begin, until), load.settle_s),
         )
-        for (rate, _), (begin, until) in zip(load.steps, windows(load), strict=True)
+        for number, ((rate, _), (begin, until)) in enumerate(zip(load.steps, load.step_windows_s, strict=True))
     ]
 
 
-def windows(load: OpenLoop) -> list[Window]:
-    """From and until when the requests of each step are judged, in seconds since the run began."""
-    ends = accumulate(seconds for _, seconds in load.steps)
-    return [(end - seconds + load.settle_s, end) for (_, seconds), end in zip(load.steps, ends, strict=True)]
-
-
-def _within(run: Run, window_s: Window, settle_s: float) -> Run:
+def _within(run: Run, number: int, window_s: tuple[float, float], settle_s: float) -> Run:
     """What failed in a step, settling included, is of the step; where it is not known when, of each."""
-    stream = run.stream and replace(run.stream, gaps={**run.stream.gaps, "counts": {}})
+    stream = run.stream and _stream_of(run.stream, number)
     if run.failed is None:
         return replace(run, window_s=window_s, stream=stream)
     begin, end = window_s
     failed = run.failed.kept([row for row, at in enumerate(run.failed.sent_s) if begin - settle_s <= at < end])
     return replace(run, window_s=window_s, stream=stream, failed=failed, failures=len(failed))
+
+
+def _stream_of(stream: Stream, number: int) -> Stream:
+    gaps = stream.step_gaps[number] if stream.step_gaps else {**stream.gaps, "counts": {}, "sum_s": None}
+    return replace(stream, gaps=gaps, step_gaps=())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -58,19 +59,22 @@ def lost_in(failed: Iterable[Lost]) -> Message:
     return {field.name: [getattr(each, field.name) for each in ordered] for field in fields(Lost)}
 
 
-def found_in(rows: Iterable[Row], window: Window) -> Message:
-    """samples, scheduled, received, gaps, tokens_per_chunk, and chunks, which is the number behind it."""
+def found_in(rows: Iterable[Row], window: Window, steps: Sequence[Window] = ()) -> Message:
+    """samples, scheduled, received, gaps, step_gaps, tokens_per_chunk, and chunks, which is the number behind it.
+    steps: windows of their own, of a ramp."""
     ordered = sorted(rows, key=lambda row: row.sent)
     chunks = sum(len(row.times) for row in ordered if row.usage[1] is not None)
     counted = sum(sum(row.tokens) for row in ordered if row.usage[1] is not None)
     told = sum(row.usage[1] or 0 for row in ordered)
     beyond = told / counted if counted else 1.0
     scheduled = [row.scheduled for row in ordered]
+    times = [row.times for row in ordered]
     return {
         "samples": [list(column) for column in zip(*(row.sample(beyond) for row in ordered))],
         "scheduled": None if None in scheduled else scheduled,
         "received": received(ordered, beyond),
-        "gaps": gaps([row.times for row in ordered], window),
+        "gaps": gaps(times, window),
+        "step_gaps": [gaps(times, each) for each in steps],
         "tokens_per_chunk": told / chunks if chunks else None,
         "chunks": chunks,
     }
@@ -94,14 +98,24 @@ def received(rows: Sequence[Row], beyond: float) -> list[Any]:
 
 def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
     """A histogram of the times between successive chunks that both lie in the window: bin i holds gaps from
-    least_s * growth**i on; -1 holds those below least_s."""
+    least_s * growth**i on; -1 holds those below least_s. And their sum, which no bin tells."""
     begin, end = window
     counts: Counter[int] = Counter()
+    sum_s = 0.0
     for times in streams:
-        for before, after in pairwise(times):
-            if begin <= before and after <= end:
-                counts[gap_bin(after - before)] += 1
-    return {"growth": GROWTH, "least_s": LEAST_S, "counts": {str(i): counts[i] for i in sorted(counts)}}
+        inside = times[bisect_left(times, begin) : bisect_right(times, end)]
+        counts.update(gap_bin(after - before) for before, after in pairwise(inside))
+        sum_s += inside[-1] - inside[0] if inside else 0.0
+    return histogram(counts, sum_s)
+
+
+def histogram(counts: Counter[int], sum_s: float) -> Message:
+    return {
+        "growth": GROWTH,
+        "least_s": LEAST_S,
+        "counts": {str(i): counts[i] for i in sorted(counts)},
+        "sum_s": round(sum_s, 6),
+    }
 
 
 def gap_bin(gap_s: float) -> int:
@@ -120,6 +134,7 @@ def merged(parts: Sequence[Message]) -> Message:
         "scheduled": None if None in scheduled else list(scheduled),
         "received": merged_bins([part["received"] for part in parts]),
         "gaps": merged_gaps([part["gaps"] for part in parts]),
+        "step_gaps": [merged_gaps(each) for each in zip(*(part["step_gaps"] for part in parts))],
         "tokens_per_chunk": told / chunks if chunks else None,
         "chunks": chunks,
         "failed": merged_losses([part["failed"] for part in parts]),
@@ -152,4 +167,4 @@ def merged_gaps(parts: Sequence[Message]) -> Message:
     counts: Counter[int] = Counter()
     for part in parts:
         counts.update({int(index): count for index, count in part["counts"].items()})
-    return {"growth": GROWTH, "least_s": LEAST_S, "counts": {str(i): counts[i] for i in sorted(counts)}}
+    return histogram(counts, sum(part["sum_s"] for part in parts))

@@ -51,7 +51,7 @@ class Run:
             "event": "done",
             "began": self.began,
             "window": window,
-            **found_in(self.rows, window),
+            **found_in(self.rows, window, self._steps),
             "failed": lost_in(self.failed),
             "failures": self.failures,
             "first_failure": self.first_failure,
@@ -74,6 +74,10 @@ class Run:
             self._take_ended(driver)
             self._look(say, driver)
         return self._end(driver)
+
+    @property
+    def _steps(self) -> list[tuple[float, float]]:
+        return [(self.began + begin, self.began + end) for begin, end in self.load.get("steps", ())]
 
     def _over(self, driver: Driver) -> bool:
         return self.given_up or driver.over

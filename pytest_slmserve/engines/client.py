@@ -81,7 +81,7 @@ def message_of(load: Load) -> dict[str, Any]:
     if not isinstance(load, OpenLoop):
         return asdict(load)
     window = load.settle_s, load.settle_s + load.window_s
-    return {"kind": load.kind, "schedule": list(load.schedule_s), "window": window}
+    return {"kind": load.kind, "schedule": list(load.schedule_s), "window": window, "steps": load.step_windows_s}
 
 
 def completion(request: Request, model: str) -> dict[str, Any]:
@@ -121,6 +121,7 @@ def _stream(told: Mapping[str, Any]) -> Stream:
         begins_s=round(begins - began, 6),
         tokens=tuple(tokens),
         gaps=told["gaps"],
+        step_gaps=tuple(told["step_gaps"]),
         tokens_per_chunk=told["tokens_per_chunk"],
         scheduled_s=None if scheduled is None else tuple(round(at - began, 6) for at in scheduled),
         cpu_s=told["client_cpu_s"],

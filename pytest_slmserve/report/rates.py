@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from pytest_slmserve.analysis.goodput import Goodput, Slo
 from pytest_slmserve.analysis.ramp import steps_of
 from pytest_slmserve.analysis.rates import HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.schedule_delay import delay_of
@@ -28,12 +29,16 @@ from pytest_slmserve.report.served import (
 from pytest_slmserve.spec import OpenLoop, short_hash
 
 COLUMNS = ("requests/s\nasked", "\ndue", "\nsent", "late ms\np99", "tokens\n/s")
-LATENCIES = ("ttft", "tpot", "e2e")
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
 LEGEND = (
     "asked, due, sent: requests/s of the load, by its schedule in the window, and really sent. late: sent after it was "
-    "due. tokens: of output. Latencies are of the requests sent in the window."
+    "due. tokens: of output. Latencies are of the requests sent in the window, ITL of all gaps between tokens in it."
 )
-LEGEND_OF_GOODPUT = "good: requests that finished within every bound. dropped: that failed, or did not end."
+GOODPUT = ("requests/s\nasked", "goodput\n/s", "good\n%")
+LEGEND_OF_GOODPUT = (
+    "good: of the requests sent in the window, those that finished within every bound. dropped: that failed, or did "
+    "not end."
+)
 
 
 def open_loop_texts(measurements: Sequence[Measurement], terms: Terms = STRICT) -> Iterator[str]:
@@ -89,40 +94,47 @@ def _head(m: Measurement) -> Iterator[str]:
 
 
 def _body(points: Sequence[Measurement], terms: Terms) -> Iterator[str]:
-    """The table, how to read it, what was found, and what is wrong."""
-    slo = terms.slo
+    """The tables, how to read them, what was found, and what is wrong."""
     yield _table(points, terms)
     yield ""
-    yield hanging(f"{LEGEND} {LEGEND_OF_GOODPUT if slo else ''}".rstrip(), 0)
-    if slo:
+    yield hanging(LEGEND, 0)
+    if terms.slo:
         yield ""
-        yield f"good: {slo}"
-        best, highest = found_in(points, terms)
-        yield from (hanging(each.why, 2) for each in (best, highest) if each)
-        if best is None:
-            yield "no rate has a valid measurement: nothing can be said of where goodput peaks"
+        yield from _goodput(points, terms, terms.slo)
     yield from _doubts(points, terms)
 
 
 def _table(points: Sequence[Measurement], terms: Terms) -> str:
-    slo = terms.slo
     latency = [text for name in LATENCIES for text in (f"{name.upper()} ms\np50", "\np99")]
-    goodput = ["goodput\n/s", "good\n%", *(f"{name}\n%" for name in slo.bounds), "\ndropped"] if slo else []
-    columns = [*COLUMNS, *latency, *goodput, "\nvalid"]
+    columns = [*COLUMNS, *latency, "\nvalid"]
     return grid([_row(m, terms) for m in points], columns, ["right"] * (len(columns) - 1) + ["left"])
 
 
 def _row(m: Measurement, terms: Terms) -> list[str]:
-    delay, seen, served = delay_of(m.run), latencies(m), good(m, terms.slo)
+    delay, seen = delay_of(m.run), latencies(m)
     invalid, degraded = standing(m, terms.failed_share)
     rates = [delay.requested_per_s, delay.achieved_per_s] if delay else [None, None]
     row = [f"{_rate(m):g}", *(figure(rate, 4) for rate in rates), milliseconds(delay.p99_s if delay else None)]
     row.append(figure(summarize(m).output_tokens_per_s, 4))
     row += [milliseconds(value) for name in LATENCIES for value in (seen[name].p50, seen[name].p99)]
-    if served:
-        shares = [served.attainment, *(share for _, share in served.by_slo)]
-        row += [figure(served.per_s, 4), *map(hundredths, shares), f"{served.dropped}"]
     return [*row, "NO" if invalid else "degraded" if degraded else "yes"]
+
+
+def _goodput(points: Sequence[Measurement], terms: Terms, slo: Slo) -> Iterator[str]:
+    columns = [*GOODPUT, *(f"{name}\n%" for name in slo.bounds), "\ndropped"]
+    served = [(m, found) for m in points if (found := good(m, slo))]
+    yield f"good: {slo}"
+    yield grid([_goodput_row(m, found) for m, found in served], columns, ["right"] * len(columns))
+    best, highest = found_in(points, terms)
+    yield from (hanging(each.why, 2) for each in (best, highest) if each)
+    if best is None:
+        yield "no rate has a valid measurement: nothing can be said of where goodput peaks"
+    yield hanging(LEGEND_OF_GOODPUT, 0)
+
+
+def _goodput_row(m: Measurement, found: Goodput) -> list[str]:
+    shares = [found.attainment, *(share for _, share in found.by_slo)]
+    return [f"{_rate(m):g}", figure(found.per_s, 4), *map(hundredths, shares), f"{found.dropped}"]
 
 
 def found_in(points: Sequence[Measurement], terms: Terms) -> tuple[Peak | None, HighestLoad | None]:

@@ -79,10 +79,9 @@ def _figures(name: str, values: Sequence[float]) -> Iterator[tuple[str, float]]:
 
 
 def _of_gaps(gaps: GapHistogram) -> Iterator[tuple[str, float]]:
-    """Each gap as the middle of its bin, 1 % wide."""
-    middles = {i: gaps.least_s * math.pow(gaps.growth, max(i, 0) + 0.5) for i in gaps.counts}
-    average = sum(middles[i] * count for i, count in gaps.counts.items()) / gaps.gaps
-    square = sum((middles[i] - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
+    """Their deviation is of the middles of their bins, 1 % wide."""
+    average = gaps.mean_s or math.nan
+    square = sum((gaps.middle_s(i) - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
     yield "mean_itl_ms", 1e3 * average
     yield "median_itl_ms", 1e3 * (gaps.percentile(0.5) or math.nan)
     yield "std_itl_ms", 1e3 * math.sqrt(square)

@@ -195,15 +195,26 @@ def test_a_coarse_histogram_is_not_so_exact():
 
 
 def test_gaps_of_nothing_and_gaps_below_the_least():
-    assert gap_percentiles(GapHistogram(1.01, 1e-4, {})).p99 is None
+    nothing = gap_percentiles(GapHistogram(1.01, 1e-4, {}, 0.0))
+    assert (nothing.p99, nothing.mean) == (None, None)
     merged = histogram([0.0, 0.0, 5e-5, 0.5])
     assert merged.percentile(0.5) == 1e-4, "tokens that came in one chunk"
     assert merged.percentile(1.0) == pytest.approx(0.5, rel=0.01)
 
 
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=200))
+def test_the_mean_gap_is_exact_where_the_sum_is_known(gaps):
+    assert replace(histogram(gaps), sum_s=sum(gaps)).mean_s == pytest.approx(sum(gaps) / len(gaps))
+
+
+@given(GAPS)
+def test_an_older_record_tells_the_mean_gap_to_half_a_per_cent(gaps):
+    assert histogram(gaps).mean_s == pytest.approx(sum(gaps) / len(gaps), rel=0.0051)
+
+
 def test_a_histogram_is_the_same_after_json():
-    facts = {"growth": 1.01, "least_s": 1e-4, "counts": {463: 90, 694: 10}}
+    facts = {"growth": 1.01, "least_s": 1e-4, "counts": {463: 90, 694: 10}, "sum_s": 1.9}
     seen = gap_percentiles(gap_histogram(json.loads(json.dumps(facts))))
     assert seen == gap_percentiles(gap_histogram(facts))
-    assert (seen.requests, seen.known, seen.mean) == (100, 100, None)
+    assert (seen.requests, seen.known, seen.mean) == (100, 100, 0.019)
     assert seen.p90 == pytest.approx(0.01, rel=0.01) and seen.p95 == pytest.approx(0.1, rel=0.01)

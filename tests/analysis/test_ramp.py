@@ -8,11 +8,12 @@ import pytest
 from strategies import measurement
 
 from pytest_slmserve.analysis.latency import latencies_of
-from pytest_slmserve.analysis.ramp import steps_of, windows
+from pytest_slmserve.analysis.ramp import steps_of
 from pytest_slmserve.analysis.schedule_delay import schedule_delay
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Failures, Run, Samples, Steps, Stream
+from pytest_slmserve.report.served import latencies
 from pytest_slmserve.spec import ClosedLoop, OpenLoop, load_facts
 
 RAMP = OpenLoop("ramp", 15.0, 1.0, 7.0, steps=((10.0, 4.0), (20.0, 4.0)))
@@ -34,7 +35,7 @@ def served(ramp: OpenLoop):
 
 
 def test_a_step_is_judged_when_it_has_settled():
-    assert windows(RAMP) == [(1.0, 4.0), (5.0, 8.0)]
+    assert RAMP.step_windows_s == [(1.0, 4.0), (5.0, 8.0)]
 
 
 def test_each_step_has_its_own_figures():
@@ -48,10 +49,25 @@ def test_each_step_has_its_own_figures():
         assert delay.p99_s == pytest.approx(0.001)
 
 
-def test_a_step_is_no_ramp_and_has_no_gaps():
+def test_a_step_is_no_ramp():
     step = steps_of(served(RAMP))[0]
     assert steps_of(step) == [] and step.load.window_s == 3.0
-    assert step.run.stream.gaps == {"growth": 1.01, "least_s": 1e-4, "counts": {}}
+
+
+def test_a_step_has_the_gaps_of_its_own_window():
+    whole = served(RAMP)
+    of_steps = ({"counts": {"462": 90}, "sum_s": 0.9}, {"counts": {"602": 180}, "sum_s": 7.2})
+    stream = replace(whole.run.stream, step_gaps=tuple({**whole.run.stream.gaps, **each} for each in of_steps))
+    slow, fast = (latencies(m)["itl"] for m in steps_of(replace(whole, run=replace(whole.run, stream=stream))))
+    assert (slow.requests, slow.mean, fast.requests, fast.mean) == (90, 0.01, 180, 0.04)
+    assert [slow.p50, slow.p90, slow.p95, slow.p99] == pytest.approx([0.01] * 4, rel=0.01)
+    assert [fast.p50, fast.p90, fast.p95, fast.p99] == pytest.approx([0.04] * 4, rel=0.01)
+
+
+def test_an_older_record_does_not_say_which_step_a_gap_was_of():
+    for step in steps_of(served(RAMP)):
+        itl = latencies(step)["itl"]
+        assert (itl.requests, itl.mean, itl.p50, itl.p99) == (0, None, None, None)
 
 
 def test_a_failure_is_of_its_step_settling_included():

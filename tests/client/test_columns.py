@@ -41,7 +41,15 @@ def test_any_percentile_of_the_gaps_to_a_hundredth(values, share):
 
 def test_gaps_count_where_both_ends_lie_in_the_window():
     found = gaps([[0.0, 1.0, 2.0, 3.0, 3.00001], [2.5]], (1.0, 3.5))
-    assert found["counts"] == {"-1": 1, str(gap_bin(1.0)): 2}
+    assert found["counts"] == {"-1": 1, str(gap_bin(1.0)): 2} and found["sum_s"] == pytest.approx(2.00001)
+
+
+@given(st.lists(stamps, max_size=5))
+def test_a_step_has_the_gaps_that_its_window_would_have_alone(streams):
+    steps = [(1000.0, 1001.0), (1001.5, 1003.0)]
+    found = found_in([row(times) for times in streams], (1000.0, 1003.0), steps)
+    assert found["step_gaps"] == [found_in([row(times) for times in streams], each)["gaps"] for each in steps]
+    assert all(sum(each["counts"].values()) <= sum(found["gaps"]["counts"].values()) for each in found["step_gaps"])
 
 
 def test_a_request_has_its_row_as_the_worker_has_it():
@@ -70,12 +78,12 @@ def test_parts_together_are_what_one_process_would_have_found(streams, scheduled
         row(times, (3, len(times)), sent=float(i), scheduled=float(i) if scheduled else None)
         for i, times in enumerate(streams)
     ]
-    whole = found_in(rows, (1000.5, 1002.5))
-    halves = [
-        json.loads(json.dumps({**found_in(part, (1000.5, 1002.5)), **NOTHING})) for part in (rows[::2], rows[1::2])
-    ]
-    both = merged(halves)
-    assert {name: json.loads(json.dumps(both[name])) for name in whole} == json.loads(json.dumps(whole))
+    windows = (1000.5, 1002.5), [(1000.5, 1001.5), (1002.0, 1002.5)]
+    whole = json.loads(json.dumps(found_in(rows, *windows)))
+    both = merged([json.loads(json.dumps({**found_in(part, *windows), **NOTHING})) for part in (rows[::2], rows[1::2])])
+    sums = [[each.pop("sum_s") for each in (found["gaps"], *found["step_gaps"])] for found in (whole, both)]
+    assert sums[0] == pytest.approx(sums[1], abs=1e-5), "each is rounded"
+    assert {name: json.loads(json.dumps(both[name])) for name in whole} == whole
     assert both["client_cpu_s"] == 1.0
 
 

@@ -15,6 +15,7 @@ from pytest_slmserve.__main__ import main, parser
 from pytest_slmserve.commands.loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.report import layout
 from pytest_slmserve.store import read
 from pytest_slmserve.workload.sharegpt import read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
@@ -133,8 +134,10 @@ def test_several_rates_are_measured_one_after_the_other(there, tmp_path):
 def test_a_table_of_several_rates(there, tmp_path):
     out = command(there, tmp_path, "--request-rate", "20,60", *TIMING, *SLO).out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("20 ", "60 "))]
-    assert len(rows) == 2 and {row[-1] for row in rows} <= {"yes", "NO"} and len(rows[0]) == 17
+    assert [(row[0], len(row)) for row in rows] == [("20", 14), ("60", 14), ("20", 6), ("60", 6)]
+    assert {row[-1] for row in rows[:2]} <= {"yes", "NO"} and {row[-1] for row in rows[2:]} == {"0"}, "none dropped"
     assert "good: ttft:1s,e2e:2s" in out and "attainment" not in out
+    assert max(map(len, out.splitlines())) <= layout.WIDTH
     again = io.StringIO()
     with redirect_stdout(again):
         assert main(["report", str(tmp_path / "r.jsonl"), "--slo", SLO[1]]) == 0
@@ -169,6 +172,13 @@ def test_a_ramp_is_told_step_by_step(there, tmp_path):
     assert (slow["requests"], fast["requests"]) == (16, 48), "0.8 s each"
     assert (slow["from_s"], slow["until_s"], fast["from_s"], fast["until_s"]) == (0.2, 1, 1.2, 2)
     assert slow["goodput"]["attainment"] == 1 == fast["goodput"]["attainment"]
+    whole = found["latency_s"]["itl"]["requests"]
+    for step in (slow, fast):
+        itl, tpot = step["latency_s"]["itl"], step["latency_s"]["tpot"]
+        assert itl["requests"] == pytest.approx(7 * step["requests"], rel=0.2), "but for those at the window's ends"
+        assert itl["mean"] == pytest.approx(tpot["mean"], rel=0.2)
+        assert 0 < itl["p50"] <= itl["p90"] <= itl["p95"] <= itl["p99"]
+    assert slow["latency_s"]["itl"]["requests"] + fast["latency_s"]["itl"]["requests"] < whole
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert kept.load.steps == ((20, 1), (60, 1)) and len(kept.run.samples) == 20 + 60 + 12
     assert found["id"] == kept.id and found["load"]["steps"] == [[20, 1], [60, 1]]
