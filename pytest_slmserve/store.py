@@ -36,6 +36,7 @@ from pytest_slmserve.spec import EngineSpec
 # 2: stamps are ticks of a clock. 1: first. Add a number only where an older release would misread what is written.
 FORMAT = 2
 
+ANOTHER = "--slm-records (measure: --records) with another path"
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)
 
@@ -205,7 +206,7 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
 
 
 def _cannot_write(path: Path, error: OSError) -> NoReturn:
-    raise BadUsage(f"cannot write to {path}: {error.strerror}", "--slm-records with another path") from None
+    raise BadUsage(f"cannot write to {path}: {error.strerror}", ANOTHER) from None
 
 
 def _lock(path: Path, file: io.FileIO) -> None:
@@ -213,7 +214,7 @@ def _lock(path: Path, file: io.FileIO) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        hint = "wait until it ends, or --slm-records with another path"
+        hint = f"wait until it ends, or {ANOTHER}"
         raise BadUsage(f"another run is writing to {path}", hint) from None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.device import DeviceFigures, decode_figures, device_figures
 from pytest_slmserve.analysis.roofline import roofline_fraction
 from pytest_slmserve.analysis.step_time import Bound, bound_by_counters, saturation_gap, step_time
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.records import Measurement, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +62,10 @@ class Summary:
 
 
 def summarize(measurement: Measurement) -> Summary:
-    """All figures of one measurement. requests/s is tokens/s over the workload's mean output."""
+    """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`."""
     run = measurement.run
     tokens_per_s, batch, latency = window.output_tokens_per_s(run), window.mean_batch(run), window.latency(run)
-    per_request, law = measurement.workload.mean_output_tokens, window.littles_law(run)
+    per_request, law = output_tokens_each(measurement), window.littles_law(run)
     return Summary(
         batch=batch,
         requests_per_s=None if tokens_per_s is None else tokens_per_s / per_request,
@@ -83,6 +84,18 @@ def summarize(measurement: Measurement) -> Summary:
         little=None if law is None else law.deviation,
         **_sensed(measurement, tokens_per_s),
     )
+
+
+def output_tokens_each(measurement: Measurement) -> float:
+    """Of a request, in the mean: as asked for, or less where each was asked for as many and some ended early."""
+    asked = measurement.workload.spec.output_tokens
+    came = finished_output_tokens(measurement.run)
+    return fmean(came) if asked and came and fmean(came) < asked else measurement.workload.mean_output_tokens
+
+
+def finished_output_tokens(run: Run) -> list[int]:
+    """Of each request that was served to its end."""
+    return [tokens for tokens, finished in zip(run.samples.output_tokens, run.samples.finished) if finished]
 
 
 def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, Any]:

@@ -95,15 +95,25 @@ def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:
 
 
 def _broken(run: Run) -> Iterator[str]:
-    """What leaves nothing to check further: the rates would be of something else."""
+    """What leaves nothing to check further: the rates would be of something else. Where requests failed and none was
+    served, that is said already, and no window would be long enough."""
+    if run.failures and not any(run.samples.finished):
+        return
     if preempted := window.preemptions(run):
         yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
     if (steps := len(window.window_steps(run))) < MIN_STEPS or window.span_s(run) is None:
-        yield f"{steps} engine steps in the window, {MIN_STEPS} are needed: a longer window"
+        yield f"{_little_time(run, steps)}: a longer window, or more requests"
     if not window.finished_in_window(run):
         yield "no request finished in the window: a longer window"
     elif window.latency(run).e2e_s is None:
         yield "no finished request says when its first token came"
+
+
+def _little_time(run: Run, steps: int) -> str:
+    if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
+        bin_s = run.stream.bin_s
+        return f"tokens came for {steps * bin_s:g} s of the window, {MIN_STEPS * bin_s:g} s are needed"
+    return f"{steps} engine steps in the window, {MIN_STEPS} are needed"
 
 
 def _unserved(measurement: Measurement) -> Iterator[str]:

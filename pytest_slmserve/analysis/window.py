@@ -95,6 +95,14 @@ def output_tokens_per_s(run: Run) -> float | None:
     return tokens_per_s(run, window_steps(run))
 
 
+def prompt_tokens_per_s(run: Run) -> float | None:
+    """Prompt tokens of the requests whose first token came in the window / its seconds; None of no window."""
+    opens, closes = run.window_s
+    rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
+    prompts = sum(tokens for tokens, first in rows if first is not None and opens <= first <= closes)
+    return prompts / (closes - opens) if closes > opens else None
+
+
 def step_s(run: Run) -> float | None:
     """Mean time between successive engine steps: what a running request waits for its next token. None where a server
     tells no steps."""

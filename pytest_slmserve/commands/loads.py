@@ -179,6 +179,8 @@ def traced(given: argparse.Namespace) -> tuple[Load, Workload]:
     from pytest_slmserve.workload.build import synthetic_requests
     from pytest_slmserve.workload.traces import load_trace
 
+    if not 0 < given.speed < math.inf:
+        raise BadUsage(f"--speed {given.speed:g} is no speed", "--speed 2, which is twice as fast")
     trace = load_trace(given.trace, max_model_len=LONGEST, until_s=length_s(given) * given.speed)
     lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))

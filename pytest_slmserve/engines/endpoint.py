@@ -74,7 +74,8 @@ class EndpointEngine:
                 break
             status, kind, text = self._asked_without(without)
         if status != 200:
-            hint = HINTS.get(status, "--extra-body with what this server wants otherwise")
+            otherwise = "--extra-body with what this server wants otherwise"
+            hint = "the server's own log" if status >= 500 else HINTS.get(status, otherwise)
             raise BadUsage(f"{self.spec.url} answered {status}: {self._told(text)}", hint)
         if "event-stream" not in kind:
             raise BadUsage(f"{self.spec.url} does not stream: it answered {kind or 'something'}", "a server that does")

@@ -24,15 +24,16 @@ from pytest_slmserve.report.served import (
     figures_of,
     good,
     latencies,
-    without,
+    told_of,
 )
 from pytest_slmserve.spec import OpenLoop, short_hash
 
-COLUMNS = ("requests/s\nasked", "\ndue", "\nsent", "late ms\np99", "tokens\n/s")
+COLUMNS = ("requests/s\nasked", "\ndue", "\nsent", "\nserved", "late ms\np99", "tokens\n/s")
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 LEGEND = (
-    "asked, due, sent: requests/s of the load, by its schedule in the window, and really sent. late: sent after it was "
-    "due. tokens: of output. Latencies are of the requests sent in the window, ITL of all gaps between tokens in it."
+    "asked, due, sent, served: requests/s of the load, by its schedule in the window, really sent, and by the tokens "
+    "that came. late: sent after it was due. tokens: of output. Latencies are of the requests sent in the window, ITL "
+    "of all gaps between tokens in it."
 )
 GOODPUT = ("requests/s\nasked", "goodput\n/s", "good\n%")
 LEGEND_OF_GOODPUT = (
@@ -60,7 +61,7 @@ def rates_text(points: Sequence[Measurement], terms: Terms) -> str:
     assert isinstance(first, OpenLoop)
     judged = f"each judged for {first.window_s:g} s after {first.settle_s:g} s"
     timing = f"{_process(points[0])}: one load after the other, {judged}"
-    return "\n".join([*_head(points[0]), timing, "", *_body(points, terms)])
+    return "\n".join([*asked_of(points[0]), *_told(points), timing, "", *_body(points, terms)])
 
 
 def rates_json(points: Sequence[Measurement], terms: Terms) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def ramp_text(measurement: Measurement, terms: Terms) -> str:
     load = measurement.load
     assert isinstance(load, OpenLoop)
     timing = f"{load.arrivals}; the first {load.settle_s:g} s of a step are not judged"
-    return "\n".join([*_head(measurement), timing, "", *_body(steps_of(measurement), terms)])
+    return "\n".join([*asked_of(measurement), *told_of(measurement), timing, "", *_body(steps_of(measurement), terms)])
 
 
 def ramp_json(measurement: Measurement, terms: Terms) -> dict[str, Any]:
@@ -87,10 +88,13 @@ def ramp_json(measurement: Measurement, terms: Terms) -> dict[str, Any]:
     return {**as_json(measurement, terms), "steps": each, **_over_all(steps, terms)}
 
 
-def _head(m: Measurement) -> Iterator[str]:
-    yield from asked_of(m)
-    if m.run.stream:
-        yield from without(m.run.stream)
+def _told(points: Sequence[Measurement]) -> Iterator[str]:
+    """What is so at all rates, then what is of one."""
+    each = [list(told_of(m)) for m in points]
+    common = [text for text in each[0] if all(text in told for told in each)]
+    yield from common
+    for m, told in zip(points, each, strict=True):
+        yield from (f"{_rate(m):g} requests/s: {text}" for text in told if text not in common)
 
 
 def _body(points: Sequence[Measurement], terms: Terms) -> Iterator[str]:
@@ -113,9 +117,9 @@ def _table(points: Sequence[Measurement], terms: Terms) -> str:
 def _row(m: Measurement, terms: Terms) -> list[str]:
     delay, seen = delay_of(m.run), latencies(m)
     invalid, degraded = standing(m, terms.failed_share)
-    rates = [delay.requested_per_s, delay.achieved_per_s] if delay else [None, None]
-    row = [f"{_rate(m):g}", *(figure(rate, 4) for rate in rates), milliseconds(delay.p99_s if delay else None)]
-    row.append(figure(summarize(m).output_tokens_per_s, 4))
+    served, sent = summarize(m), [delay.requested_per_s, delay.achieved_per_s] if delay else [None, None]
+    row = [f"{_rate(m):g}", *(figure(rate, 4) for rate in (*sent, served.requests_per_s))]
+    row += [milliseconds(delay.p99_s if delay else None), figure(served.output_tokens_per_s, 4)]
     row += [milliseconds(value) for name in LATENCIES for value in (seen[name].p50, seen[name].p99)]
     return [*row, "NO" if invalid else "degraded" if degraded else "yes"]
 

@@ -15,9 +15,10 @@ from pytest_slmserve.analysis.latency import Percentiles, gap_histogram, gap_per
 from pytest_slmserve.analysis.prefix_cache import cached
 from pytest_slmserve.analysis.rates import ATTAINMENT
 from pytest_slmserve.analysis.schedule_delay import delay_of
-from pytest_slmserve.analysis.summary import summarize
+from pytest_slmserve.analysis.summary import finished_output_tokens, summarize
 from pytest_slmserve.analysis.validity import FAILED_SHARE, standing
-from pytest_slmserve.records import Measurement, Stream
+from pytest_slmserve.analysis.window import prompt_tokens_per_s
+from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
 from pytest_slmserve.spec import OpenLoop, load_facts
 
@@ -35,6 +36,7 @@ class Terms:
     failed_share: float = FAILED_SHARE
 
 
+CHUNK = 0.01  # of a token: an end of text that has no text of its own is counted in no chunk
 STRICT = Terms()
 
 
@@ -89,6 +91,7 @@ def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any
         "first_failure": run.first_failure,
         "window_s": run.window_s[1] - run.window_s[0],
         **{name: summary[name] for name in FIGURES},
+        "prompt_tokens_per_s": prompt_tokens_per_s(run),
         "latency_s": {name: asdict(each) for name, each in latencies(measurement).items()},
         "cached_prompt_share": from_cache and from_cache.share,
         "schedule_delay": delay and asdict(delay),
@@ -102,49 +105,65 @@ def as_text(measurement: Measurement, terms: Terms = STRICT) -> str:
     return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement, terms)])
 
 
-def asked_of(m: Measurement) -> tuple[str, str]:
+def asked_of(m: Measurement) -> Iterator[str]:
     """Who was asked, and for how much."""
     prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
-    tokens = f"{prompt:,.4g} prompt and {output:,.4g} output tokens asked for in the mean"
-    return f"{m.spec.model} at {m.spec.url or f'the {m.spec.door} door'}", tokens
+    yield f"{m.spec.model} at {m.spec.url or f'the {m.spec.door} door'}"
+    source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
+    yield f"{prompt:,.4g} prompt and {output:,.4g} output tokens asked for in the mean{source}"
+
+
+def told_of(m: Measurement) -> Iterator[str]:
+    """What its server did otherwise than was asked, and what it does not tell."""
+    for say in (without, _ended_early, chunks, _cached):
+        yield from say(m)
 
 
 def _head(m: Measurement) -> Iterator[str]:
     figures, seen, (opened, closed) = summarize(m), latencies_of(m), m.run.window_s
-    whom, tokens = asked_of(m)
-    yield whom
-    yield f"{tokens}, {figure(figures.batch, 4)} requests in flight"
-    if stream := m.run.stream:
-        yield from without(stream)
-    yield from _ended_early(m)
-    yield _cached(m)
+    yield from asked_of(m)
+    yield from told_of(m)
     if isinstance(m.load, OpenLoop) and (delay := delay_of(m.run)):
         rates = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
         yield f"{m.load.arrivals}: {rates}, late by {milliseconds(delay.p99_s)} ms (p99) at most"
-    yield f"{figure(figures.output_tokens_per_s, 4)} output tokens/s over {closed - opened:.1f} s"
+    prompts = figure(prompt_tokens_per_s(m.run), 4)
+    tokens = f"{figure(figures.output_tokens_per_s, 4)} output and {prompts} prompt tokens/s"
+    yield f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s"
+    yield f"{figure(figures.batch, 4)} requests in flight"
     which = "sent in the window" if isinstance(m.load, OpenLoop) else "ended in the window"
     yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {failed_text(m)}"
 
 
-def without(stream: Stream) -> Iterator[str]:
+def without(m: Measurement) -> Iterator[str]:
     """What its server did not let us ask for."""
-    if stream.without:
-        yield f"asked without {', '.join(stream.without)}, which this server refuses"
+    if m.run.stream and m.run.stream.without:
+        yield f"asked without {', '.join(m.run.stream.without)}, which this server refuses"
 
 
-def _cached(m: Measurement) -> str:
+def chunks(m: Measurement) -> Iterator[str]:
+    """How its tokens were counted, where a chunk is not one by the server's own count."""
+    stream = m.run.stream
+    if stream is None or not any(m.run.samples.finished):
+        return
+    if (each := stream.tokens_per_chunk) is None:
+        yield "the server does not say how many tokens it sent: each chunk counts as one"
+    elif abs(each - 1) > CHUNK:
+        yield f"{each:.2f} tokens came in a chunk, in the mean: ITL is between chunks"
+
+
+def _cached(m: Measurement) -> Iterator[str]:
     """Where the prompts came from, as far as is known."""
     seen, stream = cached(m.run), m.run.stream
     own = "no prompt begins like another's" if stream and stream.salt else "prompts as the seed or the file has them"
     if seen is None:
-        return f"{own}; how much of them a prefix cache served is not told"
-    return f"{own}; {hundredths(seen.share)} % of their tokens came from a prefix cache, {seen.told_by}"
+        yield f"{own}; how much of them a prefix cache served is not told"
+    else:
+        yield f"{own}; {hundredths(seen.share)} % of their tokens came from a prefix cache, {seen.told_by}"
 
 
 def _ended_early(m: Measurement) -> Iterator[str]:
     """Of a request of known length, fewer tokens than were asked for."""
-    asked, samples = m.workload.spec.output_tokens, m.run.samples
-    came = [tokens for tokens, finished in zip(samples.output_tokens, samples.finished) if finished]
+    asked, came = m.workload.spec.output_tokens, finished_output_tokens(m.run)
     early = sum(tokens < asked for tokens in came) if asked else 0
     if early:
         yield f"{early} of {len(came)} requests ended early, {fmean(came):,.4g} output tokens in the mean"

@@ -27,7 +27,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
     run, load = measurement.run, measurement.load
     rows = judged_rows(measurement)
     seconds = run.window_s[1] - run.window_s[0]
-    tokens_per_s = window.output_tokens_per_s(run)
+    tokens_per_s, prompts_per_s = window.output_tokens_per_s(run), window.prompt_tokens_per_s(run) or 0.0
     prompts = sum(run.samples.prompt_tokens[row] for row in rows)
     outputs = sum(run.samples.output_tokens[row] for row in rows)
     backend = "offline" if measurement.spec.door == "offline" else "openai"
@@ -46,10 +46,10 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "failed": judged_failures(measurement),
         "total_input_tokens": prompts,
         "total_output_tokens": outputs,
-        "request_throughput": len(rows) / seconds,
+        "request_throughput": len(window.finished_in_window(run)) / seconds,
         "request_goodput": served and served.per_s,
         "output_throughput": tokens_per_s,
-        "total_token_throughput": None if tokens_per_s is None else tokens_per_s + prompts / seconds,
+        "total_token_throughput": None if tokens_per_s is None else tokens_per_s + prompts_per_s,
         **dict(_latencies(measurement, rows)),
         "record_id": measurement.id,
         "valid": not problems(measurement),

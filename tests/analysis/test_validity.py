@@ -10,7 +10,7 @@ from strategies import WELL, measurement, planted_telemetry
 from pytest_slmserve import sensors
 from pytest_slmserve.analysis.latency import judged_rows
 from pytest_slmserve.analysis.validity import degradations, problems, sound, trustworthy
-from pytest_slmserve.records import Failures, Stream
+from pytest_slmserve.records import Failures, Steps, Stream
 from pytest_slmserve.spec import Burst, ClosedLoop
 
 
@@ -60,6 +60,21 @@ def test_no_window_at_all():
     m = measurement()
     steps, finished = problems(replace(m, run=replace(m.run, window_s=(1e6, 1e6 + 1))))
     assert "0 engine steps" in steps and "no request finished in the window" in finished
+
+
+def test_where_all_failed_no_longer_window_is_asked_for():
+    m = measurement(failures=8)
+    unfinished = replace(
+        m.run, window_s=(1e6, 1e6 + 1), samples=replace(m.run.samples, finished=(False,) * len(m.run.samples))
+    )
+    assert only(replace(m, run=unfinished)).startswith("8 requests failed, the first with")
+
+
+def test_a_client_counts_in_spans_of_time_and_not_in_steps():
+    m = measurement()
+    stream = Stream(bin_s=0.01, begins_s=m.run.window_s[0], tokens=(1.0,) * 4, gaps={})
+    told = only(replace(m, run=replace(m.run, steps=Steps(*[()] * 7), stream=stream)))
+    assert told == "tokens came for 0.04 s of the window, 0.2 s are needed: a longer window, or more requests"
 
 
 def test_nothing_finished():

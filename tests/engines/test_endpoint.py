@@ -1,12 +1,14 @@
 """The door to somebody else's server: what it is asked, what is refused before anything is measured, what is known."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 from doors import FAKE, small_workload, somebodys_server, url_of, wrong_but_for_noise
 
 from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.summary import summarize
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.codec import engine_line, engine_of, measurement_line, measurement_of
 from pytest_slmserve.engines.endpoint import EndpointEngine
@@ -163,6 +165,16 @@ def test_what_is_refused_to_the_least_is_told_without_the_key(there, monkeypatch
         EndpointEngine(spec_of(there), "key-of-somebody")
 
 
+@pytest.mark.parametrize(
+    ("status", "hint"), [(500, "the server's own log"), (413, "--extra-body"), (403, "SLM_ENDPOINT")]
+)
+def test_what_to_do_depends_on_the_status(there, monkeypatch, status, hint):
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", lambda *_: (status, "text/plain", "no"))
+    with pytest.raises(BadUsage, match=f"answered {status}: no") as raised:
+        EndpointEngine(spec_of(there), "key")
+    assert hint in raised.value.hint
+
+
 def test_an_error_in_the_stream_is_told_before_anything_is_measured(there, monkeypatch):
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", Refusing(event='{"error": "out of memory"}'))
     with pytest.raises(BadUsage, match="said in its stream: .*out of memory"):
@@ -174,6 +186,32 @@ def test_requests_that_ended_early_are_counted(endpoint):
     short = replace(found.run.samples, output_tokens=(4, *found.run.samples.output_tokens[1:]))
     told = as_text(replace(found, run=replace(found.run, samples=short)))
     assert "1 of 20 requests ended early, 7.8 output tokens in the mean" in told and "ended early" not in as_text(found)
+    as_asked, early = (summarize(replace(found, run=replace(found.run, samples=s))) for s in (found.run.samples, short))
+    assert early.requests_per_s == pytest.approx(as_asked.requests_per_s * 8 / 7.8), "as many tokens, shorter requests"
+
+
+def test_the_page_says_what_a_chunk_is(endpoint):
+    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), remote())
+
+    def page(tokens_per_chunk):
+        return as_text(
+            replace(found, run=replace(found.run, stream=replace(found.run.stream, tokens_per_chunk=tokens_per_chunk)))
+        )
+
+    assert "2.50 tokens came in a chunk, in the mean: ITL is between chunks" in page(2.5)
+    assert "the server does not say how many tokens it sent: each chunk counts as one" in page(None)
+    assert "chunk" not in page(1.0)
+
+
+def test_the_page_tells_the_throughput_of_requests_and_of_tokens_both_ways(endpoint):
+    found = measure(endpoint, small_workload(), ClosedLoop(2, requests=40), remote())
+    line = re.search(
+        r"^([\d.,]+) requests/s, ([\d.,]+) output and ([\d.,]+) prompt tokens/s over", as_text(found), re.M
+    )
+    requests, outputs, prompts = (float(number.replace(",", "")) for number in line.groups())
+    seconds = found.run.window_s[1] - found.run.window_s[0]
+    assert prompts == pytest.approx(16 * 40 / seconds, rel=1e-3) and outputs == pytest.approx(8 * requests, rel=1e-3)
+    assert requests == pytest.approx(40 / seconds, rel=0.15)
 
 
 def test_nobody_there(there):

@@ -134,8 +134,9 @@ def test_several_rates_are_measured_one_after_the_other(there, tmp_path):
 def test_a_table_of_several_rates(there, tmp_path):
     out = command(there, tmp_path, "--request-rate", "20,60", *TIMING, *SLO).out
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("20 ", "60 "))]
-    assert [(row[0], len(row)) for row in rows] == [("20", 14), ("60", 14), ("20", 6), ("60", 6)]
+    assert [(row[0], len(row)) for row in rows] == [("20", 15), ("60", 15), ("20", 6), ("60", 6)]
     assert {row[-1] for row in rows[:2]} <= {"yes", "NO"} and {row[-1] for row in rows[2:]} == {"0"}, "none dropped"
+    assert "how much of them a prefix cache served is not told" in out
     assert "good: ttft:1s,e2e:2s" in out and "attainment" not in out
     assert max(map(len, out.splitlines())) <= layout.WIDTH
     again = io.StringIO()
@@ -199,6 +200,8 @@ def test_measure_replays_a_trace(there, tmp_path):
     assert len(kept.run.samples) == 48, "1.19 s, twice as fast"
     assert list(kept.run.samples.output_tokens[:5]) == [3, 4, 5, 6, 3]
     assert found["load"]["arrivals"].endswith("speed 2")
+    page = command(there, tmp_path, *timing).out
+    assert "4.5 output tokens asked for in the mean: trace.jsonl, 0 requests left out as too long" in page
 
 
 # Failures
@@ -315,6 +318,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--concurrency", "4", "--sharegpt", "--input-len", "9"), "prompts of ShareGPT have lengths of their own"),
         (("--concurrency", "4", "--sharegpt", "--output-len", "9"), "replies of ShareGPT have lengths of their own"),
         (("--trace", "t.csv", "--sharegpt"), "a trace has lengths of its own"),
+        (("--trace", "t.csv", "--speed", "0"), "--speed 0 is no speed"),
         (("--concurrency", "4", "--extra-body", "[1]"), "is no JSON object"),
         (("--concurrency", "4", "--slo", "fast"), "'fast' is no SLO"),
     ],

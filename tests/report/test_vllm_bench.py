@@ -1,0 +1,39 @@
+"""Results in the words of vLLM's own benchmark, where these mean something else than they seem to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from strategies import measurement
+
+from pytest_slmserve.records import Run, Samples, Steps, Stream
+from pytest_slmserve.report.vllm_bench import as_vllm_bench
+from pytest_slmserve.spec import OpenLoop
+
+
+def overloaded(served_per_s: float = 5.0):
+    """Ten requests a second come for 20 s, of 8 and 4 tokens; half as many are served, one after the other."""
+    sent = tuple(i / 10 for i in range(200))
+    first = tuple((i + 1) / served_per_s for i in range(200))
+    columns = (8,) * 200, (4,) * 200, (True,) * 200
+    samples = Samples(tuple(range(200)), sent, (None,) * 200, first, tuple(at + 0.01 for at in first), *columns)
+    tokens = tuple(4 * served_per_s * 0.01 for _ in range(4000))
+    run = Run(samples, Steps(*[()] * 7), (5.0, 15.0), stream=Stream(0.01, 0.0, tokens, GAPS, scheduled_s=sent))
+    return replace(measurement(output_tokens=4), load=OpenLoop("even", 10.0, 5.0, 10.0), run=run)
+
+
+GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"463": 9}, "sum_s": 0.0909}
+
+
+def test_throughput_under_overload_is_what_was_served_and_not_what_was_sent():
+    told = as_vllm_bench(overloaded())
+    assert (told["duration"], told["num_prompts"], told["completed"]) == (10, 100, 100)
+    assert told["request_throughput"] == pytest.approx(5, abs=0.1)
+    assert told["output_throughput"] == pytest.approx(20)
+    assert told["total_token_throughput"] == pytest.approx(5 * (4 + 8), abs=1)
+
+
+def test_the_mean_gap_is_that_of_their_sum():
+    told = as_vllm_bench(overloaded())
+    assert told["mean_itl_ms"] == pytest.approx(10.1) and told["std_itl_ms"] < 0.1
