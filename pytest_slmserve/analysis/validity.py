@@ -121,7 +121,7 @@ def _unserved(measurement: Measurement) -> Iterator[str]:
     so preemptions are counted elsewhere."""
     run = measurement.run
     served = sum(run.samples.finished)
-    if isinstance(measurement.load, Job) and served < measurement.load.requests:
+    if isinstance(measurement.load, Job) and served + run.failures < measurement.load.requests:  # failures have a rule
         yield f"{served} of {measurement.load.requests} requests were served"
     elif window.latency(run).e2e_s is None:
         yield "no finished request says when its first token came"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from pytest_slmserve.commands.words import Parser
 from pytest_slmserve.errors import BadDataset, BadUsage
 from pytest_slmserve.kinds import Rule
-from pytest_slmserve.spec import ClosedLoop, Load, OpenLoop, WorkloadSpec, short_hash
+from pytest_slmserve.spec import ClosedLoop, Job, Load, OpenLoop, WorkloadSpec, short_hash
 
 if TYPE_CHECKING:
     from pytest_slmserve.records import Workload
@@ -32,7 +32,9 @@ Asked = list[tuple[Load, "Workload"]]
 def add_arguments(command: Parser) -> None:
     how = command.add_mutually_exclusive_group(required=True)
     how.add_argument("--concurrency", metavar="N", type=int, help="requests kept in flight")
-    sent = "requests sent per second, whatever comes back; several are measured one after the other: 1,2,4"
+    sent = (
+        "requests sent per second, whatever comes back; several are measured one after the other: 1,2,4; inf: at once"
+    )
     how.add_argument("--request-rate", metavar="RATE,...", type=rates, help=sent)
     how.add_argument("--ramp", metavar="RATE,...", type=rates, help="one load whose rate goes up in steps: 5,10,20")
     how.add_argument("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
@@ -40,7 +42,7 @@ def add_arguments(command: Parser) -> None:
     command.add_argument("--burstiness", metavar="SHAPE", type=float, default=1.0, help=uneven)
     command.add_argument("--step", metavar="S", type=some_seconds, help="of --ramp: seconds of each step, 30 or 30s")
     command.add_argument("--speed", metavar="X", type=float, default=1.0, help="of --trace: 2 is twice as fast")
-    number = "of --concurrency: end after so many requests, all of which count (default: a steady window)"
+    number = "end after so many requests, all of which count; of --concurrency or one rate (default: a steady window)"
     command.add_argument("--requests", metavar="N", type=int, help=number)
     settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
     command.add_argument("--settle", metavar="S", type=seconds, default=SETTLE_S, help=settle)
@@ -63,7 +65,7 @@ def rates(text: str) -> tuple[float, ...]:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
         found = ()
-    if not found or not all(0 < rate < math.inf for rate in found):
+    if not found or not all(rate > 0 for rate in found):
         raise BadUsage(f"{text!r} are no rates", "requests per second above 0, with commas between them: 1,2,4")
     return found
 
@@ -103,13 +105,9 @@ def asked(given: argparse.Namespace) -> Asked:
 def loads_of(given: argparse.Namespace) -> list[Load]:
     if given.concurrency is not None:
         return [closed_loop(given)]
-    if given.requests is not None:
-        raise BadUsage(f"{flag_of(given)} has a window, not a number of requests", "--window 60")
-    return [ramp(given)] if given.ramp else [at_rate(given, rate) for rate in given.request_rate]
-
-
-def flag_of(given: argparse.Namespace) -> str:
-    return "--ramp" if given.ramp else "--request-rate"
+    if given.ramp:
+        return [ramp(given)]
+    return [at_rate(given, rate) for rate in given.request_rate] if given.requests is None else [job_of(given)]
 
 
 def closed_loop(given: argparse.Namespace) -> ClosedLoop:
@@ -122,9 +120,27 @@ def closed_loop(given: argparse.Namespace) -> ClosedLoop:
     return ClosedLoop(given.concurrency, window_s=given.window or WINDOW_S, requests=given.requests)
 
 
+def job_of(given: argparse.Namespace) -> Job:
+    """A number of requests, served to the end."""
+    from pytest_slmserve.workload.arrivals import job
+
+    if given.window is not None:
+        raise BadUsage("--requests and --window are two ways to end", "one of them")
+    if len(given.request_rate) > 1:
+        raise BadUsage("several rates are judged in windows, not by a number of requests", "--window 60")
+    if given.burstiness != 1:
+        raise BadUsage(
+            "a number of requests comes as a Poisson process, or all at once", "--burstiness and --window 60"
+        )
+    (rate,) = given.request_rate
+    return job(given.requests, None if rate == math.inf else rate, given.seed)
+
+
 def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
     from pytest_slmserve.workload.arrivals import Arrivals
 
+    if rate == math.inf:
+        raise BadUsage("at --request-rate inf all requests come at once: how many?", "--requests 512")
     even = given.burstiness == math.inf
     arrivals = Arrivals(
         "constant" if even else "gamma",
@@ -141,6 +157,10 @@ def ramp(given: argparse.Namespace) -> OpenLoop:
     """Its last step goes on for as long as a step settles, so that it ends under load as the others do."""
     from pytest_slmserve.workload.arrivals import Arrivals
 
+    if given.requests is not None:
+        raise BadUsage("--ramp has steps, not a number of requests", "--step 60")
+    if math.inf in given.ramp:
+        raise BadUsage("a ramp has no step at which all requests come at once", "--request-rate inf --requests 512")
     if given.step is None or given.window is not None:
         raise BadUsage(
             "a ramp is judged in steps", f"--step 30 {'instead of --window' if given.window else ''}".strip()

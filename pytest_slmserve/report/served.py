@@ -11,16 +11,17 @@ from typing import Any
 from tabulate import tabulate
 
 from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput_of
+from pytest_slmserve.analysis.jobs import job_summary
 from pytest_slmserve.analysis.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
 from pytest_slmserve.analysis.prefix_cache import cached
 from pytest_slmserve.analysis.rates import ATTAINMENT
 from pytest_slmserve.analysis.schedule_delay import delay_of
-from pytest_slmserve.analysis.summary import finished_output_tokens, summarize
+from pytest_slmserve.analysis.summary import Summary, finished_output_tokens, summarize
 from pytest_slmserve.analysis.validity import FAILED_SHARE, standing
 from pytest_slmserve.analysis.window import prompt_tokens_per_s
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
-from pytest_slmserve.spec import OpenLoop, load_facts
+from pytest_slmserve.spec import ClosedLoop, Job, OpenLoop, load_facts
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 FIGURES = ("batch", "requests_per_s", "output_tokens_per_s", "kv_usage")
@@ -36,7 +37,7 @@ class Terms:
     failed_share: float = FAILED_SHARE
 
 
-CHUNK = 0.01  # of a token: an end of text that has no text of its own is counted in no chunk
+CHUNK = 0.05  # tokens: a busy server now and then sends two at once, and an end of text may have no chunk
 STRICT = Terms()
 
 
@@ -79,7 +80,7 @@ def as_json(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
 def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
     """Seconds, tokens and ratios of 1; null is not measured."""
     invalid, degraded = standing(measurement, terms.failed_share)
-    run, seen, summary = measurement.run, latencies_of(measurement), asdict(summarize(measurement))
+    run, seen, summary = measurement.run, latencies_of(measurement), asdict(_figures(measurement))
     delay, served, from_cache = delay_of(measurement.run), good(measurement, terms.slo), cached(run)
     return {
         "valid": not invalid,
@@ -105,6 +106,25 @@ def as_text(measurement: Measurement, terms: Terms = STRICT) -> str:
     return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement, terms)])
 
 
+def _figures(m: Measurement) -> Summary:
+    return job_summary(m) if isinstance(m.load, Job) else summarize(m)
+
+
+def _load(m: Measurement) -> str:
+    """What was put on the server, and, where there was a schedule, how the client kept it."""
+    delay = delay_of(m.run)
+    late = f", late by {milliseconds(delay.p99_s)} ms (p99) at most" if delay else ""
+    match m.load:
+        case OpenLoop(arrivals=arrivals) if delay:
+            sent = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
+            return f"{arrivals}: {sent}{late}"
+        case Job(requests=requests, rate=rate, seed=seed):
+            return f"{requests:,} requests {'at once' if rate is None else f'at {rate:g}/s, seed {seed}'}{late}"
+        case ClosedLoop(concurrency=users, requests=requests):
+            return f"{users:,} users, {'a steady window' if requests is None else f'{requests:,} requests'}"
+    return m.load.kind
+
+
 def asked_of(m: Measurement) -> Iterator[str]:
     """Who was asked, and for how much."""
     prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
@@ -120,12 +140,10 @@ def told_of(m: Measurement) -> Iterator[str]:
 
 
 def _head(m: Measurement) -> Iterator[str]:
-    figures, seen, (opened, closed) = summarize(m), latencies_of(m), m.run.window_s
+    figures, seen, (opened, closed) = _figures(m), latencies_of(m), m.run.window_s
     yield from asked_of(m)
     yield from told_of(m)
-    if isinstance(m.load, OpenLoop) and (delay := delay_of(m.run)):
-        rates = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
-        yield f"{m.load.arrivals}: {rates}, late by {milliseconds(delay.p99_s)} ms (p99) at most"
+    yield _load(m)
     prompts = figure(prompt_tokens_per_s(m.run), 4)
     tokens = f"{figure(figures.output_tokens_per_s, 4)} output and {prompts} prompt tokens/s"
     yield f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s"

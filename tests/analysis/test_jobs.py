@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from strategies import job_point
@@ -13,7 +13,7 @@ from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.measure import measure
 from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Environment
+from pytest_slmserve.records import Environment, Samples
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, Job, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.build import build_workload
@@ -68,6 +68,14 @@ def test_what_was_not_served_is_invalid():
     assert problems(replace(whole, run=replace(whole.run, samples=cut))) == ("39 of 40 requests were served",)
     (point,) = job_points([replace(whole, run=replace(whole.run, samples=cut))])
     assert not point.valid and point.problems == ("39 of 40 requests were served",)
+
+
+def test_requests_of_a_job_that_failed_are_judged_by_the_share_that_may():
+    whole = served(job(200))
+    fewer = Samples(*(getattr(whole.run.samples, column.name)[:-1] for column in fields(Samples)))
+    failed = replace(whole, run=replace(whole.run, samples=fewer, failures=1))
+    assert problems(failed, failed_share=0.01) == () and problems(failed)[0].startswith("1 requests failed")
+    assert problems(replace(whole, run=replace(whole.run, samples=fewer))) == ("199 of 200 requests were served",)
 
 
 def test_a_trace_that_tells_of_other_tokens_is_invalid():

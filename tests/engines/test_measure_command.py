@@ -16,6 +16,7 @@ from pytest_slmserve.commands.loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.report import layout
+from pytest_slmserve.spec import Job
 from pytest_slmserve.store import read
 from pytest_slmserve.workload.sharegpt import read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
@@ -64,6 +65,7 @@ def test_measure_prints_a_page_and_keeps_a_record(there, tmp_path):
     done = command(there, tmp_path, "--concurrency", "4", "--requests", "40")
     assert done.status == 0, done.err
     assert "40 requests ended in the window, 0 of them unfinished; 0 failed" in done.out
+    assert "\n4 users, 40 requests\n" in done.out
     assert {"TTFT", "TPOT", "E2E", "ITL"} <= {line.split()[0] for line in done.out.splitlines() if line}
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert (kept.spec.door, kept.spec.model, len(kept.run.samples)) == ("endpoint", "slm", 40)
@@ -162,6 +164,28 @@ def test_rates_measured_before_an_error_are_kept(there, tmp_path, monkeypatch):
     done = command(there, tmp_path, "--request-rate", "20,60", *TIMING)
     assert done.status == 4 and "as planted" in done.err
     assert [m.load.rate for m in read(tmp_path / "r.jsonl").measurements] == [20]
+
+
+@pytest.mark.parametrize(("rate", "words"), [("inf", "40 requests at once"), ("60", "40 requests at 60/s, seed 0")])
+def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, tmp_path, rate, words):
+    """The numbers are those of vLLM's own client: all requests, over the time until the last answer."""
+    saved = tmp_path / "bench.json"
+    load = ("--request-rate", rate, "--requests", "40", *SLO)
+    done = command(there, tmp_path, *load, "--export", f"vllm-bench={saved}")
+    assert done.status in (0, 1), done.err
+    assert f"\n{words}, late by" in done.out and "goodput" in done.out
+    assert "40 requests ended in the window, 0 of them unfinished; 0 failed" in done.out
+    (kept,) = read(tmp_path / "r.jsonl").measurements
+    assert kept.load == Job(40, None if rate == "inf" else 60) and list(kept.run.samples.request) == list(range(40))
+    told = json.loads(saved.read_text("utf-8"))
+    assert (told["completed"], str(told["request_rate"])) == (40, rate if rate == "inf" else "60.0")
+    assert told["request_throughput"] == pytest.approx(40 / told["duration"])
+    assert told["output_throughput"] == pytest.approx(320 / told["duration"])
+    assert told["total_token_throughput"] == pytest.approx(320 * 3 / told["duration"])
+    again = io.StringIO()
+    with redirect_stdout(again):
+        main(["report", str(tmp_path / "r.jsonl")])
+    assert f"{told['request_throughput']:.4g}" in again.getvalue(), "its row among the jobs"
 
 
 def test_a_ramp_is_told_step_by_step(there, tmp_path):
@@ -299,8 +323,14 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         ((), "one of the arguments --concurrency --request-rate --ramp --trace is required"),
         (("--concurrency", "4", "--requests", "3"), "--requests 3 cannot keep 4 in flight"),
         (("--concurrency", "4", "--requests", "9", "--window", "3"), "two ways to end"),
-        (("--request-rate", "4", "--requests", "9"), "has a window, not a number of requests"),
-        (("--ramp", "4,8", "--step", "9", "--requests", "9"), "--ramp has a window, not a number of requests"),
+        (("--request-rate", "4", "--requests", "9", "--window", "3"), "two ways to end"),
+        (("--request-rate", "4,8", "--requests", "9"), "several rates are judged in windows"),
+        (("--request-rate", "4", "--requests", "9", "--burstiness", "2"), "comes as a Poisson process, or all at once"),
+        (("--request-rate", "4", "--requests", "0"), "a job of 0 requests"),
+        (("--request-rate", "inf"), "all requests come at once: how many?"),
+        (("--ramp", "4,inf", "--step", "9"), "no step at which all requests come at once"),
+        (("--ramp", "4,8", "--step", "9", "--requests", "9"), "--ramp has steps, not a number of requests"),
+        (("--request-rate", "nan"), "'nan' are no rates"),
         (("--ramp", "4,8"), "a ramp is judged in steps"),
         (("--ramp", "4,8", "--step", "9", "--window", "3"), "a ramp is judged in steps"),
         (("--ramp", "4,8", "--step", "3"), "over before it has settled for 5 s"),
