@@ -363,16 +363,19 @@ def _table(cls: type, facts: dict[str, Any], clock: Clock) -> dict[str, tuple[An
 
 
 def _column(cls: type, name: str, coded: Any, rows: int, clock: Clock) -> tuple[Any, ...]:
-    """The inverse of what `_columns` makes of one column."""
-    values = coded if isinstance(coded, list) else [coded] * rows
+    """The inverse of what `_columns` makes of one column: one value stands for all rows."""
+    told = coded if isinstance(coded, list) else [coded]
     optional = set(get_args(get_args(_hints(cls)[name])[0])) & {NoneType}
-    if foreign := set(map(type, values)) - {bool if name == "finished" else int} - optional:
+    if foreign := set(map(type, told)) - {bool if name == "finished" else int} - optional:
         raise TypeError(f"{name}: {', '.join(sorted(kind.__name__ for kind in foreign))} among its values")
     if isinstance(coded, list) and name != "finished":
-        values = _sums(coded)
+        told = _sums(coded)
+    values: tuple[Any, ...]
     if clock is not None and _is_stamp(name):
-        return _stamps(name, values, clock)
-    return tuple(values) if _stored_name(name) == name else _from_millionths(values)
+        values = _stamps(name, told, clock)
+    else:
+        values = tuple(told) if _stored_name(name) == name else _from_millionths(told)
+    return values if isinstance(coded, list) else values * rows
 
 
 def _stamps(name: str, ticks: Sequence[int | None], clock: Sequence[float]) -> tuple[float | None, ...]:
@@ -383,7 +386,7 @@ def _stamps(name: str, ticks: Sequence[int | None], clock: Sequence[float]) -> t
 
 
 def _from_millionths(values: Iterable[int | None]) -> tuple[Any, ...]:
-    return tuple(None if value is None else value / 1e6 for value in values)
+    return tuple([None if value is None else value / 1e6 for value in values])
 
 
 def _sums(differences: Sequence[int | None]) -> list[int | None]:

@@ -12,6 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.gpus import each_gpu, imbalance, together
+from pytest_slmserve.analysis.once import once
 from pytest_slmserve.records import Run, Telemetry
 from pytest_slmserve.sensors import (
     CAPPED_POWER,
@@ -164,6 +165,7 @@ def watched(run: Run) -> Watch | None:
     return Watch(telemetry, run.window_s, rows) if rows and run.window_s[1] > run.window_s[0] else None
 
 
+@once
 def device_figures(run: Run) -> DeviceFigures:
     """The figures of one run."""
     watch = watched(run)
@@ -203,6 +205,7 @@ def figures_of_each_gpu(run: Run) -> tuple[DeviceFigures, ...]:
     return tuple(device_figures(replace(run, telemetry=telemetry)) for telemetry in gpus)
 
 
+@once
 def decode_figures(run: Run) -> DecodeFigures:
     """The figures of the decoding alone, known where requests begin together: no reading is short enough to fall
     between the prompts of requests that begin one by one."""

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_slmserve.analysis.once import once
 from pytest_slmserve.analysis.stats import mean, percentile
 from pytest_slmserve.analysis.window import finished_in_window, tpot_s
 from pytest_slmserve.records import Failures, Measurement, Run, Samples
@@ -92,6 +93,7 @@ def request_latency(samples: Samples, row: int) -> RequestLatency:
     )
 
 
+@once
 def open_loop_latencies(run: Run) -> Latencies:
     """Of the requests sent in the window, whenever they ended; one that failed never did.
 
@@ -100,12 +102,13 @@ def open_loop_latencies(run: Run) -> Latencies:
     return latencies(run.samples, sent_in(run.samples, run.window_s), _within(run.failed, "sent_s", run.window_s))
 
 
+@once
 def closed_loop_latencies(run: Run) -> Latencies:
     """Of the requests that finished with their last token in the window."""
     return latencies(run.samples, finished_in_window(run))
 
 
-def judged_rows(measurement: Measurement) -> list[int]:
+def judged_rows(measurement: Measurement) -> Sequence[int]:
     """Rows that its latencies are of: what was sent in an open loop's window, or ended in that of any other load."""
     run = measurement.run
     return sent_in(run.samples, run.window_s) if isinstance(measurement.load, OpenLoop) else finished_in_window(run)

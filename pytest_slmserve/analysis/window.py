@@ -190,7 +190,7 @@ def _in_window(run: Run, column: Sequence[T]) -> Sequence[T]:
 
 
 @once
-def finished_in_window(run: Run) -> list[int]:
+def finished_in_window(run: Run) -> Sequence[int]:
     """Rows of the samples that finished with their last token in the window."""
     opens, closes = run.window_s
     rows = zip(run.samples.finished, run.samples.last_token_s, strict=True)

@@ -1,4 +1,5 @@
-"""Which request is sent when: a closed loop by the worker's own rule, and a schedule that waits for nobody."""
+"""Which request is sent when, and until when: a closed loop by the worker's own rule, and a schedule that waits for
+nobody."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_slmserve.worker.admission import ClosedLoop
+
+FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
 
 
 def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoop:

@@ -10,12 +10,11 @@ from typing import Any
 from pytest_slmserve.client.bodies import Bodies
 from pytest_slmserve.client.columns import Lost, Row, found_in, lost_in
 from pytest_slmserve.client.lead import Lead
-from pytest_slmserve.client.loads import OpenLoop, closed_loop, most_within
+from pytest_slmserve.client.loads import FAILED_SHARE, FAILURES, OpenLoop, closed_loop, most_within
 from pytest_slmserve.client.streams import Stream, Streams
 from pytest_slmserve.worker.admission import ClosedLoop
 
 PROGRESS_S = 0.5
-FAILURES, FAILED_SHARE = 5, 0.05  # it is given up when more fail than either
 AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most
 LATE_S = 0.05  # a gate's window is heard of so soon
 

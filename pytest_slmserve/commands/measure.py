@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_slmserve.analysis.rates import ATTAINMENT
-from pytest_slmserve.client.run import FAILED_SHARE as MOST_FAILED
+from pytest_slmserve.client.loads import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.commands.loads import Asked, add_arguments, asked
 from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
 from pytest_slmserve.errors import BadUsage
