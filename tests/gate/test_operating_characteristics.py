@@ -122,6 +122,14 @@ def test_an_unchanged_candidate_seldom_fails_on_a_host_of_this_kind(sd, host):
     assert seen.outcomes[FAIL] <= most(1500, ALARMS) and seen.outcomes[PASS] > 0.95 * 1500
 
 
+@pytest.mark.parametrize("sd", [0.001, 0.005])
+@pytest.mark.parametrize("second", [-0.03, 0.03])
+def test_a_place_that_is_worse_than_the_noise_favours_no_side(sd, second):
+    """It is balanced at each look, and only widens the spread."""
+    unchanged, at_margin = (many(Planted(sd=sd, worse=(worse,), second=second), 200) for worse in (0.0, 0.03))
+    assert unchanged.outcomes[FAIL] == 0 == at_margin.outcomes[PASS]
+
+
 @pytest.mark.parametrize("common", [0.5, 0.9])
 def test_correlated_endpoints_seldom_fail(common):
     """Allowed."""
