@@ -42,7 +42,8 @@ class EngineSpec:
     made one after the other of `max_num_seqs` requests at most.
     allow_prefix_cache: may prompts come from a cache of prefixes? Else a measurement of which many do is invalid.
     extra: further arguments for vLLM's engine, as pairs; of Transformers how it batches: `batching` is "none", "static"
-    or "dynamic", and `wait_s` how long a dynamic batch waits for more.
+    or "dynamic", and `wait_s` how long a dynamic batch waits for more; of an endpoint further fields of each request's
+    body, their values as JSON, of which null takes one of ours away.
     """
 
     model: str

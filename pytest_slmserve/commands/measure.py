@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,14 @@ from pytest_slmserve.commands.loads import Asked, add_arguments, asked
 from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.urls import KEY
 
 if TYPE_CHECKING:
     from pytest_slmserve.records import Measurement, Progress
     from pytest_slmserve.report.export import Export
     from pytest_slmserve.report.served import Terms
 
+SECRETS = ("key", "secret", "password", "access_token", "authorization")  # how fields that hold one end
 STATUS = (
     f"{HOLDS} measured, and all of it valid, {FAILS} measured, but not all valid, {USAGE} wrong usage, or no server "
     "that streams."
@@ -53,10 +56,19 @@ def add(commands: Commands) -> None:
 
 
 def json_object(text: str) -> dict[str, Any]:
+    """Raises BadUsage where it is none, and, without repeating it, where a name in it says that it holds a secret."""
+    names: list[str] = []
+
+    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names.extend(name for name, _ in pairs)
+        return dict(pairs)
+
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=noted)
     except ValueError:
         found = None
+    if secret := [name for name in names if name.lower().endswith(SECRETS)]:
+        raise BadUsage(f"--extra-body holds a secret, {secret[0]!r}, and it goes into records", f"{KEY}=... instead")
     if not isinstance(found, dict):
         raise BadUsage(f"--extra-body {text} is no JSON object", """--extra-body '{"top_k": 1}'""")
     return found
@@ -97,11 +109,13 @@ def measured(given: argparse.Namespace, loads: Asked, export: Export | None, own
     from pytest_slmserve.store import Archive
 
     may = given.allow_prefix_cache
-    spec = EngineSpec(given.model, backend="remote", door="endpoint", url=given.endpoint, allow_prefix_cache=may)
+    further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
+    remotely = EngineSpec(given.model, backend="remote", door="endpoint", url=given.endpoint)
+    spec = replace(remotely, extra=further, allow_prefix_cache=may)
     found = []
     with ExitStack() as undo:
         archive = undo.enter_context(Archive.open(given.records))
-        engine = undo.enter_context(closing(EndpointEngine(spec, None, given.extra_body, own_prompts)))
+        engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts)))
         for load, workload in loads:
             found.append(measure(engine, workload, load, remote(), told))
             archive.add(found[-1])

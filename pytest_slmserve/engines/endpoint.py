@@ -6,9 +6,8 @@ import http.client
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit
 
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, silent
@@ -42,21 +41,15 @@ class EndpointEngine:
     without: tuple[str, ...] = ()
     _fresh: Fresh | None = None
 
-    def __init__(
-        self,
-        spec: EngineSpec,
-        key: str | None = None,
-        further: Mapping[str, Any] | None = None,
-        own_prompts: bool = True,
-    ) -> None:
-        """key: sent as a bearer token, and told to nobody else; None: that of the environment. further: fields of every
-        request's body beside ours; None takes one of ours away. own_prompts: no two requests begin alike, of one load
-        or of several; what the specification allows to come from a cache, and text, is sent as it is."""
+    def __init__(self, spec: EngineSpec, key: str | None = None, own_prompts: bool = True) -> None:
+        """key: sent as a bearer token, and told to nobody else; None: that of the environment. own_prompts: no two
+        requests begin alike, of one load or of several; what the specification allows to come from a cache, and text,
+        is sent as it is."""
         self.spec = spec
         self.launch = uuid.uuid4().hex[:12]
         self.resolved = Resolved()
         self.ready = True
-        self._further = dict(further or {})
+        self._further = {name: json.loads(value) for name, value in spec.extra}
         self._own_prompts = own_prompts and not spec.allow_prefix_cache
         self._counts = True
         self._key = usable(os.environ.get(KEY, "") if key is None else key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -68,6 +69,7 @@ def as_json(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
         "model": measurement.spec.model,
         "door": measurement.spec.door,
         "url": measurement.spec.url,
+        "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
         "load": load_facts(measurement.load),
         **figures_of(measurement, terms),
         "tokens_per_chunk": stream and stream.tokens_per_chunk,
@@ -134,8 +136,8 @@ def asked_of(m: Measurement) -> Iterator[str]:
 
 
 def told_of(m: Measurement) -> Iterator[str]:
-    """What its server did otherwise than was asked, and what it does not tell."""
-    for say in (without, _ended_early, chunks, _cached):
+    """What else its server was asked for, what it did otherwise than was asked, and what it does not tell."""
+    for say in (further, without, _ended_early, chunks, _cached):
         yield from say(m)
 
 
@@ -150,6 +152,12 @@ def _head(m: Measurement) -> Iterator[str]:
     yield f"{figure(figures.batch, 4)} requests in flight"
     which = "sent in the window" if isinstance(m.load, OpenLoop) else "ended in the window"
     yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {failed_text(m)}"
+
+
+def further(m: Measurement) -> Iterator[str]:
+    """Fields of its requests that are not ours."""
+    if m.spec.door == "endpoint" and m.spec.extra:
+        yield f"each request with {', '.join(f'{name}: {value}' for name, value in m.spec.extra)}"
 
 
 def without(m: Measurement) -> Iterator[str]:

@@ -21,7 +21,7 @@ from pytest_slmserve.report.layout import grid, hanging, named
 from pytest_slmserve.report.replica_tables import replica_report
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.sensor_tables import energy_report, legend, sensor_table
-from pytest_slmserve.report.served import chunks, without
+from pytest_slmserve.report.served import chunks, further, without
 from pytest_slmserve.report.slo_tables import slo_report
 from pytest_slmserve.report.standing import standing
 from pytest_slmserve.report.unneeded import amount, remark
@@ -114,7 +114,7 @@ def heading(curve: Curve) -> Iterator[str]:
     if spec.door == "endpoint":
         yield f"{curve.subject} at {spec.url}, endpoint door"
         if first := curve.first:
-            yield from (f"  {text}" for text in (*without(first), *chunks(first)))
+            yield from (f"  {text}" for text in (*further(first), *without(first), *chunks(first)))
     else:
         several = f"{spec.tensor_parallel} x " if spec.tensor_parallel > 1 and spec.backend == "cuda" else ""
         yield f"{curve.subject} on {several}{device(where)}"

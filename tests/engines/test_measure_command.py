@@ -228,6 +228,25 @@ def test_measure_replays_a_trace(there, tmp_path):
     assert "4.5 output tokens asked for in the mean: trace.jsonl, 0 requests left out as too long" in page
 
 
+def test_what_further_was_asked_of_each_request_is_told_and_kept(there, tmp_path):
+    load = ("--request-rate", "20", *TIMING)
+    for further in (["--extra-body", '{"top_k": 1, "n": null, "stop": ["a"]}'], []):
+        done = command(there, tmp_path, *load, *further)
+        assert done.status in (0, 1), done.err
+        assert ('each request with n: null, stop: ["a"], top_k: 1' in done.out) is bool(further)
+    other, plain = read(tmp_path / "r.jsonl").measurements
+    assert other.spec.extra == (("n", "null"), ("stop", '["a"]'), ("top_k", "1")) and plain.spec.extra == ()
+    again = io.StringIO()
+    with redirect_stdout(again):
+        assert main(["report", str(tmp_path / "r.jsonl")]) == 0
+    assert again.getvalue().count("one load after the other") == 2, "two questions, two tables"
+    closed = ("--concurrency", "2", "--requests", "30", "--extra-body", '{"top_k": 1}')
+    assert json.loads(command(there, tmp_path, *closed, "--json").out)["extra_body"] == {"top_k": 1}
+    with redirect_stdout(again):
+        main(["report", str(tmp_path / "r.jsonl")])
+    assert "  each request with top_k: 1" in again.getvalue(), "above the table of a sweep too"
+
+
 # Failures
 
 
@@ -350,9 +369,13 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--trace", "t.csv", "--sharegpt"), "a trace has lengths of its own"),
         (("--trace", "t.csv", "--speed", "0"), "--speed 0 is no speed"),
         (("--concurrency", "4", "--extra-body", "[1]"), "is no JSON object"),
+        (
+            ("--concurrency", "4", "--extra-body", '{"a": {"api_key": "x1y2"}}'),
+            "--extra-body holds a secret, 'api_key'",
+        ),
         (("--concurrency", "4", "--slo", "fast"), "'fast' is no SLO"),
     ],
 )
 def test_wrong_usage_of_measure(there, tmp_path, arguments, problem):
     done = command(there, tmp_path, *arguments)
-    assert done.status == 4 and problem in done.err
+    assert done.status == 4 and problem in done.err and "x1y2" not in done.err
