@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from pytest_slmserve.commands.foreign import add_question, are_foreign, judge
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.words import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_archives, add_command
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.spec import ClosedLoop, Job
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.curve import Curve
@@ -51,16 +52,18 @@ def report(given: argparse.Namespace) -> int:
         return judge(given)
     from pytest_slmserve.analysis.goodput import slo_of_requests
     from pytest_slmserve.report.rates import open_loop_texts
-    from pytest_slmserve.report.served import Terms
+    from pytest_slmserve.report.served import Terms, counted_loop_texts
 
     slo = slo_of_requests(given.slo)
     archives = read_each(given.paths, given.skip_damaged)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
     curves, judged, text = judged_again(contents, given.strict, slo)
-    open_loops = [f"{each}\n" for each in open_loop_texts(contents.measurements, Terms(slo))]
-    for piece in ([text] if curves or not (gates or open_loops) else []) + open_loops + gate_texts(gates):
+    texts = (found(contents.measurements, Terms(slo)) for found in (counted_loop_texts, open_loop_texts))
+    pages = [f"{each}\n" for each in chain.from_iterable(texts)]
+    tables = curves or any(isinstance(m.load, Job) for m in contents.measurements)
+    for piece in ([text] if tables or not (gates or pages) else []) + pages + gate_texts(gates):
         print(piece)
-    nothing = [] if curves or gates or open_loops else ["no sweep was measured"]
+    nothing = [] if curves or gates or pages else ["no sweep was measured"]
     for note in (*contents.notes, *remarks, *nothing):
         print(f"note: {note}")
     if given.figure is not None:
@@ -69,7 +72,7 @@ def report(given: argparse.Namespace) -> int:
         draw_sweeps(curves, given.figure)
         print(f"drawn: {given.figure}")
     statuses = {*([exit_status(judged, given.strict)] if curves else []), *(status_of(each.outcome) for each in gates)}
-    statuses |= {HOLDS} if open_loops else set()  # nothing is claimed of them
+    statuses |= {HOLDS} if pages else set()  # nothing is claimed of them
     return next((status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses), UNDECIDED)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -152,6 +152,13 @@ def _head(m: Measurement) -> Iterator[str]:
     yield f"{figure(figures.batch, 4)} requests in flight"
     which = "sent in the window" if isinstance(m.load, OpenLoop) else "ended in the window"
     yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {failed_text(m)}"
+
+
+def counted_loop_texts(measurements: Sequence[Measurement], terms: Terms = STRICT) -> Iterator[str]:
+    """Pages on endpoints' closed loops of so many requests: each by itself, for they are no points of a sweep."""
+    for m in measurements:
+        if m.spec.door == "endpoint" and m.alone and isinstance(m.load, ClosedLoop) and m.load.requests is not None:
+            yield as_text(m, terms)
 
 
 def further(m: Measurement) -> Iterator[str]:

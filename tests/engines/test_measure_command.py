@@ -183,9 +183,11 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
     assert told["output_throughput"] == pytest.approx(320 / told["duration"])
     assert told["total_token_throughput"] == pytest.approx(320 * 3 / told["duration"])
     again = io.StringIO()
+    assert command(there, tmp_path, "--concurrency", "4", "--requests", "30").status in (0, 1)
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
     assert f"{told['request_throughput']:.4g}" in again.getvalue(), "its row among the jobs"
+    assert "\n4 users, 30 requests\n" in again.getvalue(), "and what was no job"
 
 
 def test_a_ramp_is_told_step_by_step(there, tmp_path):
@@ -244,7 +246,12 @@ def test_what_further_was_asked_of_each_request_is_told_and_kept(there, tmp_path
     assert json.loads(command(there, tmp_path, *closed, "--json").out)["extra_body"] == {"top_k": 1}
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
-    assert "  each request with top_k: 1" in again.getvalue(), "above the table of a sweep too"
+    assert "\neach request with top_k: 1\n" in again.getvalue() and "\n2 users, 30 requests\n" in again.getvalue()
+    steady = ("--concurrency", "2", "--window", "0.5", "--extra-body", '{"top_k": 1}')
+    assert command(there, tmp_path, *steady).status in (0, 1)
+    with redirect_stdout(again):
+        main(["report", str(tmp_path / "r.jsonl")])
+    assert "\n  each request with top_k: 1\n" in again.getvalue(), "above the table of a sweep too"
 
 
 # Failures
