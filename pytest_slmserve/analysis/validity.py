@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 from pytest_slmserve.analysis import window
@@ -216,7 +217,7 @@ def _ends(measurement: Measurement) -> tuple[float, float] | None:
 def _halves(run: Run) -> tuple[range, range]:
     """The steps of the window, cut at the middle of its time."""
     steps, (times, _) = window.window_steps(run), window.spans(run)
-    middle = next(i for i in steps if times[i] >= (times[steps[0]] + times[steps[-1]]) / 2)
+    middle = bisect_left(times, (times[steps[0]] + times[steps[-1]]) / 2, steps[0], steps[-1])
     return range(steps[0], middle + 1), range(middle, steps[-1] + 1)
 
 
