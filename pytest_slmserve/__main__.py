@@ -34,6 +34,8 @@ from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, fo
 from pytest_slmserve.commands.words import FAILS, USAGE, Parser
 from pytest_slmserve.errors import SlmError
 
+INTERRUPTED = 130  # as shells have it of SIGINT
+
 
 def parser() -> Parser:
     top = Parser("python -m pytest_slmserve", description="What pytest-slmserve measured, without measuring.")
@@ -67,6 +69,9 @@ def run() -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILS
+    except KeyboardInterrupt:
+        print("\ninterrupted: what had been measured to its end is kept", file=sys.stderr)
+        return INTERRUPTED
     return status
 
 

@@ -89,14 +89,25 @@ def some_seconds(text: str) -> float:
 def asked(given: argparse.Namespace) -> Asked:
     """Each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
     given.seed = given.seed or 0
-    if given.step is not None and not given.ramp:
-        raise BadUsage("--step is of a ramp", "--ramp 5,10,20 --step 30")
+    check_belonging(given)
     if given.trace:
-        if given.sharegpt is not None:
-            raise BadUsage("a trace has lengths of its own", "--trace or --sharegpt")
         return [traced(given)]
     loads = loads_of(given)
     return list(zip(loads, requests_for(loads, given), strict=True))
+
+
+def check_belonging(given: argparse.Namespace) -> None:
+    """Raises BadUsage where something was typed that has no part in this load: it would be ignored."""
+    if given.step is not None and not given.ramp:
+        raise BadUsage("--step is of a ramp", "--ramp 5,10,20 --step 30")
+    if given.speed != 1 and not given.trace:
+        raise BadUsage("--speed is of a trace", "--trace PATH --speed 2")
+    if given.burstiness != 1 and not (given.request_rate or given.ramp):
+        raise BadUsage("--burstiness is of rates", "--request-rate 10 --burstiness 0.5")
+    if given.trace and (given.sharegpt is not None or (given.input_len, given.output_len) != (None, None)):
+        raise BadUsage("a trace has lengths of its own", "--trace alone, or other arrivals")
+    if given.trace and given.requests is not None:
+        raise BadUsage("--trace has a window, not a number of requests", "--window 60")
 
 
 # When
@@ -208,8 +219,11 @@ def traced(given: argparse.Namespace) -> tuple[Load, Workload]:
     workload = Workload(spec, tuple(requests), f"{trace.source}, {trace.left_out} requests left out as too long")
     arrivals = trace.arrivals(given.speed)
     words = f"trace {trace.source} {short_hash(arrivals.offsets_s)}, speed {given.speed:g}"
-    times, length = times_of(arrivals, length_s(given)), length_s(given)
-    return OpenLoop(words, len(times) / length, given.settle, given.window or WINDOW_S, times), workload
+    times, length, window = times_of(arrivals, length_s(given)), length_s(given), given.window or WINDOW_S
+    if not any(given.settle <= at < given.settle + window for at in times):
+        judged = f"{given.settle:g} s and {given.settle + window:g} s"
+        raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
+    return OpenLoop(words, len(times) / length, given.settle, window, times), workload
 
 
 def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:

@@ -11,7 +11,7 @@ from conversations import write_dataset
 from doors import somebodys_server, url_of
 
 from pytest_slmserve import foreign
-from pytest_slmserve.__main__ import main, parser
+from pytest_slmserve.__main__ import main, parser, run
 from pytest_slmserve.commands.loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.errors import EngineFailed
@@ -39,7 +39,7 @@ def there():
 def command(there, tmp_path, *arguments, key=None):
     """What `measure` says to a small load: exit status, and what it prints."""
     words = ["--endpoint", url_of(there), "--model", "slm", "--records", str(tmp_path / "r.jsonl")]
-    lengths = [] if "--sharegpt" in arguments else ["--input-len", "16", "--output-len", "8"]
+    lengths = [] if {"--sharegpt", "--trace"} & {*arguments} else ["--input-len", "16", "--output-len", "8"]
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("SLM_ENDPOINT_KEY", there._key if key is None else key)
@@ -149,20 +149,35 @@ def test_a_table_of_several_rates(there, tmp_path):
     assert "tokens" in plain and "good" not in plain
 
 
-def test_rates_measured_before_an_error_are_kept(there, tmp_path, monkeypatch):
+def stopped_at_the_second(monkeypatch, error):
+    """`measure` ends with this error when the second load begins."""
     from pytest_slmserve import measure
 
     real, calls = measure.measure, []
 
-    def dies_at_the_second(*arguments):
+    def stops(*arguments):
         calls.append(arguments)
         if len(calls) == 2:
-            raise EngineFailed("the client is gone, as planted")
+            raise error
         return real(*arguments)
 
-    monkeypatch.setattr(measure, "measure", dies_at_the_second)
+    monkeypatch.setattr(measure, "measure", stops)
+
+
+def test_rates_measured_before_an_error_are_kept(there, tmp_path, monkeypatch):
+    stopped_at_the_second(monkeypatch, EngineFailed("the client is gone, as planted"))
     done = command(there, tmp_path, "--request-rate", "20,60", *TIMING)
     assert done.status == 4 and "as planted" in done.err
+    assert [m.load.rate for m in read(tmp_path / "r.jsonl").measurements] == [20]
+
+
+def test_an_interrupt_is_one_line_and_what_was_measured_is_kept(there, tmp_path, monkeypatch, capsys):
+    stopped_at_the_second(monkeypatch, KeyboardInterrupt())
+    monkeypatch.setattr(
+        "pytest_slmserve.__main__.main", lambda: command(there, tmp_path, "--request-rate", "20,60", *TIMING)
+    )
+    assert run() == 130
+    assert capsys.readouterr().err.strip() == "interrupted: what had been measured to its end is kept"
     assert [m.load.rate for m in read(tmp_path / "r.jsonl").measurements] == [20]
 
 
@@ -226,6 +241,8 @@ def test_measure_replays_a_trace(there, tmp_path):
     assert len(kept.run.samples) == 48, "1.19 s, twice as fast"
     assert list(kept.run.samples.output_tokens[:5]) == [3, 4, 5, 6, 3]
     assert found["load"]["arrivals"].endswith("speed 2")
+    over = command(there, tmp_path, "--trace", str(tmp_path / "trace.jsonl"), "--settle", "3", "--window", "2")
+    assert over.status == 4 and "trace.jsonl has no request between 3 s and 5 s" in over.err
     page = command(there, tmp_path, *timing).out
     assert "4.5 output tokens asked for in the mean: trace.jsonl, 0 requests left out as too long" in page
 
@@ -374,7 +391,12 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--concurrency", "4", "--sharegpt", "--input-len", "9"), "prompts of ShareGPT have lengths of their own"),
         (("--concurrency", "4", "--sharegpt", "--output-len", "9"), "replies of ShareGPT have lengths of their own"),
         (("--trace", "t.csv", "--sharegpt"), "a trace has lengths of its own"),
+        (("--trace", "t.csv", "--input-len", "9"), "a trace has lengths of its own"),
+        (("--trace", "t.csv", "--requests", "9"), "--trace has a window, not a number of requests"),
         (("--trace", "t.csv", "--speed", "0"), "--speed 0 is no speed"),
+        (("--trace", "t.csv", "--burstiness", "2"), "--burstiness is of rates"),
+        (("--concurrency", "4", "--burstiness", "2"), "--burstiness is of rates"),
+        (("--request-rate", "4", "--speed", "2"), "--speed is of a trace"),
         (("--concurrency", "4", "--extra-body", "[1]"), "is no JSON object"),
         (
             ("--concurrency", "4", "--extra-body", '{"a": {"api_key": "x1y2"}}'),
