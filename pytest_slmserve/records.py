@@ -235,7 +235,8 @@ class Stream:
     times between successive pieces of a request that lie in the window; `counts` has at i those from
     least_s * growth**i on, at -1 those below; `sum_s` is their sum. step_gaps: the same of the window of each step of a
     ramp. tokens_per_chunk: by the server's count. scheduled_s: when each request
-    was to be sent, in the order of the samples; None without a schedule. cpu_s: of the client. stamp_doubt_s: by
+    was to be sent, in the order of the samples; None without a schedule. unsent_s: when those were to be sent that were
+    not, since the load was given up. cpu_s: of the client. stamp_doubt_s: by
     how much the stamps of what was fetched at one time can be too late, in the mean over all pieces and at most: chunks
     that came since the client looked last have one stamp, that of the last of them. without: what a server that is not
     ours refused of what we ask for, so that it was not asked for. salt: ids that no other load's prompts have
@@ -255,6 +256,7 @@ class Stream:
     salt: tuple[int, int] | None = None
     cache_lookups: tuple[int, int] | None = None
     step_gaps: tuple[Mapping[str, Any], ...] = ()
+    unsent_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,12 +62,13 @@ def schedule_delay(
 
 
 def delay_of(run: Run) -> ScheduleDelay | None:
-    """Of all requests of a run, failed ones too; None where it had no schedule."""
+    """Of all requests of a run, failed and unsent ones too; None where it had no schedule."""
     if run.stream is None or run.stream.scheduled_s is None:
         return None
     failed = run.failed if run.failed and run.failed.scheduled_s is not None else NONE_FAILED
-    scheduled = [*run.stream.scheduled_s, *(failed.scheduled_s or ())]
-    return schedule_delay(scheduled, [*run.samples.sent_s, *failed.sent_s], run.window_s)
+    unsent = run.stream.unsent_s
+    scheduled = [*run.stream.scheduled_s, *(failed.scheduled_s or ()), *unsent]
+    return schedule_delay(scheduled, [*run.samples.sent_s, *failed.sent_s, *[None] * len(unsent)], run.window_s)
 
 
 def lag(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:

@@ -92,7 +92,10 @@ def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:
     ]
     if max(shares) > allowed:
         borne = f" ({percent(max(shares))} of the requests, {percent(allowed)} may)" if allowed else ""
-        yield f"{run.failures} requests failed, the first with {run.first_failure or 'no reason given'}{borne}"
+        unsent = len(run.stream.unsent_s) if run.stream else 0
+        given_up = f"; the load was given up, {unsent} requests were not sent any more" if unsent else ""
+        first = run.first_failure or "no reason given"
+        yield f"{run.failures} requests failed, the first with {first}{borne}{given_up}"
 
 
 def _broken(run: Run) -> Iterator[str]:

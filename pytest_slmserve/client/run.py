@@ -32,6 +32,7 @@ class Run:
         self.first, self.stride = load.get("part", (0, 1))
         self.rows: list[Row] = []
         self.failed: list[Lost] = []
+        self.unsent: list[float] = []  # when those were due that a load was given up before
         self.sent = self.done = 0
         self.first_failure: str | None = None
         self.last_answer = 0.0
@@ -53,6 +54,7 @@ class Run:
             **found_in(self.rows, window, self._steps),
             "failed": lost_in(self.failed),
             "failures": self.failures,
+            "unsent": self.unsent,
             "first_failure": self.first_failure,
             "client_cpu_s": time.process_time() - cpu,
             "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
@@ -148,6 +150,7 @@ class Run:
         for stream in cut:
             if stream.sent:
                 self._note(stream, cut=True)
+        self.unsent = driver.unsent
         return driver.window or (self.began, self.last_answer)
 
 
@@ -159,6 +162,7 @@ class Looped:
         self.loop: ClosedLoop = closed_loop(run.load, run.output_tokens, gated)
         self.connections = self.loop.concurrency
         self.next_due = float("inf")
+        self.unsent: list[float] = []
         self.lead = Lead(run.streams.in_flight, run.streams.read)
         self._unsettled = gated and self.loop.requests is None
         self._unopened = False
@@ -213,6 +217,10 @@ class Scheduled:
     @property
     def next_due(self) -> float:
         return float("inf") if self.loop.next_s is None else self.run.began + self.loop.next_s
+
+    @property
+    def unsent(self) -> list[float]:
+        return [self.run.began + at for at in self.loop.schedule[self.loop.sent :]]
 
     def send(self, now: float) -> None:
         for number in self.loop.due(now - self.run.began):

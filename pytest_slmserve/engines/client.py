@@ -124,6 +124,7 @@ def _stream(told: Mapping[str, Any]) -> Stream:
         step_gaps=tuple(told["step_gaps"]),
         tokens_per_chunk=told["tokens_per_chunk"],
         scheduled_s=None if scheduled is None else tuple(round(at - began, 6) for at in scheduled),
+        unsent_s=tuple(round(at - began, 6) for at in told["unsent"]),
         cpu_s=told["client_cpu_s"],
         stamp_doubt_s=tuple(told["doubt_s"]),
     )

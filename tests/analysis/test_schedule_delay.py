@@ -44,6 +44,13 @@ def test_what_failed_was_sent_too():
     assert delay_of(dataclasses.replace(run, stream=None)) is None
 
 
+def test_what_a_load_that_was_given_up_did_not_send_was_asked_for():
+    samples = Samples((0,), (10.0,), (None,), (11.0,), (12.0,), (1,), (2,), (True,))
+    stream = Stream(0.01, 0.0, (), {}, scheduled_s=(10.0,), unsent_s=(20.0, 30.0, 200.0))
+    seen = delay_of(Run(samples, Steps(*[()] * 7), WINDOW, failures=0, stream=stream))
+    assert (seen.requested_per_s, seen.achieved_per_s, seen.unsent) == (3 / 100, 1 / 100, 2)
+
+
 @pytest.mark.parametrize("rate", [1, 10, 100, 1000])
 def test_a_punctual_client_is_valid_at_every_rate(rate):
     draw = random.Random(1).random

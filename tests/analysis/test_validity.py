@@ -70,6 +70,14 @@ def test_where_all_failed_no_longer_window_is_asked_for():
     assert only(replace(m, run=unfinished)).startswith("8 requests failed, the first with")
 
 
+def test_a_load_that_was_given_up_is_told():
+    m = measurement(failures=8)
+    stream = Stream(bin_s=0.1, begins_s=0.0, tokens=(), gaps={}, unsent_s=(1.0, 2.0))
+    assert problems(replace(m, run=replace(m.run, stream=stream)))[0].endswith(
+        "; the load was given up, 2 requests were not sent any more"
+    )
+
+
 def test_a_client_counts_in_spans_of_time_and_not_in_steps():
     m = measurement()
     stream = Stream(bin_s=0.01, begins_s=m.run.window_s[0], tokens=(1.0,) * 4, gaps={})

@@ -318,6 +318,16 @@ def test_a_few_failures_among_many_are_borne(one):
     assert done["failures"] == 10 and len(rows(done)) == 390
 
 
+def test_what_a_load_that_is_given_up_did_not_send_is_told(one):
+    one.load(*["error"] * 4)
+    schedule = [0.02 * i for i in range(50)]
+    done = one.run({"kind": "open_loop", "schedule": schedule, "window": [0.0, 1.0]})
+    due = [at - done["began"] for at in [*done["failed"]["scheduled"], *done["unsent"]]]
+    assert due == pytest.approx(schedule, abs=1e-6) and done["failures"] < 20
+    one.load("", tokens=1)
+    assert one.run({"kind": "open_loop", "schedule": schedule, "window": [0.0, 1.0]})["unsent"] == []
+
+
 def test_failures_of_a_schedule_say_when_they_were_due(one):
     one.load(*[""] * 9, "error", tokens=1)
     done = one.run({"kind": "open_loop", "schedule": [0.02 * i for i in range(30)], "window": [0.0, 0.6]})

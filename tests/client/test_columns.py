@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from pytest_slmserve.client.columns import BIN_S, GROWTH, LEAST_S, Lost, Row, found_in, gap_bin, gaps, lost_in, merged
 
 stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)
-NOTHING = {"failed": lost_in([]), "failures": 0, "first_failure": None, "client_cpu_s": 0.5, "doubt_s": [0.0, 0.0]}
+NOTHING = {
+    "failed": lost_in([]),
+    "failures": 0,
+    "unsent": [],
+    "first_failure": None,
+    "client_cpu_s": 0.5,
+    "doubt_s": [0.0, 0.0],
+}
 
 
 def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, finished=True):
