@@ -114,12 +114,13 @@ def _with_prompts(samples: Sequence[Sequence[Any]], workload: Workload) -> list[
 
 
 def _stream(told: Mapping[str, Any]) -> Stream:
-    (bin_s, begins, tokens), began = told["received"], told["began"]
+    (bin_s, begins, tokens), began, (_, closes) = told["received"], told["began"], told["window"]
+    silent = int((closes - begins) / bin_s) - len(tokens) if tokens else 0  # spans to the window's end without a token
     scheduled = told["scheduled"]
     return Stream(
         bin_s=bin_s,
         begins_s=round(begins - began, 6),
-        tokens=tuple(tokens),
+        tokens=(*tokens, *[0.0] * silent),
         gaps=told["gaps"],
         step_gaps=tuple(told["step_gaps"]),
         tokens_per_chunk=told["tokens_per_chunk"],

@@ -190,6 +190,15 @@ def test_requests_that_ended_early_are_counted(endpoint):
     assert early.requests_per_s == pytest.approx(as_asked.requests_per_s * 8 / 7.8), "as many tokens, shorter requests"
 
 
+def test_a_server_that_has_nothing_more_to_say_is_slow_until_the_window_closes(endpoint):
+    early = tuple(i / 50 for i in range(12))
+    run = endpoint.run(small_workload(), OpenLoop("early", 10.0, 0.0, 1.2, early))
+    assert window.output_tokens_per_s(run) == pytest.approx(12 * 8 / 1.2, rel=0.1), (
+        "of the window, not of its first 0.3 s"
+    )
+    assert sum(run.stream.tokens) == 12 * 8
+
+
 def test_the_page_says_what_a_chunk_is(endpoint):
     found = measure(endpoint, small_workload(), ClosedLoop(2, requests=20), remote())
 
