@@ -28,6 +28,15 @@ def named(who: str, error: SlmError) -> SlmError:
     return type(error)(f"{who}: {error.problem}", error.hint)
 
 
+@contextmanager
+def of_a_command(*kinds: type[SlmError]) -> Iterator[None]:
+    """Errors of these kinds name options of a command, which are those of pytest without our prefix."""
+    try:
+        yield
+    except kinds as error:
+        raise type(error)(error.problem, error.hint.replace("--slm-", "--")) from None
+
+
 class BadUsage(SlmError):
     """An option, marker or specification that cannot be carried out; exit status 4 on a command line."""
 

@@ -36,7 +36,7 @@ from pytest_slmserve.spec import EngineSpec
 # 2: stamps are ticks of a clock. 1: first. Add a number only where an older release would misread what is written.
 FORMAT = 2
 
-ANOTHER = "--slm-records (measure: --records) with another path"
+ANOTHER = "--slm-records with another path"
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)
 

@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.verification import (
     verified_together,
 )
 from pytest_slmserve.engines.sharing import cannot_share
-from pytest_slmserve.errors import BadArchive, BadUsage, EngineFailed
+from pytest_slmserve.errors import BadArchive, BadUsage, EngineFailed, of_a_command
 from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options, read_options
@@ -187,10 +187,8 @@ def opened(alone: Sequence[Trial], joint: Joint | None, terms: Terms) -> Iterato
             check_host(trial, session.agenda.environment(trial.spec))
         if joint and (why := cannot_share(joint.spec, session.host.device)):
             raise BadUsage(why, "--sharing time-slicing")
-        try:
+        with of_a_command(BadUsage, BadArchive):
             session.open()
-        except (BadUsage, BadArchive) as error:  # its hints name pytest's options
-            raise type(error)(error.problem, error.hint.replace("--slm-", "--")) from None
         session.begin()
         yield session
     finally:

@@ -616,7 +616,7 @@ def test_what_cannot_be_written(tmp_path, name, what):
     (tmp_path / "file").touch()
     with pytest.raises(BadUsage, match=f"cannot write to .*: {what}") as raised:
         Archive.open(tmp_path / name)
-    assert raised.value.hint == "--slm-records (measure: --records) with another path"
+    assert raised.value.hint == "--slm-records with another path"
 
 
 def test_one_writer_at_a_time(three):

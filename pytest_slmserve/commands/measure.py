@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.rates import ATTAINMENT
 from pytest_slmserve.client.loads import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.commands.loads import Asked, add_arguments, asked
 from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.errors import BadArchive, BadUsage, of_a_command
 from pytest_slmserve.spec import EngineSpec
 from pytest_slmserve.urls import KEY
 
@@ -114,7 +114,8 @@ def measured(given: argparse.Namespace, loads: Asked, export: Export | None, own
     spec = replace(remotely, extra=further, allow_prefix_cache=may)
     found = []
     with ExitStack() as undo:
-        archive = undo.enter_context(Archive.open(given.records))
+        with of_a_command(BadUsage, BadArchive):
+            archive = undo.enter_context(Archive.open(given.records))
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts)))
         for load, workload in loads:
             found.append(measure(engine, workload, load, remote(), told))

@@ -171,6 +171,11 @@ def test_rates_measured_before_an_error_are_kept(there, tmp_path, monkeypatch):
     assert [m.load.rate for m in read(tmp_path / "r.jsonl").measurements] == [20]
 
 
+def test_an_archive_that_cannot_be_written_is_said_in_the_words_of_the_command(there, tmp_path):
+    done = command(there, tmp_path, "--concurrency", "1", "--requests", "2", "--records", str(tmp_path))
+    assert (done.status, done.out) == (4, "") and done.err.endswith("  try: --records with another path\n")
+
+
 def test_an_interrupt_is_one_line_and_what_was_measured_is_kept(there, tmp_path, monkeypatch, capsys):
     stopped_at_the_second(monkeypatch, KeyboardInterrupt())
     monkeypatch.setattr(
