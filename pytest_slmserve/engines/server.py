@@ -34,6 +34,7 @@ from pytest_slmserve.engines.offline import (
 )
 from pytest_slmserve.engines.process import Child
 from pytest_slmserve.engines.turn import Turn
+from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Request, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
@@ -45,6 +46,8 @@ GUARD = "slm_key.Guard"  # of the worker's folder, which is on the server's path
 LOOK_S = 0.1  # between two looks whether it is ready
 ANSWER_S = 10.0
 IDLE_S = 0.2  # without a step; a long one of many prompts takes as much
+FIRST_PORT, TRIES = 20_000, 20
+OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 NOT_OF_A_SERVER = {"skip_tokenizer_init", "disable_log_stats"}
 
 
@@ -224,10 +227,19 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One that the system gives to no connection, where there are such: until its server listens there a minute may
+    pass, in which the client of another opens hundreds."""
+    try:
+        lowest = int(OF_CONNECTIONS.read_text().split()[0])
+    except OSError:  # not Linux
+        lowest = FIRST_PORT
+    ours = range(FIRST_PORT, lowest)
+    chance = secrets.SystemRandom()  # not that of a seed, which others may have too
+    for port in (*chance.sample(ours, min(TRIES, len(ours))), 0):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            return int(probe.getsockname()[1])
+    raise EngineFailed("no port is free", "an end to what holds them: ss -tan")
 
 
 def write_plugin(folder: Path) -> None:

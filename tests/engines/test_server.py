@@ -205,3 +205,29 @@ def test_a_client_that_is_killed_is_a_failure(start):
     began = time.monotonic()
     engine.close()
     assert time.monotonic() - began < 3
+
+
+# Its port
+
+
+def test_a_port_is_one_that_no_connection_gets():
+    lowest = int(server.OF_CONNECTIONS.read_text().split()[0])
+    found = {server.free_port() for _ in range(20)}
+    assert len(found) > 10 and all(20_000 <= port < lowest for port in found)
+
+
+@pytest.mark.parametrize("range_of_connections", ["1024\t65535\n", None])
+def test_where_connections_may_have_any_port_the_system_chooses(monkeypatch, tmp_path, range_of_connections):
+    if range_of_connections:
+        (tmp_path / "range").write_text(range_of_connections)
+    monkeypatch.setattr(server, "OF_CONNECTIONS", tmp_path / "range")
+    assert server.free_port() >= 1024
+
+
+def test_a_port_that_is_taken_is_passed_over(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind((server.HOST, server.free_port()))
+        taken.listen()
+        busy = taken.getsockname()[1]
+        monkeypatch.setattr(server.secrets.SystemRandom, "sample", lambda *_: [busy])
+        assert server.free_port() not in (0, busy)
