@@ -279,8 +279,10 @@ class OneGate:
         """Sides of which nothing was launched since this host was booted. Two that are the same are one."""
         host = self.session.host.environment.host
         there = {m.spec for m in found if host and m.environment.host == host}
-        sides = {spec: side for side, spec in reversed(self.specs.items())}
-        return tuple(side for spec, side in reversed(sides.items()) if spec not in there)
+        first: dict[EngineSpec, Side] = {}
+        for side, spec in self.specs.items():
+            first.setdefault(spec, side)
+        return tuple(side for spec, side in first.items() if spec not in there)
 
     def warm_up(self, found: Sequence[Measurement]) -> None:
         """A launch that does not count: it reads its files from disk, and fills caches that stay warm."""

@@ -13,7 +13,7 @@ from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import choose, mean_figures
 from pytest_slmserve.analysis.stats import Interval, factor, log_ratio, pooled_relative_sd
-from pytest_slmserve.analysis.summary import Summary, summarize
+from pytest_slmserve.analysis.summary import Summary, finished_output_tokens, summarize
 from pytest_slmserve.analysis.validity import standing
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Environment, Measurement, Resolved, WorkloadReference, measurement_key
@@ -123,12 +123,17 @@ def _point(measurements: Sequence[Measurement]) -> JobPoint:
     )
 
 
+def summary_of(measurement: Measurement) -> Summary:
+    """Of a job over all of it, of any other load over its window."""
+    return job_summary(measurement) if isinstance(measurement.load, Job) else summarize(measurement)
+
+
 def job_summary(measurement: Measurement) -> JobSummary:
     """All figures of one job."""
     run, plain = measurement.run, summarize(measurement)
     began, ended = run.window_s
     seconds, rate = ended - began, _arrived_per_s(run.samples.sent_s)
-    served = [n for n, done in zip(run.samples.output_tokens, run.samples.finished, strict=True) if done]
+    served = finished_output_tokens(run)
     figures = {name: getattr(plain, name) for name in Summary.__dataclass_fields__}
     figures |= {
         "batch": plain.batch if rate is None else window.requests_in_flight(run) or plain.batch,

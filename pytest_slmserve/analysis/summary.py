@@ -90,12 +90,14 @@ def output_tokens_each(measurement: Measurement) -> float:
     """Of a request, in the mean: as asked for, or less where each was asked for as many and some ended early."""
     asked = measurement.workload.spec.output_tokens
     came = finished_output_tokens(measurement.run)
-    return fmean(came) if asked and came and fmean(came) < asked else measurement.workload.mean_output_tokens
+    if asked and came and (each := fmean(came)) < asked:
+        return each
+    return measurement.workload.mean_output_tokens
 
 
 def finished_output_tokens(run: Run) -> list[int]:
     """Of each request that was served to its end."""
-    return [tokens for tokens, finished in zip(run.samples.output_tokens, run.samples.finished) if finished]
+    return [tokens for tokens, done in zip(run.samples.output_tokens, run.samples.finished, strict=True) if done]
 
 
 def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, Any]:

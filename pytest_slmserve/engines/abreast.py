@@ -23,8 +23,10 @@ def abreast(pool: Pool, launches: Sequence[Launch]) -> Iterator[list[Start]]:
     """
 
     def turn(launch: Launch, engine: Waiting | None) -> Engine:
-        pool.close()
-        return pool.take(engine) if engine else pool.engine(*launch)
+        if engine:
+            return pool.take(engine)
+        pool.close()  # else one of the same specification would serve on
+        return pool.engine(*launch)
 
     with ExitStack() as undo:
         undo.callback(pool.close)

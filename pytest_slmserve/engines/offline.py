@@ -17,14 +17,13 @@ from typing import Any
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_load, silent
 from pytest_slmserve.engines.described import model_for
 from pytest_slmserve.engines.process import Child, converse
-from pytest_slmserve.engines.turn import Turn
+from pytest_slmserve.engines.turn import START_S, Held, Turn
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Failures, Resolved, Run, Samples, Steps, Workload, known_fields
 from pytest_slmserve.spec import GIB, EngineSpec, Load
 
 WORKER = Path(__file__).parent.parent / "worker" / "worker.py"
-START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn; how long a start may take, we say
 NOWHERE_ELSE: Mapping[str, str] = MappingProxyType({})
 # Of an engine on several GPUs. NVLink's multicast needs a fabric manager that containers may not reach, and then an
@@ -112,7 +111,7 @@ def own_cores() -> Collection[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
 
 
-class OfflineEngine:
+class OfflineEngine(Held):
     """Starts when made, unless held; raises EngineFailed with the cause and the end of the log when it cannot."""
 
     worker = WORKER
@@ -145,15 +144,6 @@ class OfflineEngine:
     def arguments(self, model: str) -> dict[str, Any]:
         """What its process is told first. model: a folder or a Hub name."""
         return engine_arguments(self.spec, model)
-
-    def await_turn(self) -> None:
-        """Until an engine that was held has imported what it needs. Raises EngineFailed where it takes too long."""
-        self._turn.await_import(self.child, START_S)
-
-    def start(self) -> None:
-        """The turn of an engine that was held: it takes the device, and is ready for a load when this returns."""
-        self._turn.give()
-        self._finish_start()
 
     def _finish_start(self) -> None:
         with self._or_killed():

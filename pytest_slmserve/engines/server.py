@@ -25,7 +25,6 @@ from pytest_slmserve.engines.client import Client, ask_once, completion, run_of
 from pytest_slmserve.engines.described import model_for
 from pytest_slmserve.engines.offline import (
     NOWHERE_ELSE,
-    START_S,
     WORKER,
     engine_arguments,
     engine_environment,
@@ -33,7 +32,7 @@ from pytest_slmserve.engines.offline import (
     resolved_from,
 )
 from pytest_slmserve.engines.process import Child
-from pytest_slmserve.engines.turn import Turn
+from pytest_slmserve.engines.turn import START_S, Held, Turn
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.records import Request, Run, Workload
@@ -51,7 +50,7 @@ OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 NOT_OF_A_SERVER = {"skip_tokenizer_init", "disable_log_stats"}
 
 
-class ServerEngine:
+class ServerEngine(Held):
     """Starts when made; raises EngineFailed with the cause and the end of the log when it cannot."""
 
     def __init__(
@@ -72,15 +71,6 @@ class ServerEngine:
         self._launched(held)
         if not held:
             self._finish_start()
-
-    def await_turn(self) -> None:
-        """Until a server that was held has imported what it needs. Raises EngineFailed where it takes too long."""
-        self._turn.await_import(self.child, START_S)
-
-    def start(self) -> None:
-        """The turn of a server that was held: it takes the device, and is ready for a load when this returns."""
-        self._turn.give()
-        self._finish_start()
 
     def _launched(self, held: bool) -> None:
         self.port, folder = free_port(), Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))

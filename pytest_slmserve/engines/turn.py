@@ -9,6 +9,7 @@ from pathlib import Path
 from pytest_slmserve.engines.process import Child
 
 LOOK_S = 0.05
+START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 
 
 class Turn:
@@ -44,3 +45,23 @@ class Turn:
         """The time of day when the last of its processes began to wait; None: not all do."""
         stamps = [path.stat().st_mtime for path in self._file.parent.glob(f"{self._file.name}.*")]
         return max(stamps) if len(stamps) >= self._processes else None
+
+
+class Held:
+    """Of an engine that can be launched before its turn: the wait for it, and the start."""
+
+    child: Child
+    _turn: Turn
+
+    def await_turn(self) -> None:
+        """Until one that was held has imported what it needs. Raises EngineFailed where it takes too long."""
+        self._turn.await_import(self.child, START_S)
+
+    def start(self) -> None:
+        """The turn of one that was held: it takes the device, and is ready for a load when this returns."""
+        self._turn.give()
+        self._finish_start()
+
+    def _finish_start(self) -> None:
+        """Wait until it is ready for a load. Raises EngineFailed where it does not start."""
+        raise NotImplementedError

@@ -12,12 +12,12 @@ from typing import Any
 from tabulate import tabulate
 
 from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput_of
-from pytest_slmserve.analysis.jobs import job_summary
+from pytest_slmserve.analysis.jobs import summary_of
 from pytest_slmserve.analysis.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
 from pytest_slmserve.analysis.prefix_cache import cached
 from pytest_slmserve.analysis.rates import ATTAINMENT
 from pytest_slmserve.analysis.schedule_delay import delay_of
-from pytest_slmserve.analysis.summary import Summary, finished_output_tokens, summarize
+from pytest_slmserve.analysis.summary import finished_output_tokens
 from pytest_slmserve.analysis.validity import FAILED_SHARE, standing
 from pytest_slmserve.analysis.window import prompt_tokens_per_s
 from pytest_slmserve.records import Measurement
@@ -82,7 +82,7 @@ def as_json(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
 def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
     """Seconds, tokens and ratios of 1; null is not measured."""
     invalid, degraded = standing(measurement, terms.failed_share)
-    run, seen, summary = measurement.run, latencies_of(measurement), asdict(_figures(measurement))
+    run, seen, summary = measurement.run, latencies_of(measurement), asdict(summary_of(measurement))
     delay, served, from_cache = delay_of(measurement.run), good(measurement, terms.slo), cached(run)
     return {
         "valid": not invalid,
@@ -106,10 +106,6 @@ def as_text(measurement: Measurement, terms: Terms = STRICT) -> str:
     """A head, a table of latencies, what was good, and what is wrong."""
     told = [_served(served)] if (served := good(measurement, terms.slo)) else []
     return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement, terms)])
-
-
-def _figures(m: Measurement) -> Summary:
-    return job_summary(m) if isinstance(m.load, Job) else summarize(m)
 
 
 def _load(m: Measurement) -> str:
@@ -142,7 +138,7 @@ def told_of(m: Measurement) -> Iterator[str]:
 
 
 def _head(m: Measurement) -> Iterator[str]:
-    figures, seen, (opened, closed) = _figures(m), latencies_of(m), m.run.window_s
+    figures, seen, (opened, closed) = summary_of(m), latencies_of(m), m.run.window_s
     yield from asked_of(m)
     yield from told_of(m)
     yield _load(m)

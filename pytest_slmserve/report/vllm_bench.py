@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.goodput import Goodput
-from pytest_slmserve.analysis.jobs import job_summary
+from pytest_slmserve.analysis.jobs import summary_of
 from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, judged_failures, judged_rows, request_latency
 from pytest_slmserve.analysis.stats import percentile
 from pytest_slmserve.analysis.validity import problems
@@ -28,8 +28,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
     run, load = measurement.run, measurement.load
     rows = judged_rows(measurement)
     seconds = run.window_s[1] - run.window_s[0]
-    whole = job_summary(measurement) if isinstance(load, Job) else None
-    tokens_per_s = whole.output_tokens_per_s if whole else window.output_tokens_per_s(run)
+    tokens_per_s = summary_of(measurement).output_tokens_per_s
     prompts_per_s = window.prompt_tokens_per_s(run) or 0.0
     prompts = sum(run.samples.prompt_tokens[row] for row in rows)
     outputs = sum(run.samples.output_tokens[row] for row in rows)
