@@ -6,13 +6,12 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_slmserve.analysis.calibration import calibrate, noise_of
@@ -25,9 +24,9 @@ from pytest_slmserve.analysis.waivers import Waiver, waiver_for
 from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_of
 from pytest_slmserve.engines.abreast import abreast
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
-from pytest_slmserve.engines.offline import NOWHERE_ELSE
+from pytest_slmserve.engines.launch_caches import caches
 from pytest_slmserve.errors import BadUsage, EngineFailed, SlmError, naming
-from pytest_slmserve.kinds import Backend, Caches, Side
+from pytest_slmserve.kinds import Backend, Side
 from pytest_slmserve.models import short_name
 from pytest_slmserve.option_table import FEWEST_PAIRS
 from pytest_slmserve.options import Options, as_words, joined
@@ -41,7 +40,6 @@ from pytest_slmserve.store import read
 from pytest_slmserve.waivers import read_waivers
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
-CACHES = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
 SMALL_LOAD: dict[Backend, int] = {"cuda": 8, "cpu": 4, "fake": 8}
 SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
@@ -298,7 +296,7 @@ class OneGate:
         """A fresh launch of each, and its end. measure: is told which place it has, from 0."""
         found, how = list[Measurement](), self.session.options.gate_caches
         with ExitStack() as undo:
-            launches = [(self.specs[side], undo.enter_context(caches(how))) for side in asked]
+            launches = [(self.specs[side], undo.enter_context(caches(how, side, self.specs))) for side in asked]
             starts = undo.enter_context(abreast(self.session.devices.pool, launches))
             for place, (side, start) in enumerate(zip(asked, starts)):
                 with naming(f"the {side}, {when}"):
@@ -331,7 +329,7 @@ class OneGate:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             before = set(folder.iterdir())
-            with caches(self.session.options.gate_caches) as own:
+            with caches(self.session.options.gate_caches, side, self.specs) as own:
                 launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
                 with abreast(self.session.devices.pool, [launch]) as (start,):
                     engine = start()
@@ -342,18 +340,3 @@ class OneGate:
             return f"none ({str(error).partition(' ends with')[0]})"
         written = sorted(str(path) for path in set(folder.iterdir()) - before)
         return ", ".join(written) or f"none ({problem or 'its profiler wrote nothing'})"
-
-
-@contextmanager
-def caches(how: Caches) -> Iterator[Mapping[str, str]]:
-    """Variables of a launch that finds no compiled code, in a folder that ends with it; none where it may find some.
-
-    vLLM 0.32 keeps what it compiles in VLLM_CACHE_ROOT (`vllm/envs.py`), and inductor's part of it too; Triton's unless
-    TRITON_CACHE_DIR is set (`vllm/compilation/compiler_interface.py`). What is compiled beside that is kept where
-    TORCHINDUCTOR_CACHE_DIR (`torch/_inductor/runtime/cache_dir_utils.py`) and TRITON_CACHE_DIR say.
-    """
-    if how == "warm":
-        yield NOWHERE_ELSE
-        return
-    with TemporaryDirectory(prefix="pytest-slmserve-cold-", ignore_cleanup_errors=True) as folder:
-        yield {name: str(Path(folder) / name.lower()) for name in CACHES}

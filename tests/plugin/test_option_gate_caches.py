@@ -56,6 +56,29 @@ def test_warm_ones_are_those_of_everybody(gate, launches, archive, pytester):
     )
 
 
+def test_sides_that_may_run_other_code_have_warm_ones_of_their_own(gate, monkeypatch, pytester):
+    """vLLM keeps what it knows of a model's class for one version of its file: releases would displace each other's."""
+    seen = []
+    monkeypatch.setattr(
+        pool, "FakeEngine", lambda spec, place: seen.append(dict(place)) or FakeEngine(spec, place=place)
+    )
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/somewhere")
+    assert gate("--slm-candidate-env=PYTHONPATH=/opt/other").ret == 0
+    sides = {"VLLM_CACHE_ROOT": "/somewhere/gate-baseline"}, {"VLLM_CACHE_ROOT": "/somewhere/gate-candidate"}
+    assert len(seen) == 8 and [given in sides for given in seen] == [True] * 8
+    assert seen[:4] == [sides[0], sides[1], sides[1], sides[0]]
+    monkeypatch.delenv("VLLM_CACHE_ROOT")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    seen.clear()
+    assert gate("--slm-baseline-env=VLLM_CACHE_ROOT=/mine", "--slm-candidate-env=PYTHONPATH=/opt/other").ret == 0
+    assert seen[:2] == [{}, {"VLLM_CACHE_ROOT": "/elsewhere/pytest-slmserve/gate-candidate"}], "one has said where"
+
+
+def test_sides_that_differ_in_arguments_share_theirs(gate, launches):
+    assert gate("--slm-candidate-engine-arg=max_num_batched_tokens=2048").ret == 0
+    assert launches == [{}] * 8
+
+
 def test_another_word_is_refused(gate):
     assert "'hot' is not warm or cold" in usage_error(gate("--slm-gate-caches=hot"))
 
