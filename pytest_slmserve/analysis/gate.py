@@ -21,7 +21,7 @@ from typing import Literal
 
 from pytest_slmserve.analysis import student
 from pytest_slmserve.analysis.sequential import FIRST_LOOKS, NORMAL, boundaries, looks_until
-from pytest_slmserve.analysis.stats import Interval, factor, growth, sample_sd, student_interval
+from pytest_slmserve.analysis.stats import Interval, factor, growth, percent, sample_sd, student_interval
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.errors import BadUsage
 
@@ -220,11 +220,11 @@ def _missing(series: Series) -> str:
 def _why_failed(worse: float, n: int, at: int | None) -> str:
     """worse: in the pairs that decided, which may not be all."""
     pairs = "" if at == n else f" in the first {at} pairs"
-    return f"costs {100 * growth(worse):.2g} % more{pairs}, which noise does not explain"
+    return f"costs {percent(growth(worse))} more{pairs}, which noise does not explain"
 
 
 def _why(outcome: State, n: int, margin: float, terms: Terms, detectable: float | None) -> str:
-    found = "" if detectable is None else f"; {100 * detectable:.2g} % worse would be found (90 %)"
+    found = "" if detectable is None else f"; {percent(detectable)} worse would be found (90 %)"
     match outcome:
         case State.HOLDS:
             return f"does not cost {100 * margin:.3g} % more{found}"

@@ -196,7 +196,7 @@ def test_values_at_the_ends_of_what_a_float_holds():
 
 def test_a_failure_that_was_seen_before_something_went_missing_says_why_it_failed():
     found = one(replace(costly(*[0.2] * 6), pairs=(*costly(*[0.2] * 6).pairs, (1.0, None))))
-    assert (found.outcome, found.decided_at) == (FAIL, 4) and found.why.startswith("costs 22 % more")
+    assert (found.outcome, found.decided_at) == (FAIL, 4) and found.why.startswith("costs 22.1 % more")
 
 
 def test_which_value_is_missing_is_said():

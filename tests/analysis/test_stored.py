@@ -96,9 +96,9 @@ def test_where_the_gpu_waits_for_its_host_hosts_and_launches_may_differ_by_more(
     waits = {**BUSY, sensors.ENGINE_ACTIVE: 0.64}
     there, here = (repeats([1000, 1001], columns=waits, environment=e) for e in (KNOWN, replace(NEW, host="two")))
     (rate, _) = against_stored(there, here, 0.10)
-    assert rate.state is State.UNDECIDED and rate.low < math.exp(-0.36) and "for 36 % of the time" in rate.why
+    assert rate.state is State.UNDECIDED and rate.low < 0.64 and "for 36 % of the time" in rate.why
     (rate, _) = against_stored(there, candidate(1.1, columns=waits), MARGIN)
-    assert rate.state is State.UNDECIDED and "a factor of 1.197 each way for another launch" in rate.why
+    assert rate.state is State.UNDECIDED and "a factor of 1.25 each way for another launch" in rate.why
     assert states(against_stored(there, candidate(1.3, columns=waits), MARGIN)) == both("fails")
 
 
@@ -328,13 +328,15 @@ def test_missing_data_never_passes(data):
 
 
 def test_the_constants_hold_of_what_was_measured_on_three_hosts():
-    """The same release, model and load on two H200 hosts is never farther apart than is allowed for."""
+    """The same engine and load on two H200 hosts is never farther apart than is allowed for."""
     paths = sorted(ARCHIVES.glob("h200-vllm-0.26.0-*.jsonl.xz"))
     if not paths:
         pytest.skip("no checkout")
     apart = []
     for there, here in combinations([cells(read(path).measurements) for path in paths], 2):
         for cell in there.keys() & here.keys():
+            if len({m.spec.key for m in (*there[cell], *here[cell])}) > 1:
+                continue
             first, second = points_of(there[cell])[0], points_of(here[cell])[0]
             if first.valid and second.valid and stored.waiting(first, second) is not None:
                 logs = math.log(second.output_tokens_per_s / first.output_tokens_per_s)
