@@ -310,6 +310,7 @@ def _stream_of(facts: dict[str, Any]) -> Stream:
         salt=typed(tuple[int, int] | None, facts.get("salt")),
         cache_lookups=typed(tuple[int, int] | None, facts.get("cache_lookups")),
         unsent_s=typed(tuple[float, ...], facts.get("unsent_s", [])),
+        waited_s=typed(tuple[float, ...], facts.get("waited_s", [])),
         step_gaps=typed(tuple[dict[str, Any], ...], facts.get("step_gaps", [])),
     )
     if found.bin_s <= 0:

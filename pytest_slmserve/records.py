@@ -234,10 +234,11 @@ class Stream:
     tokens: received in successive spans of `bin_s` from `begins_s` on, since the run began. gaps: a histogram of the
     times between successive pieces of a request that lie in the window; `counts` has at i those from
     least_s * growth**i on, at -1 those below; `sum_s` is their sum. step_gaps: the same of the window of each step of a
-    ramp. tokens_per_chunk: by the server's count. scheduled_s: when each request
-    was to be sent, in the order of the samples; None without a schedule. unsent_s: when those were to be sent that were
-    not, since the load was given up. cpu_s: of the client. stamp_doubt_s: by
-    how much the stamps of what was fetched at one time can be too late, in the mean over all pieces and at most: chunks
+    ramp. tokens_per_chunk: by the server's count. scheduled_s: when each request was to be sent, in the order of the
+    samples; None without a schedule. unsent_s: when those were to be sent that were not, since the load was given up.
+    waited_s: of a job that is held back, how long each that was sent had been there when it was to be sent; ascending.
+    cpu_s: of the client. stamp_doubt_s: by how much the stamps of what was fetched at one time can be too late, in the
+    mean over all pieces and at most: chunks
     that came since the client looked last have one stamp, that of the last of them. without: what a server that is not
     ours refused of what we ask for, so that it was not asked for. salt: ids that no other load's prompts have
     (`engines/prefix_cache.py`); None where they are as the workload has them. cache_lookups: prompt tokens that the
@@ -257,6 +258,7 @@ class Stream:
     cache_lookups: tuple[int, int] | None = None
     step_gaps: tuple[Mapping[str, Any], ...] = ()
     unsent_s: tuple[float, ...] = ()
+    waited_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

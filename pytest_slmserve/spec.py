@@ -17,7 +17,7 @@ from pytest_slmserve.urls import check_url
 GIB = 1 << 30
 # Fields of an engine that came after the first records: what was so before.
 LATER = {"url": "", "tensor_parallel": 1, "allow_prefix_cache": False}
-LATER_OF_A_LOAD = {"steps": ()}
+LATER_OF_A_LOAD = {"steps": (), "max_concurrency": None}
 
 
 def short_hash(value: Any) -> str:
@@ -271,7 +271,9 @@ class Job:
     """So many requests, each once, served to the end: what `vllm bench serve --num-prompts --request-rate` does.
 
     rate: requests per second at which they arrive, in the mean, independently of each other (Poisson, by the seed);
-    None: all at once. schedule_s: when each is due, since the beginning, as `workload.arrivals.job` fills it in; it
+    None: all at once. max_concurrency: in flight at most, as behind a gateway that holds the others back. How long they
+    wait there is no part of their latencies (as with vLLM's `--max-concurrency`), but told. schedule_s: when each
+    comes, since the beginning, as `workload.arrivals.job` fills it in; it
     follows from the rest, so a record does without.
     """
 
@@ -279,6 +281,7 @@ class Job:
     rate: float | None = None
     seed: int = 0
     schedule_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    max_concurrency: int | None = None
     kind: Literal["job"] = "job"
 
     def __post_init__(self) -> None:
@@ -286,6 +289,13 @@ class Job:
             raise BadUsage(f"a job of {self.requests} requests", "requests=500, or another number from 1 on")
         if self.rate is not None and not 0 < self.rate < math.inf:
             raise BadUsage(f"{self.rate} requests per second", "rate=10; None for all at once")
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise BadUsage(f"{self.max_concurrency} in flight at most", "max_concurrency=64; None for as many as come")
+
+    @property
+    def limit(self) -> str:
+        """ ", 64 in flight at most", or nothing"""
+        return "" if self.max_concurrency is None else f", {self.max_concurrency:,} in flight at most"
 
     @property
     def times(self) -> tuple[float, ...]:

@@ -290,7 +290,8 @@ def workload_references() -> st.SearchStrategy[WorkloadReference]:
 
 def loads() -> st.SearchStrategy[Load]:
     closed = st.builds(ClosedLoop, st.integers(1, 1024), window_s=st.floats(0.1, 60), requests=st.none() | COUNTS)
-    jobs = st.builds(Job, st.integers(1, 1024), st.none() | st.floats(0.1, 1000), COUNTS)
+    most = st.none() | st.integers(1, 64)
+    jobs = st.builds(Job, st.integers(1, 1024), st.none() | st.floats(0.1, 1000), COUNTS, max_concurrency=most)
     return closed | st.builds(Burst, COUNTS) | jobs
 
 

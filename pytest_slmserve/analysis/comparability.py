@@ -133,7 +133,8 @@ def _load(load: Load) -> str:
     if isinstance(load, OpenLoop):
         return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
     if isinstance(load, Job):
-        return f"job of {load.requests} requests, {'all at once' if load.rate is None else f'{load.rate:g} per second'}"
+        rate = "all at once" if load.rate is None else f"{load.rate:g} per second"
+        return f"job of {load.requests} requests, {rate}{load.limit}"
     window = f"window {load.window_s:g} s" if load.requests is None else f"{load.requests} requests"
     return f"{load.concurrency} in flight (starts {load.starts}, {window}, settled {load.settle_lifetimes:g})"
 

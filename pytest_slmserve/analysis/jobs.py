@@ -182,7 +182,7 @@ def most_varied(
 
 def same_engine(point: JobPoint) -> Hashable:
     """Jobs of one engine, of as many requests."""
-    return point.spec.key, point.environment.key, point.load.requests
+    return point.spec.key, point.environment.key, point.load.requests, point.load.max_concurrency
 
 
 def same_but_kv(point: JobPoint) -> Hashable:

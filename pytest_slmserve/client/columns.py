@@ -140,6 +140,7 @@ def merged(parts: Sequence[Message]) -> Message:
         "failed": merged_losses([part["failed"] for part in parts]),
         "failures": sum(part["failures"] for part in parts),
         "unsent": sorted(at for part in parts for at in part["unsent"]),
+        "waited": sorted(seconds for part in parts for seconds in part["waited"]),
         "first_failure": next((part["first_failure"] for part in parts if part["first_failure"]), None),
         "client_cpu_s": sum(part["client_cpu_s"] for part in parts),
         "doubt_s": [max(part["doubt_s"][i] for part in parts) for i in (0, 1)],

@@ -3,6 +3,8 @@ nobody."""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,23 +28,43 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
 
 
 class OpenLoop:
-    """Requests at given times, in seconds since the beginning, in ascending order. window: None for all of it."""
+    """Requests at given times, in seconds since the beginning, in ascending order. window: None for all of it.
 
-    def __init__(self, schedule: Sequence[float], window: tuple[float, float] | None) -> None:
+    most: in flight at a time; one that comes meanwhile is due when another has ended. waited_s: each that was sent for
+    that, in the order sent; empty without such a limit.
+    """
+
+    def __init__(
+        self, schedule: Sequence[float], window: tuple[float, float] | None = None, most: int | None = None
+    ) -> None:
         self.schedule, self.given = schedule, window
         self.sent = 0
+        self.waited_s: list[float] = []
+        self._places = None if most is None else deque([0.0] * most)  # free since when
 
     @property
     def next_s(self) -> float | None:
-        """When the next one is due; None: all were sent."""
-        return self.schedule[self.sent] if self.sent < len(self.schedule) else None
+        """When the next one is due, which nobody knows (inf) until another has ended; None: all were sent."""
+        if self.sent == len(self.schedule):
+            return None
+        return math.inf if self._places is not None and not self._places else self.schedule[self.sent]
 
-    def due(self, elapsed_s: float) -> list[int]:
-        """Numbers of the requests to send now."""
-        first = self.sent
-        while self.sent < len(self.schedule) and self.schedule[self.sent] <= elapsed_s:
+    def due(self, elapsed_s: float) -> list[tuple[int, float]]:
+        """Numbers of the requests to send now, and since when each is due."""
+        found = []
+        while (at := self.next_s) is not None and at <= elapsed_s:
+            if self._places is not None:
+                free = self._places.popleft()
+                self.waited_s.append(max(0.0, free - at))
+                at = max(at, free)
+            found.append((self.sent, at))
             self.sent += 1
-        return list(range(first, self.sent))
+        return found
+
+    def freed(self, elapsed_s: float) -> None:
+        """One that was in flight has ended."""
+        if self._places is not None:
+            self._places.append(elapsed_s)
 
     def phase(self, elapsed_s: float) -> str:
         if self.given is None:
@@ -65,7 +87,9 @@ def part_of(load: dict[str, Any], index: int, count: int) -> dict[str, Any]:
     """What one of `count` client processes does of a load: every count-th request, and as large a part of the users."""
     mine = {**load, "part": [index, count]}
     if load["kind"] == "open_loop":
-        return mine | {"schedule": load["schedule"][index::count]}
+        most = load.get("most")
+        held = {} if most is None else {"most": len(range(index, most, count))}
+        return mine | {"schedule": load["schedule"][index::count], **held}
     if load.get("requests") is not None:
         mine["requests"] = len(range(index, load["requests"], count))
     if "concurrency" in load:
@@ -76,7 +100,7 @@ def part_of(load: dict[str, Any], index: int, count: int) -> dict[str, Any]:
 def parts_of(load: dict[str, Any], processes: int) -> list[dict[str, Any]]:
     """One part for each process, but none without a request."""
     if load["kind"] == "open_loop":
-        least = len(load["schedule"])
+        least = min(len(load["schedule"]), load.get("most") or len(load["schedule"]))
     else:
         least = min(n for n in (load.get("requests"), load.get("concurrency")) if n is not None)
     count = max(1, min(processes, least))

@@ -33,6 +33,7 @@ class Run:
         self.rows: list[Row] = []
         self.failed: list[Lost] = []
         self.unsent: list[float] = []  # when those were due that a load was given up before
+        self.waited_s: list[float] = []  # how long each that was sent was held back
         self.sent = self.done = 0
         self.first_failure: str | None = None
         self.last_answer = 0.0
@@ -55,6 +56,7 @@ class Run:
             "failed": lost_in(self.failed),
             "failures": self.failures,
             "unsent": self.unsent,
+            "waited": sorted(self.waited_s),
             "first_failure": self.first_failure,
             "client_cpu_s": time.process_time() - cpu,
             "doubt_s": [self.streams.doubt_s / max(1, self.streams.pieces_read), self.streams.most_doubt_s],
@@ -150,7 +152,7 @@ class Run:
         for stream in cut:
             if stream.sent:
                 self._note(stream, cut=True)
-        self.unsent = driver.unsent
+        self.unsent, self.waited_s = driver.unsent, driver.waited_s
         return driver.window or (self.began, self.last_answer)
 
 
@@ -163,6 +165,7 @@ class Looped:
         self.connections = self.loop.concurrency
         self.next_due = float("inf")
         self.unsent: list[float] = []
+        self.waited_s: list[float] = []
         self.lead = Lead(run.streams.in_flight, run.streams.read)
         self._unsettled = gated and self.loop.requests is None
         self._unopened = False
@@ -206,9 +209,9 @@ class Scheduled:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        window = run.load["window"]
-        self.loop = OpenLoop(run.load["schedule"], window and tuple(window))
-        self.connections = min(AHEAD, most_within(run.load["schedule"], AHEAD_S))
+        window, most = run.load["window"], run.load.get("most")
+        self.loop = OpenLoop(run.load["schedule"], window and tuple(window), most)
+        self.connections = min(AHEAD, most or AHEAD, most_within(run.load["schedule"], AHEAD_S))
 
     @property
     def over(self) -> bool:
@@ -219,14 +222,19 @@ class Scheduled:
         return float("inf") if self.loop.next_s is None else self.run.began + self.loop.next_s
 
     @property
+    def waited_s(self) -> list[float]:
+        return self.loop.waited_s
+
+    @property
     def unsent(self) -> list[float]:
         return [self.run.began + at for at in self.loop.schedule[self.loop.sent :]]
 
     def send(self, now: float) -> None:
-        for number in self.loop.due(now - self.run.began):
-            self.run.send(number, self.run.began + self.loop.schedule[number])
+        for number, due_s in self.loop.due(now - self.run.began):
+            self.run.send(number, self.run.began + due_s)
 
-    def freed(self, now: float) -> None: ...
+    def freed(self, now: float) -> None:
+        self.loop.freed(now - self.run.began)
 
     def follow(self, say: Say, hear: Hear) -> None: ...
 

@@ -30,14 +30,15 @@ Asked = list[tuple[Load, "Workload"]]
 
 
 def add_arguments(command: Parser) -> None:
-    how = command.add_mutually_exclusive_group(required=True)
-    how.add_argument("--concurrency", metavar="N", type=int, help="requests kept in flight")
+    users = "requests kept in flight; with --request-rate and --requests: in flight at most"
+    command.add_argument("--concurrency", metavar="N", type=int, help=users)
     sent = (
         "requests sent per second, whatever comes back; several are measured one after the other: 1,2,4; inf: at once"
     )
-    how.add_argument("--request-rate", metavar="RATE,...", type=rates, help=sent)
-    how.add_argument("--ramp", metavar="RATE,...", type=rates, help="one load whose rate goes up in steps: 5,10,20")
-    how.add_argument("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
+    command.add_argument("--request-rate", metavar="RATE,...", type=rates, help=sent)
+    command.add_argument("--ramp", metavar="RATE,...", type=rates, help="one load whose rate goes up in steps: 5,10,20")
+    trace = "an Azure or Mooncake trace: its times, its lengths"
+    command.add_argument("--trace", metavar="PATH", type=Path, help=trace)
     uneven = "of rates: 1 Poisson (default), less comes in bursts, more is more even, inf is constant"
     command.add_argument("--burstiness", metavar="SHAPE", type=float, default=1.0, help=uneven)
     command.add_argument("--step", metavar="S", type=some_seconds, help="of --ramp: seconds of each step, 30 or 30s")
@@ -98,6 +99,7 @@ def asked(given: argparse.Namespace) -> Asked:
 
 def check_belonging(given: argparse.Namespace) -> None:
     """Raises BadUsage where something was typed that has no part in this load: it would be ignored."""
+    check_one_load(given)
     if given.step is not None and not given.ramp:
         raise BadUsage("--step is of a ramp", "--ramp 5,10,20 --step 30")
     if given.speed != 1 and not given.trace:
@@ -110,11 +112,29 @@ def check_belonging(given: argparse.Namespace) -> None:
         raise BadUsage("--trace has a window, not a number of requests", "--window 60")
 
 
+LOADS = ("concurrency", "request_rate", "ramp", "trace")
+HELD_BACK = ["concurrency", "request_rate"]
+
+
+def check_one_load(given: argparse.Namespace) -> None:
+    """Raises BadUsage where nothing says what the load is, or two things do that are no load together."""
+    typed = [name for name in LOADS if getattr(given, name) is not None]
+    words = [f"--{name.replace('_', '-')}" for name in typed]
+    if not typed:
+        raise BadUsage("nothing says what to put on the server", "--concurrency 64, or --request-rate 10")
+    if len(typed) > 1 and typed != HELD_BACK:
+        raise BadUsage(f"{' and '.join(words)} are {len(typed)} loads", "one of them")
+    if typed == HELD_BACK and given.requests is None:
+        raise BadUsage("a rate with a limit on what is in flight is of a number of requests", "--requests 512")
+    if given.concurrency is not None and given.concurrency < 1:
+        raise BadUsage(f"--concurrency {given.concurrency} is no number of requests in flight", "--concurrency 1")
+
+
 # When
 
 
 def loads_of(given: argparse.Namespace) -> list[Load]:
-    if given.concurrency is not None:
+    if given.concurrency is not None and not given.request_rate:
         return [closed_loop(given)]
     if given.ramp:
         return [ramp(given)]
@@ -144,7 +164,7 @@ def job_of(given: argparse.Namespace) -> Job:
             "a number of requests comes as a Poisson process, or all at once", "--burstiness and --window 60"
         )
     (rate,) = given.request_rate
-    return job(given.requests, None if rate == math.inf else rate, given.seed)
+    return job(given.requests, None if rate == math.inf else rate, given.seed, given.concurrency)
 
 
 def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:

@@ -34,6 +34,8 @@ def check_load(load: Load) -> None:
     check_schedule(load)
     if isinstance(load, OpenLoop):
         raise BadUsage("a schedule of arrivals is for a server", "the server door, or an endpoint")
+    if isinstance(load, Job) and load.max_concurrency is not None:
+        raise BadUsage("max_concurrency holds requests back from a server", "the server door, or an endpoint")
 
 
 def silent(progress: Progress) -> None:

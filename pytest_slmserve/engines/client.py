@@ -77,7 +77,7 @@ def ask_once(
 def message_of(load: Load) -> dict[str, Any]:
     """A load in the client's words."""
     if isinstance(load, Job):
-        return {"kind": "open_loop", "schedule": list(load.times), "window": None}
+        return {"kind": "open_loop", "schedule": list(load.times), "window": None, "most": load.max_concurrency}
     if not isinstance(load, OpenLoop):
         return asdict(load)
     window = load.settle_s, load.settle_s + load.window_s
@@ -126,6 +126,7 @@ def _stream(told: Mapping[str, Any]) -> Stream:
         tokens_per_chunk=told["tokens_per_chunk"],
         scheduled_s=None if scheduled is None else tuple(round(at - began, 6) for at in scheduled),
         unsent_s=tuple(round(at - began, 6) for at in told["unsent"]),
+        waited_s=tuple(round(seconds, 6) for seconds in told["waited"]),
         cpu_s=told["client_cpu_s"],
         stamp_doubt_s=tuple(told["doubt_s"]),
     )

@@ -24,6 +24,7 @@ NAMES: tuple[Column, ...] = (
     ("\nrequests", lambda p: f"{p.load.requests:,}"),
     ("asked\n/s", lambda p: "at once" if p.load.rate is None else f"{p.load.rate:g}"),
     ("came\n/s", lambda p: figure(p.rate)),
+    ("most in\nflight", lambda p: "" if p.load.max_concurrency is None else f"{p.load.max_concurrency:,}"),
     ("KV\nblocks", lambda p: ABSENT if p.kv_blocks is None else f"{p.kv_blocks:,}"),
     ("\nholds", lambda p: ABSENT if p.capacity is None else f"{p.capacity:,}"),
 )

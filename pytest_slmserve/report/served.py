@@ -12,6 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput_of
+from pytest_slmserve.analysis.held_back import held_back
 from pytest_slmserve.analysis.jobs import summary_of
 from pytest_slmserve.analysis.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
 from pytest_slmserve.analysis.prefix_cache import cached
@@ -84,6 +85,7 @@ def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any
     invalid, degraded = standing(measurement, terms.failed_share)
     run, seen, summary = measurement.run, latencies_of(measurement), asdict(summary_of(measurement))
     delay, served, from_cache = delay_of(measurement.run), good(measurement, terms.slo), cached(run)
+    held = held_back(run)
     return {
         "valid": not invalid,
         "problems": [*invalid, *degraded],
@@ -98,6 +100,7 @@ def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any
         "latency_s": {name: asdict(each) for name, each in latencies(measurement).items()},
         "cached_prompt_share": from_cache and from_cache.share,
         "schedule_delay": delay and asdict(delay),
+        "held_back": held and asdict(held),
         "goodput": served and {**asdict(served), "slo": str(served.slo)},
     }
 
@@ -117,10 +120,20 @@ def _load(m: Measurement) -> str:
             sent = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
             return f"{arrivals}: {sent}{late}"
         case Job(requests=requests, rate=rate, seed=seed):
-            return f"{requests:,} requests {'at once' if rate is None else f'at {rate:g}/s, seed {seed}'}{late}"
+            came = "at once" if rate is None else f"at {rate:g}/s, seed {seed}"
+            return f"{requests:,} requests {came}{m.load.limit}{late}"
         case ClosedLoop(concurrency=users, requests=requests):
             return f"{users:,} users, {'a steady window' if requests is None else f'{requests:,} requests'}"
     return m.load.kind
+
+
+def _held_back(m: Measurement) -> Iterator[str]:
+    """Who waited before a server heard of it."""
+    if held := held_back(m.run):
+        yield (
+            f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
+            f"{figure(held.p99_s)} s (p99), which is no part of their latencies"
+        )
 
 
 def asked_of(m: Measurement) -> Iterator[str]:
@@ -142,6 +155,7 @@ def _head(m: Measurement) -> Iterator[str]:
     yield from asked_of(m)
     yield from told_of(m)
     yield _load(m)
+    yield from _held_back(m)
     prompts = figure(prompt_tokens_per_s(m.run), 4)
     tokens = f"{figure(figures.output_tokens_per_s, 4)} output and {prompts} prompt tokens/s"
     yield f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s"

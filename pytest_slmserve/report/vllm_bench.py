@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, judged
 from pytest_slmserve.analysis.stats import percentile
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.records import Measurement
-from pytest_slmserve.spec import ClosedLoop, Job, OpenLoop
+from pytest_slmserve.spec import ClosedLoop, Job, Load, OpenLoop
 
 PERCENTILES = (50, 90, 95, 99)
 
@@ -42,7 +42,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "tokenizer_id": measurement.spec.model,
         "num_prompts": len(rows),
         "request_rate": (load.rate if isinstance(load, OpenLoop | Job) else None) or "inf",
-        "max_concurrency": load.concurrency if isinstance(load, ClosedLoop) else None,
+        "max_concurrency": _most_in_flight(load),
         "duration": seconds,
         "completed": sum(run.samples.finished[row] for row in rows),
         "failed": judged_failures(measurement),
@@ -58,6 +58,15 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "vllm_version": measurement.environment.vllm,
         "pytest_slmserve_version": measurement.environment.pytest_slmserve,
     }
+
+
+def _most_in_flight(load: Load) -> int | None:
+    match load:
+        case ClosedLoop():
+            return load.concurrency
+        case Job():
+            return load.max_concurrency
+    return None
 
 
 def _latencies(measurement: Measurement, rows: Sequence[int]) -> Iterator[tuple[str, float]]:

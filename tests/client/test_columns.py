@@ -16,6 +16,7 @@ NOTHING = {
     "failed": lost_in([]),
     "failures": 0,
     "unsent": [],
+    "waited": [],
     "first_failure": None,
     "client_cpu_s": 0.5,
     "doubt_s": [0.0, 0.0],

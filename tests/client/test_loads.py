@@ -16,10 +16,39 @@ def test_each_request_is_due_once_and_never_before_its_time(schedule, looks):
     loop, sent = OpenLoop(schedule, (0.0, 1.0)), []
     for now in [*looks, 100.0]:
         due = loop.due(now)
-        assert all(schedule[number] <= now for number in due)
+        assert all(schedule[number] == at <= now for number, at in due)
         assert loop.next_s is None or loop.next_s > now
-        sent += due
-    assert sent == list(range(len(schedule)))
+        sent += [number for number, _ in due]
+    assert sent == list(range(len(schedule))) and loop.waited_s == []
+
+
+@given(schedules, st.integers(1, 5), st.lists(st.tuples(st.floats(0, 300), st.booleans()), max_size=60))
+def test_a_request_that_is_held_back_is_due_when_another_has_ended(schedule, most, looks):
+    """First come, first served: none before its time, none while as many as may be are in flight, none later."""
+    loop, sent, free = OpenLoop(schedule, None, most), [], [0.0] * most
+    for now, one_ends in sorted(looks):
+        if one_ends and loop.sent > len(free) - most:
+            free.append(now)
+            loop.freed(now)
+        sent += loop.due(now)
+        assert loop.sent == len(schedule) or loop.sent == len(free) or schedule[loop.sent] > now
+    assert [number for number, _ in sent] == list(range(len(sent)))
+    assert [at for _, at in sent] == [max(schedule[i], free[i]) for i in range(len(sent))]
+    assert loop.waited_s == [at - schedule[number] for number, at in sent]
+
+
+def test_nobody_knows_when_the_next_is_due_while_all_places_are_taken():
+    loop = OpenLoop([0.0, 1.0], None, 1)
+    assert loop.due(5.0) == [(0, 0.0)] and loop.next_s == float("inf")
+    loop.freed(7.0)
+    assert loop.next_s == 1.0 and loop.due(7.0) == [(1, 7.0)] and loop.next_s is None
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 6))
+def test_parts_of_a_job_share_the_places(requests, most, processes):
+    load = {"kind": "open_loop", "schedule": [0.0] * requests, "window": None, "most": most}
+    parts = parts_of(load, processes)
+    assert len(parts) == min(processes, requests, most) and sum(part["most"] for part in parts) == most
 
 
 @given(schedules, st.floats(0.01, 50))

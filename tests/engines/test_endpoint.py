@@ -20,6 +20,7 @@ from pytest_slmserve.measure import measure
 from pytest_slmserve.records import Request
 from pytest_slmserve.report.served import as_text
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, OpenLoop
+from pytest_slmserve.workload.arrivals import job
 
 SCHEDULE = tuple(i / 50 for i in range(100))
 
@@ -87,6 +88,11 @@ def test_a_record_keeps_the_stream_and_not_the_schedule_twice(endpoint):
 def test_a_schedule_is_for_a_server():
     with Pool() as pool, pytest.raises(BadUsage, match="a schedule of arrivals is for a server"):
         pool.engine(FAKE).run(small_workload(), OpenLoop("x", 50.0, 0.5, 1.0, SCHEDULE))
+
+
+def test_requests_are_held_back_from_a_server():
+    with Pool() as pool, pytest.raises(BadUsage, match="max_concurrency holds requests back from a server"):
+        pool.engine(FAKE).run(small_workload(), job(4, max_concurrency=2))
 
 
 # What is asked of it

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from contextlib import redirect_stderr, redirect_stdout
+from itertools import accumulate
 from typing import NamedTuple
 
 import pytest
@@ -18,6 +19,7 @@ from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.report import layout
 from pytest_slmserve.spec import Job
 from pytest_slmserve.store import read
+from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.sharegpt import read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
 from pytest_slmserve.workload.vllm_sharegpt import sample_as_vllm
@@ -210,6 +212,36 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
     assert "\n4 users, 30 requests\n" in again.getvalue(), "and what was no job"
 
 
+def test_a_rate_with_a_limit_on_what_is_in_flight(there, tmp_path):
+    """As behind a gateway: who is held back waits, of which the page tells; the server is asked by as many as may."""
+    saved = tmp_path / "bench.json"
+    load = ("--concurrency", "2", "--requests", "40", "--export", f"vllm-bench={saved}")
+    done = command(there, tmp_path, *load, "--request-rate", "200")
+    assert done.status in (0, 1), done.err
+    assert "\n40 requests at 200/s, seed 0, 2 in flight at most, late by" in done.out
+    (held,) = read(tmp_path / "r.jsonl").measurements
+    assert held.load == Job(40, 200, max_concurrency=2) and held.run.failures == 0
+    assert most_in_flight(held.run.samples) == 2
+    waited = held.run.stream.waited_s
+    assert len(waited) == 40 and sum(s > 0 for s in waited) > 20, "5 ms apart, 2 at a time"
+    assert f"\n{sum(s > 0 for s in waited)} of them were held back; all waited for" in done.out
+    arrivals = job(40, 200).schedule_s
+    assert sum(held.run.stream.scheduled_s) - sum(arrivals) == pytest.approx(sum(waited), abs=1e-3)
+    assert json.loads(saved.read_text("utf-8"))["max_concurrency"] == 2
+    found = json.loads(command(there, tmp_path, *load, "--request-rate", "5", "--json").out)
+    assert found["load"]["max_concurrency"] == 2 and found["held_back"]["max_s"] < waited[-1]
+    again = io.StringIO()
+    with redirect_stdout(again):
+        main(["report", str(tmp_path / "r.jsonl")])
+    assert "most in" in again.getvalue()
+
+
+def most_in_flight(samples):
+    """By their own times."""
+    events = [(at, 1) for at in samples.sent_s] + [(at, -1) for at in samples.last_token_s]
+    return max(accumulate(change for _, change in sorted(events)))
+
+
 def test_a_ramp_is_told_step_by_step(there, tmp_path):
     ramp = ("--ramp", "20,60", "--step", "1s", "--settle", "0.2", "--burstiness", "inf")
     done = command(there, tmp_path, *ramp, *SLO, "--json")
@@ -368,7 +400,11 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "one of the arguments --concurrency --request-rate --ramp --trace is required"),
+        ((), "nothing says what to put on the server"),
+        (("--ramp", "4,8", "--trace", "t.csv"), "--ramp and --trace are 2 loads"),
+        (("--concurrency", "4", "--trace", "t.csv"), "--concurrency and --trace are 2 loads"),
+        (("--concurrency", "4", "--request-rate", "9"), "is of a number of requests"),
+        (("--concurrency", "0"), "--concurrency 0 is no number of requests in flight"),
         (("--concurrency", "4", "--requests", "3"), "--requests 3 cannot keep 4 in flight"),
         (("--concurrency", "4", "--requests", "9", "--window", "3"), "two ways to end"),
         (("--request-rate", "4", "--requests", "9", "--window", "3"), "two ways to end"),
