@@ -40,14 +40,10 @@ class Latency:
 @dataclass(frozen=True, slots=True)
 class LittlesLaw:
     """Two counts of the same thing: `requests` from the requests' own intervals, `batch` from the step trace.
-
-    running: the scheduler's own count, None where not reported. It is taken after finished requests have left, so it
-    is low by the requests that end per step (batch/n_out), and serves as a hint only. deviation: requests/batch - 1.
-    """
+    deviation: requests/batch - 1."""
 
     requests: float
     batch: float
-    running: float | None
     deviation: float
 
 
@@ -110,18 +106,6 @@ def step_s(run: Run) -> float | None:
     return None if span is None else (span[1] - span[0]) / (len(window_steps(run)) - 1)
 
 
-def _time_weighted(run: Run, column: Sequence[int | float | None]) -> float | None:
-    """Mean of a step's value, each weighted by the time from the step before to its own end."""
-    if not len(run.steps):
-        return None
-    span, steps = span_s(run), window_steps(run)
-    known = [v for v in piece(column, steps[1:]) if v is not None]
-    if span is None or len(known) < len(steps) - 1:
-        return None
-    times = piece(run.steps.time_s, steps)
-    return math.fsum(map(mul, known, map(sub, times[1:], times))) / (span[1] - span[0])
-
-
 @once
 def mean_batch(run: Run) -> float | None:
     """Mean number of sequences that a step carried to their next token, weighted by time.
@@ -133,12 +117,12 @@ def mean_batch(run: Run) -> float | None:
     """
     if not len(run.steps) and run.stream is not None:
         return _mean_open(run, run.samples.sent_s)
-    return _time_weighted(run, run.steps.new_tokens)
-
-
-def scheduler_running(run: Run) -> float | None:
-    """Mean of the scheduler's running count, weighted by time; None where the engine does not report it."""
-    return _time_weighted(run, run.steps.running)
+    if (span := span_s(run)) is None:
+        return None
+    steps = window_steps(run)
+    times = piece(run.steps.time_s, steps)
+    tokens = piece(run.steps.new_tokens, steps[1:])
+    return math.fsum(map(mul, tokens, map(sub, times[1:], times))) / (span[1] - span[0])
 
 
 @once
@@ -170,7 +154,7 @@ def littles_law(run: Run) -> LittlesLaw | None:
     requests, batch = requests_in_flight(run), mean_batch(run)
     if requests is None or not batch:
         return None
-    return LittlesLaw(requests, batch, scheduler_running(run), requests / batch - 1)
+    return LittlesLaw(requests, batch, requests / batch - 1)
 
 
 def kv_usage(run: Run) -> float | None:
