@@ -27,6 +27,7 @@ def of_host(places: Places) -> list[Finding]:
     return [
         of_cores(places, usable, os.cpu_count() or 1),
         *of_a_second(open_host(proc=places.proc, cgroup=places.sys / "fs" / "cgroup"), usable),
+        of_sessions(places, usable),
         of_governor(places),
         of_memory(places),
         of_shared_memory(places),
@@ -95,6 +96,19 @@ def _work(values: Mapping[int, float | None], cores: int) -> Finding:
     if others > BUSY_SHARE * cores:
         return Finding("other work", "warning", found, "it takes cores from the engine: wait, or end it")
     return Finding("other work", "ok", found)
+
+
+def of_sessions(places: Places, usable: int) -> Finding:
+    """Does the kernel share cores by session? Then a client whose server is in another session can be held up where
+    cores are short, however little it needs. What we start ourselves is in our session."""
+    try:
+        on = (places.proc / "sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
+    except OSError:
+        return Finding("sessions", "ok", "the kernel does not share cores by session")
+    if on and usable < ENOUGH_CORES:
+        advice = "a client of a server in another session may lag: sysctl kernel.sched_autogroup_enabled=0"
+        return Finding("sessions", "warning", "the kernel shares cores by session", advice)
+    return Finding("sessions", "ok", f"the kernel {'shares' if on else 'does not share'} cores by session")
 
 
 def of_governor(places: Places) -> Finding:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
@@ -23,6 +24,9 @@ from pytest_slmserve.records import Progress, known_fields
 LOG_LINES = 25
 POLL_S = 0.5
 SILENCE_S = 120.0  # progress comes twice a second
+# A group, to end it by, but no session: where a kernel shares cores by session (`kernel.sched_autogroup_enabled`), a
+# client that shares them with its server was held up for seconds, of which it needed a few milliseconds (Linux 6.18).
+OWN_GROUP: Any = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 
 
 class Child:
@@ -49,7 +53,7 @@ class Child:
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                **OWN_GROUP,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -65,6 +65,22 @@ def test_a_second_tells_of_others(values, steal, work):
         assert "0.20 cores over a second, a task waited for a CPU 25% of the time" in found[1].found
 
 
+@pytest.mark.parametrize(
+    ("told", "cores", "state", "words"),
+    [
+        ("1\n", 2, "warning", "the kernel shares"),
+        ("1\n", 16, "ok", "the kernel shares"),
+        ("0\n", 2, "ok", "does not share"),
+    ],
+)
+def test_cores_that_are_shared_by_session(places, told, cores, state, words):
+    assert host.of_sessions(places, cores).state == "ok", "a kernel without such groups"
+    put(places.proc / "sys/kernel/sched_autogroup_enabled", told)
+    found = host.of_sessions(places, cores)
+    assert found.state == state and words in found.found
+    assert ("kernel.sched_autogroup_enabled=0" in lines([found])[0]) is (state == "warning")
+
+
 def test_governors(places):
     assert host.of_governor(places).found == "not readable, as in most virtual machines"
     cpufreq = places.sys / "devices/system/cpu/cpufreq"
