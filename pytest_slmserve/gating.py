@@ -6,11 +6,11 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ from pytest_slmserve.store import read
 from pytest_slmserve.waivers import read_waivers
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
+PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
+WARM_UP = 0  # in place of a pair's number
 ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
 SMALL_LOAD: dict[Backend, int] = {"cuda": 8, "cpu": 4, "fake": 8}
 SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
@@ -104,11 +106,12 @@ def run_gate(session: Session, model: str) -> Gated:
     try:
         if gated is None or not _is_over(gated, options.calibrate):
             one.warm_up(found)
-            for number in _numbers(terms, found):
-                found += one.pair(number)
-                gated = judge_gate(found, terms)
-                if _is_over(gated, options.calibrate):
-                    break
+            with closing(one.pairs(_numbers(terms, found))) as pairs:
+                for launched in pairs:
+                    found += launched
+                    gated = judge_gate(found, terms)
+                    if _is_over(gated, options.calibrate):
+                        break
         assert gated is not None
         traced = one.traced(gated.failing_load) if options.profile and not options.calibrate else ""
     finally:
@@ -285,26 +288,31 @@ class OneGate:
     def warm_up(self, found: Sequence[Measurement]) -> None:
         """A launch that does not count: it reads its files from disk, and fills caches that stay warm."""
         if self.session.backend != "fake":
-            self._in_turn(self.cold(found), "before the first pair", lambda engine, side, place: [])
+            list(self._in_turn([(side, WARM_UP) for side in self.cold(found)]))
 
-    def pair(self, number: int) -> list[Measurement]:
-        return self._in_turn(order(number), f"pair {number}", partial(self._launched, number))
+    def pairs(self, numbers: Sequence[int]) -> Generator[list[Measurement]]:
+        """Each pair when it has ended. Where there are cores for it two are launched at once, and wait for their turns:
+        imports take as long as the rest of a start."""
+        at_once = PAIRS_AT_ONCE if (self.session.host.environment.cores or 0) >= MANY_CORES else 1
+        for first in range(0, len(numbers), at_once):
+            some = numbers[first : first + at_once]
+            with closing(self._in_turn([(side, number) for number in some for side in order(number)])) as launches:
+                yield from ([*one, *other] for one, other in zip(launches, launches))
 
-    def _in_turn(
-        self, asked: Sequence[Side], when: str, measure: Callable[[Engine, Side, int], list[Measurement]]
-    ) -> list[Measurement]:
-        """A fresh launch of each, and its end. measure: is told which place it has, from 0."""
-        found, how = list[Measurement](), self.session.options.gate_caches
+    def _in_turn(self, asked: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
+        """What a fresh launch of each side measured. asked: with the number of its pair, or `WARM_UP`."""
+        how = self.session.options.gate_caches
         with ExitStack() as undo:
-            launches = [(self.specs[side], undo.enter_context(caches(how, side, self.specs))) for side in asked]
+            launches = [(self.specs[side], undo.enter_context(caches(how, side, self.specs))) for side, _ in asked]
             starts = undo.enter_context(abreast(self.session.devices.pool, launches))
-            for place, (side, start) in enumerate(zip(asked, starts)):
-                with naming(f"the {side}, {when}"):
-                    found += measure(start(), side, place)
-        return found
+            for place, ((side, number), start) in enumerate(zip(asked, starts)):
+                with naming(f"the {side}, {f'pair {number}' if number else 'before the first pair'}"):
+                    engine = start()
+                    found = self._launched(number, engine, side, second=bool(place % 2)) if number else []
+                yield found
 
-    def _launched(self, number: int, engine: Engine, side: Side, place: int) -> list[Measurement]:
-        paired = Paired(self.id, number, side, bool(place), caches=self.session.options.gate_caches)
+    def _launched(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
+        paired = Paired(self.id, number, side, second, caches=self.session.options.gate_caches)
         if number == 1:  # once is enough: whoever answers otherwise does so always
             paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))
         return [m for load in self.loads for m in self._measured(self.specs[side], load, paired)]

@@ -276,6 +276,35 @@ def test_a_real_engine_is_launched_once_before_it_counts(opened, candidate, warm
     assert len(measured) == 16 and len({m.launch for m in measured}) == 8
 
 
+@pytest.mark.parametrize(("enough_cores", "at_once"), [(1, 4), (10_000, 2)])
+def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypatch, enough_cores, at_once):
+    """Each has the device by itself, in its turn; one more pair than is wanted has imported for nothing, and ends."""
+    events, speeds = [], noisy(0.1)
+
+    class Waits(FakeEngine):
+        def await_turn(self) -> None:
+            events.append("imported")
+
+        def start(self) -> None:
+            self.speed = speeds(self.spec).speed
+            events.append("turn")
+
+        def close(self) -> None:
+            events.append("end")
+
+    monkeypatch.setattr(gating, "MANY_CORES", enough_cores)
+    session = opened(gate_pairs="5")
+    session.devices.pool = Pool(hold_engine=lambda spec, place: Waits(spec))
+    gated = Gates(session).of(MODEL)
+    assert [p.number for p in gated.pairs] == [1, 2, 3, 4, 5] and gated.outcome is State.UNDECIDED
+    assert events[: at_once + 1] == ["imported"] * at_once + ["turn"]
+    assert events.count("turn") == 10 and events.count("imported") == {4: 12, 2: 10}[at_once]
+    turns = [event for event in events if event != "imported"]
+    assert turns[:4] == ["turn", "end", "turn", "end"]
+    both = sides(session.agenda.spec(MODEL), session.options)
+    assert session.devices.pool.starts == [both[side] for number in range(1, 6) for side in order(number)]
+
+
 # When it ends
 
 
