@@ -6,8 +6,8 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -301,15 +301,17 @@ class OneGate:
 
     def _in_turn(self, asked: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
         """What a fresh launch of each side measured. asked: with the number of its pair, or `WARM_UP`."""
-        how = self.session.options.gate_caches
         with ExitStack() as undo:
-            launches = [(self.specs[side], undo.enter_context(caches(how, side, self.specs))) for side, _ in asked]
+            launches = [(self.specs[side], undo.enter_context(self._caches(side))) for side, _ in asked]
             starts = undo.enter_context(abreast(self.session.devices.pool, launches))
             for place, ((side, number), start) in enumerate(zip(asked, starts)):
                 with naming(f"the {side}, {f'pair {number}' if number else 'before the first pair'}"):
                     engine = start()
                     found = self._launched(number, engine, side, second=bool(place % 2)) if number else []
                 yield found
+
+    def _caches(self, side: Side) -> AbstractContextManager[Mapping[str, str]]:
+        return caches(self.session.options.gate_caches, side, self.specs)
 
     def _launched(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
         paired = Paired(self.id, number, side, second, caches=self.session.options.gate_caches)
@@ -337,7 +339,7 @@ class OneGate:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             before = set(folder.iterdir())
-            with caches(self.session.options.gate_caches, side, self.specs) as own:
+            with self._caches(side) as own:
                 launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
                 with abreast(self.session.devices.pool, [launch]) as (start,):
                     engine = start()

@@ -238,11 +238,11 @@ class Stream:
     samples; None without a schedule. unsent_s: when those were to be sent that were not, since the load was given up.
     waited_s: of a job that is held back, how long each that was sent had been there when it was to be sent; ascending.
     cpu_s: of the client. stamp_doubt_s: by how much the stamps of what was fetched at one time can be too late, in the
-    mean over all pieces and at most: chunks
-    that came since the client looked last have one stamp, that of the last of them. without: what a server that is not
-    ours refused of what we ask for, so that it was not asked for. salt: ids that no other load's prompts have
-    (`engines/prefix_cache.py`); None where they are as the workload has them. cache_lookups: prompt tokens that the
-    server looked up in its cache of prefixes meanwhile, and found there, whoever asked.
+    mean over all pieces and at most: chunks that came since the client looked last have one stamp, that of the last of
+    them. without: what a server that is not ours refused of what we ask for, so that it was not asked for. salt: ids
+    that no other load's prompts have (`engines/prefix_cache.py`); None where they are as the workload has them.
+    cache_lookups: prompt tokens that the server looked up in its cache of prefixes meanwhile, and found there, whoever
+    asked.
     """
 
     bin_s: float

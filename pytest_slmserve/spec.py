@@ -273,8 +273,8 @@ class Job:
     rate: requests per second at which they arrive, in the mean, independently of each other (Poisson, by the seed);
     None: all at once. max_concurrency: in flight at most, as behind a gateway that holds the others back. How long they
     wait there is no part of their latencies (as with vLLM's `--max-concurrency`), but told. schedule_s: when each
-    comes, since the beginning, as `workload.arrivals.job` fills it in; it
-    follows from the rest, so a record does without.
+    comes, since the beginning, as `workload.arrivals.job` fills it in; it follows from the rest, so a record does
+    without.
     """
 
     requests: int

@@ -86,22 +86,18 @@ def most_within(schedule: Sequence[float], seconds: float) -> int:
 def part_of(load: dict[str, Any], index: int, count: int) -> dict[str, Any]:
     """What one of `count` client processes does of a load: every count-th request, and as large a part of the users."""
     mine = {**load, "part": [index, count]}
-    if load["kind"] == "open_loop":
-        most = load.get("most")
-        held = {} if most is None else {"most": len(range(index, most, count))}
-        return mine | {"schedule": load["schedule"][index::count], **held}
-    if load.get("requests") is not None:
-        mine["requests"] = len(range(index, load["requests"], count))
-    if "concurrency" in load:
-        mine["concurrency"] = len(range(index, load["concurrency"], count))
-    return mine
+    if "schedule" in load:
+        mine["schedule"] = load["schedule"][index::count]
+    return mine | {name: len(range(index, number, count)) for name, number in _divided(load).items()}
 
 
 def parts_of(load: dict[str, Any], processes: int) -> list[dict[str, Any]]:
     """One part for each process, but none without a request."""
-    if load["kind"] == "open_loop":
-        least = min(len(load["schedule"]), load.get("most") or len(load["schedule"]))
-    else:
-        least = min(n for n in (load.get("requests"), load.get("concurrency")) if n is not None)
-    count = max(1, min(processes, least))
+    scheduled = [len(load["schedule"])] if "schedule" in load else []
+    count = max(1, min(processes, *scheduled, *_divided(load).values()))
     return [part_of(load, index, count) for index in range(count)]
+
+
+def _divided(load: dict[str, Any]) -> dict[str, int]:
+    """Its numbers of which each process has a part."""
+    return {name: load[name] for name in ("requests", "concurrency", "most") if load.get(name) is not None}

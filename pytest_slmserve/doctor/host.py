@@ -101,14 +101,13 @@ def _work(values: Mapping[int, float | None], cores: int) -> Finding:
 def of_sessions(places: Places, usable: int) -> Finding:
     """Does the kernel share cores by session? Then a client whose server is in another session can be held up where
     cores are short, however little it needs. What we start ourselves is in our session."""
-    try:
+    on = False
+    with suppress(OSError):
         on = (places.proc / "sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
-    except OSError:
-        return Finding("sessions", "ok", "the kernel does not share cores by session")
-    if on and usable < ENOUGH_CORES:
-        advice = "a client of a server in another session may lag: sysctl kernel.sched_autogroup_enabled=0"
-        return Finding("sessions", "warning", "the kernel shares cores by session", advice)
-    return Finding("sessions", "ok", f"the kernel {'shares' if on else 'does not share'} cores by session")
+    state: State = "warning" if on and usable < ENOUGH_CORES else "ok"
+    advice = "a client of a server in another session may lag: sysctl kernel.sched_autogroup_enabled=0"
+    found = f"the kernel {'shares' if on else 'does not share'} cores by session"
+    return Finding("sessions", state, found, unless_ok(state, advice))
 
 
 def of_governor(places: Places) -> Finding:
