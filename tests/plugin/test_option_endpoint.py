@@ -156,7 +156,7 @@ OWN = """
     import pytest
 
     @pytest.mark.slm(model="somebody/slm")
-    def test_the_model_by_its_short_name(slm_measure): assert slm_measure(4, repeats=1).valid
+    def test_the_model_by_its_short_name(slm_measure): assert slm_measure(4, repeats=1).concurrency == 4
 
     @pytest.mark.slm(model="opt-1.3b")
     def test_another_model(slm_measure): assert slm_measure(4).valid
