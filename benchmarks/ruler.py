@@ -143,7 +143,7 @@ class Ours:
     def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
         child = Child([sys.executable, "-m", "pytest_slmserve.client"], dict(os.environ), cores=[self.core])
         try:
-            child.send(url=f"{url}/v1/completions", headers={}, timeout_s=120.0)
+            child.send(url=f"{url}/v1/completions", headers={}, timeout_s=120.0, processes=1)
             expect(child, "ready")
             child.send(op="load", bodies=bodies(WARM_UP, 2), output_tokens=[2] * WARM_UP)
             expect(child, "loaded")

@@ -46,6 +46,7 @@ FAULTS = {
     "no-usage": "no usage at the end",
     "error": "status 500, with the request's own Authorization in the text",
     "error-event": "an error in the stream",
+    "silent": "a stream that is complete, without a token in it",
     "hang": "never answer",
     "stall": "stop in the middle of the stream",
     "plain": "answer without streaming",
@@ -310,6 +311,8 @@ def with_fault(request: Request, written: int, last: bool) -> bytes:
         case "close":
             body = b"".join(re.findall(rb"data: [^\n]*\n\n", token))
             return body + b"data: [DONE]\n\n" if last else body
+        case "silent":
+            return request.usage + END if last else b""
         case "no-usage":
             return token + END if last else token
         case "multi":

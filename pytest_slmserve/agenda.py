@@ -14,13 +14,13 @@ from pytest_slmserve.engines.sharing import cannot_share
 from pytest_slmserve.environment import Host, probe, unlike
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Sharing, Starts, Weights
-from pytest_slmserve.models import hub_name, shape_of, short_name
+from pytest_slmserve.models import OPT_POSITIONS, hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import DEFAULTS, Sweep, endpoint_spec, engine_spec, load_of, plan_sweep, workload_spec
 from pytest_slmserve.records import Environment, Workload, measurement_key
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load, ReplicaSpec, WorkloadSpec, short_hash
-from pytest_slmserve.workload.build import build_workload, requests_of_conversations, requests_of_lengths
-from pytest_slmserve.workload.tokens import VOCABULARY, hub_tokenizer
+from pytest_slmserve.workload.build import build_workload, named_tokenizer, requests_of
+from pytest_slmserve.workload.tokens import VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Agenda:
         """The requests for `model`, as the options and its marker say."""
         spec = workload_spec(self.options, self.backend)
         if variant.lengths:
-            spec = replace(spec, prompt_tokens=variant.lengths[0], output_tokens=variant.lengths[1])
+            spec = spec.with_lengths(*variant.lengths)
         return self.requests(model, spec)
 
     def requests(self, model: str, spec: WorkloadSpec) -> Workload:
@@ -115,11 +115,7 @@ class Agenda:
                 "--slm-tokenizer with a folder that holds one, or its name on the Hub",
             )
         if str(spec) not in self._workloads:
-            requests, source = (
-                requests_of_conversations(spec, hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm))
-                if spec.source == "sharegpt"
-                else requests_of_lengths(spec, VOCABULARY)
-            )
+            requests, source = requests_of(spec, VOCABULARY, OPT_POSITIONS, lambda: named_tokenizer(spec))
             self._workloads[str(spec)] = Workload(spec, tuple(requests), source)
         return self._workloads[str(spec)]
 

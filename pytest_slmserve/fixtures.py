@@ -189,16 +189,21 @@ def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carr
 @pytest.fixture
 def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
     """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; rate None (the
-    default) is all at once, without lengths those of the options."""
+    default) is all at once, without lengths those of the options. burstiness: as of a `Job`."""
     from pytest_slmserve.analysis.jobs import job_points
     from pytest_slmserve.jobs import requests_of
     from pytest_slmserve.workload.arrivals import job
 
     def serve(
-        requests: int, rate: float | None = None, *, lengths: tuple[int, int] | None = None, repeats: int | None = None
+        requests: int,
+        rate: float | None = None,
+        *,
+        lengths: tuple[int, int] | None = None,
+        burstiness: float | None = 1.0,
+        repeats: int | None = None,
     ) -> JobPoint:
         workload = requests_of(slm_session.agenda, slm_spec.model, requests, lengths)
-        load = job(requests, rate, slm_session.options.seed)
+        load = job(requests, rate, slm_session.options.seed, burstiness=burstiness)
         found = slm_session.measure(slm_spec, workload, load, repeats or slm_session.options.repeats)
         return job_points(found)[0]
 

@@ -113,7 +113,7 @@ def requests_of(
     """So many requests; lengths: None for those of the options, a pair of None for natural ones."""
     spec = replace(workload_spec(agenda.options, agenda.backend), requests=requests)
     if lengths is not None:
-        spec = replace(spec, prompt_tokens=lengths[0], output_tokens=lengths[1])
+        spec = spec.with_lengths(*lengths)
     return agenda.requests(model, spec)
 
 

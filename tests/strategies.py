@@ -291,8 +291,10 @@ def workload_references() -> st.SearchStrategy[WorkloadReference]:
 def loads() -> st.SearchStrategy[Load]:
     closed = st.builds(ClosedLoop, st.integers(1, 1024), window_s=st.floats(0.1, 60), requests=st.none() | COUNTS)
     most = st.none() | st.integers(1, 64)
-    jobs = st.builds(Job, st.integers(1, 1024), st.none() | st.floats(0.1, 1000), COUNTS, max_concurrency=most)
-    return closed | st.builds(Burst, COUNTS) | jobs
+    at_once = st.builds(Job, st.integers(1, 1024), st.none(), COUNTS, max_concurrency=most)
+    uneven = st.none() | st.floats(0.01, 100)
+    jobs = st.builds(Job, st.integers(1, 1024), st.floats(0.1, 1000), COUNTS, max_concurrency=most, burstiness=uneven)
+    return closed | st.builds(Burst, COUNTS) | at_once | jobs
 
 
 def samples_in_any_order() -> st.SearchStrategy[Samples]:

@@ -134,7 +134,7 @@ def _load(load: Load) -> str:
         return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
     if isinstance(load, Job):
         rate = "all at once" if load.rate is None else f"{load.rate:g} per second"
-        return f"job of {load.requests} requests, {rate}{load.limit}"
+        return f"job of {load.requests} requests, {rate}{load.further}"
     window = f"window {load.window_s:g} s" if load.requests is None else f"{load.requests} requests"
     return f"{load.concurrency} in flight (starts {load.starts}, {window}, settled {load.settle_lifetimes:g})"
 

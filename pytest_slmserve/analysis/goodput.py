@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 
 from pytest_slmserve.analysis.latency import RequestLatency, judged_failures, judged_rows, request_latency, sent_in
+from pytest_slmserve.analysis.stats import per_second
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.records import Measurement, Samples
 
@@ -73,7 +74,7 @@ def slo_of_requests(text: str) -> Slo | None:
 
 
 def _bound(part: str) -> tuple[str, float]:
-    match = BOUND.fullmatch(part)
+    match = BOUND.fullmatch(part.lower())
     if match is None:
         raise BadUsage(f"{part.strip()!r} is no SLO", EXAMPLE)
     name, number, unit = match.groups()
@@ -133,7 +134,7 @@ def goodput(
         requests=requests,
         good=good,
         dropped=failed + sum(not each for each in met),
-        per_s=good / (window_s[1] - window_s[0]),
+        per_s=per_second(good, window_s),
         attainment=good / requests if requests else None,
         by_slo=tuple((name, count / requests if requests else None) for name, count in kept.items()),
     )

@@ -182,7 +182,8 @@ def most_varied(
 
 def same_engine(point: JobPoint) -> Hashable:
     """Jobs of one engine, of as many requests."""
-    return point.spec.key, point.environment.key, point.load.requests, point.load.max_concurrency
+    load = point.load
+    return point.spec.key, point.environment.key, load.requests, load.max_concurrency, load.burstiness
 
 
 def same_but_kv(point: JobPoint) -> Hashable:

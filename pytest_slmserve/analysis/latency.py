@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.once import once
 from pytest_slmserve.analysis.stats import mean, percentile
 from pytest_slmserve.analysis.window import finished_in_window, tpot_s
 from pytest_slmserve.records import Failures, Measurement, Run, Samples
-from pytest_slmserve.spec import OpenLoop
+from pytest_slmserve.spec import Load, OpenLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,17 @@ def judged_rows(measurement: Measurement) -> Sequence[int]:
 
 
 def judged_failures(measurement: Measurement) -> int:
-    """How many failed of the requests that count: those sent in an open loop's window, or that failed in that of any
-    other load; all of the run where the record does not say when."""
+    """How many failed of the requests that count: all of a number of requests; else those sent in an open loop's
+    window, or that failed in that of any other load; all of the run where the record does not say when."""
     run = measurement.run
-    if run.failed is None:
+    if run.failed is None or _counted(measurement.load):
         return run.failures
     return _within(run.failed, "sent_s" if isinstance(measurement.load, OpenLoop) else "ended_s", run.window_s)
+
+
+def _counted(load: Load) -> bool:
+    """Is it a number of requests? Then it ends with one of them, which may be one that fails, and not with a window."""
+    return not isinstance(load, OpenLoop) and load.requests is not None
 
 
 def _within(failed: Failures | None, column: str, window_s: tuple[float, float]) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.stats import mean, percentile
+from pytest_slmserve.analysis.stats import mean, per_second, percentile
 from pytest_slmserve.records import Failures, Run
 
 NONE_FAILED = Failures((), (), (), (), ())
@@ -52,8 +52,8 @@ def schedule_delay(
     wanted = [(at, sent) for at, sent in zip(scheduled_s, sent_s, strict=True) if opens <= at < closes]
     delays = [sent - at for at, sent in wanted if sent is not None]
     return ScheduleDelay(
-        requested_per_s=len(wanted) / (closes - opens),
-        achieved_per_s=sum(sent is not None and opens <= sent < closes for sent in sent_s) / (closes - opens),
+        requested_per_s=per_second(len(wanted), window_s),
+        achieved_per_s=per_second(sum(sent is not None and opens <= sent < closes for sent in sent_s), window_s),
         unsent=len(wanted) - len(delays),
         mean_s=mean(delays),
         p99_s=percentile(delays, 0.99),

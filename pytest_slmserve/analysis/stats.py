@@ -52,6 +52,12 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
     return mean([v for v in values if v is not None])
 
 
+def per_second(number: float, window_s: tuple[float, float]) -> float:
+    """A rate over a window; 0 where it has no extent, as that of a load of which no request was answered."""
+    opens, closes = window_s
+    return number / (closes - opens) if closes > opens else 0.0
+
+
 def percentile(values: Sequence[float], share: float) -> float | None:
     """Quantile with linear interpolation between order statistics; share from 0 to 1. None of nothing."""
     if not values:

@@ -17,7 +17,7 @@ HOLDS_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refu
 
 class Failed(Exception):
     """The request failed, and why. kind: the same in a word or two: "HTTP 503", "no stream", "error in the stream",
-    "malformed" or "broke off"."""
+    "malformed", "broke off" or "no tokens"."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -72,6 +72,9 @@ class Answer:
             self._take(at, data)
         if self.response.ended and not self.complete:
             raise Failed("broke off", f"the stream ended before it was complete{self._so_far()}")
+        if self.response.ended and not self.times:
+            counted = "" if self.usage[1] is None else f", of which the server counts {self.usage[1]}"
+            raise Failed("no tokens", f"the stream was complete without a token{counted}")
 
     def _begins(self) -> bool:
         """Whether it is a stream of events, as far as is known."""

@@ -59,19 +59,18 @@ def lost_in(failed: Iterable[Lost]) -> Message:
     return {field.name: [getattr(each, field.name) for each in ordered] for field in fields(Lost)}
 
 
-def found_in(rows: Iterable[Row], window: Window, steps: Sequence[Window] = ()) -> Message:
+def found_in(rows: Iterable[Row], window: Window, steps: Sequence[Window] = (), on_schedule: bool = False) -> Message:
     """samples, scheduled, received, gaps, step_gaps, tokens_per_chunk, and chunks, which is the number behind it.
-    steps: windows of their own, of a ramp."""
+    steps: windows of their own, of a ramp. on_schedule: the load has one, also where nothing came of it."""
     ordered = sorted(rows, key=lambda row: row.sent)
     chunks = sum(len(row.times) for row in ordered if row.usage[1] is not None)
     counted = sum(sum(row.tokens) for row in ordered if row.usage[1] is not None)
     told = sum(row.usage[1] or 0 for row in ordered)
     beyond = told / counted if counted else 1.0
-    scheduled = [row.scheduled for row in ordered]
     times = [row.times for row in ordered]
     return {
         "samples": [list(column) for column in zip(*(row.sample(beyond) for row in ordered))],
-        "scheduled": None if None in scheduled else scheduled,
+        "scheduled": [row.scheduled for row in ordered] if on_schedule else None,
         "received": received(ordered, beyond),
         "gaps": gaps(times, window),
         "step_gaps": [gaps(times, each) for each in steps],
@@ -131,7 +130,7 @@ def merged(parts: Sequence[Message]) -> Message:
     told = sum(part["tokens_per_chunk"] * part["chunks"] for part in parts if part["chunks"])
     return {
         "samples": [list(column) for column in samples],
-        "scheduled": None if None in scheduled else list(scheduled),
+        "scheduled": None if any(part["scheduled"] is None for part in parts) else list(scheduled),
         "received": merged_bins([part["received"] for part in parts]),
         "gaps": merged_gaps([part["gaps"] for part in parts]),
         "step_gaps": [merged_gaps(each) for each in zip(*(part["step_gaps"] for part in parts))],

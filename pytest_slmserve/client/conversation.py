@@ -54,7 +54,7 @@ class Client:
     def __init__(self, lines: Lines, greeting: Message) -> None:
         self.lines = lines
         self.target = target_of(greeting["url"], greeting.get("headers") or {})
-        self.streams = Streams(self.target, greeting.get("timeout_s", 120.0))
+        self.streams = Streams(self.target, greeting["timeout_s"])
         self.requests = Bodies(self.target, ())
         self.output_tokens: Sequence[int] = ()
 
@@ -94,7 +94,7 @@ def converse(end: socket.socket) -> None:
 
 
 def start(lines: Lines, greeting: Message) -> Client | Parts:
-    processes = greeting.get("processes") or 1
+    processes = greeting["processes"]
     return Client(lines, greeting) if processes == 1 else Parts(lines, greeting, processes, serve_part)
 
 

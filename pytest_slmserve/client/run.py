@@ -52,7 +52,7 @@ class Run:
             "event": "done",
             "began": self.began,
             "window": window,
-            **found_in(self.rows, window, self._steps),
+            **found_in(self.rows, window, self._steps, self._on_schedule),
             "failed": lost_in(self.failed),
             "failures": self.failures,
             "unsent": self.unsent,
@@ -63,7 +63,7 @@ class Run:
         }
 
     def _serve(self, say: Say, hear: Hear, at: float | None) -> tuple[float, float]:
-        driver = Scheduled(self) if self.load["kind"] == "open_loop" else Looped(self, at is not None)
+        driver = Scheduled(self) if self._on_schedule else Looped(self, at is not None)
         self.streams.start_count()
         self.streams.connect_ahead(driver.connections)
         while at is not None and (left := at - time.monotonic()) > 0:
@@ -77,6 +77,10 @@ class Run:
             self._take_ended(driver)
             self._look(say, driver)
         return self._end(driver)
+
+    @property
+    def _on_schedule(self) -> bool:
+        return bool(self.load["kind"] == "open_loop")
 
     @property
     def _steps(self) -> list[tuple[float, float]]:
@@ -96,8 +100,8 @@ class Run:
     @property
     def _silent(self) -> bool:
         """No user has heard anything for as long as one request may last."""
-        waits = self.load["kind"] != "open_loop" and self.failures > 0
-        return bool(waits and time.monotonic() - self.streams.heard > self.streams.timeout_s)
+        waits = not self._on_schedule and self.failures > 0
+        return waits and time.monotonic() - self.streams.heard > self.streams.timeout_s
 
     def send(self, number: int, due: float | None = None) -> None:
         """Send a load's request by its number among those of this process."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_slmserve.analysis.rates import ATTAINMENT
 from pytest_slmserve.client.loads import FAILED_SHARE as MOST_FAILED
-from pytest_slmserve.commands.loads import Asked, add_arguments, asked
+from pytest_slmserve.commands import loads, requests
+from pytest_slmserve.commands.loads import Asked, asked, some_seconds
 from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
 from pytest_slmserve.errors import BadArchive, BadUsage, of_a_command
 from pytest_slmserve.spec import EngineSpec
@@ -35,15 +36,20 @@ def add(commands: Commands) -> None:
     url = "of /v1/completions or /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     command.add_argument("--endpoint", metavar="URL", required=True, help=url)
     command.add_argument("--model", metavar="NAME", required=True, help="as the server calls it")
-    add_arguments(command)
+    loads.add_arguments(command)
+    requests.add_arguments(command)
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     command.add_argument("--slo", metavar="BOUNDS", help=bounds)
     enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"
-    command.add_argument("--attainment", metavar="SHARE", type=float, default=ATTAINMENT, help=enough)
+    command.add_argument("--attainment", metavar="SHARE", type=float, help=enough)
     failed = (
         f"share of requests that may fail without making a measurement invalid, {MOST_FAILED:g} at most (default: 0)"
     )
     command.add_argument("--allow-failed", metavar="SHARE", type=float, default=0.0, help=failed)
+    lasts = "seconds that a request may last before it counts as failed (default: 120)"
+    command.add_argument("--timeout", metavar="S", type=some_seconds, default=120.0, help=lasts)
+    shared = "client processes that share a load; one receives some 100,000 tokens/s (default: 1)"
+    command.add_argument("--processes", metavar="N", type=int, default=1, help=shared)
     body = 'further fields of each request, as JSON; null takes one away: {"ignore_eos": null}'
     command.add_argument("--extra-body", metavar="JSON", type=json_object, default={}, help=body)
     may = "measure prompts that come from a cache of prefixes too; without it that is not valid"
@@ -81,7 +87,12 @@ def measure_all(given: argparse.Namespace) -> int:
     terms = terms_of(given)
     export = export_to(given.export, terms.slo) if given.export else None
     own_prompts = given.seed is None  # who gives one wants the very requests again
-    found = measured(given, asked(given), export, own_prompts)
+    wanted = asked(given)
+    if given.attainment is not None and len(wanted) == 1 and not given.ramp:
+        raise BadUsage("--attainment is of several rates or steps", "--request-rate 10,20,40")
+    if given.processes < 1:
+        raise BadUsage(f"--processes {given.processes} send nothing", "--processes 2")
+    found = measured(given, wanted, export, own_prompts)
     print(page(found, terms, given.json))
     return HOLDS if all(valid(each, terms) for each in found) else FAILS
 
@@ -90,17 +101,18 @@ def terms_of(given: argparse.Namespace) -> Terms:
     from pytest_slmserve.analysis.goodput import slo_of_requests
     from pytest_slmserve.report.served import Terms
 
-    if not 0 < given.attainment <= 1:
-        raise BadUsage(f"--attainment {given.attainment:g} is no share of requests", f"--attainment {ATTAINMENT:g}")
+    attainment = ATTAINMENT if given.attainment is None else given.attainment
+    if not 0 < attainment <= 1:
+        raise BadUsage(f"--attainment {attainment:g} is no share of requests", f"--attainment {ATTAINMENT:g}")
     if not 0 <= given.allow_failed <= MOST_FAILED:
         problem = (
             f"--allow-failed {given.allow_failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         )
         raise BadUsage(problem, "--allow-failed 0.01")
-    return Terms(slo_of_requests(given.slo or ""), given.attainment, given.allow_failed)
+    return Terms(slo_of_requests(given.slo or ""), attainment, given.allow_failed)
 
 
-def measured(given: argparse.Namespace, loads: Asked, export: Export | None, own_prompts: bool) -> list[Measurement]:
+def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool) -> list[Measurement]:
     """One after the other; each is in the archive, and exported, when the next one begins. own_prompts: a prompt that
     comes again is not the same."""
     from pytest_slmserve.engines.endpoint import EndpointEngine
@@ -116,8 +128,9 @@ def measured(given: argparse.Namespace, loads: Asked, export: Export | None, own
     with ExitStack() as undo:
         with of_a_command(BadUsage, BadArchive):
             archive = undo.enter_context(Archive.open(given.records))
-        engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts)))
-        for load, workload in loads:
+        client = {"timeout_s": given.timeout, "processes": given.processes}
+        engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
+        for load, workload in wanted:
             found.append(measure(engine, workload, load, remote(), told))
             archive.add(found[-1])
             if export:

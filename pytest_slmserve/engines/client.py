@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,18 +19,28 @@ from pytest_slmserve.records import Request, Run, Stream, Workload
 from pytest_slmserve.spec import Job, Load, OpenLoop
 
 READY_S = 30.0
+TIMEOUT_S = 120.0  # that a request may last, where nobody says otherwise
+MOST_BYTES = 1 << 22  # of an answer to one question: the page of a server's metrics has some ten thousand
 REQUEST, PROMPT_TOKENS = 0, 5  # columns of the samples
 
 
 class Client:
     """headers: sent with every request, the key among them; they are told to the process alone, and are nowhere else.
-    cores: those that it may use; none: all."""
+    cores: those that it may use; none: all. timeout_s: the longest that one request may last. processes: that share
+    the load, where one core is not enough for it."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], cores: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        cores: Collection[int] = (),
+        timeout_s: float = TIMEOUT_S,
+        processes: int = 1,
+    ) -> None:
         command = [sys.executable, "-m", "pytest_slmserve.client"]
         self._loaded: str | None = None
         self.child = Child(command, dict(os.environ), cores=cores, name="the client")
-        self.child.send(url=url, headers=dict(headers))
+        self.child.send(url=url, headers=dict(headers), timeout_s=timeout_s, processes=processes)
         ready = self.child.receive(READY_S, "starting")
         if ready["event"] == "failed":
             self.child.kill()
@@ -62,14 +73,21 @@ class Client:
 def ask_once(
     method: str, url: str, headers: Mapping[str, str], body: str | None, within_s: float
 ) -> tuple[int, str, str]:
-    """Status, content type and text of one answer. Raises OSError or HTTPException."""
+    """Status, content type and text of one answer, which has come whole `within_s`; of a long one, the beginning.
+    Raises OSError or HTTPException."""
+    until = time.monotonic() + within_s
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=within_s)
     try:
         connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), body, dict(headers))
-        answer = connection.getresponse()
-        return answer.status, answer.headers.get("content-type", ""), answer.read().decode(errors="replace")
+        wire, answer, text = connection.sock, connection.getresponse(), bytearray()
+        while len(text) < MOST_BYTES and (piece := answer.read1(MOST_BYTES)):
+            text += piece
+            if (left_s := until - time.monotonic()) <= 0:  # a socket's own limit begins anew with every byte
+                raise TimeoutError(f"no end within {within_s:g} s")
+            wire.settimeout(left_s)
+        return answer.status, answer.headers.get("content-type", ""), text.decode(errors="replace")
     finally:
         connection.close()
 

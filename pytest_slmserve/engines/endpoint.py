@@ -8,10 +8,11 @@ import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, combinations
 from urllib.parse import urlsplit
 
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, silent
-from pytest_slmserve.engines.client import Client, ask_once, completion, run_of
+from pytest_slmserve.engines.client import TIMEOUT_S, Client, ask_once, completion, run_of
 from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
 from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.records import Request, Resolved, Run, Workload
@@ -21,7 +22,8 @@ from pytest_slmserve.urls import KEY
 CHAT = "/chat/completions"
 ANSWER_S = 60.0
 TOKEN_IDS = "token ids"
-LESS = (("ignore_eos",), (TOKEN_IDS,), ("ignore_eos", TOKEN_IDS), ("ignore_eos", TOKEN_IDS, "stream_options"))
+OPTIONAL = ("stream_options", "ignore_eos", TOKEN_IDS)  # what some servers refuse: a load is whole without the first
+LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in (1, 2, 3)))
 NOT_SO = (400, 422)  # of a body that a server does not take
 TOLD = 200  # characters of an answer that is no stream
 HINTS = {
@@ -35,16 +37,24 @@ class EndpointEngine:
     """Somebody else's server: nothing is started, and its limits are not known. One request is sent first, so that a
     wrong key, an unknown model or a server without streaming is an error, and not a measurement.
 
-    without: what its server refuses of what we ask for: "ignore_eos", prompts in "token ids" (then they are words).
+    without: what its server refuses of what we ask for, and no more: "stream_options", "ignore_eos", prompts in "token
+    ids" (then they are words).
     """
 
     without: tuple[str, ...] = ()
     _fresh: Fresh | None = None
 
-    def __init__(self, spec: EngineSpec, key: str | None = None, own_prompts: bool = True) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        key: str | None = None,
+        own_prompts: bool = True,
+        timeout_s: float = TIMEOUT_S,
+        processes: int = 1,
+    ) -> None:
         """key: sent as a bearer token, and told to nobody else; None: that of the environment. own_prompts: no two
         requests begin alike, of one load or of several; what the specification allows to come from a cache, and text,
-        is sent as it is."""
+        is sent as it is. timeout_s, processes: as of the `Client`."""
         self.spec = spec
         self.launch = uuid.uuid4().hex[:12]
         self.resolved = Resolved()
@@ -56,7 +66,7 @@ class EndpointEngine:
         self._headers = {"Content-Type": "application/json"}
         self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._check()
-        self._client = Client(spec.url, self._headers)
+        self._client = Client(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
     def _check(self) -> None:
         """Ask for two tokens, the way that servers take which know most; where that is refused, without what some do
@@ -67,9 +77,7 @@ class EndpointEngine:
                 break
             status, kind, text = self._asked_without(without)
         if status != 200:
-            otherwise = "--extra-body with what this server wants otherwise"
-            hint = "the server's own log" if status >= 500 else HINTS.get(status, otherwise)
-            raise BadUsage(f"{self.spec.url} answered {status}: {self._told(text)}", hint)
+            raise BadUsage(f"{self.spec.url} answered {status}: {self._told(text)}", hint_of(status))
         if "event-stream" not in kind:
             raise BadUsage(f"{self.spec.url} does not stream: it answered {kind or 'something'}", "a server that does")
         if error := error_in(text):
@@ -147,6 +155,16 @@ class EndpointEngine:
     def close(self) -> None:
         self.ready = False
         self._client.kill()
+
+
+def hint_of(status: int) -> str:
+    """What to do about an answer that is not 200."""
+    match status // 100:
+        case 3:
+            return "the URL that it leads to: requests do not follow"
+        case 5:
+            return "the server's own log"
+    return HINTS.get(status, "--extra-body with what this server wants otherwise")
 
 
 def usable(key: str) -> str:

@@ -8,6 +8,7 @@ from pytest_slmserve.analysis.jobs import CONTINUOUS, JobPoint, grouped
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds
 from pytest_slmserve.report.standing import standing
+from pytest_slmserve.spec import Job
 
 LEGEND = (
     "Jobs: throughput is over the whole of one, to its last answer. came: requests/s as they arrived. "
@@ -24,6 +25,7 @@ NAMES: tuple[Column, ...] = (
     ("\nrequests", lambda p: f"{p.load.requests:,}"),
     ("asked\n/s", lambda p: "at once" if p.load.rate is None else f"{p.load.rate:g}"),
     ("came\n/s", lambda p: figure(p.rate)),
+    ("burst-\niness", lambda p: _burstiness(p.load)),
     ("most in\nflight", lambda p: "" if p.load.max_concurrency is None else f"{p.load.max_concurrency:,}"),
     ("KV\nblocks", lambda p: ABSENT if p.kv_blocks is None else f"{p.kv_blocks:,}"),
     ("\nholds", lambda p: ABSENT if p.capacity is None else f"{p.capacity:,}"),
@@ -62,6 +64,12 @@ def _table(points: Sequence[JobPoint]) -> str:
     kept = [i for i in range(len(columns)) if any(row[i] not in ("", ABSENT) for row in rows)]
     sides = ["left" if columns[i] in WORDS else "right" for i in kept]
     return grid([[row[i] for i in kept] for row in rows], [columns[i] for i in kept], sides)
+
+
+def _burstiness(load: Job) -> str:
+    if load.burstiness is None:
+        return "constant"
+    return "" if load.burstiness == 1 else f"{load.burstiness:g}"
 
 
 def _place(point: JobPoint) -> tuple[str, str, float, float, int]:

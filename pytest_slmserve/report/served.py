@@ -121,7 +121,7 @@ def _load(m: Measurement) -> str:
             return f"{arrivals}: {sent}{late}"
         case Job(requests=requests, rate=rate, seed=seed):
             came = "at once" if rate is None else f"at {rate:g}/s, seed {seed}"
-            return f"{requests:,} requests {came}{m.load.limit}{late}"
+            return f"{requests:,} requests {came}{m.load.further}{late}"
         case ClosedLoop(concurrency=users, requests=requests):
             return f"{users:,} users, {'a steady window' if requests is None else f'{requests:,} requests'}"
     return m.load.kind

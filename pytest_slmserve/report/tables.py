@@ -163,7 +163,9 @@ def load_in_short(load: Load) -> str:
         case OpenLoop():
             return f"{load.rate:g} requests/s"
         case Job():
-            return f"{load.requests} requests, {'all at once' if load.rate is None else f'{load.rate:g}/s'}{load.limit}"
+            return (
+                f"{load.requests} requests, {'all at once' if load.rate is None else f'{load.rate:g}/s'}{load.further}"
+            )
         case _:
             return f"{load.requests} at once"
 

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.goodput import Goodput
 from pytest_slmserve.analysis.jobs import summary_of
 from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, judged_failures, judged_rows, request_latency
-from pytest_slmserve.analysis.stats import percentile
+from pytest_slmserve.analysis.stats import per_second, percentile
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.spec import ClosedLoop, Job, Load, OpenLoop
@@ -42,13 +42,14 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "tokenizer_id": measurement.spec.model,
         "num_prompts": len(rows),
         "request_rate": (load.rate if isinstance(load, OpenLoop | Job) else None) or "inf",
+        "burstiness": load.burstiness if isinstance(load, Job) else None,
         "max_concurrency": _most_in_flight(load),
         "duration": seconds,
         "completed": sum(run.samples.finished[row] for row in rows),
         "failed": judged_failures(measurement),
         "total_input_tokens": prompts,
         "total_output_tokens": outputs,
-        "request_throughput": len(window.finished_in_window(run)) / seconds,
+        "request_throughput": per_second(len(window.finished_in_window(run)), run.window_s),
         "request_goodput": served and served.per_s,
         "output_throughput": tokens_per_s,
         "total_token_throughput": None if tokens_per_s is None else tokens_per_s + prompts_per_s,

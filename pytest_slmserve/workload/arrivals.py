@@ -87,11 +87,19 @@ def length_s(arrivals: Arrivals) -> float | None:
     return math.fsum(seconds for _, seconds in arrivals.steps) if arrivals.steps else arrivals.duration_s
 
 
-def job(requests: int, rate: float | None = None, seed: int = 0, max_concurrency: int | None = None) -> Job:
-    """A job with its times: all at 0 without a rate, else those of a Poisson process."""
-    asked = Job(requests, rate, seed, max_concurrency=max_concurrency)
-    times = schedule(Arrivals(rate=rate, requests=requests, seed=seed)) if rate else (0.0,) * requests
-    return replace(asked, schedule_s=times)
+def job(
+    requests: int,
+    rate: float | None = None,
+    seed: int = 0,
+    max_concurrency: int | None = None,
+    burstiness: float | None = 1.0,
+) -> Job:
+    """A job with its times: all at 0 without a rate, else those of a gamma process, or at constant gaps."""
+    asked = Job(requests, rate, seed, max_concurrency=max_concurrency, burstiness=burstiness)
+    if rate is None:
+        return replace(asked, schedule_s=(0.0,) * requests)
+    shape = math.inf if burstiness is None else burstiness
+    return replace(asked, schedule_s=schedule(Arrivals("gamma", rate, shape, seed, requests=requests)))
 
 
 # Unit rate

@@ -8,7 +8,9 @@ are the exception: they have the ids, and are counted, as vLLM does it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from pytest_slmserve.errors import BadDataset, BadUsage
 from pytest_slmserve.models import Shape
@@ -18,6 +20,7 @@ from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits
 from pytest_slmserve.workload.seeding import first_in_order
 from pytest_slmserve.workload.sharegpt import Conversation, DamagedDataset, dataset_path, pick, readable, unread
 from pytest_slmserve.workload.tokens import Tokenize, hub_tokenizer, opt_tokenizer, synthetic_prompts
+from pytest_slmserve.workload.traces import load_trace, sample_lengths
 from pytest_slmserve.workload.vllm_sharegpt import sample_as_vllm
 
 BLOCK = 256  # texts tokenised at once: enough for all cores, few enough to stop soon after the last one needed
@@ -32,19 +35,16 @@ def build_workload(spec: WorkloadSpec, shape: Shape, *, tokenizer: Tokenize | No
     file in seeded order, as text for `tokenizer` (None: that of the specification, or GPT-2's BPE, for models with
     OPT's vocabulary). Fixed lengths: a prompt is cut at `prompt_tokens`, and one that is shorter goes on with the
     prompts of the next conversations. Natural lengths: first turn and length of the second, where vLLM's length filter
-    keeps them; under the rule vllm they are the very requests that vLLM's own benchmark makes of the file.
+    keeps them; under the rule vllm they are the very requests that vLLM's own benchmark makes of the file. Source
+    "trace-lengths": synthetic ids, of lengths drawn from those requests of a trace that fit the model.
 
     Raises BadDataset for a file that is missing, damaged or not ShareGPT, or has too few conversations (none is used
     twice, but by vLLM), BadUsage for a package that is missing or a tokenizer of another model.
     """
-    match spec.source:
-        case "trace":
-            raise BadUsage("the lengths of a trace are read with its arrivals", "measure --trace")
-        case "lengths":
-            requests, source = requests_of_lengths(spec, shape.vocabulary)
-        case "sharegpt":
-            requests, source = requests_of_conversations(spec, tokenizer or tokenizer_of(spec, shape))
-            _check_ids(requests, shape)
+    tokenize = partial(tokenizer_of, spec, shape) if tokenizer is None else lambda: tokenizer
+    requests, source = requests_of(spec, shape.vocabulary, shape.context, tokenize)
+    if spec.source == "sharegpt":
+        _check_ids(requests, shape)
     if len(requests) < spec.requests:
         raise _too_few(spec, len(requests))
     return Workload(spec, tuple(requests), source)
@@ -53,13 +53,37 @@ def build_workload(spec: WorkloadSpec, shape: Shape, *, tokenizer: Tokenize | No
 def tokenizer_of(spec: WorkloadSpec, shape: Shape) -> Tokenize:
     """What the text of a specification is cut by. Raises BadUsage where there is none."""
     if spec.tokenizer:
-        return hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
+        return named_tokenizer(spec)
     if spec.as_vllm:
         raise BadUsage(
             f"vLLM samples by the model's own tokenizer, and none is known for {shape.name}",
             "--slm-tokenizer with a folder that holds one, or its name on the Hub",
         )
     return opt_tokenizer(shape)
+
+
+def named_tokenizer(spec: WorkloadSpec) -> Tokenize:
+    """That of the specification, which names one."""
+    return hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
+
+
+def requests_of(
+    spec: WorkloadSpec, vocabulary: int, longest: int, tokenizer: Callable[[], Tokenize]
+) -> tuple[list[Request], str]:
+    """The requests of a specification, or as many as there are, and where they came from.
+
+    vocabulary: synthetic ids are below it. longest: tokens of the longest request of a trace. tokenizer: asked for only
+    where text is to be cut.
+    """
+    match spec.source:
+        case "trace":
+            raise BadUsage("the lengths of a trace are read with its arrivals", "measure --trace")
+        case "trace-lengths":
+            return requests_of_trace(spec, vocabulary, longest)
+        case "lengths":
+            return requests_of_lengths(spec, vocabulary)
+        case "sharegpt":
+            return requests_of_conversations(spec, tokenizer())
 
 
 def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Request], str]:
@@ -71,6 +95,16 @@ def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Reque
         case _:
             lengths = _natural_lengths(spec)
             source = f"synthetic token ids, lengths of ShareGPT ({spec.rule})"
+    return synthetic_requests(lengths, vocabulary, spec.seed), source
+
+
+def requests_of_trace(spec: WorkloadSpec, vocabulary: int, longest: int) -> tuple[list[Request], str]:
+    """Requests of synthetic ids below `vocabulary`, with the lengths of requests of a trace that have no more than
+    `longest` tokens, drawn with replacement. Raises BadDataset where it has none."""
+    hint = "a trace of shorter requests, or, of measure, more --max-model-len"
+    trace = load_trace(Path(spec.path), max_model_len=longest, hint=hint)
+    lengths = sample_lengths(trace, spec.requests, spec.seed)
+    source = f"synthetic token ids, lengths drawn from {trace.source}, {trace.left_out} left out as too long"
     return synthetic_requests(lengths, vocabulary, spec.seed), source
 
 

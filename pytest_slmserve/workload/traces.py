@@ -77,13 +77,15 @@ def load_trace(
     from_s: float = 0.0,
     until_s: float = math.inf,
     requests: int | None = None,
+    hint: str = "another slice, or a longer max_model_len",
 ) -> Trace:
     """The rows of a file from `from_s` until before `until_s`, the first `requests` of them that fit.
 
     Both are seconds of the trace since its first row. A row fits if prompt and output together have no more than
     `max_model_len` tokens, and each has one or more. The file is read no further than it must be.
 
-    Raises BadDataset as `read_trace` does, and where nothing is left; BadUsage for a slice without extent.
+    Raises BadDataset as `read_trace` does, and with the hint where nothing is left; BadUsage for a slice without
+    extent.
     """
     if not 0 <= from_s < until_s:
         raise BadUsage(f"a slice of a trace from {from_s} s until {until_s} s", "from_s=0, until_s=600")
@@ -99,11 +101,9 @@ def load_trace(
         if len(rows) == requests:
             break
     if not rows:
-        raise BadDataset(
-            f"{path} has no request of up to {max_model_len} tokens between {from_s} s and {until_s} s"
-            f" ({left_out} do not fit)",
-            "another slice, or a longer max_model_len",
-        )
+        between = "" if (from_s, until_s) == (0, math.inf) else f" between {from_s} s and {until_s} s"
+        what = f"{path} has no request of up to {max_model_len} tokens{between} ({left_out} do not fit)"
+        raise BadDataset(what, hint)
     return Trace(tuple(rows), left_out, path.name)
 
 

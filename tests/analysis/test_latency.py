@@ -26,7 +26,8 @@ from pytest_slmserve.analysis.latency import (
 )
 from pytest_slmserve.analysis.stats import percentile
 from pytest_slmserve.records import Failures, Run, Samples, Steps
-from pytest_slmserve.spec import ClosedLoop, OpenLoop
+from pytest_slmserve.spec import Burst, ClosedLoop, OpenLoop
+from pytest_slmserve.workload.arrivals import job
 
 NO_STEPS = Steps((), (), (), (), (), (), ())
 
@@ -96,6 +97,14 @@ def test_failures_count_where_they_were_sent_or_in_a_closed_loop_where_they_fail
     assert judged_failures(replace(planted, run=run)) == 2
     assert judged_failures(replace(planted, run=run, load=ClosedLoop(4))) == 1, "each failed 0.3 s after it was sent"
     assert judged_failures(replace(planted, run=replace(run, failed=None))) == 3
+
+
+@pytest.mark.parametrize("load", [job(9), Burst(9), ClosedLoop(4, requests=9)])
+def test_all_failures_of_a_number_of_requests_count(load):
+    """Also those after the last answer, with which its window ends."""
+    planted = measurement(load=load)
+    run = replace(planted.run, window_s=(1.0, 2.0), failures=3, failed=failures(0.5, 1.0, 2.9))
+    assert judged_failures(replace(planted, run=run)) == 3
 
 
 def failures(*sent: float) -> Failures:

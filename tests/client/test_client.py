@@ -265,6 +265,7 @@ FAULTS = {
     "no-done": f"ended before it was complete after {TOKENS} chunks",
     "error": "HTTP 500: .*planted, for Bearer .hidden.|HTTP 500: .*planted, for .hidden.",
     "error-event": "the server said in the stream: .*planted",
+    "silent": "complete without a token, of which the server counts",
     "plain": 'answered without streaming .application/json.*"stream": true',
 }
 

@@ -87,8 +87,9 @@ def test_parts_together_are_what_one_process_would_have_found(streams, scheduled
         for i, times in enumerate(streams)
     ]
     windows = (1000.5, 1002.5), [(1000.5, 1001.5), (1002.0, 1002.5)]
-    whole = json.loads(json.dumps(found_in(rows, *windows)))
-    both = merged([json.loads(json.dumps({**found_in(part, *windows), **NOTHING})) for part in (rows[::2], rows[1::2])])
+    found = [found_in(part, *windows, on_schedule=scheduled) for part in (rows, rows[::2], rows[1::2])]
+    whole, *parts = [json.loads(json.dumps(each)) for each in found]
+    both = merged([{**part, **NOTHING} for part in parts])
     sums = [[each.pop("sum_s") for each in (found["gaps"], *found["step_gaps"])] for found in (whole, both)]
     assert sums[0] == pytest.approx(sums[1], abs=1e-5), "each is rounded"
     assert {name: json.loads(json.dumps(both[name])) for name in whole} == whole
@@ -107,3 +108,9 @@ def test_no_rows_are_no_columns():
     nothing = found_in([], (0.0, 1.0))
     assert (nothing["samples"], nothing["received"][2], nothing["gaps"]["counts"]) == ([], [], {})
     assert merged([{**nothing, **NOTHING}] * 2)["samples"] == []
+
+
+@pytest.mark.parametrize(("on_schedule", "scheduled"), [(True, []), (False, None)])
+def test_whether_there_was_a_schedule_does_not_depend_on_what_came_of_it(on_schedule, scheduled):
+    nothing = found_in([], (0.0, 0.0), on_schedule=on_schedule)
+    assert nothing["scheduled"] == merged([{**nothing, **NOTHING}] * 2)["scheduled"] == scheduled

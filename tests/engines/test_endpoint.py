@@ -2,6 +2,10 @@
 
 import json
 import re
+import socket
+import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -151,8 +155,10 @@ IDS = '"prompt": ['
         ((), ()),
         (("ignore_eos",), ("ignore_eos",)),
         ((IDS,), ("token ids",)),
+        (("stream_options",), ("stream_options",)),
         (("ignore_eos", IDS), ("ignore_eos", "token ids")),
-        (("ignore_eos", IDS, "stream_options"), ("ignore_eos", "token ids", "stream_options")),
+        (("stream_options", IDS), ("stream_options", "token ids")),
+        (("ignore_eos", IDS, "stream_options"), ("stream_options", "ignore_eos", "token ids")),
     ],
 )
 def test_what_a_server_refuses_is_not_asked_for(there, monkeypatch, words, without):
@@ -172,7 +178,8 @@ def test_what_is_refused_to_the_least_is_told_without_the_key(there, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("status", "hint"), [(500, "the server's own log"), (413, "--extra-body"), (403, "SLM_ENDPOINT")]
+    ("status", "hint"),
+    [(500, "the server's own log"), (413, "--extra-body"), (403, "SLM_ENDPOINT"), (307, "the URL that it leads to")],
 )
 def test_what_to_do_depends_on_the_status(there, monkeypatch, status, hint):
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", lambda *_: (status, "text/plain", "no"))
@@ -227,6 +234,28 @@ def test_the_page_tells_the_throughput_of_requests_and_of_tokens_both_ways(endpo
     seconds = found.run.window_s[1] - found.run.window_s[0]
     assert prompts == pytest.approx(16 * 40 / seconds, rel=1e-3) and outputs == pytest.approx(8 * requests, rel=1e-3)
     assert requests == pytest.approx(40 / seconds, rel=0.15)
+
+
+def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(monkeypatch):
+    """A limit on each read of a socket would begin anew with every one of them."""
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=comment, args=(listening,), daemon=True).start()
+        spec = EngineSpec(
+            "m", backend="remote", door="endpoint", url=f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        )
+        with pytest.raises(BadUsage, match="does not answer: "):
+            EndpointEngine(spec)
+
+
+def comment(listening):
+    """Answers one connection with comments until it is closed."""
+    connection, _ = listening.accept()
+    with connection, suppress(OSError):
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        while True:
+            connection.sendall(b": wait\n\n")
+            time.sleep(0.05)
 
 
 def test_nobody_there(there):

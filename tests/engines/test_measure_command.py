@@ -4,7 +4,7 @@ import io
 import json
 import re
 from contextlib import redirect_stderr, redirect_stdout
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import pytest
@@ -15,6 +15,7 @@ from pytest_slmserve import foreign
 from pytest_slmserve.__main__ import main, parser, run
 from pytest_slmserve.commands.loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
+from pytest_slmserve.engines.process import Child
 from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.report import layout
 from pytest_slmserve.spec import Job
@@ -41,7 +42,9 @@ def there():
 def command(there, tmp_path, *arguments, key=None):
     """What `measure` says to a small load: exit status, and what it prints."""
     words = ["--endpoint", url_of(there), "--model", "slm", "--records", str(tmp_path / "r.jsonl")]
-    lengths = [] if {"--sharegpt", "--trace"} & {*arguments} else ["--input-len", "16", "--output-len", "8"]
+    lengths = (
+        [] if {"--sharegpt", "--trace", "--lengths-from"} & {*arguments} else ["--input-len", "16", "--output-len", "8"]
+    )
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("SLM_ENDPOINT_KEY", there._key if key is None else key)
@@ -308,7 +311,71 @@ def test_what_further_was_asked_of_each_request_is_told_and_kept(there, tmp_path
     assert "\n  each request with top_k: 1\n" in again.getvalue(), "above the table of a sweep too"
 
 
+def test_lengths_are_drawn_from_a_trace(there, tmp_path):
+    lines = [f'{{"timestamp": {50 * i}, "input_length": {2 + 40 * (i % 2)}, "output_length": 3}}' for i in range(60)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(lines), "utf-8")
+    drawn = ("--lengths-from", str(tmp_path / "trace.jsonl"), "--concurrency", "4", "--requests", "200", "--json")
+    measured(command(there, tmp_path, *drawn))
+    measured(command(there, tmp_path, *drawn, "--max-model-len", "40"))
+    every, short = read(tmp_path / "r.jsonl").measurements
+    assert {*every.run.samples.prompt_tokens} == {2, 42} and {*short.run.samples.prompt_tokens} == {2}
+    assert every.workload.source.endswith("lengths drawn from trace.jsonl, 0 left out as too long")
+    none = command(there, tmp_path, *drawn, "--max-model-len", "4")
+    assert none.status == 4 and "no request of up to 4 tokens" in none.err and "--max-model-len" in none.err
+
+
+@pytest.mark.parametrize(("shape", "burstiness"), [("0.25", 0.25), ("inf", None)])
+def test_a_number_of_requests_may_come_in_bursts_or_evenly(there, tmp_path, shape, burstiness):
+    load = ("--request-rate", "80", "--requests", "40", "--burstiness", shape)
+    done = command(there, tmp_path, *load)
+    assert done.status in (0, 1), done.err
+    words = "at constant gaps" if burstiness is None else "burstiness 0.25"
+    assert f"\n40 requests at 80/s, seed 0, {words}, late by" in done.out
+    (kept,) = read(tmp_path / "r.jsonl").measurements
+    assert kept.load == Job(40, 80, burstiness=burstiness)
+    due = job(40, 80, burstiness=burstiness).times
+    assert list(kept.run.stream.scheduled_s) == pytest.approx(list(due), abs=1e-5)
+    gaps = {round(b - a, 6) for a, b in pairwise(due)}
+    assert (gaps == {0.0125}) is (burstiness is None)
+
+
+def test_several_client_processes_share_a_load_in_the_time_that_it_is_given(there, tmp_path, monkeypatch):
+    spoken, send, client = [], Child.send, ("--processes", "2", "--timeout", "90s")
+    monkeypatch.setattr(Child, "send", lambda child, **said: spoken.append(said) or send(child, **said))
+    found = measured(command(there, tmp_path, "--concurrency", "4", "--requests", "40", *client, "--json"))
+    assert found["requests"] == 40
+    assert [(said["processes"], said["timeout_s"]) for said in spoken if "processes" in said] == [(2, 90.0)]
+
+
 # Failures
+
+
+@pytest.fixture
+def all_fail(monkeypatch):
+    """All but the one that asks whether anybody is there."""
+    real, asked = EndpointEngine.body, []
+
+    def body(engine, request):
+        asked.append(json.loads(real(engine, request)))
+        return json.dumps(asked[-1] | ({"model": "other"} if len(asked) > 1 else {}))
+
+    monkeypatch.setattr(EndpointEngine, "body", body)
+
+
+@pytest.mark.parametrize("load", [("--request-rate", "inf"), ("--request-rate", "500"), ("--concurrency", "4")])
+def test_a_load_of_which_nothing_was_served_is_told_and_kept(there, tmp_path, all_fail, load):
+    saved = tmp_path / "bench.json"
+    asked_for = (*load, "--requests", "40", *SLO, "--export", f"vllm-bench={saved}")
+    done = command(there, tmp_path, *asked_for)
+    assert done.status == 1 and "requests failed, the first with HTTP 404" in done.out
+    assert "goodput 0 requests/s" in done.out and " 0 requests ended in the window" in f" {done.out}".replace("\n", " ")
+    told = json.loads(saved.read_text("utf-8"))
+    assert told["request_throughput"] == 0 < told["failed"] and not told["valid"]
+    (kept,) = read(tmp_path / "r.jsonl").measurements
+    assert not any(kept.run.samples.finished) and kept.run.failures > 0
+    again = io.StringIO()
+    with redirect_stdout(again):
+        assert main(["report", str(tmp_path / "r.jsonl"), *SLO]) in (0, 1)
 
 
 @pytest.fixture
@@ -409,8 +476,17 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--concurrency", "4", "--requests", "9", "--window", "3"), "two ways to end"),
         (("--request-rate", "4", "--requests", "9", "--window", "3"), "two ways to end"),
         (("--request-rate", "4,8", "--requests", "9"), "several rates are judged in windows"),
-        (("--request-rate", "4", "--requests", "9", "--burstiness", "2"), "comes as a Poisson process, or all at once"),
-        (("--request-rate", "4", "--requests", "0"), "a job of 0 requests"),
+        (("--request-rate", "inf", "--requests", "9", "--burstiness", "2"), "all at once has no burstiness"),
+        (("--request-rate", "4", "--requests", "0"), "--requests 0 is no number of requests"),
+        (("--request-rate", "4", "--burstiness", "-1"), "--burstiness -1 is no shape of gaps"),
+        (("--concurrency", "4", "--settle", "1"), "--settle is of rates, ramps and traces in a window"),
+        (("--concurrency", "4", "--attainment", "0.5"), "--attainment is of several rates or steps"),
+        (("--concurrency", "4", "--processes", "0"), "--processes 0 send nothing"),
+        (("--concurrency", "4", "--timeout", "0"), "in 0 s nothing is measured"),
+        (("--concurrency", "4", "--max-model-len", "64"), "--max-model-len is of a trace"),
+        (("--concurrency", "4", "--lengths-from", "t.csv", "--max-model-len", "1"), "no request has up to 1 tokens"),
+        (("--concurrency", "4", "--lengths-from", "t.csv", "--sharegpt"), "a trace has lengths of its own"),
+        (("--trace", "t.csv", "--lengths-from", "t.csv"), "--trace has lengths of its own"),
         (("--request-rate", "inf"), "all requests come at once: how many?"),
         (("--ramp", "4,inf", "--step", "9"), "no step at which all requests come at once"),
         (("--ramp", "4,8", "--step", "9", "--requests", "9"), "--ramp has steps, not a number of requests"),

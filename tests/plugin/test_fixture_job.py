@@ -95,6 +95,8 @@ def test_a_job_in_a_test_of_ones_own(pytester):
             slow, fast = slm_job(20, rate=2, lengths=(16, 8)), slm_job(20, lengths=(16, 8))
             assert slow.valid and slow.requests_per_s < fast.requests_per_s
             assert slm_job(20, lengths=(16, 8)).records == fast.records, "what is known is not served again"
+            uneven = slm_job(20, rate=2, lengths=(16, 8), burstiness=0.25)
+            assert uneven.load.burstiness == 0.25 and uneven.records != slow.records
     """)
     pytester.runpytest_inprocess(*ONE).assert_outcomes(passed=1)
 

@@ -230,7 +230,7 @@ def test_a_slice_without_extent_is_refused(trace, asked, seen):
 
 
 def test_a_slice_with_nothing_in_it_says_why(trace):
-    with pytest.raises(BadDataset, match=r"no request of up to 5 tokens between 0.0 s and inf s \(4 do not fit\)"):
+    with pytest.raises(BadDataset, match=r"no request of up to 5 tokens \(4 do not fit\)"):
         load_trace(trace(MOONCAKE), max_model_len=5)
 
 
