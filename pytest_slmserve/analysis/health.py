@@ -77,20 +77,23 @@ class _Seen:
     figures: DeviceFigures
     cores: int | None
     gpu_processes: int
+    even: bool
 
 
-def health(run: Run, environment: Environment | None = None, replica: Replica | None = None) -> Health:
+def health(
+    run: Run, environment: Environment | None = None, replica: Replica | None = None, even: bool = True
+) -> Health:
     """The verdict of the sensors over one run's window. environment: tells how many cores the host has. replica: other
-    engines of ours were there too."""
+    engines of ours were there too. even: the load is the same all through the window."""
     if run.telemetry and (gpus := each_gpu(run.telemetry)):
-        return _of_all([health(replace(run, telemetry=one), environment, replica) for one in gpus])
+        return _of_all([health(replace(run, telemetry=one), environment, replica, even) for one in gpus])
     watch = watched(run)
     if watch is None:
         return Health("unknown", ("no telemetry was taken in the window",))
     if not any(watch.values(number) for number in watch.telemetry.columns):
         return Health("unknown", ("no sensor said anything in the window",))
     cores = environment.cores if environment else None
-    seen = _Seen(watch, device_figures(run), cores, _own_gpu_processes(replica))
+    seen = _Seen(watch, device_figures(run), cores, _own_gpu_processes(replica), even)
     found = sorted((finding for rule in RULES for finding in rule(seen)), key=lambda finding: finding[0] != "invalid")
     return Health(found[0][0] if found else "ok", tuple(text for _, text in found))
 
@@ -148,12 +151,13 @@ def _slowdowns(seen: _Seen) -> Iterator[Finding]:
 
 def _clock_moves(seen: _Seen) -> Iterator[Finding]:
     """Readings at which the GPU says that it idles do not count. Under the power limit the clock dithers from reading
-    to reading around what the load takes, and that must stay: there the window's halves are compared."""
+    to reading around what the load takes, and that must stay: there the window's halves are compared, if the load has
+    no halves that differ, as a job's of which prompts come first."""
     rows = [(clock, reasons) for clock, reasons in _clocks(seen.watch) if not reasons & GPU_IDLE]
     if any(reasons & POWER_CAP for _, reasons in rows) and len(rows) > 1:
         half = len(rows) // 2
         then, now = (fmean(clock for clock, _ in part) for part in (rows[:half], rows[half:]))
-        if abs(now / then - 1) > CLOCK_DROP:
+        if seen.even and abs(now / then - 1) > CLOCK_DROP:
             yield (
                 "degraded",
                 f"under the power limit the mean SM clock moved from {then / 1e6:.0f} MHz in the first half of the "

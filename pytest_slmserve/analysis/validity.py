@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.schedule_delay import deaf, delay_of, lag
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Measurement, Run
-from pytest_slmserve.spec import ClosedLoop, Job, OpenLoop
+from pytest_slmserve.spec import Burst, ClosedLoop, Job, OpenLoop
 
 # What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
 # unless who measures knows better.
@@ -46,7 +46,8 @@ def sound(measurement: Measurement) -> bool:
 
 def standing(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Its problems and its degradations, from one look at the sensors. failed_share: of requests, that may fail."""
-    seen = health(measurement.run, measurement.environment, measurement.replica)
+    even = not isinstance(measurement.load, Job | Burst)
+    seen = health(measurement.run, measurement.environment, measurement.replica, even)
     invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
     served = _unserved(measurement) if isinstance(measurement.load, Job) else _broken(measurement.run)
     broken = (*_failed(measurement, failed_share), *served)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.job_claims import caches_of, grid_of, kv_blocks, ways_of
+from pytest_slmserve.analysis.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, ways_of
 from pytest_slmserve.analysis.jobs import CONTINUOUS, JobPoint, grouped
 from pytest_slmserve.report.drawing import COLOURS, GREY, MARKERS, Picture, dress, key_below, panels_of, plain, where_of
 
@@ -16,8 +16,10 @@ BATCHINGS = ("none", "static", "dynamic", CONTINUOUS)
 def job_pictures(jobs: Sequence[JobPoint]) -> list[Picture]:
     """Those that there are jobs for."""
     valid = [job for job in jobs if job.valid]
+    lengths = _by_model(valid, grid_of, lambda p: p.output_tokens)
     drawn = [
-        ("output-length", _by_model(valid, grid_of, lambda p: p.output_tokens), _lengths),
+        ("output-length", [group for group in lengths if group[0].model not in SIZED_AS], _lengths),
+        ("models-of-one-size", _of_one_size(lengths), _lengths),
         ("kv-blocks", _by_model(valid, caches_of, lambda p: p.kv_blocks), _blocks),
         ("batching", _by_model(valid, ways_of, lambda p: p.batching), _batchings),
     ]
@@ -32,6 +34,15 @@ def _by_model(
     """Of each model the jobs that belong together, where they differ in what is drawn."""
     groups = [chosen(group) for group in grouped(jobs, lambda p: (p.model, p.environment.key))]
     return [group for group in groups if len({varied(p) for p in group}) > 1]
+
+
+def _of_one_size(groups: Sequence[list[JobPoint]]) -> list[list[JobPoint]]:
+    """Models that are compared for their size, all at once, beside what they are compared with; none where there is
+    only that."""
+    if not any(group[0].model in SIZED_AS for group in groups):
+        return []
+    sized = {*SIZED_AS, *SIZED_AS.values()}
+    return [[p for p in group if p.load.rate is None] for group in groups if group[0].model in sized]
 
 
 def _panels(groups: Sequence[Sequence[JobPoint]], count: int = 2) -> tuple[Any, list[Any]]:

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import WELL, any_telemetry, planted_telemetry, watched_run
+from strategies import WELL, any_telemetry, measurement, planted_telemetry, watched_run
 
 from pytest_slmserve import sensors
 from pytest_slmserve.analysis.health import Health, health
+from pytest_slmserve.analysis.validity import standing
 from pytest_slmserve.records import Environment, Replica
+from pytest_slmserve.workload.arrivals import job
 
 HOST = Environment(cores=16)
 
@@ -131,6 +133,15 @@ HARMLESS = {
 @pytest.mark.parametrize("what", HARMLESS)
 def test_what_is_no_fault(what):
     assert of(HARMLESS[what]) == Health("ok")
+
+
+@pytest.mark.parametrize(("fault", "state"), [("clock under the power limit", "ok"), ("clock", "degraded")])
+def test_the_halves_of_a_job_differ_and_its_clock_with_them(fault, state):
+    """Its prompts come first, and take more power than decoding; a fall without that limit is still told."""
+    run = watched_run(planted_telemetry({**WELL, **FAULTS[fault][0]}))
+    assert (health(run, HOST, even=False).state, health(run, HOST).state) == (state, "degraded")
+    uneven = standing(replace(measurement(load=job(9)), run=run))[1]
+    assert bool(uneven) is (state == "degraded")
 
 
 def test_readings_that_stop():

@@ -34,6 +34,21 @@ def test_a_row_for_each_job_and_only_columns_in_which_something_is_known():
     assert "waste" not in table and "batching" not in table and legend.startswith("Jobs:")
 
 
+SIZED = [job_point(spec=EngineSpec(model), output_tokens=n) for model in ("opt-6.7b", "gpt-j-6b") for n in (32, 256)]
+
+
+def test_models_of_one_size_have_a_picture_of_their_own():
+    """In the other one they would hide each other."""
+    pytest.importorskip("matplotlib")
+    both = pictures([], [*GRID, *SIZED])
+    assert [picture.name for picture in both] == ["output-length", "models-of-one-size"]
+    labels = [[text.get_text() for text in picture.figure.legends[0].get_texts()] for picture in both]
+    assert labels == [
+        ["opt-6.7b, all at once", "opt-6.7b, 10/s"],
+        ["opt-6.7b, all at once", "gpt-j-6b, all at once"],
+    ]
+
+
 def test_what_is_invalid_is_told_with_its_reason():
     table, _ = job_report([job_point(()), job_point(rate=1.0)])
     assert "INVALID: opt-6.7b, 256 output tokens: planted: invalid" in table and " NO" in table
