@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 from scripts import benchmark_script, loaded
+from strategies import measurement
 
+from pytest_slmserve.analysis.summary import summarize
 from pytest_slmserve.errors import BadArchive
-from pytest_slmserve.store import FORMAT, read
+from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.store import FORMAT, Archive, read
+from pytest_slmserve.workload.arrivals import job
 
 SCRIPT = benchmark_script("pack")
 OLD = Path(__file__).parent / "data" / "archive-format-1.jsonl"
@@ -54,6 +58,32 @@ def test_what_would_be_lost_is_not_written(script, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(script, "measurement_line", shorter)
     assert script.main([str(OLD), str(tmp_path / "a.jsonl.xz")]) == 1
     assert "would be read as something else" in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
+@pytest.fixture
+def long(tmp_path):
+    """An archive of a closed loop that settled for a while, and of a job, which has no window."""
+    with Archive.open(tmp_path / "long.jsonl") as archive:
+        for load in (ClosedLoop(8), job(88)):
+            archive.add(measurement(8, 8000.0, steps=320, load=load))
+    return tmp_path / "long.jsonl"
+
+
+def test_what_does_not_reach_into_the_window_may_go(script, long, tmp_path):
+    out = tmp_path / "short.jsonl.xz"
+    assert script.main([str(long), str(out), "--window"]) == 0
+    (loop, served), (shorter, same) = read(long).measurements, read(out).measurements
+    assert same == served and len(shorter.run.steps) < len(loop.run.steps)
+    assert shorter.id == loop.id and summarize(shorter) == summarize(loop)
+    opens, closes = loop.run.window_s
+    inside = [at for at in loop.run.steps.time_s if opens <= at <= closes]
+    assert [at for at in shorter.run.steps.time_s if opens <= at <= closes] == inside
+
+
+def test_a_window_without_which_the_report_would_differ_is_not_cut(script, long, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script, "BESIDE", -170)
+    assert script.main([str(long), str(tmp_path / "short.jsonl.xz"), "--window"]) == 1
+    assert "would be read as something else" in capsys.readouterr().err and [*tmp_path.iterdir()] == [long]
 
 
 def test_a_damaged_archive_is_not_packed(script, tmp_path):
