@@ -106,6 +106,14 @@ def step_s(run: Run) -> float | None:
     return None if span is None else (span[1] - span[0]) / (len(window_steps(run)) - 1)
 
 
+def steps_with_prompts(run: Run) -> float | None:
+    """Share of the window's steps that processed a prompt, or a part of one. None where a server tells no steps."""
+    if not len(run.steps):
+        return None
+    prompts = piece(run.steps.prompt_tokens, window_steps(run))
+    return sum(tokens > 0 for tokens in prompts) / len(prompts) if prompts else None
+
+
 @once
 def mean_batch(run: Run) -> float | None:
     """Mean number of sequences that a step carried to their next token, weighted by time.

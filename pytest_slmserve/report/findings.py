@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -14,6 +15,7 @@ from pytest_slmserve.analysis.saturation import Fit, fit, fixed_s_from_shapes
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.errors import TooFewPoints
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.spec import EngineSpec
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
 
@@ -44,8 +46,13 @@ def _facts(curve: Curve) -> list[str]:
         where.url or where.gpu_name or where.cpu or "unknown device",
         f"vLLM {where.vllm or ABSENT}",
         f"workload {first.workload.hash[:6]}",
-        f"engine {first.spec.key[:6]}",
+        f"engine {_limits(first.spec)[:6]}",
     ]
+
+
+def _limits(spec: EngineSpec) -> str:
+    """Of an engine, but for what is named by itself."""
+    return replace(spec, door="offline" if spec.door == "server" else spec.door, tensor_parallel=1).key
 
 
 def hosts(curve: Curve) -> int:

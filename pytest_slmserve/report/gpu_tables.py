@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.deployments import Deployment, deployments, on_sev
 from pytest_slmserve.analysis.device import figures_of_each_gpu
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.report.layout import grid, hanging
-from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths
+from pytest_slmserve.report.rounding import ABSENT, changes, counted, figure, hundredths
 from pytest_slmserve.report.standing import standing
 
 COLUMNS = (
@@ -65,10 +65,11 @@ def _of_model(curve: Curve) -> str:
     kept = [i for i, _ in enumerate(COLUMNS) if any(row[i] != ABSENT for row in rows)]
     table = grid([[row[i] for i in kept] for row in rows], [COLUMNS[i] for i in kept], [sides[i] for i in kept])
     said = [hanging(text, 2) for text in (*_waiting(found), *_each_gpu(curve), *_answers(curve, found))]
-    return "\n".join([f"{curve.subject} on several GPUs: {_where(curve)}", "", table, *said])
+    return "\n".join([f"{curve.subject} on several GPUs: {served_on(curve)}", "", table, *said])
 
 
-def _where(curve: Curve) -> str:
+def served_on(curve: Curve) -> str:
+    """The device, and the release of vLLM."""
     where = curve.environment
     device = (where.gpu_name or where.cpu or where.backend) if where else None
     vllm = f", vLLM {where.vllm}" if where and where.vllm else ""
@@ -84,9 +85,6 @@ def _rows(curve: Curve, under: Sequence[Deployment]) -> Iterator[list[str]]:
     for one in under:
         served = one.served
         gain = speedup(base, one) if base and one is not base else None
-        ends = "" if gain is None or gain.low is None or gain.high is None else (
-            f"{hundredths(gain.low - 1, signed=True)} to {hundredths(gain.high - 1, signed=True)}"
-        )  # fmt: skip
         yield [
             str(one.concurrency),
             str(one.gpus),
@@ -97,7 +95,7 @@ def _rows(curve: Curve, under: Sequence[Deployment]) -> Iterator[list[str]]:
             figure(one.tokens_per_s, 4),
             figure(one.tokens_per_s / one.gpus, 4),
             hundredths(None if gain is None else gain.value - 1, signed=True),
-            ends or ABSENT,
+            ABSENT if gain is None else changes(gain),
             figure(one.e2e_s),
             figure(served.e2e_p99_s),
             figure(served.power_w),

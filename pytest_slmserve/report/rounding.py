@@ -41,6 +41,13 @@ def between(seen: Interval, scale: float = 1.0, unit: str = "") -> str:
     return f" (95 %: {figure(scale * seen.low)} to {figure(scale * seen.high)}{unit})"
 
 
+def changes(ratio: Interval) -> str:
+    """The 95 % interval of a ratio as changes in per cent, "+1.2 to +3.4"; "-" where the noise is unknown."""
+    if ratio.low is None or ratio.high is None:
+        return ABSENT
+    return f"{hundredths(ratio.low - 1, signed=True)} to {hundredths(ratio.high - 1, signed=True)}"
+
+
 def listed(numbers: Iterable[int]) -> str:
     """ "1, 2, 4" """
     return ", ".join(str(number) for number in numbers)

@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Environment, Resolved, WorkloadReference
+from pytest_slmserve.report.door_tables import doors_report
 from pytest_slmserve.report.findings import findings, hosts, labels, spread
 from pytest_slmserve.report.gpu_tables import gpus_report
 from pytest_slmserve.report.job_tables import job_report
@@ -88,6 +89,8 @@ def run_lines(
     for text in replica_report(curves, shared):
         yield f"{text}\n", None
     for text in gpus_report(curves):
+        yield f"{text}\n", None
+    for text in doors_report(curves):
         yield f"{text}\n", None
     for text in job_report(jobs):
         yield f"{text}\n", None
