@@ -113,7 +113,8 @@ class Answer:
             self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
 
     def _so_far(self) -> str:
-        return f" after {len(self.times)} chunks with tokens" if self.response.status else ""
+        chunks = "chunk" if len(self.times) == 1 else "chunks"
+        return f" after {len(self.times)} {chunks} with tokens" if self.response.status else ""
 
     @property
     def output_tokens(self) -> int:
