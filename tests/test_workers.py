@@ -8,18 +8,21 @@ import random
 import time
 from dataclasses import replace
 from itertools import pairwise
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.environment import Gpu, Host
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.gathering import open_for
 from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options import read_options
 from pytest_slmserve.records import Environment
 from pytest_slmserve.session import Session
+from pytest_slmserve.spec import EngineSpec
 from pytest_slmserve.workers import Desk, Outcome, Seat, equal_parts, outcomes_of, seats, sweep_up
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
@@ -105,6 +108,23 @@ def test_a_desk_has_its_devices_until_it_leaves_or_takes_others(tmp_path):
     two.take(["a", "b"])
     assert (one.neighbours, two.neighbours) == (2, 0)
     two.leave()
+
+
+def test_what_does_not_start_leaves_its_gpus_to_the_others(tmp_path):
+    """Who waits for them may be who this worker waits for. To be told why once more it does not wait again."""
+
+    def fails(spec: EngineSpec) -> NoReturn:
+        raise EngineFailed("no memory")
+
+    both = seat(tmp_path, "fake-0", "fake-1")
+    session = Session.of(read_options({"fake": True}, {}, {}), tmp_path, Desk(both, "gw0"))
+    session.devices.pool, other = Pool(start_engine=fails), Desk(both, "gw1")
+    for problem in ("^no memory", "not tried again: no memory"):
+        with pytest.raises(EngineFailed, match=problem):
+            session.engine(session.agenda.spec("opt-125m", 2))
+        assert other.neighbours == 0
+        other.take(both.devices)
+    session.close()
 
 
 def work(seat: Seat, name: str, seed: int) -> None:
