@@ -188,6 +188,19 @@ def test_nobody_waits_for_a_gpu_of_a_worker_that_waits_for_its_last_item(pyteste
     assert {m.spec.tensor_parallel for m in records(pytester)} == {1, 2}
 
 
+def test_only_sweeps_that_items_ask_for_are_planned(pytester):
+    """No sweep could have a load that does not fit. In the comparison some of its requests wait."""
+    wide = ("--slm-models=opt-13b", "--slm-tensor-parallel=1,2", "--slm-batches=16,256", "--slm-repeats=1")
+    shutil.copy(BENCHMARKS / "test_tensor_parallel.py", pytester.path)
+    result = pytester.runpytest_subprocess(*MODELS, "-n2", *wide, "-k", "point")
+    result.assert_outcomes(passed=5)
+    assert "throughput-plateau" not in result.stdout.str()
+    pytester.makepyfile(test_parallel=SWEEPS)
+    result = pytester.runpytest_subprocess(*MODELS, "-n2", *wide)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stdout.str().count("256 requests in flight do not fit opt-13b: the KV cache holds 167") == 1
+
+
 def test_a_plan_is_made_by_one_process_for_as_many_gpus(spread):
     result = spread("--slm-plan")
     assert result.ret == 0
@@ -196,6 +209,7 @@ def test_a_plan_is_made_by_one_process_for_as_many_gpus(spread):
 
 REFUSED = {
     (*MODELS, "-n2", "--slm-gate"): "a gate compares two sides",
+    (*MODELS, "-n2", "--slm-models=opt-2b"): "unknown model 'opt-2b'",
     (*MODELS, "-n99"): "each worker has a GPU of its own, and 8 GPUs visible",
     (*MODELS, "--dist=load", "--tx=ssh=elsewhere"): "workers on other hosts see other GPUs",
     ("--slm-endpoint=http://h/v1/completions", "--slm-models=m", "-n2"): "load for each other at one server",
