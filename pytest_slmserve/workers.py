@@ -47,8 +47,9 @@ class Seat:
             os.environ |= {"CUDA_VISIBLE_DEVICES": ",".join(self.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def seats(host: Host, count: int, records: Path) -> list[Seat]:
-    """One for each worker, in the order of the GPUs. Raises BadUsage for more workers than GPUs or cores."""
+def seats(host: Host, count: int, records: Path, widest: int = 1) -> list[Seat]:
+    """One for each worker, in the order of the GPUs. widest: GPUs of an engine, or processes on the CPU. Raises
+    BadUsage for more workers than GPUs or cores, and for an engine on more than they have."""
     if host.gpus and count > len(host.gpus):
         there = f"{len(host.gpus)} GPU{'s' if len(host.gpus) > 1 else ''}"
         raise BadUsage(f"-n {count}: each worker has a GPU of its own, and {there} visible", f"-n {len(host.gpus)}")
@@ -58,10 +59,22 @@ def seats(host: Host, count: int, records: Path) -> list[Seat]:
     if 0 < len(ours) < count:
         raise BadUsage(f"-n {count}: each worker needs a core, and there are {len(ours)}", f"-n {len(ours)} or fewer")
     visible = visible_names()[: len(host.gpus[:count])]
-    return [
+    found = [
         Seat(str(records.absolute()), (*devices[i:], *devices[:i]), (*visible[i:], *visible[:i]), cores)
         for i, cores in enumerate(equal_parts(near, sorted(ours)))
     ]
+    _check_width(host, found, widest)
+    return found
+
+
+def _check_width(host: Host, found: Sequence[Seat], widest: int) -> None:
+    count, each = len(found), len(found[0].cores)
+    if host.gpus and count < widest:
+        there = f"the workers have {count} in all" if count > 1 else "the worker has one"
+        raise BadUsage(f"-n {count}: an engine on {widest} GPUs is asked for, and {there}", f"-n {widest}")
+    if not host.gpus and 0 < each < widest:
+        wanted = f"an engine of {widest} processes needs a core for each"
+        raise BadUsage(f"-n {count}: {wanted}, and a worker has {each}", f"-n {len(cores_here()) // widest}")
 
 
 def cores_here() -> frozenset[int]:

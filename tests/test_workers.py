@@ -93,6 +93,18 @@ def test_more_workers_than_gpus_or_cores(tmp_path, monkeypatch):
         seats(host(2), 2, tmp_path / "r")
 
 
+def test_an_engine_on_more_than_the_workers_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5})
+    assert len(seats(host(8), 4, tmp_path / "r", widest=4)) == 4
+    with pytest.raises(BadUsage, match="-n 2: an engine on 4 GPUs is asked for, and the workers have 2 in all") as many:
+        seats(host(8), 2, tmp_path / "r", widest=4)
+    assert many.value.hint == "-n 4"
+    cpu = Host(Environment(backend="cpu"), "cpu")
+    assert len(seats(cpu, 2, tmp_path / "r", widest=2)) == 2
+    with pytest.raises(BadUsage, match="-n 4: an engine of 2 processes needs a core for each, and a worker has 1"):
+        seats(cpu, 4, tmp_path / "r", widest=2)
+
+
 def seat(tmp_path, *devices: str) -> Seat:
     folder_of_parts(tmp_path / "r").mkdir(exist_ok=True)
     return Seat(str(tmp_path / "r"), devices)

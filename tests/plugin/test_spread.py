@@ -211,6 +211,7 @@ REFUSED = {
     (*MODELS, "-n2", "--slm-gate"): "a gate compares two sides",
     (*MODELS, "-n2", "--slm-models=opt-2b"): "unknown model 'opt-2b'",
     (*MODELS, "-n99"): "each worker has a GPU of its own, and 8 GPUs visible",
+    (*MODELS, "-n2", "--slm-tensor-parallel=1,2,4"): "an engine on 4 GPUs is asked for, and the workers have 2 in all",
     (*MODELS, "--dist=load", "--tx=ssh=elsewhere"): "workers on other hosts see other GPUs",
     ("--slm-endpoint=http://h/v1/completions", "--slm-models=m", "-n2"): "load for each other at one server",
 }
