@@ -16,7 +16,7 @@ from pytest_slmserve.errors import BadUsage, SlmError
 from pytest_slmserve.gathering import gather_all, gather_others, open_for, save_outcome
 from pytest_slmserve.items import PROBLEM, engine_of, is_late, is_measured
 from pytest_slmserve.kinds import Backend
-from pytest_slmserve.makespan import groups_of, widest_first
+from pytest_slmserve.makespan import groups_of, in_order
 from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options import Options
 from pytest_slmserve.pricing import plan_rows
@@ -150,4 +150,4 @@ def scopes_of(session: Session, items: Sequence[pytest.Item]) -> Mapping[str, st
 def engine_ranks(session: Session, items: Iterable[pytest.Item]) -> dict[Any, int]:
     """The order in which engines are to begin, where there is more than one GPU."""
     groups = groups_of(plan_rows(session, list(items)))
-    return {group.engine: rank for rank, group in enumerate(widest_first(groups))}
+    return {group.engine: rank for rank, group in enumerate(in_order(groups))}
