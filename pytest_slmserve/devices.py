@@ -95,7 +95,7 @@ class Devices:
         self.pool.check(spec)
         if self.desk and self.pool.current != spec:
             self.stop()
-            self.desk.take(self.agenda.devices(spec) if self.agenda.host.gpus else self.desk.seat.devices[:1])
+            self.desk.take(len(spec.gpus) if self.agenda.host.gpus else 1)
         try:
             yield
         except BaseException:
@@ -130,7 +130,8 @@ class Devices:
 
     def sampler_of(self, spec: EngineSpec | ReplicaSpec) -> Sampler | None:
         """The sensors of the GPUs that it runs on, opened once for each set of them."""
-        return self._sampler_on(self.agenda.devices(spec))
+        held = self.desk.held if self.desk and self.agenda.host.gpus else ()
+        return self._sampler_on(held or self.agenda.devices(spec))
 
     def _sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
         if self.sampler is None or devices == (self.agenda.host.device,):

@@ -109,7 +109,7 @@ class Session:
         assert backend is not None
         export = export_to(options.export, slo) if options.export and not desk else None
         if desk:
-            desk.seat.take(on_gpus=backend == "cuda")
+            desk.seat.sit((desk.seat.own,))
         host = host or _host(options, backend, root)
         if desk and backend == "fake":
             host = replace(host, gpus=imagined(host, desk.seat))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def workers_for(backend: Backend) -> int:
 def session_of(config: pytest.Config, options: Options) -> Session:
     """Of a worker, or of the controller of several. Raises BadUsage where several could not do it."""
     if given := getattr(config, "workerinput", None):
-        session = Session.of(options, config.rootpath, Desk(Seat.of(given[SEAT]), given["workerid"]))
+        session = Session.of(options, config.rootpath, Desk(Seat(**given[SEAT]), given["workerid"]))
         config.pluginmanager.register(Worker(session), "slmserve-worker")
         return session
     for name, why in ALONE.items():
@@ -81,7 +82,7 @@ class Controller:
 
     def pytest_configure_node(self, node: Any) -> None:
         seat = self.taken[node.gateway.id] = self.free.pop(0)
-        node.workerinput[SEAT] = seat.plain()
+        node.workerinput[SEAT] = asdict(seat)
 
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker that replaces one that crashed gets its place."""

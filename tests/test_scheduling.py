@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("xdist")
 
 from pytest_slmserve.scheduling import LAST, EngineScheduling
+from pytest_slmserve.workers import Seat
 
 
 class Gpus:
@@ -19,22 +20,21 @@ class Gpus:
 
     def __init__(self) -> None:
         self.taken: dict[int, Node] = {}
-        self.line: list[tuple[Node, range | set[int]]] = []
+        self.line: list[tuple[Node, list[tuple[int, ...]]]] = []
 
-    def take(self, node: Node, wanted: set[int]) -> None:
+    def take(self, node: Node, blocks: list[tuple[int, ...]]) -> None:
         self.leave(node)
-        self.line.append((node, wanted))
+        self.line.append((node, blocks))
         self._serve()
 
     def leave(self, node: Node) -> None:
         self.taken = {gpu: owner for gpu, owner in self.taken.items() if owner is not node}
-        self.line = [(other, wanted) for other, wanted in self.line if other is not node]
+        self.line = [(other, blocks) for other, blocks in self.line if other is not node]
         self._serve()
 
     def _serve(self) -> None:
-        while self.line and self.taken.keys().isdisjoint(self.line[0][1]):
-            node, wanted = self.line.pop(0)
-            self.taken |= dict.fromkeys(wanted, node)
+        while self.line and (block := next(filter(self.taken.keys().isdisjoint, self.line[0][1]), None)):
+            self.taken |= dict.fromkeys(block, self.line.pop(0)[0])
 
     def waits(self, node: Node) -> bool:
         return any(other is node for other, _ in self.line)
@@ -71,7 +71,7 @@ class Node:
         engine = self.run.engine_at(self.at[0])
         if engine and engine != self.engine:
             self.engine = engine
-            self.run.gpus.take(self, self.run.gpus_of(engine, self.place))
+            self.run.gpus.take(self, self.run.blocks(engine, self.place))
 
     def end(self) -> None:
         index, following = self.at
@@ -109,8 +109,8 @@ class Run:
         scope = self.scopes.get(self.items[index])
         return None if scope == LAST else scope
 
-    def gpus_of(self, engine: str, place: int) -> set[int]:
-        return {(place + i) % self.workers for i in range(self.wide[engine])}
+    def blocks(self, engine: str, place: int) -> list[tuple[int, ...]]:
+        return Seat("", place, ("",) * self.workers).blocks(self.wide[engine])
 
     def completed(self, node: Node, index: int) -> None:
         self.ran.append((node, self.items[index]))
