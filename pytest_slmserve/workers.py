@@ -12,11 +12,11 @@ import pickle
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.environment import Gpu, Host, near_cores, visible_names
+from pytest_slmserve.environment import Host, near_cores, visible_names
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.merging import part_of
 
@@ -26,14 +26,14 @@ LOOK_S = 0.05  # between two looks whether GPUs are free
 @dataclass(frozen=True, slots=True)
 class Seat:
     """Where a worker works. records: the archive of the run; own: the number of its place; devices: of all places, in
-    the order of the host; visible: the same as CUDA_VISIBLE_DEVICES calls them, none of a simulated host; cores: its
-    share of the CPU."""
+    the order of the host; visible: the same as CUDA_VISIBLE_DEVICES calls them, none of a simulated host; cores: of
+    each place, its part of the CPU."""
 
     records: str
     own: int
     devices: tuple[str, ...]
     visible: tuple[str, ...] = ()
-    cores: tuple[int, ...] = ()
+    cores: tuple[tuple[int, ...], ...] = ()
 
     def blocks(self, count: int) -> list[tuple[int, ...]]:
         """Places that an engine may have which takes so many: the own one, or neighbours. Always in their order:
@@ -44,9 +44,9 @@ class Seat:
         return [tuple(range(first, first + count)) for first in range(0, last + 1, count)]
 
     def sit(self, at: Sequence[int]) -> None:
-        """This process and all that it starts have these cores, and see the GPUs of these places first."""
-        if self.cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, self.cores)
+        """This process and all that it starts have the cores of these places, and see their GPUs first."""
+        if any(self.cores) and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {core for place in at for core in self.cores[place]})
         if self.visible:  # by their numbers where those were given: not every vLLM understands a UUID
             names = ",".join(self.visible[place] for place in self.order(at))
             os.environ |= {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -68,16 +68,14 @@ def seats(host: Host, count: int, records: Path, widest: int = 1) -> list[Seat]:
     if 0 < len(ours) < count:
         raise BadUsage(f"-n {count}: each worker needs a core, and there are {len(ours)}", f"-n {len(ours)} or fewer")
     visible = visible_names()[:count] if host.environment.backend == "cuda" else []
-    found = [
-        Seat(str(records.absolute()), own, tuple(devices), tuple(visible), cores)
-        for own, cores in enumerate(equal_parts(near, sorted(ours)))
-    ]
+    cores = tuple(equal_parts(near, sorted(ours)))
+    found = [Seat(str(records.absolute()), own, tuple(devices), tuple(visible), cores) for own in range(count)]
     _check_width(host, found, widest)
     return found
 
 
 def _check_width(host: Host, found: Sequence[Seat], widest: int) -> None:
-    count, each = len(found), len(found[0].cores)
+    count, each = len(found), len(found[0].cores[0])
     if host.gpus and count < widest:
         there = f"the workers have {count} in all" if count > 1 else "the worker has one"
         raise BadUsage(f"-n {count}: an engine on {widest} GPUs is asked for, and {there}", f"-n {widest}")
@@ -200,9 +198,17 @@ def sweep_up(folder: Path) -> None:
             path.unlink()
 
 
-def imagined(host: Host, seat: Seat) -> tuple[Gpu, ...]:
-    """The GPUs of the simulated host, as a worker sees them there."""
-    return tuple(host.gpus[place] for place in seat.order((seat.own,)))
+def as_seen(host: Host, seat: Seat) -> Host:
+    """The host as it is for a worker: with the GPUs of all workers, its own first, and its part of the cores."""
+    by_name = {gpu.uuid: gpu for gpu in host.gpus}
+    devices = [seat.devices[place] for place in seat.order((seat.own,))]
+    cores = len(seat.cores[seat.own]) if any(seat.cores) else host.environment.cores
+    of_gpus = 1 if host.gpus else None
+    return replace(
+        host,
+        environment=replace(host.environment, cores=cores, of_gpus=of_gpus),
+        gpus=tuple(by_name[device] for device in devices if device in by_name),
+    )
 
 
 def _lock(path: Path, how: int) -> int:

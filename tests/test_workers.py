@@ -24,7 +24,7 @@ from pytest_slmserve.options import read_options
 from pytest_slmserve.records import Environment
 from pytest_slmserve.session import Session
 from pytest_slmserve.spec import EngineSpec
-from pytest_slmserve.workers import Desk, Outcome, Seat, equal_parts, imagined, outcomes_of, seats, sweep_up
+from pytest_slmserve.workers import Desk, Outcome, Seat, as_seen, equal_parts, outcomes_of, seats, sweep_up
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
 
@@ -56,12 +56,13 @@ def test_a_worker_sees_its_own_gpu_first(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     found = seats(host(4), 3, tmp_path / "records.jsonl")
     assert [seat.devices for seat in found] == [("fake-0", "fake-1", "fake-2")] * 3
-    assert [[gpu.uuid for gpu in imagined(host(4), seat)] for seat in found] == [
+    assert [[gpu.uuid for gpu in as_seen(host(4), seat).gpus] for seat in found] == [
         ["fake-0", "fake-1", "fake-2"],
         ["fake-1", "fake-0", "fake-2"],
         ["fake-2", "fake-0", "fake-1"],
     ]
-    assert [len(seat.cores) for seat in found] == [5, 5, 5]
+    assert {tuple(map(len, seat.cores)) for seat in found} == {(5, 5, 5)}
+    assert {as_seen(host(4), seat).environment.cores for seat in found} == {5}
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,26 @@ def test_the_gpus_are_called_as_they_were(given, own, both, tmp_path, monkeypatc
     assert os.environ["CUDA_VISIBLE_DEVICES"] == both and desk.held == ("fake-0", "fake-1")
     desk.leave()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+
+
+def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(tmp_path, monkeypatch):
+    """While it runs, and its record says so; one that shares a GPU has those of one."""
+    sat = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: sat.append(sorted(cores)))
+    places = seats(host(4), 4, tmp_path / "r")
+    folder_of_parts(tmp_path / "r").mkdir()
+    session = Session.of(read_options({"fake": True}, {}, {}), tmp_path, Desk(places[1], "gw1"))
+    one, two = (session.agenda.spec("opt-125m", gpus) for gpus in (1, 2))
+    each, both = (session.agenda.replicas(["opt-125m"] * 2, how) for how in ("gpus", "time-slicing"))
+    session.engine(two)
+    session.devices.stop()
+    assert sat == [[2, 3], [0, 1, 2, 3], [2, 3]]
+    found = [session.agenda.environment(spec) for spec in (one, two, each, both)]
+    assert [where.cores for where in found] == [2, 4, 4, 2]
+    assert len({where.per_gpu_key for where in found}) == 1, "they are compared"
+    assert len({where.key for where in found}) == 2, "but not mixed"
+    session.close()
 
 
 def test_more_workers_than_gpus_or_cores(tmp_path, monkeypatch):
