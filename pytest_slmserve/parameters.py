@@ -165,7 +165,9 @@ def gpus_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
         return [NONE_THERE]
     models = named_models(session, None, words["models"]) if "models" in words else session.agenda.models
     given = options.source["tensor_parallel"] != "default"
-    degrees = options.tensor_parallel if given else USUAL_GPUS
+    most = options.plan_gpus if options.plan else None
+    usual = [n for n in USUAL_GPUS if n <= (most or n)]  # a run there would skip the others
+    degrees = options.tensor_parallel if given else usual
     loads = {model: options.batches or usual_loads(model) for model in models}
     plans = [GpusPlan(m, n, False, load, loads[m][-1]) for m in models for n in degrees for load in loads[m]]
     plans += [
