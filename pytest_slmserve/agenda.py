@@ -202,8 +202,14 @@ class Agenda:
             self.sweeps[model] = plan_sweep(self.options, self.spec(model), self.workload(model).longest)
         return self.sweeps[model]
 
-    def environment(self, spec: EngineSpec) -> Environment:
-        """Where `spec` is measured: this host, with what the specification's own interpreter holds."""
+    def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
+        """Where `spec` is measured: this host, with what the specification's own interpreter holds, and the cores of
+        all of its GPUs where each has a part of them."""
+        if isinstance(spec, ReplicaSpec):
+            return self._environment(spec.engines[0]).on(len(spec.gpus))
+        return self._environment(spec).on(len(spec.gpus))
+
+    def _environment(self, spec: EngineSpec) -> Environment:
         own = spec.python, spec.env
         if spec.backend == "remote":
             return self.host.environment.of(spec)
@@ -212,7 +218,10 @@ class Agenda:
         if own not in self._environments:
             other = probe(spec.backend, spec.python, dict(spec.env))
             self.notes += [note for note in other.warnings if note not in self.notes]
-            self._environments[own] = replace(other.environment, git_commit=self.host.environment.git_commit)
+            here = self.host.environment
+            self._environments[own] = replace(
+                other.environment, git_commit=here.git_commit, cores=here.cores, of_gpus=here.of_gpus
+            )
         return self._environments[own]
 
     def load(self, concurrency: int, variant: Variant = AS_THE_OPTIONS_SAY) -> ClosedLoop:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -80,20 +80,27 @@ class Devices:
 
     def engine(self, spec: EngineSpec) -> Engine:
         """The one that runs, or one that is started. Raises BadUsage, DeviceBusy, EngineFailed."""
-        self._make_room(spec)
-        return self.pool.engine(spec)
+        with self._room_for(spec):
+            return self.pool.engine(spec)
 
     def replicas(self, spec: ReplicaSpec) -> Replicas:
         """The same of several at once."""
-        self._make_room(spec)
-        return self.pool.replicas(spec)
+        with self._room_for(spec):
+            return self.pool.replicas(spec)
 
-    def _make_room(self, spec: EngineSpec | ReplicaSpec) -> None:
-        """A worker waits until no other has the GPUs that this takes."""
+    @contextmanager
+    def _room_for(self, spec: EngineSpec | ReplicaSpec) -> Iterator[None]:
+        """A worker waits until no other has the GPUs that this takes. They are free again if it does not start."""
         self.take(spec)
+        self.pool.check(spec)
         if self.desk and self.pool.current != spec:
             self.stop()
-            self.desk.take(self.agenda.devices(spec) if self.agenda.host.gpus else self.desk.seat.devices[:1])
+            self.desk.take(len(spec.gpus) if self.agenda.host.gpus else 1)
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """The engine that runs, if one does; its GPUs are free for other workers."""
@@ -123,7 +130,8 @@ class Devices:
 
     def sampler_of(self, spec: EngineSpec | ReplicaSpec) -> Sampler | None:
         """The sensors of the GPUs that it runs on, opened once for each set of them."""
-        return self._sampler_on(self.agenda.devices(spec))
+        held = self.desk.held if self.desk and self.agenda.host.gpus else ()
+        return self._sampler_on(held or self.agenda.devices(spec))
 
     def _sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
         if self.sampler is None or devices == (self.agenda.host.device,):

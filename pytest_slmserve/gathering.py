@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from pytest_slmserve.agenda import check_there
@@ -17,7 +16,7 @@ from pytest_slmserve.records import Measurement
 from pytest_slmserve.session import Session
 from pytest_slmserve.spec import ClosedLoop
 from pytest_slmserve.store import read
-from pytest_slmserve.workers import Outcome, Seat, outcomes_of, seats, sweep_up
+from pytest_slmserve.workers import Outcome, Seat, as_seen, outcomes_of, seats, sweep_up
 
 UNCHECKED = (
     "whether engines on several GPUs disturbed each other was not looked at: the shipped test_neighbours.py does, by "
@@ -29,14 +28,13 @@ def open_for(session: Session, workers: int) -> list[Seat]:
     """The devices are ours, the archive is open: a place for each worker. Raises BadUsage, also for GPUs of
     different kinds, DeviceBusy, BadArchive."""
     records = Path(session.options.records)
-    places = seats(session.host, workers, records)
+    places = seats(session.host, workers, records, session.options.tensor_parallel[-1])
     check_there(session.host, range(workers))
     session.devices.lock([gpu.uuid for gpu in session.host.gpus[:workers]] or [session.host.device])
     session.open_archive()
     sweep_up(folder_of_parts(records))
     folder_of_parts(records).mkdir(exist_ok=True)
-    cores = len(places[0].cores) or session.host.environment.cores
-    session.agenda.host = replace(session.host, environment=replace(session.host.environment, cores=cores))
+    session.agenda.host = as_seen(session.host, places[0])
     return places
 
 

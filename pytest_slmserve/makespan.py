@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.plan import Cell, Engines, clock, engine_title, gpus_of, start_price_s
+from pytest_slmserve.spec import EngineSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +47,37 @@ def groups_of(cells: Sequence[Cell]) -> list[Group]:
     ]
 
 
-def widest_first(groups: Sequence[Group]) -> list[Group]:
-    """In the order in which they are to begin: an engine on many GPUs would wait long for the last of them, and a long
-    group that begins late is what all wait for."""
-    return sorted(groups, key=lambda group: (-group.gpus, -group.seconds))
+def in_order(groups: Sequence[Group]) -> list[Group]:
+    """As they are to begin: first what others are compared with, so that a run that is cut off can say what more GPUs
+    gain; then the widest, for an engine on many GPUs would wait long for the last of them; then the longest, for one
+    that begins late is what all wait for."""
+    spans: dict[tuple[str, str], set[int]] = {}
+    for group in groups:
+        spans.setdefault(_subject(group), set()).add(group.gpus)
+
+    def rank(group: Group) -> tuple[bool, int, float]:
+        span = spans[_subject(group)]
+        compared_with = isinstance(group.engine, EngineSpec) and group.gpus == min(span) < max(span)
+        return not compared_with, -group.gpus, -group.seconds
+
+    return sorted(groups, key=rank)
+
+
+def _subject(group: Group) -> tuple[str, str]:
+    """Model and door: what on fewer GPUs is compared with the same on more."""
+    engine = group.engine if isinstance(group.engine, EngineSpec) else group.engine.engines[0]
+    return engine.model, engine.door
 
 
 def spread(groups: Sequence[Group], gpus: int) -> list[Placement]:
-    """Widest first, then longest first, each on the GPUs that are free soonest: at most twice the least possible where
-    each takes one GPU, less 1/gpus (Graham 1966, "Bounds for certain multiprocessing anomalies").
+    """In their order, each on the GPUs that are free soonest: at most twice the least possible where each takes one
+    GPU, less 1/gpus (Graham 1966, "Bounds for certain multiprocessing anomalies").
 
     Raises BadUsage where an engine wants more GPUs than there are.
     """
     free = [(0.0, gpu) for gpu in range(gpus)]
     placed = []
-    for group in widest_first(groups):
+    for group in in_order(groups):
         if group.gpus > gpus:
             raise BadUsage(f"an engine takes {group.gpus} GPUs, and the plan has {gpus}", f"{group.gpus} or more")
         taken = [heapq.heappop(free) for _ in range(group.gpus)]

@@ -167,14 +167,21 @@ def pair(text: str) -> tuple[str, str]:
 def variable(text: str) -> tuple[str, str]:
     """A variable for the engine. It goes into the records, so a secret is refused."""
     name, value = pair(text)
+    if name == "CUDA_VISIBLE_DEVICES":
+        raise ValueError(f"for one engine: export {name} before pytest, whose locks and sensors go by it")
     if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")):
         raise ValueError(f"for the records: export {name} before pytest, the engine inherits it")
     return name, value
 
 
 def argument(text: str) -> tuple[str, Any]:
-    """A value as JSON gives it, or the text itself; an object stays text, for a specification must be hashable."""
+    """A value as JSON gives it, or the text itself; an object stays text, for a specification must be hashable. Locks
+    and sensors would not hear of GPUs that are asked for here."""
     name, value = pair(text)
+    if name.replace("-", "_").startswith(OF_SEVERAL_GPUS):
+        raise ValueError(
+            "for the engine alone: --slm-tensor-parallel 2 gives it more GPUs, with their locks and sensors"
+        )
     try:
         read = json.loads(value)
     except json.JSONDecodeError:
@@ -218,6 +225,12 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
+OF_SEVERAL_GPUS = (
+    "tensor_parallel",
+    "pipeline_parallel",
+    "data_parallel",
+    "prefill_context_parallel",
+)  # how such arguments begin
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 OPTS = (
     Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),

@@ -165,17 +165,27 @@ def gpus_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
         return [NONE_THERE]
     models = named_models(session, None, words["models"]) if "models" in words else session.agenda.models
     given = options.source["tensor_parallel"] != "default"
-    degrees = options.tensor_parallel if given else USUAL_GPUS
-    loads = options.batches or USUAL_LOADS
-    plans = [GpusPlan(m, n, False, load, loads[-1]) for m in models for n in degrees for load in loads]
+    most = options.plan_gpus if options.plan else None
+    usual = [n for n in USUAL_GPUS if n <= (most or n)]  # a run there would skip the others
+    degrees = options.tensor_parallel if given else usual
+    loads = {model: options.batches or usual_loads(model) for model in models}
+    plans = [GpusPlan(m, n, False, load, loads[m][-1]) for m in models for n in degrees for load in loads[m]]
     plans += [
-        GpusPlan(m, n, True, load, loads[-1])
+        GpusPlan(m, n, True, load, loads[m][-1])
         for m in models
         for n in degrees
-        for load in loads
+        for load in loads[m]
         if n > degrees[0] and load >= n * ENOUGH_FOR_A_REPLICA
     ]
     return [pytest.param(plan, id=str(plan), marks=_unless_there(session, plan)) for plan in plans] or [NONE_THERE]
+
+
+def usual_loads(model: str) -> tuple[int, ...]:
+    """Of tests of tensor parallelism. In the place of the nearest is the one under which replicas on one GPU are
+    measured: so all that can be done with several GPUs is known under one load, and costs no cell more."""
+    common = replica_load(model)
+    nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
+    return tuple(common if load == nearest else load for load in USUAL_LOADS)
 
 
 def _unless_there(session: Session, plan: GpusPlan) -> list[pytest.MarkDecorator]:

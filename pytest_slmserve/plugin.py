@@ -395,13 +395,15 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells."""
+    """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells. What is called
+    late waits for others, which may wait for these GPUs."""
     session = item.config.stash.get(SESSION, None)
     if session is None or session.devices.pool.current is None:
         return
-    from pytest_slmserve.items import engine_of
+    from pytest_slmserve.items import engine_of, is_late
 
-    if nextitem is None or engine_of(session, nextitem) != session.devices.pool.current:
+    waits = nextitem is None or is_late(nextitem) > is_late(item)
+    if waits or engine_of(session, nextitem) != session.devices.pool.current:
         session.devices.stop()
 
 

@@ -107,11 +107,25 @@ class Environment:
     git_commit: str | None = None
     pytest_slmserve: str | None = None
     url: str | None = None  # of an endpoint; all else is then of the host that its client runs on
+    of_gpus: int | None = None  # whose parts `cores` are; None: the cores were not divided among GPUs
 
     @cached_property
     def key(self) -> str:
         further = OF_AN_ENDPOINT if self.backend == "remote" else ()
         return short_hash([getattr(self, name) for name in (*MUST_MATCH, *further)])
+
+    @cached_property
+    def per_gpu_key(self) -> str:
+        """Equal where engines have as many cores for each of their GPUs, if these are divided among them."""
+        if self.of_gpus and self.cores:
+            return replace(self, cores=self.cores // self.of_gpus).key
+        return self.key
+
+    def on(self, gpus: int) -> Environment:
+        """Of an engine on so many GPUs: it has the parts of all of them, if the cores are divided."""
+        if not (self.of_gpus and self.cores):
+            return self
+        return replace(self, cores=self.cores // self.of_gpus * gpus, of_gpus=gpus)
 
     def of(self, spec: EngineSpec) -> Environment:
         """Where `spec` is measured, on this host."""

@@ -17,9 +17,10 @@ class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """xdist's own distribution by scopes, whose scopes are engines, in the order of the items. An item without an
     engine is a scope of its own.
 
-    A worker runs its last item only when it knows that there is no next one. So when the engines are given away, each
-    worker but one is told that it has all; the one that is left gets the items that read, as soon as the others are
-    through.
+    A worker runs an item only when it knows the next one, or that there is none, and while it waits its engine keeps
+    its GPUs, for which others may wait. So nobody is left with one item of an engine: when the engines are given away,
+    each worker but one is told that it has all; the one that is left gets the first of the items that read, before
+    which its engine stops, and the rest of them as soon as the others are through.
     """
 
     def __init__(self, config: Any, log: Any, scopes: Callable[[], Scopes]) -> None:
@@ -53,7 +54,7 @@ class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
         for scope, unit in reversed(left.items()):
             unit.pop(crashed, None)
             if unit:
-                self.workqueue[scope] = unit
+                self.workqueue[scope] = unit | self.workqueue.get(scope, {})
                 self.workqueue.move_to_end(scope, last=False)
         for other in self.nodes:
             self._reschedule(other)
@@ -62,20 +63,38 @@ class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
     def _reschedule(self, node: Any) -> None:
         """Twice: of one item alone a worker does not know that it may run it."""
         for _ in range(2):
-            if not node.shutting_down:
+            if not node.shutting_down and node in self.registered_collections:  # one that is new has to collect first
                 self._give(node)
 
     def _give(self, node: Any) -> None:
-        if self._only_last and any(not other.shutting_down for other in self._others(node)):
-            node.shutdown()
+        reads = LAST in self.assigned_work[node]
+        if not self._only_last:
+            if not reads:  # else it would read before the engine of one that crashed has measured the rest
+                super()._reschedule(node)
+        elif reads or all(other.shutting_down for other in self._others(node)):
+            self._assign_last(node)
         else:
-            super()._reschedule(node)
+            node.shutdown()
 
     def _assign_work_unit(self, node: Any) -> None:
         if LAST in self.workqueue:
             self.workqueue.move_to_end(LAST)
-        if not (self._only_last and any(self._pending_of(self.assigned_work[other]) for other in self._others(node))):
+        if not self._only_last:
             super()._assign_work_unit(node)
+
+    def _assign_last(self, node: Any) -> None:
+        """One of them, and the rest when nobody else has anything to do; until then the queue has what is left, be it
+        nothing, or xdist would take the run for finished."""
+        left, given = self.workqueue[LAST], self.assigned_work[node].setdefault(LAST, {})
+        through = not any(self._pending_of(self.assigned_work[other]) for other in self._others(node))
+        items = [*left][: len(left) if through else 1 - len(given)]
+        for item in items:
+            given[item] = left.pop(item)
+        if items:
+            node.send_runtest_some([self.registered_collections[node].index(item) for item in items])
+        if through:
+            del self.workqueue[LAST]
+            node.shutdown()
 
     def _others(self, node: Any) -> list[Any]:
         return [other for other in self.nodes if other is not node]

@@ -44,7 +44,7 @@ from pytest_slmserve.report.export import Export, export_to
 from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, Load, ReplicaSpec
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.verdicts import Verdicts
-from pytest_slmserve.workers import Desk, imagined
+from pytest_slmserve.workers import Desk, as_seen
 
 T = TypeVar("T")
 SECOND_CHANCES = 1
@@ -109,10 +109,10 @@ class Session:
         assert backend is not None
         export = export_to(options.export, slo) if options.export and not desk else None
         if desk:
-            desk.seat.take(on_gpus=backend == "cuda")
+            desk.seat.sit((desk.seat.own,))
         host = host or _host(options, backend, root)
-        if desk and backend == "fake":
-            host = replace(host, gpus=imagined(host, desk.seat))
+        if desk:
+            host = as_seen(host, desk.seat)
         check_there(host, range(options.tensor_parallel[-1]))
         agenda = Agenda(options, backend, host, list(host.warnings))
         return cls(agenda, Devices.of(agenda, desk), slo=slo, export=export)
@@ -241,7 +241,7 @@ class Session:
     def question_of_replicas(
         self, spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop]
     ) -> Question:
-        key = asked_of(spec, workloads, loads, self.agenda.environment(spec.engines[0]))
+        key = asked_of(spec, workloads, loads, self.agenda.environment(spec))
         return Question(key, spec, tuple(workloads), tuple(loads))
 
     def answered(self, question: Question, repeats: int, why: str = "") -> list[Measurement]:
@@ -349,7 +349,7 @@ class Session:
         return shared_points(m for members in known for m in members)[0]
 
     def _made_together(self, question: Question, spec: ReplicaSpec, name: str) -> Members:
-        environment, tell = self.agenda.environment(spec.engines[0]), partial(self.tell, name)
+        environment, tell = self.agenda.environment(spec), partial(self.tell, name)
         replicas, neighbours = self.devices.replicas(spec), self.devices.neighbours
         loads = cast(tuple[ClosedLoop, ...], question.loads)  # replicas have no other
         found = measure_together(replicas, question.workloads, loads, environment, tell, self.devices.sampler_of(spec))

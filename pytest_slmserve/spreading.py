@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pytest_slmserve.errors import BadUsage, SlmError
 from pytest_slmserve.gathering import gather_all, gather_others, open_for, save_outcome
 from pytest_slmserve.items import PROBLEM, engine_of, is_late, is_measured
 from pytest_slmserve.kinds import Backend
-from pytest_slmserve.makespan import groups_of, widest_first
+from pytest_slmserve.makespan import groups_of, in_order
 from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options import Options
 from pytest_slmserve.pricing import plan_rows
@@ -48,7 +49,7 @@ def workers_for(backend: Backend) -> int:
 def session_of(config: pytest.Config, options: Options) -> Session:
     """Of a worker, or of the controller of several. Raises BadUsage where several could not do it."""
     if given := getattr(config, "workerinput", None):
-        session = Session.of(options, config.rootpath, Desk(Seat.of(given[SEAT]), given["workerid"]))
+        session = Session.of(options, config.rootpath, Desk(Seat(**given[SEAT]), given["workerid"]))
         config.pluginmanager.register(Worker(session), "slmserve-worker")
         return session
     for name, why in ALONE.items():
@@ -58,8 +59,7 @@ def session_of(config: pytest.Config, options: Options) -> Session:
     if not all(place.startswith("popen") for place in places):
         raise BadUsage("--tx: workers on other hosts see other GPUs", "-n, with a worker for each GPU of this host")
     session = Session.of(options, config.rootpath)
-    for model in session.agenda.models:
-        session.agenda.sweep(model)
+    assert session.agenda.models is not None  # unknown ones are refused; which sweeps to plan, the items will say
     config.pluginmanager.register(Controller(session, len(places)), "slmserve-controller")
     return session
 
@@ -82,7 +82,7 @@ class Controller:
 
     def pytest_configure_node(self, node: Any) -> None:
         seat = self.taken[node.gateway.id] = self.free.pop(0)
-        node.workerinput[SEAT] = seat.plain()
+        node.workerinput[SEAT] = asdict(seat)
 
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker that replaces one that crashed gets its place."""
@@ -151,4 +151,4 @@ def scopes_of(session: Session, items: Sequence[pytest.Item]) -> Mapping[str, st
 def engine_ranks(session: Session, items: Iterable[pytest.Item]) -> dict[Any, int]:
     """The order in which engines are to begin, where there is more than one GPU."""
     groups = groups_of(plan_rows(session, list(items)))
-    return {group.engine: rank for rank, group in enumerate(widest_first(groups))}
+    return {group.engine: rank for rank, group in enumerate(in_order(groups))}

@@ -9,46 +9,56 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.environment import Gpu, Host, near_cores, visible_names
+from pytest_slmserve.environment import Host, near_cores, visible_names
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.merging import part_of
+
+LOOK_S = 0.05  # between two looks whether GPUs are free
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a worker works. records: the archive of the run; devices: all that the workers have, its own first;
-    visible: the same as CUDA_VISIBLE_DEVICES calls them; cores: its share of the CPU."""
+    """Where a worker works. records: the archive of the run; own: the number of its place; devices: of all places, in
+    the order of the host; visible: the same as CUDA_VISIBLE_DEVICES calls them, none of a simulated host; cores: of
+    each place, its part of the CPU."""
 
     records: str
+    own: int
     devices: tuple[str, ...]
     visible: tuple[str, ...] = ()
-    cores: tuple[int, ...] = ()
+    cores: tuple[tuple[int, ...], ...] = ()
 
-    def plain(self) -> dict[str, Any]:
-        """As values that go through a pipe to another process."""
-        return {name: value if isinstance(value, str) else list(value) for name, value in asdict(self).items()}
+    def blocks(self, count: int) -> list[tuple[int, ...]]:
+        """Places that an engine may have which takes so many: the own one, or neighbours. Always in their order:
+        whatever depends on it, as vLLM's look at how GPUs reach each other does, is then found out once."""
+        if count == 1:
+            return [(self.own,)]
+        last = len(self.devices) - count
+        return [tuple(range(first, first + count)) for first in range(0, last + 1, count)]
 
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Seat:
-        values: dict[str, Any] = {name: v if isinstance(v, str) else tuple(v) for name, v in facts.items()}
-        return cls(**values)
+    def sit(self, at: Sequence[int]) -> None:
+        """This process and all that it starts have the cores of these places, and see their GPUs first."""
+        if any(self.cores) and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {core for place in at for core in self.cores[place]})
+        if self.visible:  # by their numbers where those were given: not every vLLM understands a UUID
+            names = ",".join(self.visible[place] for place in self.order(at))
+            os.environ |= {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
-    def take(self, on_gpus: bool) -> None:
-        """This process and all that it starts have these cores, and see the GPUs in this order."""
-        if self.cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, self.cores)
-        if on_gpus:  # by their numbers where those were given: not every vLLM understands a UUID
-            os.environ |= {"CUDA_VISIBLE_DEVICES": ",".join(self.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    def order(self, at: Sequence[int]) -> list[int]:
+        """All places, beginning with these."""
+        return [*at, *(place for place in range(len(self.devices)) if place not in at)]
 
 
-def seats(host: Host, count: int, records: Path) -> list[Seat]:
-    """One for each worker, in the order of the GPUs. Raises BadUsage for more workers than GPUs or cores."""
+def seats(host: Host, count: int, records: Path, widest: int = 1) -> list[Seat]:
+    """One for each worker, in the order of the GPUs. widest: GPUs of an engine, or processes on the CPU. Raises
+    BadUsage for more workers than GPUs or cores, and for an engine on more than they have."""
     if host.gpus and count > len(host.gpus):
         there = f"{len(host.gpus)} GPU{'s' if len(host.gpus) > 1 else ''}"
         raise BadUsage(f"-n {count}: each worker has a GPU of its own, and {there} visible", f"-n {len(host.gpus)}")
@@ -57,11 +67,21 @@ def seats(host: Host, count: int, records: Path) -> list[Seat]:
     near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
     if 0 < len(ours) < count:
         raise BadUsage(f"-n {count}: each worker needs a core, and there are {len(ours)}", f"-n {len(ours)} or fewer")
-    visible = visible_names()[: len(host.gpus[:count])]
-    return [
-        Seat(str(records.absolute()), (*devices[i:], *devices[:i]), (*visible[i:], *visible[:i]), cores)
-        for i, cores in enumerate(equal_parts(near, sorted(ours)))
-    ]
+    visible = visible_names()[:count] if host.environment.backend == "cuda" else []
+    cores = tuple(equal_parts(near, sorted(ours)))
+    found = [Seat(str(records.absolute()), own, tuple(devices), tuple(visible), cores) for own in range(count)]
+    _check_width(host, found, widest)
+    return found
+
+
+def _check_width(host: Host, found: Sequence[Seat], widest: int) -> None:
+    count, each = len(found), len(found[0].cores[0])
+    if host.gpus and count < widest:
+        there = f"the workers have {count} in all" if count > 1 else "the worker has one"
+        raise BadUsage(f"-n {count}: an engine on {widest} GPUs is asked for, and {there}", f"-n {widest}")
+    if not host.gpus and 0 < each < widest:
+        wanted = f"an engine of {widest} processes needs a core for each"
+        raise BadUsage(f"-n {count}: {wanted}, and a worker has {each}", f"-n {len(cores_here()) // widest}")
 
 
 def cores_here() -> frozenset[int]:
@@ -116,17 +136,38 @@ class Desk:
     def folder(self) -> Path:
         return self.part.parent
 
-    def take(self, devices: Sequence[str]) -> None:
-        """Wait until these devices are free, and hold them. Whoever waits holds none, and the others wait behind it:
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The devices that it has."""
+        return tuple(self._held)
+
+    def take(self, count: int) -> None:
+        """Wait until so many devices are free, and hold them. Whoever waits holds none, and the others wait behind it:
         so nobody waits for ever, and an engine on many GPUs gets them before those behind it take one."""
-        if set(devices) == self._held.keys():
+        if count == len(self._held):
             return
         self.leave()
         with _locked(self.folder / "turn.lock"):
-            for device in devices:
-                self._held[device] = _lock(self._path(device), fcntl.LOCK_EX)
+            while not (block := next(filter(self._all_of, self.seat.blocks(count)), None)):
+                time.sleep(LOOK_S)
+        self.seat.sit(block)
+
+    def _all_of(self, block: Sequence[int]) -> bool:
+        """Hold these, or none."""
+        try:
+            for device in (self.seat.devices[place] for place in block):
+                self._held[device] = _lock(self._path(device), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._let_go()
+            return False
+        return True
 
     def leave(self) -> None:
+        if self._held:
+            self._let_go()
+            self.seat.sit((self.seat.own,))
+
+    def _let_go(self) -> None:
         while self._held:
             os.close(self._held.popitem()[1])
 
@@ -157,10 +198,17 @@ def sweep_up(folder: Path) -> None:
             path.unlink()
 
 
-def imagined(host: Host, seat: Seat) -> tuple[Gpu, ...]:
-    """The GPUs of the simulated host, in the order of a seat."""
+def as_seen(host: Host, seat: Seat) -> Host:
+    """The host as it is for a worker: with the GPUs of all workers, its own first, and its part of the cores."""
     by_name = {gpu.uuid: gpu for gpu in host.gpus}
-    return tuple(by_name[device] for device in seat.devices)
+    devices = [seat.devices[place] for place in seat.order((seat.own,))]
+    cores = len(seat.cores[seat.own]) if any(seat.cores) else host.environment.cores
+    of_gpus = 1 if host.gpus else None
+    return replace(
+        host,
+        environment=replace(host.environment, cores=cores, of_gpus=of_gpus),
+        gpus=tuple(by_name[device] for device in devices if device in by_name),
+    )
 
 
 def _lock(path: Path, how: int) -> int:

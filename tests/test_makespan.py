@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.makespan import Group, groups_of, least_s, makespan_s, spread, spread_lines
+from pytest_slmserve.makespan import Group, groups_of, in_order, least_s, makespan_s, spread, spread_lines
 from pytest_slmserve.plan import Cell, start_price_s
 from pytest_slmserve.spec import EngineSpec, ReplicaSpec
 
@@ -56,6 +56,16 @@ def test_three_models_on_two_gpus():
     assert makespan_s(placed) == 190 and least_s([group(100), group(90), group(180)], 2) == 185
 
 
+def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest():
+    """Replicas on one GPU are compared too, and so is nothing that runs on one number of GPUs alone."""
+    two = Group(ReplicaSpec((ONE, ONE)), (), 1, 70)
+    each = Group(ReplicaSpec((ONE, replace(ONE, gpu=1)), "gpus"), (), 2, 15)
+    other, server = (Group(replace(ONE, **field), (), 1, 60) for field in ({"model": "opt-1.3b"}, {"door": "server"}))
+    expected = [group(30), group(20, 4), group(10, 2), two, other, server]
+    expected.insert(2, each)
+    assert in_order(sorted(expected, key=lambda group: group.seconds)) == expected
+
+
 def test_an_engine_starts_once_for_all_of_its_cells():
     both = ReplicaSpec((ONE, replace(ONE, gpu=1)), "gpus")
     wide = replace(ONE, tensor_parallel=2)
@@ -70,8 +80,8 @@ def test_an_engine_starts_once_for_all_of_its_cells():
 def test_as_text():
     cells = [Cell("a", ONE, 5.0), Cell("b", replace(ONE, tensor_parallel=2), 7.0)]
     assert spread_lines(cells, 2) == [
-        "GPU 0: 0:00 opt-125m on 2 GPUs (1 cell, 1:02), 1:02 opt-125m (1 cell, 1:00)",
-        "GPU 1: 0:00 opt-125m on 2 GPUs (1 cell, 1:02)",
+        "GPU 0: 0:00 opt-125m (1 cell, 1:00), 1:00 opt-125m on 2 GPUs (1 cell, 1:02)",
+        "GPU 1: 1:00 opt-125m on 2 GPUs (1 cell, 1:02)",
         "spread by engine: 2:02 on 2 GPUs, no order takes less than 1:32; one engine after the other: 2:02",
     ]
     assert spread_lines([], 1) == [

@@ -8,19 +8,23 @@ import random
 import time
 from dataclasses import replace
 from itertools import pairwise
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.environment import Gpu, Host
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.gathering import open_for
+from pytest_slmserve.kinds import Backend
 from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options import read_options
 from pytest_slmserve.records import Environment
 from pytest_slmserve.session import Session
-from pytest_slmserve.workers import Desk, Outcome, Seat, equal_parts, outcomes_of, seats, sweep_up
+from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.workers import Desk, Outcome, Seat, as_seen, equal_parts, outcomes_of, seats, sweep_up
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
 
@@ -43,21 +47,29 @@ def test_no_core_is_given_twice_whatever_the_host(nodes, workers):
     assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
 
 
-def host(gpus: int) -> Host:
+def host(gpus: int, backend: Backend = "fake") -> Host:
     found = tuple(Gpu(f"fake-{i}", "simulated", 0, "", "") for i in range(gpus))
-    return Host(Environment(backend="fake"), "fake", gpus=found)
+    return Host(Environment(backend=backend), "fake", gpus=found)
 
 
 def test_a_worker_sees_its_own_gpu_first(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     found = seats(host(4), 3, tmp_path / "records.jsonl")
-    assert [seat.devices for seat in found] == [
-        ("fake-0", "fake-1", "fake-2"),
-        ("fake-1", "fake-2", "fake-0"),
-        ("fake-2", "fake-0", "fake-1"),
+    assert [seat.devices for seat in found] == [("fake-0", "fake-1", "fake-2")] * 3
+    assert [[gpu.uuid for gpu in as_seen(host(4), seat).gpus] for seat in found] == [
+        ["fake-0", "fake-1", "fake-2"],
+        ["fake-1", "fake-0", "fake-2"],
+        ["fake-2", "fake-0", "fake-1"],
     ]
-    assert [len(seat.cores) for seat in found] == [5, 5, 5]
-    assert [Seat.of(seat.plain()) for seat in found] == found
+    assert {tuple(map(len, seat.cores)) for seat in found} == {(5, 5, 5)}
+    assert {as_seen(host(4), seat).environment.cores for seat in found} == {5}
+
+
+@pytest.mark.parametrize(
+    ("count", "blocks"), [(1, [(2,)]), (2, [(0, 1), (2, 3)]), (3, [(0, 1, 2)]), (4, [(0, 1, 2, 3)])]
+)
+def test_several_gpus_are_neighbours_in_one_order_for_all_workers(count, blocks):
+    assert Seat("r", 2, tuple("abcde")).blocks(count) == blocks
 
 
 def test_gpus_of_different_kinds_have_no_workers_side_by_side(tmp_path, monkeypatch):
@@ -72,14 +84,43 @@ def test_gpus_of_different_kinds_have_no_workers_side_by_side(tmp_path, monkeypa
     session.close()
 
 
-@pytest.mark.parametrize(("given", "seen"), [("2,5", "5,2"), ("GPU-a,GPU-b", "GPU-b,GPU-a"), (None, "1,0")])
-def test_the_gpus_are_called_as_they_were(given, seen, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "own", "both"),
+    [("2,5", "5,2", "2,5"), ("GPU-a,GPU-b", "GPU-b,GPU-a", "GPU-a,GPU-b"), (None, "1,0", "0,1")],
+)
+def test_the_gpus_are_called_as_they_were(given, own, both, tmp_path, monkeypatch):
+    """An engine on both has them in the same order whoever starts it, and then the worker's own is the first again."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": given} if given else {})
-    second = seats(host(2), 2, tmp_path / "r")[1]
-    second.take(on_gpus=True)
-    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == (seen, "PCI_BUS_ID")
+    desk = Desk(seats(host(2, "cuda"), 2, tmp_path / "r")[1], "gw1")
+    desk.folder.mkdir()
+    desk.take(1)
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == (own, "PCI_BUS_ID")
+    desk.take(2)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == both and desk.held == ("fake-0", "fake-1")
+    desk.leave()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+
+
+def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(tmp_path, monkeypatch):
+    """While it runs, and its record says so; one that shares a GPU has those of one."""
+    sat = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: sat.append(sorted(cores)))
+    places = seats(host(4), 4, tmp_path / "r")
+    folder_of_parts(tmp_path / "r").mkdir()
+    session = Session.of(read_options({"fake": True}, {}, {}), tmp_path, Desk(places[1], "gw1"))
+    one, two = (session.agenda.spec("opt-125m", gpus) for gpus in (1, 2))
+    each, both = (session.agenda.replicas(["opt-125m"] * 2, how) for how in ("gpus", "time-slicing"))
+    session.engine(two)
+    session.devices.stop()
+    assert sat == [[2, 3], [0, 1, 2, 3], [2, 3]]
+    found = [session.agenda.environment(spec) for spec in (one, two, each, both)]
+    assert [where.cores for where in found] == [2, 4, 4, 2]
+    assert len({where.per_gpu_key for where in found}) == 1, "they are compared"
+    assert len({where.key for where in found}) == 2, "but not mixed"
+    session.close()
 
 
 def test_more_workers_than_gpus_or_cores(tmp_path, monkeypatch):
@@ -90,40 +131,89 @@ def test_more_workers_than_gpus_or_cores(tmp_path, monkeypatch):
         seats(host(2), 2, tmp_path / "r")
 
 
-def seat(tmp_path, *devices: str) -> Seat:
+def test_an_engine_on_more_than_the_workers_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5})
+    assert len(seats(host(8), 4, tmp_path / "r", widest=4)) == 4
+    with pytest.raises(BadUsage, match="-n 2: an engine on 4 GPUs is asked for, and the workers have 2 in all") as many:
+        seats(host(8), 2, tmp_path / "r", widest=4)
+    assert many.value.hint == "-n 4"
+    cpu = Host(Environment(backend="cpu"), "cpu")
+    assert len(seats(cpu, 2, tmp_path / "r", widest=2)) == 2
+    with pytest.raises(BadUsage, match="-n 4: an engine of 2 processes needs a core for each, and a worker has 1"):
+        seats(cpu, 4, tmp_path / "r", widest=2)
+
+
+def seat(tmp_path, own: int, devices: str) -> Seat:
     folder_of_parts(tmp_path / "r").mkdir(exist_ok=True)
-    return Seat(str(tmp_path / "r"), devices)
+    return Seat(str(tmp_path / "r"), own, tuple(devices))
 
 
 def test_a_desk_has_its_devices_until_it_leaves_or_takes_others(tmp_path):
-    one, two = Desk(seat(tmp_path, "a", "b"), "gw0"), Desk(seat(tmp_path, "b", "a"), "gw1")
-    one.take(["a"])
+    one, two = Desk(seat(tmp_path, 0, "ab"), "gw0"), Desk(seat(tmp_path, 1, "ab"), "gw1")
+    one.take(1)
     assert (one.neighbours, two.neighbours) == (0, 1)
-    two.take(["b"])
+    two.take(1)
     assert (one.neighbours, two.neighbours) == (1, 1)
     one.leave()
-    two.take(["a", "b"])
-    assert (one.neighbours, two.neighbours) == (2, 0)
+    two.take(2)
+    assert (one.neighbours, two.neighbours) == (2, 0) and two.held == ("a", "b")
     two.leave()
+
+
+def test_who_wants_several_has_those_that_are_free(tmp_path):
+    """Neither the first nor its own."""
+    one, two = Desk(seat(tmp_path, 1, "abcd"), "gw1"), Desk(seat(tmp_path, 0, "abcd"), "gw0")
+    one.take(1)
+    two.take(2)
+    assert two.held == ("c", "d")
+
+
+def test_what_does_not_start_leaves_its_gpus_to_the_others(tmp_path):
+    """Who waits for them may be who this worker waits for. To be told why once more it does not wait again."""
+
+    def fails(spec: EngineSpec) -> NoReturn:
+        raise EngineFailed("no memory")
+
+    seat(tmp_path, 0, "")
+    both = Seat(str(tmp_path / "r"), 0, ("fake-0", "fake-1"))
+    session = Session.of(read_options({"fake": True}, {}, {}), tmp_path, Desk(both, "gw0"))
+    session.devices.pool, other = Pool(start_engine=fails), Desk(both, "gw1")
+    for problem in ("^no memory", "not tried again: no memory"):
+        with pytest.raises(EngineFailed, match=problem):
+            session.engine(session.agenda.spec("opt-125m", 2))
+        assert other.neighbours == 0
+        other.take(2)
+    session.close()
+
+
+def test_sensors_of_several_gpus_are_in_the_same_order_in_each_worker(tmp_path, monkeypatch):
+    """The first of a record is the same card whoever has made it."""
+    folder_of_parts(tmp_path / "r").mkdir()
+    desk, asked = Desk(Seat(str(tmp_path / "r"), 1, ("fake-0", "fake-1")), "gw1"), []
+    session = Session.of(read_options({"fake": True}, {}, {}), tmp_path, desk)
+    monkeypatch.setattr(session.devices, "_sampler_on", asked.append)
+    for gpus in (1, 2):
+        session.engine(spec := session.agenda.spec("opt-125m", gpus))
+        session.devices.sampler_of(spec)
+    assert asked == [("fake-1",), ("fake-0", "fake-1")]
+    session.close()
 
 
 def work(seat: Seat, name: str, seed: int) -> None:
     """Takes one or more devices many times, and notes when it had which."""
     desk, draws, held = Desk(seat, name), random.Random(seed), []
     for _ in range(30):
-        devices = seat.devices[: draws.choice([1, 1, 2, len(seat.devices)])]
-        desk.take(devices)
+        desk.take(draws.choice([1, 1, 2, len(seat.devices)]))
         began = time.monotonic()
         time.sleep(draws.random() * 0.004)
-        held.append((devices, began, time.monotonic()))
+        held.append((desk.held, began, time.monotonic()))
         desk.leave()
     desk.save(Outcome(judged=tuple(held)))
 
 
 def test_no_device_has_two_owners_and_nobody_waits_for_ever(tmp_path):
-    names = ["a", "b", "c", "d"]
     spawn = multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=work, args=(seat(tmp_path, *names[i:], *names[:i]), f"gw{i}", i)) for i in range(4)]
+    workers = [spawn.Process(target=work, args=(seat(tmp_path, i, "abcd"), f"gw{i}", i)) for i in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -133,18 +223,18 @@ def test_no_device_has_two_owners_and_nobody_waits_for_ever(tmp_path):
         assert not alive
     told = [turn for outcome in outcomes_of(folder_of_parts(tmp_path / "r")) for turn in outcome.judged]
     assert len(told) == 120
-    for name in names:
+    for name in "abcd":
         turns = sorted((began, ended) for devices, began, ended in told if name in devices)
         assert all(ended <= begins for (_, ended), (begins, _) in pairwise(turns))
 
 
 def test_what_a_worker_told_is_whole_and_goes_when_the_run_is_over(tmp_path):
-    desk = Desk(seat(tmp_path, "a"), "gw0")
+    desk = Desk(seat(tmp_path, 0, "a"), "gw0")
     desk.save(Outcome(notes=("one",)))
     desk.save(Outcome(notes=("two",)))
     assert [outcome.notes for outcome in outcomes_of(desk.folder)] == [("two",)]
     desk.part.write_text("records")
-    desk.take(["a"])
+    desk.take(1)
     desk.leave()
     sweep_up(desk.folder)
     assert [path.name for path in desk.folder.iterdir()] == ["gw0.jsonl"]

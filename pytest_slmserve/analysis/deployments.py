@@ -64,7 +64,7 @@ def _family(curve: Curve) -> str:
     spec, where, workload, load = curve.spec, curve.environment, curve.workload, curve.load
     assert spec and where and workload
     facts = {name: value for name, value in spec.facts.items() if name not in SIZED}
-    return short_hash([facts, where.key, workload.hash, load.starts if load else None])
+    return short_hash([facts, where.per_gpu_key, workload.hash, load.starts if load else None])
 
 
 def _ascending(curves: Sequence[Curve]) -> list[Curve]:

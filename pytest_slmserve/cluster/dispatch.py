@@ -18,7 +18,7 @@ from pytest_slmserve.cluster.messages import Arrived, Failed, Found, Message, Th
 from pytest_slmserve.cluster.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
 from pytest_slmserve.environment import Host, this_host
 from pytest_slmserve.errors import BadUsage, EngineFailed
-from pytest_slmserve.makespan import Group, groups_of, widest_first
+from pytest_slmserve.makespan import Group, groups_of, in_order
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import Cell, clock, engine_title, start_price_s
 from pytest_slmserve.report.rounding import counted
@@ -93,7 +93,7 @@ class Cluster:
         self._known = {question.key for question in questions}
         missing = [question for question in questions if self._is_open(question)]
         sent = []
-        for group in widest_first(groups_of(cells)):
+        for group in in_order(groups_of(cells)):
             its = {question.key: question for question in missing if question.engine == group.engine}
             if its:
                 sent.append(Sent(group, need_of(group.engine, self.nodes, self.options.ray_resource), its))

@@ -94,9 +94,11 @@ def advise(given: argparse.Namespace) -> int:
     found = plan(asked.subjects, replace(wish, gpu_bytes=wish.gpu_bytes or asked.source.gpu_bytes))
     if terms and found.possible:
         return verify(found, asked.source, curves, terms, given.json)
-    print((advice_json.as_json if given.json else advice.text)(found, asked.source))
-    for text in () if given.json else gpus_advice(of_model(curves, model)):
-        print(text)
+    mine = of_model(curves, model)
+    if given.json:
+        print(advice_json.as_json(found, asked.source, mine))
+    else:
+        print(advice.text(found, asked.source), *gpus_advice(mine), sep="\n")
     return HOLDS if found.possible else UNDECIDED
 
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.advisor import Advice, Needs, Offer, Plan, Replicas, Together
+from pytest_slmserve.analysis.curve import Curve
+from pytest_slmserve.analysis.deployments import deployments, on_several_gpus
 from pytest_slmserve.analysis.headroom import Ceiling, Gains
 from pytest_slmserve.analysis.stats import Interval
 from pytest_slmserve.report.advice import general, no_memory, objective, why
+from pytest_slmserve.report.gpu_tables import best_on_several, name_of
 from pytest_slmserve.report.serving import Start, line, starts
 from pytest_slmserve.report.subjects import Source
 
 
-def as_json(plan: Plan, source: Source) -> str:
-    return json.dumps(record(plan, source), indent=2, allow_nan=False)
+def as_json(plan: Plan, source: Source, curves: Sequence[Curve] | None = None) -> str:
+    return json.dumps(record(plan, source, curves), indent=2, allow_nan=False)
 
 
-def record(plan: Plan, source: Source) -> dict[str, Any]:
-    """Estimates are objects with "value", "low" and "high" (95 %); null is what is not known."""
+def record(plan: Plan, source: Source, curves: Sequence[Curve] | None = None) -> dict[str, Any]:
+    """Estimates are objects with "value", "low" and "high" (95 %); null is what is not known. curves: of the models
+    asked about, which may have been served on several GPUs; None: nobody looked."""
     wish = plan.wish
     return {
         "device": source.device,
@@ -31,6 +36,7 @@ def record(plan: Plan, source: Source) -> dict[str, Any]:
         "price_per_hour": wish.price_per_hour,
         "models": [_model(advice) for advice in plan.advices],
         "together": None if plan.together is None else _together(plan.together),
+        "several_gpus": None if curves is None else [one for curve in curves for one in _on_several(curve)],
         "starts": [_start(start) for start in starts(plan)],
         "notes": list(general(plan, source)),
     }
@@ -124,6 +130,21 @@ def _together(seen: Together) -> dict[str, Any]:
         "budget_bytes": seen.budget_bytes,
         "below_b_opt": list(seen.lowered),
     }
+
+
+def _on_several(curve: Curve) -> Iterator[dict[str, Any]]:
+    """What to deploy there, where there was a choice."""
+    for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
+        chosen = {
+            f"best_{wish}": {
+                "deployment": name_of(one),
+                "engines_count": one.engines,
+                "gpus_per_engine_count": one.tensor_parallel,
+                wish: _finite(value),
+            }
+            for wish, (one, value) in best.items()
+        }
+        yield {"model": curve.subject, "gpus_count": gpus, "in_flight_requests": load, **chosen}
 
 
 def _start(start: Start) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from pytest_slmserve.analysis.curve import Curve
@@ -32,6 +32,12 @@ COLUMNS = (
     "\nvalid",
 )
 WORDS = {"\ndeployment", "95 %\n", "\nvalid"}
+# What one may wish of a deployment, in words, and its unit.
+WISHES = {
+    "requests_per_s": ("most requests/s", ""),
+    "e2e_s": ("lowest E2E", " s"),
+    "joules_per_request": ("fewest joules", " J/request"),
+}
 LEGEND = (
     "in flight: in all engines. batch: sequences that a step really held, below the load where some had to wait for KV "
     "memory. gain: of tokens/s over one engine on the fewest GPUs under that load. power: of all GPUs together; "
@@ -151,22 +157,32 @@ def _each_gpu(curve: Curve) -> Iterator[str]:
 
 def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
     """What to deploy on so many GPUs, by each of three wishes, where there was a choice."""
+    for gpus, load, best in best_on_several(curve, found):
+        wishes = [
+            f"{WISHES[wish][0]}: {name_of(one)} ({figure(value)}{WISHES[wish][1]})"
+            for wish, (one, value) in best.items()
+        ]
+        yield f"{gpus} GPUs, {load} in flight: {'; '.join(wishes)}"
+
+
+def best_on_several(
+    curve: Curve, found: Sequence[Deployment]
+) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
+    """For each number of GPUs and load with a choice, what serves each wish best, and how well; a wish of which
+    something is not known of all is left out."""
     by_gpus = sorted((one for one in found if one.gpus > 1), key=lambda one: (one.gpus, one.concurrency))
     for (gpus, load), under in groupby(by_gpus, key=lambda one: (one.gpus, one.concurrency)):
         choices = list(under)
         if len(choices) < 2:
             continue
         most = max(choices, key=lambda one: one.tokens_per_s)
-        wishes = [f"most requests/s: {name_of(most)} ({figure(requests_per_s(curve, most))})"]
-        wishes += _least("lowest E2E", choices, lambda one: one.e2e_s, "s")
-        wishes += _least("fewest joules", choices, lambda one: joules_per_request(curve, one), "J/request")
-        yield f"{gpus} GPUs, {load} in flight: {'; '.join(wishes)}"
-
-
-def _least(
-    wish: str, choices: Sequence[Deployment], cost: Callable[[Deployment], float | None], unit: str
-) -> Iterator[str]:
-    known = [(value, i) for i, one in enumerate(choices) if (value := cost(one)) is not None]
-    if len(known) == len(choices):
-        value, best = min(known)
-        yield f"{wish}: {name_of(choices[best])} ({figure(value)} {unit})"
+        best: dict[str, tuple[Deployment, float | None]] = {"requests_per_s": (most, requests_per_s(curve, most))}
+        costs = {
+            "e2e_s": [one.e2e_s for one in choices],
+            "joules_per_request": [joules_per_request(curve, one) for one in choices],
+        }
+        for wish, values in costs.items():
+            known = [(value, i) for i, value in enumerate(values) if value is not None]
+            if len(known) == len(choices):
+                best[wish] = choices[min(known)[1]], min(known)[0]
+        yield gpus, load, best

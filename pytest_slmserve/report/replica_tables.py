@@ -44,7 +44,7 @@ Thing = TypeVar("Thing")
 def replica_report(curves: Sequence[Curve], shared: Sequence[SharedPoint]) -> Iterator[str]:
     """What was served and what the sensors saw, two tables for each kind of host, and how to read them; nothing where
     no replicas were measured. One model's rows are together; sets of different models come last."""
-    for points in _grouped(shared, lambda p: p.environment.key):
+    for points in _grouped(shared, lambda p: p.environment.per_gpu_key):
         entries = [
             entry
             for alike in sorted(_grouped(points, lambda p: p.model or p.models), key=lambda alike: not alike[0].model)
@@ -183,7 +183,9 @@ def _turns(point: SharedPoint, curves: Sequence[Curve]) -> str:
 
 def _rate_alone(model: str, load: int, beside: SharedPoint, curves: Sequence[Curve]) -> float | None:
     """Output tokens/s of one engine alone, on the same kind of host and with the same requests."""
-    here = (model, beside.environment.key, beside.starts)
-    alike = (c for c in curves if c.environment and c.load and (c.subject, c.environment.key, c.load.starts) == here)
+    here = (model, beside.environment.per_gpu_key, beside.starts)
+    alike = (
+        c for c in curves if c.environment and c.load and (c.subject, c.environment.per_gpu_key, c.load.starts) == here
+    )
     mine = (c for c in alike if beside.workload is None or (c.workload and c.workload.hash == beside.workload))
     return next((point.output_tokens_per_s for c in mine if (point := c.one_engine(load))), None)

@@ -1,5 +1,6 @@
 """--slm-engine-arg hands a further argument to vLLM's engine (or plants behaviour in the simulated one)."""
 
+import pytest
 from inside import usage_error
 
 from pytest_slmserve.engines.offline import engine_arguments
@@ -48,6 +49,13 @@ def test_a_planted_death_fails_its_points_only_and_leaves_the_rest(sweep, archiv
     result = sweep("--slm-engine-arg=die_at=128")
     result.stdout.fnmatch_lines(["*the simulated engine died at 128 in flight*"])
     assert [m.load.concurrency for m in archive().measurements] == [1, 1, 16, 16, 64, 64]
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline-parallel-size", "data_parallel_size"])
+def test_gpus_are_not_asked_for_past_locks_and_sensors(sweep, name):
+    text = usage_error(sweep(f"--slm-engine-arg={name}=2"))
+    assert f"--slm-engine-arg: ['{name}=2'] is not for the engine alone: --slm-tensor-parallel 2 gives it more" in text
+    assert "--slm-candidate-engine-arg: " in usage_error(sweep("--slm-gate", f"--slm-candidate-engine-arg={name}=2"))
 
 
 def test_what_is_no_assignment_is_refused(sweep):

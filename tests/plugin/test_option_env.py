@@ -27,3 +27,8 @@ def test_a_variable_changes_the_key_but_a_path_to_packages_does_not():
 
 def test_what_is_no_assignment_is_refused(sweep):
     assert "is not NAME=VALUE" in usage_error(sweep("--slm-env=NAME"))
+
+
+def test_gpus_are_chosen_before_pytest(sweep):
+    text = usage_error(sweep("--slm-env=CUDA_VISIBLE_DEVICES=1"))
+    assert "['CUDA_VISIBLE_DEVICES=1'] is not for one engine: export CUDA_VISIBLE_DEVICES before pytest" in text

@@ -7,7 +7,9 @@ from inside import usage_error
 
 from conftest import BENCHMARKS
 from pytest_slmserve import session
+from pytest_slmserve.agenda import replica_load
 from pytest_slmserve.environment import IMAGINED_GPUS, Host
+from pytest_slmserve.parameters import USUAL_LOADS, usual_loads
 from pytest_slmserve.records import Environment
 
 SMALL = (
@@ -41,7 +43,7 @@ def parallel(pytester):
 def test_slow_all_reduces_are_found_and_replicas_recommended(parallel, archive, pytester):
     """24 all-reduces of 5 ms in a step of OPT-125M, which takes 80 ms on one GPU: 20 + 120 ms on four."""
     slow = ("--slm-engine-arg=all_reduce_s=0.005", "--slm-engine-arg=imbalance=0.2", "--slm-window=12")
-    result = parallel(*slow)
+    result = parallel(*slow, "--slm-batches=1,16,64,256")
     result.assert_outcomes(passed=2 * (12 + 3) + 2 + 1 + 1 + 2)
     result.stdout.fnmatch_lines(
         [
@@ -79,6 +81,26 @@ def test_numbers_of_gpus_and_loads_are_those_asked_for(parallel):
     names = [line.split()[1] for line in result.stdout.lines if "test_point" in line]
     assert names == [f"test_point_on_gpus[opt-125m-64-{how}]" for how in ("tp1", "tp2", "replicas2")]
     result.stdout.fnmatch_lines(["*start opt-125m on 2 GPUs (fake*", "*start 2 x opt-125m, a GPU each (fake*"])
+
+
+@pytest.mark.parametrize("model", ["opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b", "qwen2.5-3b"])
+def test_one_of_the_usual_loads_is_that_of_replicas_on_one_gpu(model):
+    loads = usual_loads(model)
+    assert replica_load(model) in loads and len(loads) == len(USUAL_LOADS) and list(loads) == sorted(loads)
+
+
+def test_all_ways_to_deploy_a_model_stand_side_by_side(parallel, pytester):
+    pytester.makepyfile(test_gain=(BENCHMARKS / "test_replication_gain.py").read_text("utf-8"))
+    result = parallel("--slm-models=opt-1.3b", "--slm-replicas=2", "--slm-tensor-parallel=1,2", "-k", "point")
+    result.stdout.fnmatch_lines(
+        [
+            "*opt-1.3b on several GPUs: simulated*",
+            "*192 * 1  one engine * yes",
+            "*192 * 1  2 replicas, time-slicing * yes",
+            "*192 * 2  one engine, TP 2 * yes",
+            "*192 * 2  2 replicas, a GPU each * yes",
+        ]
+    )
 
 
 def test_what_the_host_has_not_is_skipped_with_the_reason(parallel, monkeypatch):

@@ -119,17 +119,39 @@ JUDGED = """
 """
 
 
+TOGETHER = """
+    import time
+    import pytest
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(item):
+        def meet(where):
+            (item.config.rootpath / f"{where} {point.model}").touch()
+            while len([*item.config.rootpath.glob(f"{where} *")]) < 2:
+                time.sleep(0.01)
+
+        point = item.funcargs.get("slm_point")
+        if point and point.load.concurrency == 1:
+            point.session.engine(point.session.agenda.spec(point.model))
+            meet("begins")
+        yield
+        if point and point.load.concurrency == 256:
+            meet("ends")
+"""
+
+
 def test_cells_alone_and_beside_others(spread, pytester):
     """What is measured alone joins the curves, so whatever judges these waits for it."""
     pytester.makepyfile(JUDGED)
+    pytester.makeconftest(TOGETHER)
     shutil.copy(BENCHMARKS / "test_neighbours.py", pytester.path)
-    result = spread("--slm-engine-arg=lasts_s=0.3")  # on a busy machine too both work at the same time
+    result = spread()
     result.assert_outcomes(passed=14)
     assert "was not looked at" not in result.stdout.str()
     assert result.stdout.str().count("output tokens/s alone against beside others") == 2
     found = records(pytester)
     alone = [m for m in found if not m.neighbours]
-    assert {m.load.concurrency for m in alone} >= {1, 256} and len(found) == 24
+    assert sorted(m.load.concurrency for m in alone) == [1, 1, 256, 256] and len(found) == 24
     assert {m.id for m in found} == {*(pytester.path / "judged").read_text("utf-8").split()}, "all that report judges"
 
 
@@ -155,6 +177,34 @@ def test_an_engine_on_two_gpus_waits_for_both(spread, pytester):
     assert wide and {m.neighbours for m in wide} == {0}
 
 
+def test_nobody_waits_for_a_gpu_of_a_worker_that_waits_for_its_last_item(pytester):
+    """Engines on one GPU of which a worker has the last cells, and knows not yet whether it reads in the end."""
+    wide = ("--slm-models=opt-1.3b", "--slm-tensor-parallel=1,2", "--slm-batches=64,128,256", "--slm-repeats=1")
+    shutil.copy(BENCHMARKS / "test_tensor_parallel.py", pytester.path)
+    chosen = "point or less_per or on_each"
+    slow = "--slm-engine-arg=lasts_s=0.2"  # a worker has its cells for a while
+    result = pytester.runpytest_subprocess(*MODELS, "-n2", *wide, slow, "-k", chosen, timeout=60)
+    assert result.parseoutcomes() == {"passed": 9, "undecided": 2}
+    found = {m.spec.tensor_parallel: m for m in records(pytester) if not m.replica}
+    assert found[2].environment.cores == 2 * found[1].environment.cores
+    result.stdout.fnmatch_lines(
+        ["*64*2 replicas, a GPU each*", "*on 2 GPUs it serves 0.97* times as much per GPU as on 1 GPU*"]
+    )
+
+
+def test_only_sweeps_that_items_ask_for_are_planned(pytester):
+    """No sweep could have a load that does not fit. In the comparison some of its requests wait."""
+    wide = ("--slm-models=opt-13b", "--slm-tensor-parallel=1,2", "--slm-batches=16,256", "--slm-repeats=1")
+    shutil.copy(BENCHMARKS / "test_tensor_parallel.py", pytester.path)
+    result = pytester.runpytest_subprocess(*MODELS, "-n2", *wide, "-k", "point")
+    result.assert_outcomes(passed=5)
+    assert "throughput-plateau" not in result.stdout.str()
+    pytester.makepyfile(test_parallel=SWEEPS)
+    result = pytester.runpytest_subprocess(*MODELS, "-n2", *wide)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert result.stdout.str().count("256 requests in flight do not fit opt-13b: the KV cache holds 167") == 1
+
+
 def test_a_plan_is_made_by_one_process_for_as_many_gpus(spread):
     result = spread("--slm-plan")
     assert result.ret == 0
@@ -163,7 +213,9 @@ def test_a_plan_is_made_by_one_process_for_as_many_gpus(spread):
 
 REFUSED = {
     (*MODELS, "-n2", "--slm-gate"): "a gate compares two sides",
+    (*MODELS, "-n2", "--slm-models=opt-2b"): "unknown model 'opt-2b'",
     (*MODELS, "-n99"): "each worker has a GPU of its own, and 8 GPUs visible",
+    (*MODELS, "-n2", "--slm-tensor-parallel=1,2,4"): "an engine on 4 GPUs is asked for, and the workers have 2 in all",
     (*MODELS, "--dist=load", "--tx=ssh=elsewhere"): "workers on other hosts see other GPUs",
     ("--slm-endpoint=http://h/v1/completions", "--slm-models=m", "-n2"): "load for each other at one server",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from processes import gone, group
@@ -13,6 +14,7 @@ from pytest_slmserve.analysis.kv_cache import kv_blocks_as_predicted
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.environment import probe
+from pytest_slmserve.kinds import OwnDoor
 from pytest_slmserve.measure import measure
 from pytest_slmserve.models import shape_of
 from pytest_slmserve.spec import ClosedLoop, WorkloadSpec
@@ -21,10 +23,11 @@ from pytest_slmserve.workload.build import build_workload
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 
 
-def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing_behind():
+@pytest.mark.parametrize("door", get_args(OwnDoor))
+def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing_behind(door):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("vLLM's CPU engines need a core for each process")
-    spec = replace(SPEC, tensor_parallel=2)
+    spec = replace(SPEC, tensor_parallel=2, door=door)
     workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), shape_of(spec.model))
     engine = start(spec)
     try:
