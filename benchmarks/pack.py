@@ -31,9 +31,9 @@ from pytest_slmserve.records import Measurement, Samples, Steps, Telemetry
 from pytest_slmserve.spec import ClosedLoop
 from pytest_slmserve.store import FORMAT, Contents, Found, decode, facts_of, read, stored_in
 
-# pb=0: what stands in a text does not depend on whether its place is even.
 Table = TypeVar("Table", Samples, Steps)
 BESIDE = 2  # rows before and after a window that stay
+# pb=0: what stands in a text does not depend on whether its place is even.
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]
 
 
@@ -67,16 +67,19 @@ def in_window(measurement: Measurement) -> Measurement:
         return measurement
     opens, closes = run.window_s
     steps, samples, seen = run.steps, run.samples, run.telemetry
-    first, last = bisect_left(steps.time_s, opens) - BESIDE, bisect_right(steps.time_s, closes) + BESIDE
     ended = [inf if at is None else at for at in samples.last_token_s]
     rows = [i for i, sent in enumerate(samples.sent_s) if sent <= closes and ended[i] >= opens]
-    kept = replace(
-        run, steps=rows_of(steps, range(max(0, first), min(last, len(steps)))), samples=rows_of(samples, rows)
-    )
+    kept = replace(run, steps=rows_of(steps, around(run.window_s, steps.time_s)), samples=rows_of(samples, rows))
     if seen is not None:
-        begin, end = bisect_left(seen.time_s, opens) - BESIDE, bisect_right(seen.time_s, closes) + BESIDE
-        kept = replace(kept, telemetry=readings_of(seen, range(max(0, begin), min(end, len(seen.time_s)))))
+        kept = replace(kept, telemetry=readings_of(seen, around(run.window_s, seen.time_s)))
     return replace(measurement, run=kept)
+
+
+def around(window_s: tuple[float, float], times: Sequence[float]) -> range:
+    """Rows of these times, ascending, that lie in the window, and those beside it."""
+    opens, closes = window_s
+    first, last = bisect_left(times, opens) - BESIDE, bisect_right(times, closes) + BESIDE
+    return range(max(0, first), min(last, len(times)))
 
 
 def rows_of(table: Table, rows: Sequence[int]) -> Table:
@@ -125,10 +128,10 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=given.out.parent) as folder:
         made = Path(folder, "packed.jsonl.xz")
         made.write_bytes(packed(given.records, in_window if given.window else as_it_is))
-        same = (
-            told(made) == told(given.records) if given.window else but_for_format(read(made)) == but_for_format(before)
+        alike = (
+            says_the_same(made, given.records) if given.window else but_for_format(read(made)) == but_for_format(before)
         )
-        if not same:
+        if not alike:
             print(f"{given.records} would be read as something else: nothing was written", file=sys.stderr)
             return 1
         made.replace(given.out)

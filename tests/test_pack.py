@@ -86,6 +86,13 @@ def test_a_window_without_which_the_report_would_differ_is_not_cut(script, long,
     assert "would be read as something else" in capsys.readouterr().err and [*tmp_path.iterdir()] == [long]
 
 
+def test_nor_one_without_which_a_summary_would_though_the_report_rounds_it_away(script, long, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "told", lambda path: "the same")
+    assert script.main([str(long), str(tmp_path / "a.jsonl.xz"), "--window"]) == 0
+    monkeypatch.setattr(script, "BESIDE", -170)
+    assert script.main([str(long), str(tmp_path / "b.jsonl.xz"), "--window"]) == 1
+
+
 def test_a_damaged_archive_is_not_packed(script, tmp_path):
     (path := tmp_path / "a.jsonl").write_bytes(OLD.read_bytes() + b"{\n")
     with pytest.raises(BadArchive, match="line 5 is not JSON"):
