@@ -168,7 +168,7 @@ OWN = """
 """
 
 
-def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(pytester, at, there):
+def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(pytester, at, there, archive):
     pytester.makepyfile(OWN)
     result = at("-rsf", url=f"{url_of(there)},http://localhost:{there.port}/v1/completions")
     result.assert_outcomes(passed=1, skipped=2, failed=1)
@@ -179,6 +179,8 @@ def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(pytester, a
             "*mps is no way in which these engines can share*",
         ]
     )
+    kept = archive().measurements
+    assert {m.spec.model for m in kept} == {"slm"} and wrong_but_for_noise(kept) == []
 
 
 def test_a_lock_is_held_on_each_url(pytester, at, there):
