@@ -16,7 +16,17 @@ from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.kinds import Backend, Sharing, Starts, Weights
 from pytest_slmserve.models import OPT_POSITIONS, hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import DEFAULTS, Sweep, endpoint_spec, engine_spec, load_of, plan_sweep, workload_spec
+from pytest_slmserve.plan import (
+    DEFAULTS,
+    Sweep,
+    endpoint_spec,
+    engine_alone,
+    engine_spec,
+    gpus_of,
+    load_of,
+    plan_sweep,
+    workload_spec,
+)
 from pytest_slmserve.records import Environment, Workload, measurement_key
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.workload.build import build_workload, named_tokenizer, requests_of
@@ -205,9 +215,7 @@ class Agenda:
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
         """Where `spec` is measured: this host, with what the specification's own interpreter holds, and the cores of
         all of its GPUs where each has a part of them."""
-        if isinstance(spec, ReplicaSpec):
-            return self._environment(spec.engines[0]).on(len(spec.gpus))
-        return self._environment(spec).on(len(spec.gpus))
+        return self._environment(engine_alone(spec)).on(gpus_of(spec))
 
     def _environment(self, spec: EngineSpec) -> Environment:
         own = spec.python, spec.env

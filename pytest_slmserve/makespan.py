@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.plan import Cell, Engines, clock, engine_title, gpus_of, start_price_s
+from pytest_slmserve.plan import Cell, Engines, clock, engine_alone, engine_title, gpus_of, start_price_s
 from pytest_slmserve.spec import EngineSpec
 
 
@@ -65,7 +65,7 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
 
 def _subject(group: Group) -> tuple[str, str]:
     """Model and door: what on fewer GPUs is compared with the same on more."""
-    engine = group.engine if isinstance(group.engine, EngineSpec) else group.engine.engines[0]
+    engine = engine_alone(group.engine)
     return engine.model, engine.door
 
 

@@ -17,6 +17,7 @@ from pytest_slmserve.jobs import JobPlan, plans_of, spec_of, why_not
 from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.models import short_name
 from pytest_slmserve.options import Options
+from pytest_slmserve.plan import engine_alone
 from pytest_slmserve.session import Session
 from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 
@@ -214,11 +215,6 @@ def gpus_engine(session: Session, plan: GpusPlan) -> tuple[EngineSpec | ReplicaS
         return agenda.replicas([plan.model] * replicas, "gpus"), agenda.load(plan.concurrency // replicas)
     spec = agenda.spec_on(plan.model, plan.gpus, plan.largest)
     return spec, agenda.load_on(spec, plan.concurrency, plan.largest)
-
-
-def engine_alone(engine: EngineSpec | ReplicaSpec) -> EngineSpec:
-    """One of several that are alike, which stands for each of them."""
-    return engine.engines[0] if isinstance(engine, ReplicaSpec) else engine
 
 
 def job_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:

@@ -293,6 +293,11 @@ def clock(seconds: float) -> str:
     return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
 
 
+def engine_alone(engine: Engines) -> EngineSpec:
+    """One of several that are alike, which stands for each of them."""
+    return engine.engines[0] if isinstance(engine, ReplicaSpec) else engine
+
+
 def gpus_of(engine: Engines) -> int:
     """GPUs that are taken while it runs."""
     return len(engine.gpus)

@@ -17,8 +17,17 @@ from pytest_slmserve.items import (
     variant_asked_for,
 )
 from pytest_slmserve.options import Options
-from pytest_slmserve.parameters import engine_alone, gpus_engine
-from pytest_slmserve.plan import ADAPTIVE_PRICE, ENDPOINT_PRICE, Cell, Engines, job_price_s, price_s, start_price_s
+from pytest_slmserve.parameters import gpus_engine
+from pytest_slmserve.plan import (
+    ADAPTIVE_PRICE,
+    ENDPOINT_PRICE,
+    Cell,
+    Engines,
+    engine_alone,
+    job_price_s,
+    price_s,
+    start_price_s,
+)
 from pytest_slmserve.records import Progress
 from pytest_slmserve.session import Session
 from pytest_slmserve.spec import ClosedLoop, EngineSpec

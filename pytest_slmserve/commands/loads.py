@@ -204,7 +204,7 @@ def traced(given: argparse.Namespace) -> tuple[Load, Workload]:
     if not 0 < given.speed < math.inf:
         raise BadUsage(f"--speed {given.speed:g} is no speed", "--speed 2, which is twice as fast")
     length, window = length_s(given), given.window or WINDOW_S
-    trace = trace_of(given, given.trace, length * given.speed)
+    trace = trace_of(given, length * given.speed)
     arrivals = trace.arrivals(given.speed)
     words = f"trace {trace.source} {short_hash(arrivals.offsets_s)}, speed {given.speed:g}"
     times = times_of(arrivals, length)

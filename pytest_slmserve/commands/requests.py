@@ -35,8 +35,8 @@ def add_arguments(command: Parser) -> None:
     command.add_argument("--tokenizer", metavar="PATH", help=counts)
     drawn = "an Azure or Mooncake trace, from whose requests lengths are drawn; synthetic ids"
     command.add_argument("--lengths-from", metavar="PATH", type=Path, help=drawn)
-    longest = f"of a trace: longer requests are left out (default: {LONGEST})"
-    command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=longest)
+    most = f"of a trace: longer requests are left out (default: {LONGEST})"
+    command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=most)
     seed = "of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
     command.add_argument("--seed", metavar="N", type=int, help=seed)
 
@@ -73,12 +73,17 @@ def check_conversations(given: argparse.Namespace) -> None:
         raise BadUsage("the replies of ShareGPT have lengths of their own", "no --output-len, or --sharegpt-rule vllm")
 
 
-def trace_of(given: argparse.Namespace, path: Path, until_s: float) -> Trace:
-    """The requests of a trace that are not too long. Raises BadDataset where there is none."""
+def trace_of(given: argparse.Namespace, until_s: float) -> Trace:
+    """The requests of --trace that are not too long. Raises BadDataset where there is none."""
     from pytest_slmserve.workload.traces import load_trace
 
-    longest = given.max_model_len or LONGEST
-    return load_trace(path, max_model_len=longest, hint="more --max-model-len, or --window", until_s=until_s)
+    hint = "more --max-model-len, or --window"
+    return load_trace(given.trace, max_model_len=longest(given), hint=hint, until_s=until_s)
+
+
+def longest(given: argparse.Namespace) -> int:
+    """Tokens of the longest request of a trace that counts."""
+    return given.max_model_len or LONGEST
 
 
 def requests_in_order(given: argparse.Namespace, trace: Trace) -> Workload:
@@ -107,8 +112,7 @@ def workload_of(given: argparse.Namespace, number: int) -> Workload:
     from pytest_slmserve.workload.build import named_tokenizer, requests_of
 
     spec = workload_spec(given, number)
-    longest = given.max_model_len or LONGEST
-    requests, source = requests_of(spec, vocabulary_of(given.model), longest, lambda: named_tokenizer(spec))
+    requests, source = requests_of(spec, vocabulary_of(given.model), longest(given), lambda: named_tokenizer(spec))
     if not requests:
         raise BadDataset(f"{given.sharegpt} has no conversation under the rule {spec.rule}", "--sharegpt-rule vllm")
     return Workload(replace(spec, requests=len(requests)), tuple(requests), source)

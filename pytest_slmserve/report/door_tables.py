@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.doors import AtBothDoors, Doors, at_both_doors
-from pytest_slmserve.report.gpu_tables import served_on
+from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, changes, counted, figure, hundredths, milliseconds
 
@@ -48,5 +48,7 @@ def _of_model(doors: Doors) -> str:
     kept = [i for i in range(len(COLUMNS)) if any(row[i] != ABSENT for row in rows)]
     table = grid([[row[i] for i in kept] for row in rows], [COLUMNS[i][0] for i in kept], ["right" for _ in kept])
     launches = " and ".join(counted(len(each.resolved), "launch") for each in (doors.offline, doors.server))
-    title = f"{doors.server.subject} through the server beside offline: {served_on(doors.server)}, {launches}"
+    title = (
+        f"{doors.server.subject} through the server beside offline: {served_on(doors.server.environment)}, {launches}"
+    )
     return "\n".join([title, "", table])

@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.roofline import Peaks, Work, peaks_of_engine, regi
 from pytest_slmserve.analysis.saturation import Fit, fit, fixed_s_from_shapes
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.errors import TooFewPoints
+from pytest_slmserve.records import Environment
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.spec import EngineSpec
 
@@ -53,6 +54,13 @@ def _facts(curve: Curve) -> list[str]:
 def _limits(spec: EngineSpec) -> str:
     """Of an engine, but for what is named by itself."""
     return replace(spec, door="offline" if spec.door == "server" else spec.door, tensor_parallel=1).key
+
+
+def served_on(where: Environment | None) -> str:
+    """The device, and the release of vLLM."""
+    device = where and (where.url or where.gpu_name or where.cpu or where.backend)
+    vllm = f", vLLM {where.vllm}" if where and where.vllm else ""
+    return f"{device or 'unknown device'}{vllm}"
 
 
 def hosts(curve: Curve) -> int:

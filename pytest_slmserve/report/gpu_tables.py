@@ -9,6 +9,7 @@ from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.deployments import Deployment, deployments, on_several_gpus, speedup
 from pytest_slmserve.analysis.device import figures_of_each_gpu
 from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, changes, counted, figure, hundredths
 from pytest_slmserve.report.standing import standing
@@ -71,15 +72,7 @@ def _of_model(curve: Curve) -> str:
     kept = [i for i, _ in enumerate(COLUMNS) if any(row[i] != ABSENT for row in rows)]
     table = grid([[row[i] for i in kept] for row in rows], [COLUMNS[i] for i in kept], [sides[i] for i in kept])
     said = [hanging(text, 2) for text in (*_waiting(found), *_each_gpu(curve), *_answers(curve, found))]
-    return "\n".join([f"{curve.subject} on several GPUs: {served_on(curve)}", "", table, *said])
-
-
-def served_on(curve: Curve) -> str:
-    """The device, and the release of vLLM."""
-    where = curve.environment
-    device = (where.gpu_name or where.cpu or where.backend) if where else None
-    vllm = f", vLLM {where.vllm}" if where and where.vllm else ""
-    return f"{device or 'unknown device'}{vllm}"
+    return "\n".join([f"{curve.subject} on several GPUs: {served_on(curve.environment)}", "", table, *said])
 
 
 def _load(one: Deployment) -> int:

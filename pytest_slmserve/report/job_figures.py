@@ -121,6 +121,7 @@ def _logarithmic(axes: Any, ticks: Sequence[float]) -> None:
     axes.set_xticks(ticks, [plain(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(plain)
     low, high = axes.get_ylim()
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter)[: 1 + (high < 10 * low)]:
-        set_formatter(plain)  # within a decade there may be no major tick
+    if high < 10 * low:  # within a decade there may be no major tick
+        axes.yaxis.set_minor_formatter(plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pytest_slmserve.analysis.jobs import CONTINUOUS, JobPoint, grouped
+from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds
 from pytest_slmserve.report.standing import standing
@@ -49,10 +50,8 @@ def job_report(jobs: Sequence[JobPoint]) -> Iterator[str]:
     """A table for each kind of host, and how to read it; nothing where there was no job."""
     for points in grouped(jobs, lambda p: p.environment.key):
         where = points[0].environment
-        device = where.url or where.gpu_name or where.cpu or where.backend or "unknown device"
         simulated = ": SIMULATED, NOT MEASURED" if where.backend == "fake" else ""
-        vllm = f", vLLM {where.vllm}" if where.vllm else ""
-        yield "\n".join([f"Jobs on {device}{vllm}{simulated}", "", _table(points), *_remarks(points)])
+        yield "\n".join([f"Jobs on {served_on(where)}{simulated}", "", _table(points), *_remarks(points)])
     if jobs:
         yield hanging(LEGEND, 0)
 
