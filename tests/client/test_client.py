@@ -143,10 +143,11 @@ def loop(concurrency, window_s=0.3, requests=None, starts="spread"):
 def test_a_burst_is_what_the_server_says_it_was(one, truth):
     done, told = one.burst(count=40), truth()
     assert (done["failures"], len(rows(done)), done["tokens_per_chunk"], done["scheduled"]) == (0, 40, 1.0, None)
+    _, most_doubt_s = done["doubt_s"]  # where it was held up, it says how much later than a token its stamp may be
     for row in rows(done):
         server = told[f"p{row[REQUEST]}"]
         assert row[SENT] <= server["arrived"] <= server["read"]
-        assert row[FIRST] == pytest.approx(server["writes"][0], abs=0.003)
+        assert -0.003 <= row[FIRST] - server["writes"][0] <= 0.003 + most_doubt_s
         assert row[LAST] == pytest.approx(server["writes"][-1], abs=0.003)
         assert (row[PROMPT], row[OUTPUT], row[FINISHED]) == (1, TOKENS, True)
     assert sum(done["received"][2]) == 40 * TOKENS
@@ -208,6 +209,7 @@ def test_connections_are_kept_from_request_to_request(client, port):
     assert done["window"][1] - done["began"] < 60 * 0.05
 
 
+@pytest.mark.alone
 def test_an_open_loop_keeps_its_schedule_whatever_the_server_does(one):
     schedule = [0.002 * i for i in range(100)]
     one.load(count=8)
