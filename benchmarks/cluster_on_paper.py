@@ -18,8 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
+from pytest_slmserve.groups import Group, groups_of
 from pytest_slmserve.kinds import OwnDoor
-from pytest_slmserve.makespan import Group, groups_of, least_s, makespan_s, spread
+from pytest_slmserve.makespan import divided, least_s, makespan_s, spread
 from pytest_slmserve.models import CATALOGUE
 from pytest_slmserve.options import read_options
 from pytest_slmserve.parameters import gpus_parameters, planned_points, replica_parameters
@@ -77,10 +78,11 @@ def apart(planned: Sequence[Cell]) -> list[Group]:
 
 
 def rows(planned: Sequence[Cell], gpus: Sequence[int]) -> Iterator[tuple[str, ...]]:
-    grouped, single = groups_of(planned), apart(planned)
+    whole, single = groups_of(planned), apart(planned)
     yield "GPUs", "engine starts", "makespan", "least possible", "over it", "a start per cell", "makespan"
     for count in gpus:
-        reached, least = makespan_s(spread(grouped, count)), least_s(grouped, count)
+        grouped = divided(whole, count)
+        reached, least = makespan_s(spread(grouped, count)), least_s(whole, count)
         over, alone = f"{reached / least - 1:.1%}", clock(makespan_s(spread(single, count)))
         yield str(count), str(len(grouped)), clock(reached), clock(least), over, str(len(single)), alone
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_slmserve.makespan import groups_of, least_s, makespan_s, spread
+from pytest_slmserve.groups import groups_of
+from pytest_slmserve.makespan import divided, least_s, makespan_s, spread
 from pytest_slmserve.options import read_options
 from pytest_slmserve.parameters import GpusPlan
 from pytest_slmserve.plan import Cell, clock, plan_lines
@@ -67,7 +68,7 @@ def planned(count: int) -> tuple[list[Cell], float]:
         began = time.perf_counter()
         cells = plan_rows(session, found)
         lines = plan_lines(cells)
-        spread(groups_of(cells), GPUS)
+        spread(divided(groups_of(cells), GPUS), GPUS)
         seconds = time.perf_counter() - began
     assert len(lines) > count
     return cells, seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
 LATE = pytest.StashKey[bool]()  # of an item: it comes when all others are through
+PART = pytest.StashKey[int]()  # of an item: the part of its engine's cells that it belongs to, where they are divided
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs", "gpus", "jobs")
@@ -107,19 +108,24 @@ def is_reader(item: Any) -> bool:
     return not READERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-def call_late(items: Sequence[Any]) -> None:
-    """Those that read what more than one engine measured come when all have. Where cells are measured once more, alone,
-    in the end, every reader waits for that: what it judges would change behind it. Raises BadUsage for an unknown
-    claim."""
+def call_late(session: Session, items: Sequence[Any], divided: Container[Any] = ()) -> None:
+    """Those that read what more than one engine measured come when all have, or one that is `divided`. Where cells are
+    measured once more, alone, in the end, every reader waits for that: what it judges would change behind it. Raises
+    BadUsage for an unknown claim."""
     there = [item for item in items if is_reader(item) and not is_skipped(item)]
     alone = any(map(measures_alone, there))
     for item in there:
-        item.stash[LATE] = alone or reads_several(item)
+        item.stash[LATE] = alone or reads_several(item) or engine_of(session, item) in divided
 
 
 def is_late(item: Any) -> bool:
     """Was it called late?"""
     return bool(item.stash.get(LATE, False))
+
+
+def part_of(item: Any) -> int:
+    """Of its engine's cells; 0 where they are not divided."""
+    return int(item.stash.get(PART, 0))
 
 
 def measures_alone(item: Any) -> bool:

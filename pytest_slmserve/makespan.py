@@ -1,28 +1,22 @@
 """A plan spread over many GPUs, on paper: when is the last engine through, and when could it be at the earliest?
 
 An engine starts once and serves all of its cells where it started, so what is placed are engines with their cells. One
-over several GPUs waits until as many are free.
+over several GPUs waits until as many are free. Where whole engines fit badly, the one that all would wait for is
+divided: it starts on several GPUs, and each serves a part of its cells. That is for the GPUs of one host: two hosts of
+one kind were seen to be 4 % apart, which no curve should have between its points.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.plan import Cell, Engines, clock, engine_alone, engine_title, gpus_of, start_price_s
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.groups import Group, groups_of, in_order, seconds_of
+from pytest_slmserve.plan import Cell, Engines, clock, engine_title
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """An engine, or a set of replicas, with all of its cells. seconds: its start and all cells."""
-
-    engine: Engines
-    cells: tuple[Cell, ...]
-    gpus: int
-    seconds: float
+WORTH = 0.05  # of the makespan: divisions have to save as much, for each costs a start, and prices are rough
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,40 +27,6 @@ class Placement:
     gpus: tuple[int, ...]
     begins_s: float
     ends_s: float
-
-
-def groups_of(cells: Sequence[Cell]) -> list[Group]:
-    """By engine, in the order first met. Cells without one take no GPU: they read, or hold launches of their own."""
-    found: dict[Engines, list[Cell]] = {}
-    for cell in cells:
-        if cell.engine is not None:
-            found.setdefault(cell.engine, []).append(cell)
-    return [
-        Group(engine, tuple(its), gpus_of(engine), start_price_s(engine) + sum(cell.seconds for cell in its))
-        for engine, its in found.items()
-    ]
-
-
-def in_order(groups: Sequence[Group]) -> list[Group]:
-    """As they are to begin: first what others are compared with, so that a run that is cut off can say what more GPUs
-    gain; then the widest, for an engine on many GPUs would wait long for the last of them; then the longest, for one
-    that begins late is what all wait for."""
-    spans: dict[tuple[str, str], set[int]] = {}
-    for group in groups:
-        spans.setdefault(_subject(group), set()).add(group.gpus)
-
-    def rank(group: Group) -> tuple[bool, int, float]:
-        span = spans[_subject(group)]
-        compared_with = isinstance(group.engine, EngineSpec) and group.gpus == min(span) < max(span)
-        return not compared_with, -group.gpus, -group.seconds
-
-    return sorted(groups, key=rank)
-
-
-def _subject(group: Group) -> tuple[str, str]:
-    """Model and door: what on fewer GPUs is compared with the same on more."""
-    engine = engine_alone(group.engine)
-    return engine.model, engine.door
 
 
 def spread(groups: Sequence[Group], gpus: int) -> list[Placement]:
@@ -94,28 +54,83 @@ def makespan_s(placed: Sequence[Placement]) -> float:
 
 
 def least_s(groups: Sequence[Group], gpus: int) -> float:
-    """No order takes less: the longest group has to run, and all GPU seconds have to fit."""
+    """No order takes less, nor any division: the longest group has to run, and all GPU seconds have to fit."""
     area = sum(group.seconds * group.gpus for group in groups)
-    return max([area / gpus, *(group.seconds for group in groups)])
+    return max([area / gpus, *(group.least_s for group in groups)])
 
 
-def spread_lines(cells: Sequence[Cell], gpus: int) -> list[str]:
-    """The plan on so many GPUs, as text: each GPU's engines in order, then when all are through. Raises BadUsage."""
-    groups = groups_of(cells)
-    placed = spread(groups, gpus)
-    on_each: dict[int, list[Placement]] = {gpu: [] for gpu in range(gpus)}
+def divided(groups: Sequence[Group], gpus: int) -> list[Group]:
+    """The same groups, each of another engine, with those in parts that all would wait for: the fewest divisions that
+    come within WORTH of what the most of them reach. Raises BadUsage as `spread` does."""
+    whole = {group.engine: group for group in groups}
+    steps = [spread(groups, gpus)]
+    while step := _last_divided(steps[-1], whole, gpus):
+        steps.append(step)
+    enough = makespan_s(steps[-1]) / (1 - WORTH)
+    return [placement.group for placement in next(placed for placed in steps if makespan_s(placed) <= enough)]
+
+
+def _last_divided(placed: Sequence[Placement], whole: Mapping[Engines, Group], gpus: int) -> list[Placement]:
+    """With more parts of the engine that ends last, so that it ends sooner and the whole no later; nothing where no
+    number of parts does that."""
+    ends = _ends(placed)
+    engine = max(ends, key=ends.__getitem__, default=None)
+    if engine is None or not whole[engine].divisible:
+        return []
+    others = [placement.group for placement in placed if placement.group.engine != engine]
+    others_placed = spread(others, gpus)
+    found = []
+    for count in range(len(placed) - len(others) + 1, min(gpus, len(whole[engine].by_load)) + 1):
+        tried = spread([*others, *_parts(whole[engine], others_placed, gpus, count)], gpus)
+        sooner = _ends(tried)[engine] < ends[engine] and makespan_s(tried) <= makespan_s(placed)
+        if sooner and len(tried) > len(placed):  # each step has more groups, so there is a last one
+            found.append(tried)
+        if makespan_s(tried) <= makespan_s(others_placed):
+            break  # more parts can do no better
+    return min(found, key=makespan_s, default=[])
+
+
+def _ends(placed: Sequence[Placement]) -> dict[Engines, float]:
+    """When each engine is through."""
+    found: dict[Engines, float] = {}
     for placement in placed:
+        found[placement.group.engine] = max(found.get(placement.group.engine, 0.0), placement.ends_s)
+    return found
+
+
+def _parts(whole: Group, others: Sequence[Placement], gpus: int, count: int) -> list[Group]:
+    """Up to so many, on the GPUs that the others leave soonest, which end at the same time as nearly as loads allow."""
+    free = dict.fromkeys(range(gpus), 0.0)
+    for placement in others:
+        free |= dict.fromkeys(placement.gpus, placement.ends_s)
+    ends = sorted(free.values())[:count]  # less the start, which is the same for each
+    parts: list[list[Cell]] = [[] for _ in ends]
+    for cells in sorted(whole.by_load.values(), key=seconds_of, reverse=True):
+        soonest = min(range(len(ends)), key=ends.__getitem__)
+        ends[soonest] += seconds_of(cells)
+        parts[soonest] += cells
+    return [Group.of(whole.engine, cells) for cells in parts if cells]
+
+
+def spread_lines(cells: Sequence[Cell], gpus: int, whole: bool = False) -> list[str]:
+    """The plan on so many GPUs, as text: each GPU's engines in order, then when all are through. whole: no engine is
+    divided. Raises BadUsage."""
+    groups = groups_of(cells)
+    in_all = {group.engine: len(group.cells) for group in groups}
+    placed = spread(groups if whole else divided(groups, gpus), gpus)
+    on_each: dict[int, list[str]] = {gpu: [] for gpu in range(gpus)}
+    for placement in placed:
+        what = _title(placement.group, in_all[placement.group.engine])
         for gpu in placement.gpus:
-            on_each[gpu].append(placement)
-    lines = [
-        f"GPU {gpu}: {', '.join(f'{clock(p.begins_s)} {title(p.group)}' for p in its) or 'nothing'}"
-        for gpu, its in on_each.items()
-    ]
+            on_each[gpu].append(f"{clock(placement.begins_s)} {what}")
+    lines = [f"GPU {gpu}: {', '.join(its) or 'nothing'}" for gpu, its in on_each.items()]
     alone, plural = clock(sum(group.seconds for group in groups)), "s" if gpus != 1 else ""
     end = f"{clock(makespan_s(placed))} on {gpus} GPU{plural}, no order takes less than {clock(least_s(groups, gpus))}"
     return [*lines, f"spread by engine: {end}; one engine after the other: {alone}"]
 
 
-def title(group: Group) -> str:
+def _title(group: Group, in_all: int) -> str:
+    """in_all: cells of this engine, of which some may be elsewhere."""
     count = len(group.cells)
-    return f"{engine_title(group.engine)} ({count} cell{'s' if count != 1 else ''}, {clock(group.seconds)})"
+    part = f"{count} of {in_all}" if count < in_all else f"{count}"
+    return f"{engine_title(group.engine)} ({part} cell{'s' if in_all != 1 else ''}, {clock(group.seconds)})"

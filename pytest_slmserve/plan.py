@@ -29,11 +29,13 @@ ENDPOINT_PRICE = "points of an endpoint are priced by their windows: how long it
 
 class Cell(NamedTuple):
     """One thing to run. engine: what it needs; None where it only reads, or its price holds its starts. seconds:
-    expected, without the start."""
+    expected, without the start. load: what its engine is to serve; None where only the test knows, or where what is
+    measured depends on what the engine's other cells found."""
 
     name: str
     engine: Engines | None
     seconds: float
+    load: Load | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +309,7 @@ def plan_lines(cells: Sequence[Cell]) -> list[str]:
     """The plan as text: one line per cell in order, an engine's line before its first, the total last."""
     lines, total, gpu_seconds = list[str](), 0.0, 0.0
     engine: Engines | None = None
-    for name, needed, seconds in cells:
+    for name, needed, seconds, _ in cells:
         if needed is not None and needed != engine:
             engine, start = needed, start_price_s(needed)
             lines.append(f"{clock(total):>7}  start {engine_title(needed)} ({needed.backend}, {start:.0f} s)")

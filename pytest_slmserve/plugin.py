@@ -180,27 +180,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return _refuse(config, items)
     _leave_out_others(config, items)
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import call_late, engine_of, is_late, is_reader, is_skipped, measures_alone, why_not
+    from pytest_slmserve.items import (
+        call_late,
+        engine_of,
+        is_late,
+        is_reader,
+        is_skipped,
+        measures_alone,
+        part_of,
+        why_not,
+    )
 
-    order: dict[Any, int] = {}
+    order: dict[tuple[Any, int], int] = {}
 
     def key(item: pytest.Item) -> tuple[bool, bool, int, bool]:
         """Engines in the order of their first item, claims and advice after the points they read; those that read more
         than one engine's come last, when what is measured alone has been. So does what is skipped: no engine ends for
         it."""
-        late, spec = is_late(item) or is_skipped(item), engine_of(session, item)
-        return late, late and not measures_alone(item), order.setdefault(spec, len(order)), is_reader(item)
+        late, which = is_late(item) or is_skipped(item), (engine_of(session, item), part_of(item))
+        return late, late and not measures_alone(item), order.setdefault(which, len(order)), is_reader(item)
 
     measured = [item for item in items if is_measured(item)]
     for item in measured:
         if why := why_not(session, item):
             item.add_marker(pytest.mark.skip(reason=why), append=False)
     try:
-        call_late(measured)
         if session.desk:
-            from pytest_slmserve.spreading import engine_ranks
+            from pytest_slmserve.spreading import parts_in_order
 
-            order |= engine_ranks(session, measured)
+            order |= {part: rank for rank, part in enumerate(parts_in_order(session, session.desk, measured))}
+        call_late(session, measured, divided={engine for engine, part in order if part})
         ranks = {id(item): key(item) for item in measured}
     except SlmError as error:
         config.stash[PROBLEM] = f"slmserve: {error}"
@@ -312,7 +321,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
     cells, gpus, writer = plan_rows(slm, session.items), slm.options.plan_gpus, session.config.get_terminal_writer()
     try:
-        spread = spread_lines(cells, gpus) if gpus else []
+        spread = spread_lines(cells, gpus, whole=bool(slm.options.ray)) if gpus else []
     except BadUsage as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
     writer.line()

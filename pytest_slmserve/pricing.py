@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from pytest_slmserve import jobs
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
@@ -13,6 +13,7 @@ from pytest_slmserve.gating import launches_left, loads_of
 from pytest_slmserve.items import (
     engine_of,
     is_measured,
+    is_named_point,
     is_skipped,
     variant_asked_for,
 )
@@ -30,7 +31,7 @@ from pytest_slmserve.plan import (
 )
 from pytest_slmserve.records import Progress
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load
 
 
 def plan_rows(session: Session, items: Sequence[Any]) -> list[Cell]:
@@ -44,10 +45,10 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[Cell]:
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if cost := _cost(session, item, parameters):
-            what, engine, once_s = cost
             left = _left(session, item)
-            yield Cell(item.name, engine if left else None, 0.0 if what in paid else left * once_s)
-            paid.add(what)
+            seconds = 0.0 if cost.what in paid else left * cost.once_s
+            yield Cell(item.name, cost.engine if left else None, seconds, cost.load)
+            paid.add(cost.what)
         elif sides := parameters.get("slm_gate"):
             again = sides[0] in paid
             paid.add(sides[0])
@@ -58,22 +59,33 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[Cell]:
             yield Cell(item.name, None, 0.0)
 
 
-def _cost(session: Session, item: Any, parameters: Mapping[str, Any]) -> tuple[Any, Engines | None, float] | None:
-    """What the parameter of an item has it measure, on which engine, and the seconds of one repeat; None where it has
-    none."""
+class Cost(NamedTuple):
+    """What the parameter of an item has it measure. engine, load: as of a Cell; once_s: seconds of one repeat."""
+
+    what: Hashable
+    engine: Engines | None
+    load: Load | None
+    once_s: float
+
+
+def _cost(session: Session, item: Any, parameters: Mapping[str, Any]) -> Cost | None:
+    """None where it has no such parameter."""
     agenda = session.agenda
     if point := parameters.get("slm_point"):
         (model, load), variant = point, variant_asked_for(item)
-        return (model, load, variant), engine_of(session, item), point_price_s(agenda, model, load, variant)
+        depends = session.options.sweep == "adaptive" and not is_named_point(item)
+        once_s = point_price_s(agenda, model, load, variant)
+        return Cost((model, load, variant), engine_of(session, item), None if depends else load, once_s)
     if replicas := parameters.get("slm_replica_point"):
         load = agenda.load(replicas.concurrency)  # as if one engine served all of it
-        return replicas, engine_of(session, item), point_price_s(agenda, replicas.model, load)
+        alone, once_s = replicas.count == 1, point_price_s(agenda, replicas.model, load)
+        return Cost(replicas, engine_of(session, item), load if alone else None, once_s)
     if gpus := parameters.get("slm_gpus_point"):
         engine, load = gpus_engine(session, gpus)
-        return gpus, engine, point_price_s(agenda, gpus.model, load, spec=engine_alone(engine))
+        return Cost(gpus, engine, load, point_price_s(agenda, gpus.model, load, spec=engine_alone(engine)))
     if plan := parameters.get("slm_job_point"):
         spec, workload, job = jobs.asked_of(agenda, plan)
-        return plan, spec, job_price_s(spec, job, workload)
+        return Cost(plan, spec, job, job_price_s(spec, job, workload))
     return None
 
 
@@ -118,6 +130,6 @@ def seconds_left(session: Session, items: Sequence[Any]) -> Callable[[Progress],
     The items are priced once: that hashes each of their keys, too much to do twice a second beside what is measured.
     """
     rows = plan_rows(session, items)
-    starts = sum(map(start_price_s, {spec for _, spec, _ in rows if spec} - {session.devices.pool.current}))
-    points = sum(seconds for _, _, seconds in rows)
+    starts = sum(map(start_price_s, {row.engine for row in rows if row.engine} - {session.devices.pool.current}))
+    points = sum(row.seconds for row in rows)
     return lambda progress: max(0.0, points - progress.elapsed_s) + starts

@@ -4,6 +4,7 @@ with a mode."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +16,17 @@ from xdist.workermanage import parse_tx_spec_config
 from pytest_slmserve.environment import IMAGINED_GPUS, numa_nodes, visible_gpus
 from pytest_slmserve.errors import BadUsage, SlmError
 from pytest_slmserve.gathering import gather_all, gather_others, open_for, save_outcome
-from pytest_slmserve.items import PROBLEM, engine_of, is_late, is_measured
+from pytest_slmserve.groups import groups_of, in_order
+from pytest_slmserve.items import PART, PROBLEM, engine_of, is_late, is_measured, is_skipped, part_of
 from pytest_slmserve.kinds import Backend
-from pytest_slmserve.makespan import groups_of, in_order
+from pytest_slmserve.makespan import divided
 from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options import Options
+from pytest_slmserve.plan import Engines
 from pytest_slmserve.pricing import plan_rows
 from pytest_slmserve.scheduling import LAST, EngineScheduling
 from pytest_slmserve.session import Session
+from pytest_slmserve.spec import Load
 from pytest_slmserve.workers import Desk, Seat, cores_here
 
 SEAT = "slm_seat"  # of a worker, in what xdist gives it
@@ -137,18 +141,33 @@ class Worker:
 
 
 def scopes_of(session: Session, items: Sequence[pytest.Item]) -> Mapping[str, str]:
-    """Items that go to one worker have one scope: those of an engine, and those that come last."""
+    """Items that go to one worker have one scope: those of an engine, or of a part of its cells, and those that come
+    last."""
     engines: dict[Any, str] = {}
     found = {}
     for item in filter(is_measured, items):
         if is_late(item):
             found[item.nodeid] = LAST
         elif engine := engine_of(session, item):
-            found[item.nodeid] = engines.setdefault(engine, f"engine {len(engines)}")
+            found[item.nodeid] = engines.setdefault((engine, part_of(item)), f"engine {len(engines)}")
     return found
 
 
-def engine_ranks(session: Session, items: Iterable[pytest.Item]) -> dict[Any, int]:
-    """The order in which engines are to begin, where there is more than one GPU."""
-    groups = groups_of(plan_rows(session, list(items)))
-    return {group.engine: rank for rank, group in enumerate(in_order(groups))}
+def parts_in_order(session: Session, desk: Desk, items: Iterable[pytest.Item]) -> list[tuple[Engines, int]]:
+    """The engines as they are to begin, those more than once whose cells are divided, with the number of the part; the
+    items of such a part are told."""
+    there = [item for item in items if not is_skipped(item)]
+    cells, places = plan_rows(session, there), len(desk.seat.devices)
+    groups = groups_of(cells)
+    if all(group.gpus <= places for group in groups):  # else one is refused when it is to start, or has a place's cores
+        groups = divided(groups, places)
+    begun, part_of_load = Counter[Engines](), dict[tuple[Engines | None, Load | None], int]()
+    order = []
+    for group in in_order(groups):
+        part = begun[group.engine]
+        begun[group.engine] += 1
+        order.append((group.engine, part))
+        part_of_load |= {(group.engine, load): part for load in group.by_load}
+    for item, cell in zip(there, cells):
+        item.stash[PART] = part_of_load.get((cell.engine, cell.load), 0)
+    return order

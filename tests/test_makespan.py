@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.makespan import Group, groups_of, in_order, least_s, makespan_s, spread, spread_lines
+from pytest_slmserve.groups import Group, groups_of, in_order, seconds_of
+from pytest_slmserve.makespan import divided, least_s, makespan_s, spread, spread_lines
 from pytest_slmserve.plan import Cell, start_price_s
-from pytest_slmserve.spec import EngineSpec, ReplicaSpec
+from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 
 ONE = EngineSpec("opt-125m")
 
@@ -77,6 +81,75 @@ def test_an_engine_starts_once_for_all_of_its_cells():
     ]
 
 
+def cells_of(model: str, seconds: Iterable[float], **fields: Any) -> list[Cell]:
+    """Cells of one engine, each under a load of its own."""
+    engine = replace(ONE, model=model, **fields)
+    return [Cell(f"{model} {n}", engine, each, ClosedLoop(n + 1)) for n, each in enumerate(seconds)]
+
+
+CELLS = st.lists(
+    st.builds(
+        cells_of,
+        st.sampled_from(["opt-125m", "opt-350m", "opt-1.3b", "opt-2.7b", "opt-6.7b"]),
+        st.lists(st.floats(0, 100), min_size=1, max_size=12),
+        tensor_parallel=st.sampled_from([1, 1, 1, 2]),
+    ),
+    min_size=1,
+    max_size=6,
+).map(lambda found: [cell for its in found for cell in its])
+
+
+@given(CELLS, st.integers(2, 16))
+def test_a_division_loses_no_cell_and_doubles_none(cells, gpus):
+    whole = groups_of(cells)
+    parts = divided(whole, gpus)
+    assert Counter(cell for group in parts for cell in group.cells) == Counter(cells)
+    for group in whole:
+        its = [part for part in parts if part.engine == group.engine]
+        assert its == [group] or group.divisible
+        loads = [load for part in its for load in part.by_load]
+        assert len(loads) == len(set(loads)) and len(its) <= gpus, "what is under one load stays together"
+        assert all(part.seconds == pytest.approx(start_price_s(ONE) + seconds_of(part.cells)) for part in its)
+    before, after = makespan_s(spread(whole, gpus)), makespan_s(spread(parts, gpus))
+    assert after < before or len(parts) == len(whole)
+    assert after >= least_s(whole, gpus) * (1 - 1e-9)
+
+
+def test_three_sweeps_on_two_gpus_end_together():
+    """As whole engines two of them have a GPU to themselves, and the third waits for one of these."""
+    cells = [*cells_of("opt-125m", [14] * 11), *cells_of("opt-1.3b", [13] * 11), *cells_of("opt-2.7b", [12] * 11)]
+    whole = groups_of(cells)
+    parts = divided(whole, 2)
+    assert [group.engine.model for group in parts] == ["opt-125m", "opt-1.3b", "opt-2.7b", "opt-2.7b"]
+    alone = sum(group.seconds for group in whole)
+    assert makespan_s(spread(whole, 2)) > 0.63 * alone and makespan_s(spread(parts, 2)) < 0.57 * alone
+
+
+@pytest.mark.parametrize(("models", "gpus", "parts"), [(1, 4, 4), (3, 6, 6), (3, 3, 3)])
+def test_engines_that_take_the_same(models, gpus, parts):
+    """Dividing one of them alone would save nothing."""
+    cells = [cell for model in range(models) for cell in cells_of(f"opt-{model}", [20] * 12)]
+    assert len(divided(groups_of(cells), gpus)) == parts
+
+
+UNDIVIDED = {
+    "what is asked for is not known": [Cell("a", ONE, 100.0), Cell("b", ONE, 100.0, ClosedLoop(1))],
+    "one load": [Cell("a", ONE, 100.0, ClosedLoop(1)), Cell("b", ONE, 100.0, ClosedLoop(1))],
+    "two GPUs": cells_of("opt-6.7b", [100, 100], tensor_parallel=2),
+    "replicas": [Cell("a", ReplicaSpec((ONE, ONE)), 100.0, ClosedLoop(n)) for n in (2, 4)],
+    "hardly longer than its start": cells_of("opt-125m", [2, 2]),
+    "small beside what is longest": [*cells_of("opt-6.7b", [900.0]), *cells_of("opt-125m", [100, 100])],
+    "what costs nothing": cells_of("opt-125m", [0, 0], backend="fake"),
+    "nothing": [],
+}
+
+
+@pytest.mark.parametrize("cells", UNDIVIDED.values(), ids=UNDIVIDED)
+def test_what_stays_whole(cells):
+    groups = groups_of(cells)
+    assert sorted(map(repr, divided(groups, 4))) == sorted(map(repr, groups))
+
+
 def test_as_text():
     cells = [Cell("a", ONE, 5.0), Cell("b", replace(ONE, tensor_parallel=2), 7.0)]
     assert spread_lines(cells, 2) == [
@@ -84,6 +157,12 @@ def test_as_text():
         "GPU 1: 1:00 opt-125m on 2 GPUs (1 cell, 1:02)",
         "spread by engine: 2:02 on 2 GPUs, no order takes less than 1:32; one engine after the other: 2:02",
     ]
+    assert spread_lines(cells_of("opt-125m", [60, 60, 60]), 2) == [
+        "GPU 0: 0:00 opt-125m (2 of 3 cells, 2:55)",
+        "GPU 1: 0:00 opt-125m (1 of 3 cells, 1:55)",
+        "spread by engine: 2:55 on 2 GPUs, no order takes less than 1:58; one engine after the other: 3:55",
+    ]
+    assert spread_lines(cells_of("opt-125m", [60, 60, 60]), 2, whole=True)[0] == "GPU 0: 0:00 opt-125m (3 cells, 3:55)"
     assert spread_lines([], 1) == [
         "GPU 0: nothing",
         "spread by engine: 0:00 on 1 GPU, no order takes less than 0:00; one engine after the other: 0:00",

@@ -18,7 +18,7 @@ from pytest_slmserve.cluster.messages import Arrived, Failed, Found, Message, Th
 from pytest_slmserve.cluster.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
 from pytest_slmserve.environment import Host, this_host
 from pytest_slmserve.errors import BadUsage, EngineFailed
-from pytest_slmserve.makespan import Group, groups_of, in_order
+from pytest_slmserve.groups import Group, groups_of, in_order
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import Cell, clock, engine_title, start_price_s
 from pytest_slmserve.report.rounding import counted

@@ -44,6 +44,7 @@ def log(engine):
     return engine.child.log.read_text()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("door", ["offline", "server"])
 def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool, held, door):
     specs = [replace(stand_in(), door=door), replace(OTHER, door=door)]

@@ -9,8 +9,8 @@ def test_engines_are_spread_over_so_many_gpus(sweep):
     result.stdout.fnmatch_lines(
         [
             "*end: 9 items",
-            "GPU 0: 0:00 opt-* (2 cells, 0:00), 0:00 opt-* (2 cells, 0:00)",
-            "GPU 1: 0:00 opt-* (2 cells, 0:00)",
+            "GPU 0: 0:00 opt-* (2 cells, 0:00), 0:00 opt-1.3b (1 of 2 cells, 0:00)",
+            "GPU 1: 0:00 opt-* (2 cells, 0:00), 0:00 opt-1.3b (1 of 2 cells, 0:00)",
             "spread by engine: 0:0? on 2 GPUs, no order takes less than 0:0?; one engine after the other: 0:01",
         ]
     )

@@ -69,6 +69,26 @@ def test_two_workers_make_one_archive_and_one_report(spread, pytester):
     assert "whether engines on several GPUs disturbed each other was not looked at" in text
 
 
+def test_an_engine_that_others_would_wait_for_is_divided(spread, pytester):
+    """What reads it comes when both parts are there."""
+    result = spread("--slm-models=opt-125m", "--slm-engine-arg=lasts_s=0.1")
+    result.assert_outcomes(passed=6, skipped=1)
+    found = records(pytester)
+    assert set(Counter(m.key for m in found).values()) == {2} and len(found) == 10
+    assert len({m.launch for m in found}) == 2
+    assert len({(m.launch, m.load.concurrency) for m in found}) == 5, "all repeats of a point are of one launch"
+    result.stdout.fnmatch_lines(["*measured: 5 points, 2 repeats each, 2 launches*", "*holds*opt-125m*plateau from*"])
+
+
+@pytest.mark.parametrize("words", [(), ("--slm-sweep=adaptive",), ("-k", "goes")], ids=["divided", "adaptive", "asked"])
+def test_what_an_engine_measured_is_not_measured_again_elsewhere(spread, pytester, words):
+    """An adaptive sweep goes by what it found, and a test that asks as it goes may ask for a point."""
+    pytester.makepyfile(SWEEPS + "\n    def test_as_it_goes(slm_sweep):\n        slm_sweep(concurrency=[1, 16, 64])\n")
+    spread("--slm-models=opt-125m", *words)
+    counted = Counter(m.key for m in records(pytester))
+    assert set(counted.values()) <= {1, 2} and len({m.launch for m in records(pytester)}) == 1
+
+
 def test_the_report_of_a_run_without_is_the_same(spread, pytester):
     def tables(result):
         return [line for line in result.outlines if line.lstrip()[:1].isdigit() and "*" in line]
