@@ -168,6 +168,7 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
     the options, so words that choose one say nothing there."""
     from pytest_slmserve.errors import BadUsage
     from pytest_slmserve.kinds import Starts
+    from pytest_slmserve.option_table import takes_gpus
     from pytest_slmserve.spec import EngineSpec
 
     engine = {field.name for field in fields(EngineSpec)} - {"model", "backend"}
@@ -181,6 +182,10 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
         )
     if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
         raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
+    for own in ("extra", "env"):
+        if past := next(filter(takes_gpus, dict(words.get(own, ()))), None):
+            why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"
+            raise BadUsage(why, "tensor_parallel=2, or CUDA_VISIBLE_DEVICES before pytest")
     if words.get("needs", "gpu") not in NEEDS:
         known_needs = " or ".join(f'needs="{name}"' for name in NEEDS)
         raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", known_needs)

@@ -167,7 +167,7 @@ def pair(text: str) -> tuple[str, str]:
 def variable(text: str) -> tuple[str, str]:
     """A variable for the engine. It goes into the records, so a secret is refused."""
     name, value = pair(text)
-    if name == "CUDA_VISIBLE_DEVICES":
+    if takes_gpus(name):
         raise ValueError(f"for one engine: export {name} before pytest, whose locks and sensors go by it")
     if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")):
         raise ValueError(f"for the records: export {name} before pytest, the engine inherits it")
@@ -175,10 +175,9 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def argument(text: str) -> tuple[str, Any]:
-    """A value as JSON gives it, or the text itself; an object stays text, for a specification must be hashable. Locks
-    and sensors would not hear of GPUs that are asked for here."""
+    """A value as JSON gives it, or the text itself; an object stays text, for a specification must be hashable."""
     name, value = pair(text)
-    if name.replace("-", "_").startswith(OF_SEVERAL_GPUS):
+    if takes_gpus(name):
         raise ValueError(
             "for the engine alone: --slm-tensor-parallel 2 gives it more GPUs, with their locks and sensors"
         )
@@ -187,6 +186,11 @@ def argument(text: str) -> tuple[str, Any]:
     except json.JSONDecodeError:
         return name, value
     return name, value if isinstance(read, dict) else frozen(read)
+
+
+def takes_gpus(name: str) -> bool:
+    """Does an engine's argument, or variable, of this name give it GPUs of which locks and sensors would not hear?"""
+    return name == "CUDA_VISIBLE_DEVICES" or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
 
 
 def frozen(value: Any) -> Any:

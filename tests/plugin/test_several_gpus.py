@@ -129,12 +129,20 @@ def test_replicas_of_a_users_own_test(pytester):
     pytester.runpytest_inprocess(*SMALL).assert_outcomes(passed=1)
 
 
-def test_a_wrong_number_in_a_marker(pytester):
-    pytester.makepyfile("""
+WRONG = {
+    "gpus='two'": "gpus='two') is no number of GPUs",
+    "extra=(('tensor-parallel-size', 2),)": "no sensor would hear of the GPUs that tensor-parallel-size asks for",
+    "env=(('CUDA_VISIBLE_DEVICES', '1'),)": "no sensor would hear of the GPUs that CUDA_VISIBLE_DEVICES asks for",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_marker_that_asks_for_gpus_in_a_wrong_way(pytester, words):
+    pytester.makepyfile(f"""
         import pytest
 
-        @pytest.mark.slm(gpus="two")
+        @pytest.mark.slm({words})
         def test_it(slm_measure):
             assert slm_measure(4)
     """)
-    assert "gpus='two') is no number of GPUs" in usage_error(pytester.runpytest_inprocess(*SMALL))
+    assert WRONG[words] in usage_error(pytester.runpytest_inprocess(*SMALL))
