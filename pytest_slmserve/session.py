@@ -135,10 +135,11 @@ class Session:
         return self.agenda.notes
 
     def open(self) -> None:
-        """Take the device, open the archive, read what is to be resumed. Raises BadUsage or BadArchive."""
+        """Take the device, open the archive, read what is to be resumed (a worker has read it to know which items are
+        its own). Raises BadUsage or BadArchive."""
         self.devices.hold()
         if self.desk:
-            self._open_part(self.desk)
+            self.archive = self._undo.enter_context(Archive.open(self.desk.part))  # the controller has mended the whole
         else:
             self.open_archive()
 
@@ -154,12 +155,6 @@ class Session:
             self.notes.append(f"{left.written} measurements of workers that were stopped are in {path} now")
         if resumes or (self.options.resume and left.written):
             self.resume()
-
-    def _open_part(self, desk: Desk) -> None:
-        """The controller has mended the archive."""
-        if self.resumes:
-            self.resume()
-        self.archive = self._undo.enter_context(Archive.open(desk.part))
 
     @property
     def desk(self) -> Desk | None:

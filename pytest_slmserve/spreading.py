@@ -155,7 +155,9 @@ def scopes_of(session: Session, items: Sequence[pytest.Item]) -> Mapping[str, st
 
 def parts_in_order(session: Session, desk: Desk, items: Iterable[pytest.Item]) -> list[tuple[Engines, int]]:
     """The engines as they are to begin, those more than once whose cells are divided, with the number of the part; the
-    items of such a part are told."""
+    items of such a part are told. What is resumed counts as done, and is read here: all workers read the same."""
+    if session.resumes:
+        session.resume()
     there = [item for item in items if not is_skipped(item)]
     cells, places = plan_rows(session, there), len(desk.seat.devices)
     groups = groups_of(cells)
