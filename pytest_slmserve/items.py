@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -106,16 +105,6 @@ def reads_several(item: Any) -> bool:
 def is_reader(item: Any) -> bool:
     """Does it read what others have measured?"""
     return not READERS.isdisjoint(getattr(item, "fixturenames", ()))
-
-
-def call_late(session: Session, items: Sequence[Any], divided: Container[Any] = ()) -> None:
-    """Those that read what more than one engine measured come when all have, or one that is `divided`. Where cells are
-    measured once more, alone, in the end, every reader waits for that: what it judges would change behind it. Raises
-    BadUsage for an unknown claim."""
-    there = [item for item in items if is_reader(item) and not is_skipped(item)]
-    alone = any(map(measures_alone, there))
-    for item in there:
-        item.stash[LATE] = alone or reads_several(item) or engine_of(session, item) in divided
 
 
 def is_late(item: Any) -> bool:

@@ -180,41 +180,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return _refuse(config, items)
     _leave_out_others(config, items)
     from pytest_slmserve.errors import SlmError
-    from pytest_slmserve.items import (
-        call_late,
-        engine_of,
-        is_late,
-        is_reader,
-        is_skipped,
-        measures_alone,
-        part_of,
-        why_not,
-    )
+    from pytest_slmserve.ordering import in_running_order
 
-    order: dict[tuple[Any, int], int] = {}
-
-    def key(item: pytest.Item) -> tuple[bool, bool, int, bool]:
-        """Engines in the order of their first item, claims and advice after the points they read; those that read more
-        than one engine's come last, when what is measured alone has been. So does what is skipped: no engine ends for
-        it."""
-        late, which = is_late(item) or is_skipped(item), (engine_of(session, item), part_of(item))
-        return late, late and not measures_alone(item), order.setdefault(which, len(order)), is_reader(item)
-
-    measured = [item for item in items if is_measured(item)]
-    for item in measured:
-        if why := why_not(session, item):
-            item.add_marker(pytest.mark.skip(reason=why), append=False)
+    measured = list(filter(is_measured, items))
     try:
-        if session.desk:
-            from pytest_slmserve.spreading import parts_in_order
-
-            order |= {part: rank for rank, part in enumerate(parts_in_order(session, session.desk, measured))}
-        call_late(session, measured, divided={engine for engine, part in order if part})
-        ranks = {id(item): key(item) for item in measured}
+        ordered = in_running_order(session, measured)
     except SlmError as error:
         config.stash[PROBLEM] = f"slmserve: {error}"
         return _refuse(config, items)
-    items[:] = [i for i in items if id(i) not in ranks] + sorted(measured, key=lambda i: ranks[id(i)])
+    items[:] = [item for item in items if not is_measured(item)] + ordered
 
 
 def _refuse(config: pytest.Config, items: list[pytest.Item]) -> None:

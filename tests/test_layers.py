@@ -69,6 +69,7 @@ TOP = {
     "verdicts",
     "verifying",
     "items",
+    "ordering",
     "parameters",
     "planned",
     "jobs",
@@ -88,7 +89,7 @@ EXCEPTIONS = {
     ("plan", "analysis.kv_cache"),  # arithmetic over shapes: what a plan is cut by, before anything is measured
 }
 MAY_IMPORT_RAY = {"cluster"}
-MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items", "parameters", "planned", "spreading"}
+MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items", "ordering", "parameters", "planned", "spreading"}
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}
 

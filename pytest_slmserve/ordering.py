@@ -1,0 +1,56 @@
+"""The order in which items run: an engine starts once, and what is read has been measured."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import pytest
+
+from pytest_slmserve.items import (
+    LATE,
+    engine_of,
+    is_late,
+    is_reader,
+    is_skipped,
+    measures_alone,
+    part_of,
+    reads_several,
+    why_not,
+)
+from pytest_slmserve.session import Session
+
+
+def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Those that cannot be carried out in this mode are skipped from now on, and each item knows whether it comes late,
+    and to which part of its engine's cells it belongs. Raises BadUsage for markers that say nothing.
+
+    Engines in the order of their first item, or as they are to begin on several GPUs; claims and advice after the
+    points they read; those that read more than one engine's come last, when what is measured alone has been. So does
+    what is skipped: no engine ends for it.
+    """
+    for item in items:
+        if why := why_not(session, item):
+            item.add_marker(pytest.mark.skip(reason=why), append=False)
+    order: dict[tuple[Any, int], int] = {}
+    if session.desk:
+        from pytest_slmserve.spreading import parts_in_order  # needs pytest-xdist
+
+        order |= {part: rank for rank, part in enumerate(parts_in_order(session, session.desk, items))}
+    call_late(session, items, divided={engine for engine, part in order if part})
+
+    def rank(item: pytest.Item) -> tuple[bool, bool, int, bool]:
+        late, which = is_late(item) or is_skipped(item), (engine_of(session, item), part_of(item))
+        return late, late and not measures_alone(item), order.setdefault(which, len(order)), is_reader(item)
+
+    return sorted(items, key=rank)
+
+
+def call_late(session: Session, items: Sequence[Any], divided: Container[Any] = ()) -> None:
+    """Those that read what more than one engine measured come when all have, or one that is `divided`. Where cells are
+    measured once more, alone, in the end, every reader waits for that: what it judges would change behind it. Raises
+    BadUsage for an unknown claim."""
+    there = [item for item in items if is_reader(item) and not is_skipped(item)]
+    alone = any(map(measures_alone, there))
+    for item in there:
+        item.stash[LATE] = alone or reads_several(item) or engine_of(session, item) in divided
