@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +14,6 @@ from pytest_slmserve.engines.pool import DeviceLock, Pool
 from pytest_slmserve.engines.replicas import Replicas
 from pytest_slmserve.engines.sharing import start_replicas
 from pytest_slmserve.environment import Host, memory_used
-from pytest_slmserve.plan import engine_alone
 from pytest_slmserve.spec import EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
@@ -98,17 +97,10 @@ class Devices:
             self.stop()
             self.desk.take(len(spec.gpus) if self.agenda.host.gpus else 1)
         try:
-            with self._start_of(spec):
-                yield
+            yield
         except BaseException:
             self.stop()
             raise
-
-    def _start_of(self, spec: EngineSpec | ReplicaSpec) -> AbstractContextManager[None]:
-        """Of workers that start the same engine the first goes ahead, where it has something to compile."""
-        if self.desk is None or self.pool.current == spec or engine_alone(spec).enforce_eager:
-            return nullcontext()
-        return self.desk.start_of(spec.key)
 
     def stop(self) -> None:
         """The engine that runs, if one does; its GPUs are free for other workers."""

@@ -171,18 +171,6 @@ class Desk:
         while self._held:
             os.close(self._held.popitem()[1])
 
-    @contextmanager
-    def start_of(self, key: str) -> Iterator[None]:
-        """Of an engine that compiles. The first in a run has the cache of compiled code to itself, and whoever starts
-        the same meanwhile waits for it; later ones read what it wrote. Two that write the same at once are more than
-        some releases of vLLM bear (vllm-project/vllm#24601)."""
-        with _locked(self.folder / f"{key}.start.lock") as descriptor:
-            if first := not os.read(descriptor, 1):
-                yield
-                os.write(descriptor, b"1")
-        if not first:
-            yield
-
     @property
     def neighbours(self) -> int:
         """Devices of other workers on which an engine runs now."""
@@ -234,11 +222,10 @@ def _lock(path: Path, how: int) -> int:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """Its descriptor."""
+def _locked(path: Path) -> Iterator[None]:
     descriptor = _lock(path, fcntl.LOCK_EX)
     try:
-        yield descriptor
+        yield
     finally:
         os.close(descriptor)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
-import threading
 import time
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import NoReturn
@@ -185,47 +183,6 @@ def test_what_does_not_start_leaves_its_gpus_to_the_others(tmp_path):
             session.engine(session.agenda.spec("opt-125m", 2))
         assert other.neighbours == 0
         other.take(2)
-    session.close()
-
-
-def test_the_first_start_of_an_engine_has_its_cache_to_itself(tmp_path):
-    """One that fails was none. Once one has started the others start at once."""
-    desks = [Desk(seat(tmp_path, i, "abcd"), f"gw{i}") for i in range(4)]
-    with suppress(EngineFailed), desks[0].start_of("one"):
-        raise EngineFailed("no memory")
-    inside, seen = list[Desk](), list[int]()
-    all_started = threading.Barrier(3, timeout=20)
-
-    def start(desk: Desk) -> None:
-        with desk.start_of("one"):
-            inside.append(desk)
-            time.sleep(0.2 if len(inside) == 1 else 0)
-            seen.append(len(inside))
-            if desk is not inside[0]:
-                all_started.wait()
-
-    threads = [threading.Thread(target=start, args=(desk,)) for desk in desks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert seen[0] == 1 and len(seen) == 4 and not all_started.broken
-    with desks[0].start_of("two"), desks[1].start_of("three"):
-        pass
-    sweep_up(desks[0].folder)
-    assert not list(desks[0].folder.iterdir())
-
-
-@pytest.mark.parametrize(("eager", "expected"), [(False, 1), (True, 0)])
-def test_an_engine_that_compiles_nothing_waits_for_nobody(tmp_path, eager, expected):
-    seat(tmp_path, 0, "")
-    session = Session.of(
-        read_options({"fake": True}, {}, {}), tmp_path, Desk(Seat(str(tmp_path / "r"), 0, ("fake-0",)), "gw0")
-    )
-    spec = replace(session.agenda.spec("opt-125m"), enforce_eager=eager)
-    for _ in range(2):
-        assert session.engine(spec).spec == spec
-    assert len(list(folder_of_parts(tmp_path / "r").glob("*.start.lock"))) == expected
     session.close()
 
 
