@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -107,6 +108,19 @@ def is_reader(item: Any) -> bool:
     return not READERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
+def asks_as_it_goes(item: Any) -> bool:
+    """May its body ask an engine for more than its parameter says, or look at what others have measured?"""
+    own = inspect.signature(item.function).parameters if hasattr(item, "function") else ()
+    return not AS_IT_GOES.isdisjoint(item.fixturenames) or "slm_session" in own
+
+
+def asks_the_engine(item: Any) -> bool:
+    """Of one that has no parameter that says what it measures: does it need the engine of its marker for itself? One
+    that reads does not, nor one that makes up replicas."""
+    asked = AS_IT_GOES & set(item.fixturenames)
+    return asked != {"slm_replicas"} and bool(asked or not is_reader(item))
+
+
 def is_late(item: Any) -> bool:
     """Was it called late?"""
     return bool(item.stash.get(LATE, False))
@@ -172,12 +186,23 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
     if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
         raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
     for own in ("extra", "env"):
-        if past := next(filter(takes_gpus, dict(words.get(own, ()))), None):
+        if past := next(filter(takes_gpus, _names(own, words.get(own, ()))), None):
             why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"
             raise BadUsage(why, "tensor_parallel=2, or CUDA_VISIBLE_DEVICES before pytest")
     if words.get("needs", "gpu") not in NEEDS:
         known_needs = " or ".join(f'needs="{name}"' for name in NEEDS)
         raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", known_needs)
+
+
+def _names(word: str, pairs: Any) -> list[str]:
+    """Of what a marker gives an engine. Raises BadUsage."""
+    from pytest_slmserve.errors import BadUsage
+
+    try:
+        return [name for name, _ in pairs]
+    except (TypeError, ValueError):
+        problem = f"@pytest.mark.slm({word}={pairs!r}) is no list of pairs"
+        raise BadUsage(problem, f'{word}=(("NAME", VALUE),)') from None
 
 
 def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:

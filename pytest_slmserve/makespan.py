@@ -9,14 +9,14 @@ one kind were seen to be 4 % apart, which no curve should have between its point
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.groups import Group, groups_of, in_order, seconds_of
 from pytest_slmserve.plan import Cell, Engines, clock, engine_title
 
-WORTH = 0.05  # of the makespan: divisions have to save as much, for each costs a start, and prices are rough
+WORTH = 0.05  # more divisions have to end so much sooner, for each costs a start, and prices are rough
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +60,28 @@ def least_s(groups: Sequence[Group], gpus: int) -> float:
 
 
 def divided(groups: Sequence[Group], gpus: int) -> list[Group]:
-    """The same groups, each of another engine, with those in parts that all would wait for: the fewest divisions that
-    come within WORTH of what the most of them reach. Raises BadUsage as `spread` does."""
+    """The same groups, each of another engine, with those in parts that all would wait for: the fewest divisions whose
+    end is within WORTH of that of more. Raises BadUsage as `spread` does."""
     whole = {group.engine: group for group in groups}
     steps = [spread(groups, gpus)]
-    while step := _last_divided(steps[-1], whole, gpus):
+    while step := _one_divided(steps[-1], whole, gpus):
         steps.append(step)
     enough = makespan_s(steps[-1]) / (1 - WORTH)
     return [placement.group for placement in next(placed for placed in steps if makespan_s(placed) <= enough)]
 
 
-def _last_divided(placed: Sequence[Placement], whole: Mapping[Engines, Group], gpus: int) -> list[Placement]:
-    """With more parts of the engine that ends last, so that it ends sooner and the whole no later; nothing where no
+def _one_divided(placed: Sequence[Placement], whole: Mapping[Engines, Group], gpus: int) -> list[Placement]:
+    """With more parts of an engine that all wait for, so that it ends sooner and the whole no later; nothing where no
     number of parts does that."""
-    ends = _ends(placed)
-    engine = max(ends, key=ends.__getitem__, default=None)
-    if engine is None or not whole[engine].divisible:
+    awaited = next((p.group.engine for p in _awaited(placed) if whole[p.group.engine].divisible), None)
+    if awaited is None:
         return []
-    others = [placement.group for placement in placed if placement.group.engine != engine]
-    others_placed = spread(others, gpus)
+    others = [placement.group for placement in placed if placement.group.engine != awaited]
+    others_placed, ends = spread(others, gpus), _end_s(placed, awaited)
     found = []
-    for count in range(len(placed) - len(others) + 1, min(gpus, len(whole[engine].by_load)) + 1):
-        tried = spread([*others, *_parts(whole[engine], others_placed, gpus, count)], gpus)
-        sooner = _ends(tried)[engine] < ends[engine] and makespan_s(tried) <= makespan_s(placed)
+    for count in range(len(placed) - len(others) + 1, min(gpus, len(whole[awaited].by_load)) + 1):
+        tried = spread([*others, *_parts(whole[awaited], others_placed, gpus, count)], gpus)
+        sooner = _end_s(tried, awaited) < ends and makespan_s(tried) <= makespan_s(placed)
         if sooner and len(tried) > len(placed):  # each step has more groups, so there is a last one
             found.append(tried)
         if makespan_s(tried) <= makespan_s(others_placed):
@@ -90,12 +89,19 @@ def _last_divided(placed: Sequence[Placement], whole: Mapping[Engines, Group], g
     return min(found, key=makespan_s, default=[])
 
 
-def _ends(placed: Sequence[Placement]) -> dict[Engines, float]:
-    """When each engine is through."""
-    found: dict[Engines, float] = {}
-    for placement in placed:
-        found[placement.group.engine] = max(found.get(placement.group.engine, 0.0), placement.ends_s)
-    return found
+def _awaited(placed: Sequence[Placement]) -> Iterator[Placement]:
+    """What ends last, what that waited for, and so on."""
+    ends_s = makespan_s(placed)
+    while before := [placement for placement in placed if placement.ends_s == ends_s]:
+        yield from before
+        if (begins_s := min(placement.begins_s for placement in before)) == ends_s:
+            return
+        ends_s = begins_s
+
+
+def _end_s(placed: Sequence[Placement], engine: Engines) -> float:
+    """When all parts of an engine are through."""
+    return max(placement.ends_s for placement in placed if placement.group.engine == engine)
 
 
 def _parts(whole: Group, others: Sequence[Placement], gpus: int, count: int) -> list[Group]:

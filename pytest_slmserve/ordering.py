@@ -36,7 +36,7 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
     if session.desk:
         from pytest_slmserve.spreading import parts_in_order  # needs pytest-xdist
 
-        order |= {part: rank for rank, part in enumerate(parts_in_order(session, session.desk, items))}
+        order |= parts_in_order(session, session.desk, items)
     call_late(session, items, divided={engine for engine, part in order if part})
 
     def rank(item: pytest.Item) -> tuple[bool, bool, int, bool]:

@@ -11,6 +11,8 @@ from pytest_slmserve.ahead import question_of
 from pytest_slmserve.analysis.sequential import FIRST_LOOKS
 from pytest_slmserve.gating import launches_left, loads_of
 from pytest_slmserve.items import (
+    asks_as_it_goes,
+    asks_the_engine,
     engine_of,
     is_measured,
     is_named_point,
@@ -47,13 +49,13 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[Cell]:
         if cost := _cost(session, item, parameters):
             left = _left(session, item)
             seconds = 0.0 if cost.what in paid else left * cost.once_s
-            yield Cell(item.name, cost.engine if left else None, seconds, cost.load)
+            yield Cell(item.name, cost.engine if left else None, seconds, None if asks_as_it_goes(item) else cost.load)
             paid.add(cost.what)
         elif sides := parameters.get("slm_gate"):
             again = sides[0] in paid
             paid.add(sides[0])
             yield Cell(item.name, None, 0.0 if again else gate_price_s(session, sides[0]))
-        elif is_measured(item) and not parameters.get("slm_model"):
+        elif is_measured(item) and asks_the_engine(item):
             yield Cell(item.name, engine_of(session, item), 0.0)
         else:
             yield Cell(item.name, None, 0.0)

@@ -17,8 +17,9 @@ class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """xdist's own distribution by scopes, whose scopes are engines, in the order of the items. An item without an
     engine is a scope of its own.
 
-    A worker runs an item only when it knows the next one, or that there is none, and while it waits its engine keeps
-    its GPUs, for which others may wait. So nobody is left with one item of an engine: when the engines are given away,
+    A worker gets its next engine at its last item, not before: till then another may be free for it. It runs an item
+    only when it knows the next one, or that there is none, and while it waits its engine keeps its GPUs, for which
+    others may wait. So nobody is left with one item of an engine: when the engines are given away,
     each worker but one is told that it has all; the one that is left gets the first of the items that read, before
     which its engine stops, and the rest of them as soon as the others are through.
     """
@@ -69,7 +70,8 @@ class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
     def _give(self, node: Any) -> None:
         reads = LAST in self.assigned_work[node]
         if not self._only_last:
-            if not reads:  # else it would read before the engine of one that crashed has measured the rest
+            # One that reads would do so before the engine of one that crashed has measured the rest.
+            if not reads and (not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1):
                 super()._reschedule(node)
         elif reads or all(other.shutting_down for other in self._others(node)):
             self._assign_last(node)

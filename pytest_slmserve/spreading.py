@@ -3,9 +3,8 @@ with a mode."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,15 @@ from pytest_slmserve.kinds import Backend
 from pytest_slmserve.makespan import divided
 from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options import Options
-from pytest_slmserve.plan import Engines
+from pytest_slmserve.plan import Cell, Engines
 from pytest_slmserve.pricing import plan_rows
 from pytest_slmserve.scheduling import LAST, EngineScheduling
 from pytest_slmserve.session import Session
 from pytest_slmserve.spec import Load
-from pytest_slmserve.workers import Desk, Seat, cores_here
+from pytest_slmserve.workers import Desk, Seat, agreed, cores_here
 
 SEAT = "slm_seat"  # of a worker, in what xdist gives it
-SCOPES = "items.scopes"  # in the shared folder: which items go to one worker
+SCOPES = "scopes"  # what workers agree on: which items go to one of them
 # What one process does alone, and why.
 ALONE = {
     "gate": "a gate compares two sides, and what others do would be taken for their difference",
@@ -94,8 +93,8 @@ class Controller:
             self.free.append(seat)
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> EngineScheduling:
-        scopes = folder_of_parts(Path(self.session.options.records)) / SCOPES
-        return EngineScheduling(config, log, lambda: json.loads(scopes.read_text("utf-8")))
+        folder = folder_of_parts(Path(self.session.options.records))
+        return EngineScheduling(config, log, lambda: agreed(folder, SCOPES))
 
     def gather(self, session: pytest.Session) -> None:
         """All workers are through, or have been stopped."""
@@ -121,9 +120,7 @@ class Worker:
         desk = self.session.desk
         assert desk
         gather_others(self.session)
-        mine = desk.folder / f"{desk.name}.new"
-        mine.write_text(json.dumps(scopes_of(self.session, session.items)), "utf-8")
-        mine.replace(desk.folder / SCOPES)  # all collect the same
+        desk.agreed(SCOPES, lambda: scopes_of(self.session, session.items))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -153,23 +150,29 @@ def scopes_of(session: Session, items: Sequence[pytest.Item]) -> Mapping[str, st
     return found
 
 
-def parts_in_order(session: Session, desk: Desk, items: Iterable[pytest.Item]) -> list[tuple[Engines, int]]:
-    """The engines as they are to begin, those more than once whose cells are divided, with the number of the part; the
-    items of such a part are told. What is resumed counts as done, and is read here: all workers read the same."""
+def parts_in_order(session: Session, desk: Desk, items: Sequence[pytest.Item]) -> dict[tuple[Engines | None, int], int]:
+    """The rank of each engine, as they are to begin, and of each part of one whose cells are divided; the items of such
+    a part are told. One worker decides for all, by what it reads here of a run that is resumed: xdist wants all to have
+    the same items in the same order, and whoever replaces one that crashed may read more."""
     if session.resumes:
         session.resume()
-    there = [item for item in items if not is_skipped(item)]
-    cells, places = plan_rows(session, there), len(desk.seat.devices)
-    groups = groups_of(cells)
+    told = desk.agreed("parts", lambda: _parts_and_ranks(desk, items, plan_rows(session, items)))
+    ranks = {}
+    for item in items:
+        item.stash[PART], rank = told.get(item.nodeid, (0, None))
+        if rank is not None:
+            ranks[engine_of(session, item), item.stash[PART]] = rank
+    return ranks
+
+
+def _parts_and_ranks(desk: Desk, items: Sequence[pytest.Item], cells: Sequence[Cell]) -> dict[str, tuple[int, int]]:
+    """Of each item with a cell that an engine is to serve, by its id."""
+    groups, places = groups_of(cells), len(desk.seat.devices)
     if all(group.gpus <= places for group in groups):  # else one is refused when it is to start, or has a place's cores
         groups = divided(groups, places)
-    begun, part_of_load = Counter[Engines](), dict[tuple[Engines | None, Load | None], int]()
-    order = []
-    for group in in_order(groups):
-        part = begun[group.engine]
+    begun, found = Counter[Engines](), dict[tuple[Engines, Load | None], tuple[int, int]]()
+    for rank, group in enumerate(in_order(groups)):
+        found |= {(group.engine, load): (begun[group.engine], rank) for load in group.by_load}
         begun[group.engine] += 1
-        order.append((group.engine, part))
-        part_of_load |= {(group.engine, load): part for load in group.by_load}
-    for item, cell in zip(there, cells):
-        item.stash[PART] = part_of_load.get((cell.engine, cell.load), 0)
-    return order
+    there = [item for item in items if not is_skipped(item)]
+    return {item.nodeid: found[cell.engine, cell.load] for item, cell in zip(there, cells) if cell.engine}

@@ -7,10 +7,11 @@ own, and each GPU has a lock, held while an engine runs there. What a worker has
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -179,6 +180,16 @@ class Desk:
     def _path(self, device: str) -> Path:
         return self.folder / f"{device}.lock"
 
+    def agreed(self, name: str, decide: Callable[[], Any]) -> Any:
+        """What the first worker of a run that asks has decided, for all of them, as JSON gives it back: what a later
+        one would decide may be something else by then."""
+        path = _agreement(self.folder, name)
+        with _locked(path.with_suffix(".lock")):
+            if not path.exists():
+                path.with_suffix(".new").write_text(json.dumps(decide()), "utf-8")
+                path.with_suffix(".new").replace(path)
+        return agreed(self.folder, name)
+
     def save(self, outcome: Outcome) -> None:
         """Whole or not at all."""
         path = self.folder / f"{self.name}.outcome"
@@ -191,10 +202,19 @@ def outcomes_of(folder: Path) -> list[Outcome]:
     return [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.outcome"))]
 
 
+def agreed(folder: Path, name: str) -> Any:
+    """What the workers of this run have agreed on."""
+    return json.loads(_agreement(folder, name).read_text("utf-8"))
+
+
+def _agreement(folder: Path, name: str) -> Path:
+    return folder / f"{name}.agreed"
+
+
 def sweep_up(folder: Path) -> None:
     """Leave nothing but archives."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.suffix in (".outcome", ".new", ".lock", ".scopes"):
+        if path.suffix in (".outcome", ".new", ".lock", ".agreed"):
             path.unlink()
 
 

@@ -93,6 +93,7 @@ CELLS = st.lists(
         st.sampled_from(["opt-125m", "opt-350m", "opt-1.3b", "opt-2.7b", "opt-6.7b"]),
         st.lists(st.floats(0, 100), min_size=1, max_size=12),
         tensor_parallel=st.sampled_from([1, 1, 1, 2]),
+        backend=st.sampled_from(["cuda", "fake"]),
     ),
     min_size=1,
     max_size=6,
@@ -109,7 +110,7 @@ def test_a_division_loses_no_cell_and_doubles_none(cells, gpus):
         assert its == [group] or group.divisible
         loads = [load for part in its for load in part.by_load]
         assert len(loads) == len(set(loads)) and len(its) <= gpus, "what is under one load stays together"
-        assert all(part.seconds == pytest.approx(start_price_s(ONE) + seconds_of(part.cells)) for part in its)
+        assert all(part.seconds == pytest.approx(start_price_s(part.engine) + seconds_of(part.cells)) for part in its)
     before, after = makespan_s(spread(whole, gpus)), makespan_s(spread(parts, gpus))
     assert after < before or len(parts) == len(whole)
     assert after >= least_s(whole, gpus) * (1 - 1e-9)
@@ -130,6 +131,15 @@ def test_engines_that_take_the_same(models, gpus, parts):
     """Dividing one of them alone would save nothing."""
     cells = [cell for model in range(models) for cell in cells_of(f"opt-{model}", [20] * 12)]
     assert len(divided(groups_of(cells), gpus)) == parts
+
+
+def test_what_the_last_engine_waits_for_is_divided():
+    """An engine on both GPUs begins when the one that it is compared with has ended."""
+    cells = [*cells_of("opt-6.7b", [60] * 10), *cells_of("opt-6.7b", [60], tensor_parallel=2)]
+    whole = groups_of(cells)
+    parts = divided(whole, 2)
+    assert [(group.gpus, len(group.cells)) for group in parts] == [(1, 5), (1, 5), (2, 1)]
+    assert makespan_s(spread(whole, 2)) == 770 and makespan_s(spread(parts, 2)) == 470
 
 
 UNDIVIDED = {

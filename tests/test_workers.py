@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import NoReturn
@@ -24,7 +25,7 @@ from pytest_slmserve.options import read_options
 from pytest_slmserve.records import Environment
 from pytest_slmserve.session import Session
 from pytest_slmserve.spec import EngineSpec
-from pytest_slmserve.workers import Desk, Outcome, Seat, as_seen, equal_parts, outcomes_of, seats, sweep_up
+from pytest_slmserve.workers import Desk, Outcome, Seat, agreed, as_seen, equal_parts, outcomes_of, seats, sweep_up
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
 
@@ -184,6 +185,20 @@ def test_what_does_not_start_leaves_its_gpus_to_the_others(tmp_path):
         assert other.neighbours == 0
         other.take(2)
     session.close()
+
+
+def test_the_first_that_asks_decides_for_all(tmp_path):
+    first, other = (Desk(seat(tmp_path, i, "ab"), f"gw{i}") for i in range(2))
+    with suppress(BadUsage):
+        first.agreed("order", refused)
+    assert first.agreed("order", lambda: ["a", "b"]) == ["a", "b"]
+    assert other.agreed("order", refused) == agreed(other.folder, "order") == ["a", "b"]
+    sweep_up(first.folder)
+    assert not list(first.folder.iterdir())
+
+
+def refused() -> NoReturn:
+    raise BadUsage("nothing can be decided", "")
 
 
 def test_sensors_of_several_gpus_are_in_the_same_order_in_each_worker(tmp_path, monkeypatch):

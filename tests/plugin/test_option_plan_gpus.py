@@ -16,6 +16,23 @@ def test_engines_are_spread_over_so_many_gpus(sweep):
     )
 
 
+def test_what_asks_nothing_of_an_engine_does_not_keep_it_whole(pytester):
+    pytester.makepyfile("""
+        import pytest
+
+        def test_point(slm_point):
+            assert slm_point.measure()
+
+        def test_advice(slm_advice):
+            assert slm_advice()
+
+        def test_two(slm_replicas):
+            assert slm_replicas(2)
+    """)
+    words = ("--slm-fake", "--slm-plan", "--slm-models=opt-125m", "--slm-batches=1,2", "--slm-plan-gpus=2")
+    pytester.runpytest_inprocess(*words).stdout.fnmatch_lines(["GPU 0: 0:00 opt-125m (1 of 2 cells, 0:00)"])
+
+
 def test_without_it_nothing_is_spread(sweep):
     assert "spread by engine" not in sweep("--slm-plan").stdout.str()
 

@@ -132,6 +132,7 @@ def test_replicas_of_a_users_own_test(pytester):
 WRONG = {
     "gpus='two'": "gpus='two') is no number of GPUs",
     "extra=(('tensor-parallel-size', 2),)": "no sensor would hear of the GPUs that tensor-parallel-size asks for",
+    "extra=('tensor_parallel_size',)": "extra=('tensor_parallel_size',)) is no list of pairs",
     "env=(('CUDA_VISIBLE_DEVICES', '1'),)": "no sensor would hear of the GPUs that CUDA_VISIBLE_DEVICES asks for",
 }
 
