@@ -36,7 +36,7 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
     if session.desk:
         from pytest_slmserve.spreading import parts_in_order  # needs pytest-xdist
 
-        order |= parts_in_order(session, session.desk, items)
+        order = parts_in_order(session, session.desk, items)
     call_late(session, items, divided={engine for engine, part in order if part})
 
     def rank(item: pytest.Item) -> tuple[bool, bool, int, bool]:
@@ -46,7 +46,7 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
     return sorted(items, key=rank)
 
 
-def call_late(session: Session, items: Sequence[Any], divided: Container[Any] = ()) -> None:
+def call_late(session: Session, items: Sequence[Any], divided: Container[Any]) -> None:
     """Those that read what more than one engine measured come when all have, or one that is `divided`. Where cells are
     measured once more, alone, in the end, every reader waits for that: what it judges would change behind it. Raises
     BadUsage for an unknown claim."""

@@ -80,8 +80,7 @@ def _cost(session: Session, item: Any, parameters: Mapping[str, Any]) -> Cost | 
         return Cost((model, load, variant), engine_of(session, item), None if depends else load, once_s)
     if replicas := parameters.get("slm_replica_point"):
         load = agenda.load(replicas.concurrency)  # as if one engine served all of it
-        alone, once_s = replicas.count == 1, point_price_s(agenda, replicas.model, load)
-        return Cost(replicas, engine_of(session, item), load if alone else None, once_s)
+        return Cost(replicas, engine_of(session, item), load, point_price_s(agenda, replicas.model, load))
     if gpus := parameters.get("slm_gpus_point"):
         engine, load = gpus_engine(session, gpus)
         return Cost(gpus, engine, load, point_price_s(agenda, gpus.model, load, spec=engine_alone(engine)))

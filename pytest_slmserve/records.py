@@ -117,9 +117,7 @@ class Environment:
     @cached_property
     def per_gpu_key(self) -> str:
         """Equal where engines have as many cores for each of their GPUs, if these are divided among them."""
-        if self.of_gpus and self.cores:
-            return replace(self, cores=self.cores // self.of_gpus).key
-        return self.key
+        return self.on(1).key
 
     def on(self, gpus: int) -> Environment:
         """Of an engine on so many GPUs: it has the parts of all of them, if the cores are divided."""

@@ -150,15 +150,16 @@ def scopes_of(session: Session, items: Sequence[pytest.Item]) -> Mapping[str, st
     return found
 
 
-def parts_in_order(session: Session, desk: Desk, items: Sequence[pytest.Item]) -> dict[tuple[Engines | None, int], int]:
+def parts_in_order(session: Session, desk: Desk, items: Sequence[pytest.Item]) -> dict[tuple[Any, int], int]:
     """The rank of each engine, as they are to begin, and of each part of one whose cells are divided; the items of such
     a part are told. One worker decides for all, by what it reads here of a run that is resumed: xdist wants all to have
     the same items in the same order, and whoever replaces one that crashed may read more."""
     if session.resumes:
         session.resume()
-    told = desk.agreed("parts", lambda: _parts_and_ranks(desk, items, plan_rows(session, items)))
+    there = [item for item in items if not is_skipped(item)]
+    told = desk.agreed("parts", lambda: _parts_and_ranks(desk, there, plan_rows(session, there)))
     ranks = {}
-    for item in items:
+    for item in there:
         item.stash[PART], rank = told.get(item.nodeid, (0, None))
         if rank is not None:
             ranks[engine_of(session, item), item.stash[PART]] = rank
@@ -174,5 +175,4 @@ def _parts_and_ranks(desk: Desk, items: Sequence[pytest.Item], cells: Sequence[C
     for rank, group in enumerate(in_order(groups)):
         found |= {(group.engine, load): (begun[group.engine], rank) for load in group.by_load}
         begun[group.engine] += 1
-    there = [item for item in items if not is_skipped(item)]
-    return {item.nodeid: found[cell.engine, cell.load] for item, cell in zip(there, cells) if cell.engine}
+    return {item.nodeid: found[cell.engine, cell.load] for item, cell in zip(items, cells) if cell.engine}

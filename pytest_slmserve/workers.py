@@ -186,15 +186,11 @@ class Desk:
         path = _agreement(self.folder, name)
         with _locked(path.with_suffix(".lock")):
             if not path.exists():
-                path.with_suffix(".new").write_text(json.dumps(decide()), "utf-8")
-                path.with_suffix(".new").replace(path)
+                _write(path, json.dumps(decide()).encode())
         return agreed(self.folder, name)
 
     def save(self, outcome: Outcome) -> None:
-        """Whole or not at all."""
-        path = self.folder / f"{self.name}.outcome"
-        path.with_suffix(".new").write_bytes(pickle.dumps(outcome))
-        path.with_suffix(".new").replace(path)
+        _write(self.folder / f"{self.name}.outcome", pickle.dumps(outcome))
 
 
 def outcomes_of(folder: Path) -> list[Outcome]:
@@ -209,6 +205,12 @@ def agreed(folder: Path, name: str) -> Any:
 
 def _agreement(folder: Path, name: str) -> Path:
     return folder / f"{name}.agreed"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    path.with_suffix(".new").write_bytes(data)
+    path.with_suffix(".new").replace(path)
 
 
 def sweep_up(folder: Path) -> None:

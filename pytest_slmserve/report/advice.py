@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.headroom import Ceiling, Gains
 from pytest_slmserve.analysis.placement import Footprint
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.analysis.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
-from pytest_slmserve.report.layout import WIDTH, grid, hanging, named
+from pytest_slmserve.report.layout import WIDTH, grid_of_known, hanging, named
 from pytest_slmserve.report.rounding import ABSENT, between, figure, hundredths, milliseconds
 from pytest_slmserve.report.serving import lines, starts
 from pytest_slmserve.report.subjects import Source
@@ -91,9 +91,7 @@ def _gib(number: float) -> str:
 def table(plan: Plan) -> str:
     """A row for each model; columns of which nothing is known are left out."""
     rows = [_cells(advice) for advice in plan.advices]
-    filled = [any(cell not in ("", ABSENT) for cell in column) for column in zip(*rows, strict=True)]
-    kept = [i for i, there in enumerate(filled) if there or i < ALWAYS]
-    return grid([[row[i] for i in kept] for row in rows], [COLUMNS[i] for i in kept], [SIDES[i] for i in kept])
+    return grid_of_known(rows, COLUMNS, SIDES, ALWAYS)
 
 
 def _cells(advice: Advice) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.doors import AtBothDoors, Doors, at_both_doors
 from pytest_slmserve.report.findings import served_on
-from pytest_slmserve.report.layout import grid, hanging
-from pytest_slmserve.report.rounding import ABSENT, changes, counted, figure, hundredths, milliseconds
+from pytest_slmserve.report.layout import grid_of_known, hanging
+from pytest_slmserve.report.rounding import changes, counted, figure, hundredths, milliseconds
 
 COLUMNS: tuple[tuple[str, Callable[[AtBothDoors], str]], ...] = (
     ("in\nflight", lambda at: str(at.concurrency)),
@@ -45,8 +45,7 @@ def doors_report(curves: Sequence[Curve]) -> Iterator[str]:
 
 def _of_model(doors: Doors) -> str:
     rows = [[text(at) for _, text in COLUMNS] for at in doors.loads]
-    kept = [i for i in range(len(COLUMNS)) if any(row[i] != ABSENT for row in rows)]
-    table = grid([[row[i] for i in kept] for row in rows], [COLUMNS[i][0] for i in kept], ["right" for _ in kept])
+    table = grid_of_known(rows, [name for name, _ in COLUMNS], ["right"] * len(COLUMNS))
     launches = " and ".join(counted(len(each.resolved), "launch") for each in (doors.offline, doors.server))
     title = (
         f"{doors.server.subject} through the server beside offline: {served_on(doors.server.environment)}, {launches}"

@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.deployments import Deployment, deployments, on_sev
 from pytest_slmserve.analysis.device import figures_of_each_gpu
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.report.findings import served_on
-from pytest_slmserve.report.layout import grid, hanging
+from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import ABSENT, changes, counted, figure, hundredths
 from pytest_slmserve.report.standing import standing
 
@@ -69,8 +69,7 @@ def _of_model(curve: Curve) -> str:
         return ""
     rows = [row for _, under in groupby(found, key=_load) for row in _rows(curve, list(under))]
     sides = ["left" if name in WORDS else "right" for name in COLUMNS]
-    kept = [i for i, _ in enumerate(COLUMNS) if any(row[i] != ABSENT for row in rows)]
-    table = grid([[row[i] for i in kept] for row in rows], [COLUMNS[i] for i in kept], [sides[i] for i in kept])
+    table = grid_of_known(rows, COLUMNS, sides)
     said = [hanging(text, 2) for text in (*_waiting(found), *_each_gpu(curve), *_answers(curve, found))]
     return "\n".join([f"{curve.subject} on several GPUs: {served_on(curve.environment)}", "", table, *said])
 

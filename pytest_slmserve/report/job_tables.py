@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pytest_slmserve.analysis.jobs import CONTINUOUS, JobPoint, grouped
 from pytest_slmserve.report.findings import served_on
-from pytest_slmserve.report.layout import grid, hanging
+from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds
 from pytest_slmserve.report.standing import standing
 from pytest_slmserve.spec import Job
@@ -60,9 +60,7 @@ def _table(points: Sequence[JobPoint]) -> str:
     ordered = sorted(points, key=_place)
     rows = [[text(p) for _, text in (*NAMES, *FIGURES)] for p in ordered]
     columns = [name for name, _ in (*NAMES, *FIGURES)]
-    kept = [i for i in range(len(columns)) if any(row[i] not in ("", ABSENT) for row in rows)]
-    sides = ["left" if columns[i] in WORDS else "right" for i in kept]
-    return grid([[row[i] for i in kept] for row in rows], [columns[i] for i in kept], sides)
+    return grid_of_known(rows, columns, ["left" if name in WORDS else "right" for name in columns])
 
 
 def _burstiness(load: Job) -> str:

@@ -7,6 +7,8 @@ from textwrap import fill
 
 from tabulate import tabulate
 
+from pytest_slmserve.report.rounding import ABSENT
+
 WIDTH = 150  # of a line, in columns
 
 
@@ -14,6 +16,13 @@ def grid(rows: Sequence[Sequence[str]], columns: Sequence[str], sides: Sequence[
     """A table. sides: where each column stands, left, right or center."""
     text = str(tabulate(rows, columns, "simple", disable_numparse=True, colalign=sides if rows else None))
     return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def grid_of_known(rows: Sequence[Sequence[str]], columns: Sequence[str], sides: Sequence[str], always: int = 0) -> str:
+    """The same without the columns, but for the first `always`, of which no row says anything."""
+    known = [any(row[i] not in ("", ABSENT) for row in rows) for i in range(len(columns))]
+    kept = [i for i, there in enumerate(known) if there or i < always]
+    return grid([[row[i] for i in kept] for row in rows], [columns[i] for i in kept], [sides[i] for i in kept])
 
 
 def hanging(text: str, indent: int) -> str:

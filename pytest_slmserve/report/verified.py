@@ -12,7 +12,7 @@ from pytest_slmserve.analysis.stats import Interval, percent, times
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.analysis.verification import Verification, Verified, VerifiedTogether
 from pytest_slmserve.report import advice_json
-from pytest_slmserve.report.layout import grid, hanging
+from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.subjects import Source
 from pytest_slmserve.report.tables import verdict_lines
@@ -62,9 +62,7 @@ def _heading(seen: Verification) -> str:
 def table(alone: Sequence[Verified]) -> str:
     """A row for each model; columns of which nothing is known are left out."""
     rows = [tuple(_cells(each)) for each in alone]
-    filled = [any(cell not in ("", ABSENT) for cell in column) for column in zip(*rows, strict=True)]
-    kept = [i for i, there in enumerate(filled) if there or i < ALWAYS]
-    return grid([[row[i] for i in kept] for row in rows], [COLUMNS[i] for i in kept], [SIDES[i] for i in kept])
+    return grid_of_known(rows, COLUMNS, SIDES, ALWAYS)
 
 
 def _cells(seen: Verified) -> Iterator[str]:
