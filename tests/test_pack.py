@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import lzma
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from scripts import benchmark_script, loaded
@@ -81,16 +83,60 @@ def test_what_does_not_reach_into_the_window_may_go(script, long, tmp_path):
 
 
 def test_a_window_without_which_the_report_would_differ_is_not_cut(script, long, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(script, "BESIDE", -170)
+    monkeypatch.setattr(script, "told", lambda path: path.name)
     assert script.main([str(long), str(tmp_path / "short.jsonl.xz"), "--window"]) == 1
     assert "would be read as something else" in capsys.readouterr().err and [*tmp_path.iterdir()] == [long]
 
 
-def test_nor_one_without_which_a_summary_would_though_the_report_rounds_it_away(script, long, tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "told", lambda path: "the same")
-    assert script.main([str(long), str(tmp_path / "a.jsonl.xz"), "--window"]) == 0
+def test_a_measurement_that_would_have_another_summary_stays_whole(script, long, tmp_path, monkeypatch):
     monkeypatch.setattr(script, "BESIDE", -170)
-    assert script.main([str(long), str(tmp_path / "b.jsonl.xz"), "--window"]) == 1
+    assert script.main([str(long), str(tmp_path / "a.jsonl.xz"), "--window"]) == 0
+    assert read(tmp_path / "a.jsonl.xz").measurements == read(long).measurements
+
+
+@pytest.fixture
+def noisy(tmp_path):
+    """As `long`, with stamps that end in any digit, and a window that begins and ends with a step."""
+    random = Random(3)
+
+    with Archive.open(tmp_path / "noisy.jsonl") as archive:
+        for load in (ClosedLoop(8), job(88)):
+            found = measurement(8, 8000.0, steps=320, load=load)
+            run, times = found.run, tuple(sorted(at + random.uniform(0, 1e-4) for at in found.run.steps.time_s))
+            window_s = (times[60], times[-60]) if isinstance(load, ClosedLoop) else run.window_s
+            archive.add(replace(found, run=replace(run, steps=replace(run.steps, time_s=times), window_s=window_s)))
+    return tmp_path / "noisy.jsonl"
+
+
+def inside(run, stamps):
+    return [run.window_s[0] <= at <= run.window_s[1] for at in stamps if at is not None]
+
+
+def test_stamps_may_be_rounded_and_stay_on_their_side_of_the_window(script, noisy, tmp_path):
+    out, whole = tmp_path / "out.jsonl.xz", tmp_path / "whole.jsonl.xz"
+    assert script.main([str(noisy), str(out), "--round", "16"]) == 0
+    assert script.main([str(noisy), str(whole)]) == 0
+    assert out.stat().st_size < 0.9 * whole.stat().st_size
+    for before, after in zip(read(noisy).measurements, read(out).measurements, strict=True):
+        times = after.run.steps.time_s
+        assert all(round(at * 1e6) % 16 == 0 for at in (*times, *after.run.samples.last_token_s, *after.run.window_s))
+        assert max(abs(a - b) for a, b in zip(times, before.run.steps.time_s)) < 33e-6 and [*times] == sorted(times)
+        for name in ("sent_s", "last_token_s"):
+            columns = [getattr(m.run.samples, name) for m in (before, after)]
+            assert inside(before.run, columns[0]) == inside(after.run, columns[1])
+        assert inside(before.run, before.run.steps.time_s) == inside(after.run, times)
+
+
+def test_stamps_so_coarse_that_a_figure_would_change_are_not_written(script, noisy, tmp_path, capsys):
+    assert script.main([str(noisy), str(tmp_path / "out.jsonl.xz"), "--round", "8192"]) == 1
+    assert "would be read as something else" in capsys.readouterr().err and [*tmp_path.iterdir()] == [noisy]
+
+
+def test_nor_are_those_by_which_a_report_would_say_something_else(script, noisy, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "told", lambda path: "holds 1" if path == noisy else "holds 2")
+    assert script.main([str(noisy), str(tmp_path / "out.jsonl.xz"), "--round", "16"]) == 0
+    monkeypatch.setattr(script, "told", lambda path: "holds 1" if path == noisy else "fails 1")
+    assert script.main([str(noisy), str(tmp_path / "out.jsonl.xz"), "--round", "16"]) == 1
 
 
 def test_a_damaged_archive_is_not_packed(script, tmp_path):
