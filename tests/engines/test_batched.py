@@ -86,6 +86,7 @@ def test_it_serves_what_was_asked_for(engine):
     assert list(found.run.samples.output_tokens) == [r.output_tokens for r in WORKLOAD.requests]
     assert sum(found.run.steps.new_tokens) == sum(r.output_tokens for r in WORKLOAD.requests)
     assert 0 < point.waste < 1 and point.resolved.transformers
+    assert point.resolved.attention_backend == "sdpa, without cuDNN"  # which would plan for each new shape
 
 
 @pytest.mark.slow
