@@ -32,7 +32,7 @@ def finished(vllm_here, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     for name in ("test_pareto_plateau.py", "test_kv_capacity.py"):
         shutil.copy(BENCHMARKS / name, folder)
-    words = ("--slm-cpu", "--slm-batches=1,8,32", "--slm-window=1.5", "--slm-repeats=2", "-p", "no:cacheprovider", "-v")
+    words = ("--slm-cpu", "--slm-batches=1,8,32", "--slm-repeats=2", "-p", "no:cacheprovider", "-v")
     with TemporaryDirectory(prefix="slm-") as tmp:
         run = PytestRun(folder, Path(tmp), words)
         try:
@@ -128,6 +128,6 @@ def test_what_was_advised_is_what_is_served(finished):
     assert abs(measured["kv_blocks"] - model["predicted"]["kv_blocks"]) <= 2 and measured["preemptions_count"] == 0
     assert done.returncode == {"holds": 0, "fails": 1, "undecided": 10}[seen["verification"]["state"]]
     kept = read(finished.folder / ".slm" / "verify.jsonl").measurements
-    assert {(m.spec.max_num_seqs, m.load.concurrency, m.load.window_s) for m in kept} == {(batch, batch, 1.5)}
+    assert {(m.spec.max_num_seqs, m.load.concurrency, m.load.window_s) for m in kept} == {(batch, batch, 4.0)}
     if measured["valid_repeats_count"] and not noisy:  # else the machine was too noisy to say anything
         assert abs(model["measured_of_predicted_ratio"]["value"] - 1) < MARGIN, done.stdout
