@@ -15,6 +15,7 @@ from pytest_slmserve.kinds import Backend, Door, Rule, Sharing, Source, Starts, 
 from pytest_slmserve.urls import check_url
 
 GIB = 1 << 30
+FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
 # Fields of an engine that came after the first records: what was so before.
 LATER = {"url": "", "tensor_parallel": 1, "allow_prefix_cache": False}
 LATER_OF_A_LOAD = {"steps": (), "max_concurrency": None, "burstiness": 1.0}
@@ -104,6 +105,17 @@ class EngineSpec:
     def caches_prefixes(self) -> bool:
         """Was its engine asked to keep prompts for others that begin like them?"""
         return bool(dict(self.extra).get("enable_prefix_caching", self.prefix_caching))
+
+    @property
+    def front_ends(self) -> int:
+        """Processes that speak HTTP for its server."""
+        asked = dict(self.extra).get(FRONT_ENDS)
+        return asked if isinstance(asked, int) else 1
+
+    @property
+    def without_http(self) -> EngineSpec:
+        """The same engine by the offline door."""
+        return replace(self, door="offline", extra=tuple(pair for pair in self.extra if pair[0] != FRONT_ENDS))
 
     @property
     def gpus(self) -> range:

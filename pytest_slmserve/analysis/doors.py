@@ -7,7 +7,7 @@ difference tells of the doors as far as each was launched more than once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point, series_key
@@ -76,4 +76,4 @@ def _but_for_the_door(curve: Curve) -> str | None:
     first, load = curve.first, curve.load
     if first is None or load is None:
         return None
-    return series_key(replace(first.spec, door="offline"), first.workload.hash, load, first.environment)
+    return series_key(first.spec.without_http, first.workload.hash, load, first.environment)

@@ -39,6 +39,7 @@ from pytest_slmserve.records import Request, Run, Workload
 from pytest_slmserve.spec import EngineSpec, Load
 
 SERVE = WORKER.with_name("serve.py")
+ONE_FRONT_END, VLLM_SERVE = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"
 HOST = "127.0.0.1"
 NAME = "slm"  # of the model, as requests call it
 GUARD = "slm_key.Guard"  # of the worker's folder, which is on the server's path
@@ -107,10 +108,12 @@ class ServerEngine(Held):
             time.sleep(LOOK_S)
 
     def _healthy(self) -> bool:
+        """Of several front ends one answers; that the others are there too is known as they tell their limits."""
         try:
-            return self._asked("GET", "/health")[0] == 200
+            answered = self._asked("GET", "/health")[0] == 200
         except (OSError, http.client.HTTPException):
             return False
+        return answered and (self.spec.front_ends == 1 or tellers(self.child.folder) >= self.spec.front_ends)
 
     def _asked(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         asked = None if body is None else json.dumps(body)
@@ -144,7 +147,13 @@ class ServerEngine(Held):
         if self.child.process.poll() is not None:
             raise self.child.failed(f"died while it served ({told['first_failure']})")
         self.ready = True
-        return run_of(told, workload, [r for r in trace_lines(self.child.folder, before) if r[0] >= told["began"]])
+        return run_of(told, workload, self._steps(before, told["began"]))
+
+    def _steps(self, after: int, began_s: float) -> list[Any]:
+        """None where several tell: each knows of the tokens that went through it, no row is a whole step."""
+        if tellers(self.child.folder) > 1:
+            return []
+        return [row for row in trace_lines(self.child.folder, after) if row[0] >= began_s]
 
     def _await_idle(self) -> None:
         """What was cut off at the end of a load is served on until its server has noticed: no longer when the next load
@@ -186,8 +195,8 @@ def start_server(
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
     if allowed := environment.get("VLLM_PLUGINS"):
         environment["VLLM_PLUGINS"] = f"{allowed},slm_trace"
-    arguments = flags(server_arguments(spec, model) | {"host": HOST, "port": port})
-    command = [spec.python or sys.executable, "-u", str(SERVE), *arguments]
+    arguments = server_arguments(spec, model) | {"host": HOST, "port": port}
+    command = [spec.python or sys.executable, "-u", str(SERVE), *started_by(spec, arguments)]
     return Child(command, environment, folder, cores, name="the server")
 
 
@@ -197,6 +206,15 @@ def server_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     counted = {"enable_prompt_tokens_details": True} if spec.caches_prefixes else {}
     ours = {"served_model_name": NAME, "disable_uvicorn_access_log": True, "middleware": GUARD}
     return {**counted, **engine, **ours}
+
+
+def started_by(spec: EngineSpec, arguments: Mapping[str, Any]) -> list[str]:
+    """Module and command line. Only `vllm serve` heeds how many front ends are asked for; but it wants a distribution
+    named vllm, which builds for a CPU need not be."""
+    if spec.front_ends == 1:
+        return [ONE_FRONT_END, *flags(arguments)]
+    others = {name: value for name, value in arguments.items() if name != "model"}
+    return [VLLM_SERVE, "serve", arguments["model"], *flags(others)]
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
@@ -242,6 +260,13 @@ def write_plugin(folder: Path) -> None:
 
 def trace_file(folder: Path) -> Path:
     return folder / "steps.jsonl"
+
+
+def tellers(folder: Path) -> int:
+    """How many have told their limits: front ends, or engines behind one."""
+    with suppress(OSError), trace_file(folder).open("rb") as file:
+        return sum(line.startswith(b"{") for line in file)
+    return 0
 
 
 def trace_lines(folder: Path, after: int = 0) -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.doors import AtBothDoors, Doors, at_both_doors
-from pytest_slmserve.report.findings import served_on
+from pytest_slmserve.report.findings import front_ends, served_on
 from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import changes, counted, figure, hundredths, milliseconds
 
@@ -47,7 +47,6 @@ def _of_model(doors: Doors) -> str:
     rows = [[text(at) for _, text in COLUMNS] for at in doors.loads]
     table = grid_of_known(rows, [name for name, _ in COLUMNS], ["right"] * len(COLUMNS))
     launches = " and ".join(counted(len(each.resolved), "launch") for each in (doors.offline, doors.server))
-    title = (
-        f"{doors.server.subject} through the server beside offline: {served_on(doors.server.environment)}, {launches}"
-    )
+    through = f"{doors.server.subject} through the server{front_ends(doors.server.spec)} beside offline"
+    title = hanging(f"{through}: {served_on(doors.server.environment)}, {launches}", 2)
     return "\n".join([title, "", table])

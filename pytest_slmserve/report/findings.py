@@ -19,6 +19,8 @@ from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hu
 from pytest_slmserve.spec import EngineSpec
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
+FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue
+FED = 0.75  # of what was sent; a request's way in and out takes a few per cent of its life
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
@@ -39,7 +41,7 @@ def _facts(curve: Curve) -> list[str]:
         return []
     where = first.environment
     return [
-        f"{first.spec.door} door",
+        f"{first.spec.door} door{front_ends(first.spec)}",
         f"TP {first.spec.tensor_parallel}",
         f"starts {load.starts}",
         f"window {load.window_s:g} s",
@@ -53,7 +55,12 @@ def _facts(curve: Curve) -> list[str]:
 
 def _limits(spec: EngineSpec) -> str:
     """Of an engine, but for what is named by itself."""
-    return replace(spec, door="offline" if spec.door == "server" else spec.door, tensor_parallel=1).key
+    return replace(spec.without_http if spec.door == "server" else spec, tensor_parallel=1).key
+
+
+def front_ends(spec: EngineSpec | None) -> str:
+    """ " with 4 front ends"; empty for one."""
+    return f" with {spec.front_ends} front ends" if spec and spec.front_ends > 1 else ""
 
 
 def served_on(where: Environment | None) -> str:
@@ -102,6 +109,8 @@ def findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, str]]:
     yield "Little's law", _little(curve)
     if young := _unsettled(curve):
         yield "latency", young
+    if outside := _outside_the_engine(curve):
+        yield "front end", outside
     yield "repeats", _agreement(curve)
 
 
@@ -243,6 +252,21 @@ def _unsettled(curve: Curve) -> str | None:
     return (
         f"requests/s x mean E2E is up to {percent(-off)} less than the batch (at {where} in flight): requests that "
         f"ended in the window were sent under a smaller load, so their E2E and TTFT are too low{settled}"
+    )
+
+
+def _outside_the_engine(curve: Curve) -> str | None:
+    """Where an engine holds much less than was sent to its server, though it has room: the server is the limit."""
+    if curve.spec is None or curve.spec.door != "server":
+        return None
+    room = curve.spec.max_num_seqs
+    held = [(p.batch, p.concurrency) for p in curve.valid if p.batch is not None and (p.kv_usage or 0.0) < FULL]
+    batch, sent = min(held, key=lambda pair: pair[0] / min(pair[1], room), default=(1.0, 1))
+    if batch > FED * min(sent, room):
+        return None
+    return (
+        f"at {sent} in flight the engine holds {figure(batch, 3)} in the mean, though it has room: the others are on "
+        "their way through the server's one front end; --slm-engine-arg api_server_count=4 starts several"
     )
 
 

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.records import Environment, Resolved, WorkloadReference
 from pytest_slmserve.report.door_tables import doors_report
-from pytest_slmserve.report.findings import findings, hosts, labels, spread
+from pytest_slmserve.report.findings import findings, front_ends, hosts, labels, spread
 from pytest_slmserve.report.gpu_tables import gpus_report
 from pytest_slmserve.report.job_tables import job_report
 from pytest_slmserve.report.layout import grid, hanging, named
@@ -52,9 +52,10 @@ COLUMNS = (
     "\nvalid",
 )
 LEGEND = (
-    "batch: sequences that a step really held. tokens: of output. spread: largest less smallest repeat, over the mean. "
-    "ms/token: E2E over output tokens.\ngain: of tokens/s since the row above, per doubling of the load. roofline: "
-    "share of what the data sheet allows at this batch. -: not measured."
+    "batch: sequences that a step really held (requests in flight, where a server does not tell its steps). tokens: of "
+    "output.\nspread: largest less smallest repeat, over the mean. ms/token: E2E over output tokens. gain: of tokens/s "
+    "since the row\nabove, per doubling of the load. roofline: share of what the data sheet allows at this batch. "
+    "-: not measured."
 )
 
 
@@ -134,7 +135,7 @@ def heading(curve: Curve) -> Iterator[str]:
 def _engine(spec: EngineSpec, where: Environment, resolved: Sequence[Resolved]) -> str:
     vllm = "no vLLM" if spec.backend == "fake" else f"vLLM {where.vllm or ABSENT}"
     dtype = next((r.dtype for r in resolved if r.dtype), spec.dtype)
-    return f"{vllm}, {spec.door} door, {dtype}, {spec.weights} weights"
+    return f"{vllm}, {spec.door} door{front_ends(spec)}, {dtype}, {spec.weights} weights"
 
 
 def device(where: Environment) -> str:

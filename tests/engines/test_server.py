@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from importlib.metadata import PathDistribution
@@ -11,7 +13,7 @@ from itertools import pairwise
 
 import psutil
 import pytest
-from doors import small_workload, stand_in
+from doors import STAND_IN, small_workload, stand_in
 from processes import gone, group
 
 from pytest_slmserve.engines import server
@@ -21,6 +23,8 @@ from pytest_slmserve.engines.server import (
     ServerEngine,
     flags,
     server_arguments,
+    started_by,
+    tellers,
     trace_lines,
     write_plugin,
 )
@@ -55,6 +59,14 @@ def test_further_arguments_become_flags_of_their_kind():
     given = flags(server_arguments(spec, "m"))
     assert json.loads(given[given.index("--compilation-config") + 1]) == {"level": 0}
     assert "--enable-lora" in given and given[given.index("--block-size") + 1] == "32"
+
+
+def test_one_front_end_is_a_module_several_are_a_matter_of_vllm_serve():
+    given = {"model": "/m", "port": 8000}
+    assert started_by(CUDA, given) == ["vllm.entrypoints.openai.api_server", "--model", "/m", "--port", "8000"]
+    several = replace(CUDA, extra=(("api_server_count", 4),))
+    assert started_by(several, given) == ["vllm.entrypoints.cli.main", "serve", "/m", "--port", "8000"]
+    assert several.without_http == replace(CUDA, door="offline") and several.key != CUDA.key
 
 
 def test_a_request_asks_for_exactly_so_many_tokens():
@@ -145,8 +157,8 @@ def start():
     """Starts the stand-in with faults; the groups of server and client are gone at the end, and their logs too."""
     engines = []
 
-    def begin(**extra):
-        engines.append(ServerEngine(stand_in_server(**extra)))
+    def begin(path=str(STAND_IN), **extra):
+        engines.append(ServerEngine(replace(stand_in_server(**extra), env=(("PYTHONPATH", path),))))
         return engines[-1]
 
     yield begin
@@ -205,6 +217,39 @@ def test_a_client_that_is_killed_is_a_failure(start):
     began = time.monotonic()
     engine.close()
     assert time.monotonic() - began < 3
+
+
+# Several front ends
+
+
+@pytest.fixture
+def named_vllm(tmp_path):
+    """A path that has the stand-in, as a distribution of vLLM's name."""
+    found = tmp_path / "vllm-0.0.1.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.0.1\n", "utf-8")
+    return f"{STAND_IN}{os.pathsep}{tmp_path}"
+
+
+def test_of_several_front_ends_each_serves_and_none_tells_whole_steps(named_vllm, start):
+    engine = start(path=named_vllm, api_server_count=2)
+    assert tellers(engine.child.folder) == 2, "it is not ready before all are"
+    run = engine.run(small_workload(), ClosedLoop(8, requests=32))
+    assert (run.failures, sum(run.samples.output_tokens), len(run.steps)) == (0, 32 * 8, 0)
+    assert sum(run.stream.tokens) == pytest.approx(32 * 8)
+    served = group(engine.child.process.pid)
+    assert len(served) == 6  # their parent, its guardian, and both with a core
+    engine.close()
+    assert gone(engine.child.process.pid)
+
+
+def test_several_front_ends_want_a_distribution_named_vllm():
+    ours, childs = socket.socketpair()
+    with ours, childs:
+        command = [sys.executable, "-S", server.SERVE, server.VLLM_SERVE, "serve", "m", str(childs.fileno()), "1"]
+        done = subprocess.run(command, pass_fds=[childs.fileno()], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "looks for a distribution named vllm" in done.stderr and "leave api_server_count out" in done.stderr
 
 
 # Its port

@@ -12,6 +12,7 @@ from pytest_slmserve.analysis.curve import curve_of
 from pytest_slmserve.analysis.doors import at_both_doors
 from pytest_slmserve.analysis.window import window_steps
 from pytest_slmserve.report.door_tables import doors_report
+from pytest_slmserve.report.findings import labels
 from pytest_slmserve.store import Archive
 
 LOADS = (4, 8, 16)
@@ -37,6 +38,18 @@ def test_each_load_that_both_have_is_a_row():
     assert [at.concurrency for at in doors.loads] == [8, 16]
     assert [at.ratio.value for at in doors.loads] == pytest.approx([0.9, 0.9], rel=0.02)
     assert all(at.ratio.low <= at.ratio.value <= at.ratio.high for at in doors.loads)
+
+
+def test_front_ends_are_no_matter_of_the_engine_and_are_named():
+    several = [replace(m, spec=replace(m.spec, extra=(("api_server_count", 4),))) for m in sweep("server", 1.2)]
+    curves = [curve(), curve("server"), curve_of("opt-1.3b", several)]
+    assert [doors.loads[0].ratio.value for doors in at_both_doors(curves)] == pytest.approx([1.0, 1.2], rel=0.02)
+    text = "\n".join(doors_report(curves))
+    assert "opt-1.3b through the server beside" in text
+    assert "opt-1.3b through the server with 4 front ends beside" in text
+    assert labels(curves) == [
+        f"opt-1.3b, {door}" for door in ("offline door", "server door", "server door with 4 front ends")
+    ]
 
 
 def test_where_more_prompts_come_together_fewer_steps_have_one():

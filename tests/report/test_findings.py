@@ -182,6 +182,21 @@ def test_latencies_of_a_load_that_was_still_rising_are_told():
     assert "latency" not in found(sweep()), "the planted loads are steady"
 
 
+def test_an_engine_that_its_server_does_not_feed_is_told():
+    served = replace(measurement(), spec=replace(measurement().spec, door="server"))
+    fed, starved = (
+        replace(noisy_curve({c: 900.0}).points[0], batch=b, kv_usage=0.3) for c, b in ((128, 120.0), (512, 240.0))
+    )
+    assert "front end" not in found(Curve(subject="x", points=(fed,), measurements=(served,)))
+    text = found(Curve(subject="x", points=(fed, starved), measurements=(served,)))["front end"]
+    assert text.startswith("at 512 in flight the engine holds 240 in the mean") and "api_server_count" in text
+    waits = replace(starved, kv_usage=0.99)  # in the engine's own queue
+    assert "front end" not in found(Curve(subject="x", points=(fed, waits), measurements=(served,)))
+    assert "front end" not in found(Curve(subject="x", points=(starved,), measurements=(measurement(),)))
+    small = replace(served, spec=replace(served.spec, max_num_seqs=256))
+    assert "front end" not in found(Curve(subject="x", points=(starved,), measurements=(small,)))
+
+
 def test_several_hosts_are_named_where_repeats_differ():
     made = [
         measurement(c, law(c), repeat=i, environment=replace(H200, host=host))

@@ -14,7 +14,8 @@ from typing import Any
 from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 
 SWITCHES = (
-    "enforce_eager", "enable_prefix_caching", "disable_uvicorn_access_log", "enable_prompt_tokens_details", "metrics"
+    "enforce_eager", "enable_prefix_caching", "disable_uvicorn_access_log", "enable_prompt_tokens_details", "metrics",
+    "share_port",
 )  # fmt: skip
 PAGE = """# HELP vllm:prefix_cache_queries_total Prefix cache queries
 vllm:prefix_cache_queries_total{{engine="0",model_name="slm"}} {}.0
@@ -50,7 +51,8 @@ class Server:
         self.engine.trace.log_engine_initialized()
 
     async def serve(self) -> None:
-        server = await asyncio.start_server(self.connected, self.given["host"], self.given["port"])
+        shared = self.given.get("share_port", False)
+        server = await asyncio.start_server(self.connected, self.given["host"], self.given["port"], reuse_port=shared)
         await server.serve_forever()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
