@@ -14,6 +14,7 @@ from processes import gone
 from runs import POINTS, STEADY, PytestRun, nothing_left_of
 
 from pytest_slmserve.engines.pool import DeviceLock
+from pytest_slmserve.session import SECOND_CHANCES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 HOLD = """
@@ -24,6 +25,11 @@ HOLD = """
     lock.acquire()
     print("held", flush=True)
     time.sleep(60)
+"""
+# Other tests use the cores at the same time, so no window here is steady; how these runs end is the question.
+STEADY_ENOUGH = """
+    from pytest_slmserve.analysis import validity
+    validity.STEADY_TOLERANCE = float("inf")
 """
 
 
@@ -37,6 +43,7 @@ def tmp():
 @pytest.fixture
 def pytest_run(tmp_path, tmp):
     """Runs pytest over the points of a sweep; nothing of it outlives the test."""
+    (tmp_path / "conftest.py").write_text(dedent(STEADY_ENOUGH), "utf-8")
     (tmp_path / "test_points.py").write_text(dedent(POINTS), "utf-8")
     runs = []
 
@@ -81,17 +88,21 @@ def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(py
 
 
 def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, tmp_path, tmp):
-    """One start to the middle of a window, and one that is killed on its way up."""
+    """One start to the middle of a window, and one that is killed on its way up.
+
+    Where other tests disturb a measurement, one more is made: with both, one repeat has nothing left to measure.
+    """
     run = pytest_run("--slm-batches=2", "--slm-window=3", "--slm-repeats=9")
     engine = run.engine()
-    run.measured(1, launches=1)
+    run.measured(1 + SECOND_CHANCES)
     time.sleep(1)
     before = {m.id for m in run.archived()}
     run.kill()
     assert gone(engine)
     assert nothing_left_of(tmp_path)
     assert device_is_free(tmp)
-    assert before <= {m.id for m in run.archived()}
+    kept = {m.id for m in run.archived()}
+    assert before <= kept
     again = pytest_run("--slm-batches=2,4", "--slm-window=3", "--slm-repeats=1", "--slm-resume")
     starting = again.engine()
     time.sleep(3)  # it imports, and has started no engine core yet
@@ -100,7 +111,7 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
     assert nothing_left_of(tmp_path)
     assert device_is_free(tmp)
     assert "test_point[opt-tiny-2] PASSED" in again.text  # known from before: the engine was for the other
-    assert before <= {m.id for m in again.archived()}
+    assert {m.id for m in again.archived()} == kept
 
 
 def test_an_engine_that_cannot_start_fails_its_tests_with_the_cause(pytest_run, tmp_path):
