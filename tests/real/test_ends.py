@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 from processes import gone
-from runs import POINTS, STEADY, PytestRun, nothing_left_of
+from runs import POINTS, START_S, STEADY, PytestRun, nothing_left_of
 
 from pytest_slmserve.engines.pool import DeviceLock
 from pytest_slmserve.session import SECOND_CHANCES
@@ -115,11 +115,9 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
 
 
 def test_an_engine_that_cannot_start_fails_its_tests_with_the_cause(pytest_run, tmp_path):
-    began = time.monotonic()
     run = pytest_run("--slm-batches=1,2", "--slm-engine-arg=max_model_len=999999")
     run.engine()
-    assert run.end(within_s=90) == 1
-    assert time.monotonic() - began < 60
+    assert run.end(within_s=START_S) == 1
     assert "EngineFailed: the engine did not start: ValidationError" in run.text
     assert "User-specified max_model_len (999999) is greater than the derived" in run.text
     assert "engine.log ends with\n  | " in run.text
@@ -135,7 +133,7 @@ def test_two_runs_at_once_are_refused_with_the_name_of_the_first(pytest_run, tmp
     try:
         assert holder.stdout.readline() == "held\n"
         run = pytest_run("--slm-batches=1,2")
-        assert run.end(within_s=60) == pytest.ExitCode.USAGE_ERROR
+        assert run.end(within_s=START_S) == pytest.ExitCode.USAGE_ERROR
     finally:
         holder.kill()
         holder.wait()
