@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from scripts import benchmark_script, loaded
+from shipped import BENCHMARKS
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.commands import plan
 from pytest_slmserve.commands.plan import words_of
-
-CHECKOUT = Path(__file__).parents[1] / "benchmarks"
 
 
 def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, monkeypatch):
@@ -30,10 +26,9 @@ def test_a_wheel_has_the_benchmarks_inside(monkeypatch):
     assert plan.shipped() == ["--pyargs", "pytest_slmserve.benchmarks"]
 
 
-@pytest.mark.skipif(not CHECKOUT.is_dir(), reason="no checkout")
 def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = ("--slm-fake", "--slm-models=opt-13b", "--slm-plan-gpus=4", str(CHECKOUT / "test_tensor_parallel.py"))
+    words = ("--slm-fake", "--slm-models=opt-13b", "--slm-plan-gpus=4", str(BENCHMARKS / "test_tensor_parallel.py"))
     assert main(["plan", *words]) == 0
     told = capfd.readouterr().out
     for engine in ("opt-13b", "opt-13b on 2 GPUs", "opt-13b on 4 GPUs", "2 x opt-13b, a GPU each"):
@@ -42,10 +37,9 @@ def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_pat
     assert not (tmp_path / ".slm").exists()
 
 
-@pytest.mark.skipif(not CHECKOUT.is_dir(), reason="no checkout")
 def test_the_usual_numbers_of_gpus_are_those_that_the_plan_has(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = ("--slm-fake", "--slm-models=opt-1.3b", "-n", "2", str(CHECKOUT / "test_tensor_parallel.py"))
+    words = ("--slm-fake", "--slm-models=opt-1.3b", "-n", "2", str(BENCHMARKS / "test_tensor_parallel.py"))
     assert main(["plan", *words]) == 0
     told = capfd.readouterr().out
     assert "start opt-1.3b on 2 GPUs" in told and "spread by engine: " in told and "4 GPUs" not in told

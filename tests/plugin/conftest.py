@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
 
 import pytest
+from doors import STAND_IN
 from inside import GATE, ONE, SMALL, SWEEP
-
-import pytest_slmserve
-
-BENCHMARKS = Path(pytest_slmserve.__file__).parents[1] / "benchmarks"
-BENCHMARK = BENCHMARKS / "test_replication_gain.py"
+from shipped import BENCHMARKS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,17 +62,23 @@ def archive(pytester):
 @pytest.fixture
 def gain(pytester):
     """Runs the shipped benchmark of replicas on the simulated engine."""
-    if not BENCHMARK.exists():  # benchmarks stay in the checkout, tests may not
-        pytest.skip("no checkout")
-    pytester.makepyfile(test_gain=BENCHMARK.read_text("utf-8"))
+    pytester.makepyfile(test_gain=(BENCHMARKS / "test_replication_gain.py").read_text("utf-8"))
     return lambda *args: pytester.runpytest_inprocess(*ONE, *args)
 
 
 @pytest.fixture
 def gate(pytester):
     """Runs the shipped gate on the simulated engine: `gate("--slm-gate-pairs=6")`."""
-    shipped = BENCHMARKS / "test_gate.py"
-    if not shipped.exists():
-        pytest.skip("no checkout")
-    pytester.makepyfile(test_shipped=shipped.read_text("utf-8"))
+    pytester.makepyfile(test_shipped=(BENCHMARKS / "test_gate.py").read_text("utf-8"))
     return lambda *args: pytester.runpytest_inprocess(*GATE, *args)
+
+
+@pytest.fixture
+def stand_in_here(monkeypatch, tmp_path):
+    """The option by which engines on the CPU are the stand-in for vLLM, whatever this interpreter holds."""
+    from pytest_slmserve import environment
+
+    held = {"python": "3.11.7", "vllm": "0.32.0", "torch": "2.13.0"}
+    monkeypatch.setattr(environment, "interpreter", lambda python, env: held)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # other runs on this machine have their own lock
+    return f"--slm-env=PYTHONPATH={STAND_IN}"

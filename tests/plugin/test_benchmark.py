@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from inside import SMALL, SWEEP
 
 pytest.importorskip("pytest_benchmark")
 
 
 @pytest.fixture
-def saved(sweep, pytester):
+def saved(pytester):
+    """In a process of its own: pytest-benchmark 5.0 leaves files open, one for each time that it reads options."""
+    pytester.makepyfile(SWEEP)
+
     def run(*args):
-        sweep("--benchmark-json=out.json", *args)
+        pytester.runpytest_subprocess(*SMALL, "--benchmark-json=out.json", "-p", "no:cacheprovider", *args)
         return json.loads((pytester.path / "out.json").read_text())
 
     return run

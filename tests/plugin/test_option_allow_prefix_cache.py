@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from doors import STAND_IN, somebodys_server, url_of, wrong_but_for_noise
+from doors import somebodys_server, url_of, wrong_but_for_noise
 from inside import SWEEP
 
 from pytest_slmserve.analysis.prefix_cache import cached
@@ -32,12 +32,11 @@ def test_an_endpoint_that_caches_gets_prompts_of_their_own_unless_it_is_given(py
     assert last > 0.3 if allowed else last == 0
 
 
-def test_an_engine_of_ours_that_caches_is_found_out(pytester, archive, monkeypatch, tmp_path):
+def test_an_engine_of_ours_that_caches_is_found_out(pytester, archive, stand_in_here):
     """On the command line nothing warms the cache but what was measured before."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # other runs on this machine have their own lock
     pytester.makepyfile(SWEEP)
     words = ("--slm-cpu", "--slm-models=opt-tiny", "--slm-batches=4", "--slm-lengths=16/8", "--slm-window=0.6")
-    stand_in = (f"--slm-env=PYTHONPATH={STAND_IN}", "--slm-engine-arg=enable_prefix_caching=true")
-    result = pytester.runpytest_inprocess(*words, *stand_in, "-k", "point", "-p", "no:cacheprovider")
+    caches = "--slm-engine-arg=enable_prefix_caching=true"
+    result = pytester.runpytest_inprocess(*words, stand_in_here, caches, "-k", "point", "-p", "no:cacheprovider")
     assert [text for text in wrong_but_for_noise(archive().measurements) if "from a prefix cache" in text]
     result.assert_outcomes(failed=1, deselected=1)

@@ -2,8 +2,8 @@
 
 import pytest
 from inside import SMALL, usage_error
+from shipped import BENCHMARKS
 
-from conftest import BENCHMARKS
 from pytest_slmserve.__main__ import main
 
 
@@ -11,10 +11,7 @@ from pytest_slmserve.__main__ import main
 def held(pytester):
     """Runs a small sweep, and what holds it against a baseline."""
     for name in ("test_pareto_plateau", "test_stored_baseline"):
-        shipped = BENCHMARKS / f"{name}.py"
-        if not shipped.exists():
-            pytest.skip("no checkout")
-        pytester.makepyfile(**{name: shipped.read_text("utf-8")})
+        pytester.makepyfile(**{name: (BENCHMARKS / f"{name}.py").read_text("utf-8")})
     return lambda *args: pytester.runpytest_inprocess(*SMALL, "-k", "test_point or stored_baseline", *args)
 
 

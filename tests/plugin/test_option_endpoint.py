@@ -8,8 +8,8 @@ import socket
 import pytest
 from doors import somebodys_server, url_of, wrong_but_for_noise
 from inside import SWEEP, usage_error
+from shipped import BENCHMARKS
 
-from conftest import BENCHMARKS
 from pytest_slmserve.agenda import url_lock
 from pytest_slmserve.analysis.replication import shared_points
 from pytest_slmserve.analysis.validity import problems
@@ -44,8 +44,6 @@ def at(pytester, there, key):
 
 
 def shipped(pytester, *names):
-    if not BENCHMARKS.is_dir():  # benchmarks stay in the checkout, tests may not
-        pytest.skip("no checkout")
     for name in names:
         shutil.copy(BENCHMARKS / f"{name}.py", pytester.path)
 

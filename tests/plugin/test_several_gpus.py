@@ -4,8 +4,8 @@ import sys
 
 import pytest
 from inside import usage_error
+from shipped import BENCHMARKS
 
-from conftest import BENCHMARKS
 from pytest_slmserve import session
 from pytest_slmserve.agenda import replica_load
 from pytest_slmserve.environment import IMAGINED_GPUS, Host
@@ -33,10 +33,7 @@ def words(line):
 @pytest.fixture
 def parallel(pytester):
     """Runs it: `parallel("--slm-tensor-parallel=1,2")`."""
-    shipped = BENCHMARKS / "test_tensor_parallel.py"
-    if not shipped.exists():
-        pytest.skip("no checkout")
-    pytester.makepyfile(test_parallel=shipped.read_text("utf-8"))
+    pytester.makepyfile(test_parallel=(BENCHMARKS / "test_tensor_parallel.py").read_text("utf-8"))
     return lambda *args: pytester.runpytest_inprocess(*SMALL, *args)
 
 

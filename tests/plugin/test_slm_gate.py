@@ -6,20 +6,17 @@ import json
 import math
 import random
 import shutil
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from inside import ENDPOINTS, GATE, usage_error
+from shipped import BENCHMARKS
 
-import pytest_slmserve
-from pytest_slmserve import environment
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.fake import FakeEngine
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
 SLOWER_START = ("--slm-baseline-engine-arg=start_s=20", "--slm-candidate-engine-arg=start_s=30")
-BENCHMARKS = Path(pytest_slmserve.__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
@@ -135,8 +132,6 @@ def test_each_model_has_its_gate(gate, archive):
 @pytest.fixture
 def everything(pytester):
     """The whole folder of benchmarks."""
-    if not BENCHMARKS.is_dir():
-        pytest.skip("no checkout")
     folder = pytester.path / "all_of_them"  # of another name: their modules may be imported already
     shutil.copytree(BENCHMARKS, folder, ignore=shutil.ignore_patterns("__pycache__", "asv", "baselines"))
     return lambda *args: pytester.runpytest_inprocess(folder.name, "-p", "no:cacheprovider", *args)
@@ -281,14 +276,8 @@ def test_a_gate_that_cannot_be_carried_out_is_an_error_before_anything_starts(ga
     assert not (pytester.path / ".slm").exists()
 
 
-STAND_IN = Path(__file__).parents[1] / "engines" / "stand_in"
-
-
-def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, monkeypatch, archive):
+def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, stand_in_here, archive):
     """The door, the worker and the process are real; behind them a stand-in for vLLM takes twice as long for a step."""
-    held = {"python": "3.11.7", "vllm": "0.32.0", "torch": "2.13.0"}
-    monkeypatch.setattr(environment, "interpreter", lambda python, env: held)
-    monkeypatch.setattr("tempfile.tempdir", str(pytester.mkdir("locks")))  # another run may hold the CPU
     gate("--collect-only")
     result = pytester.runpytest_inprocess(
         "--slm-cpu",
@@ -298,7 +287,7 @@ def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, monk
         "--slm-window=0.4",
         "--slm-lengths=16/8",
         "--slm-telemetry=off",
-        f"--slm-env=PYTHONPATH={STAND_IN}",
+        stand_in_here,
         "--slm-engine-arg=step_s=0.006",
         "--slm-candidate-engine-arg=step_s=0.012",
     )

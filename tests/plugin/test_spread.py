@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from inside import usage_error
+from shipped import BENCHMARKS
 
-import pytest_slmserve
 from pytest_slmserve.store import read
 
 pytest.importorskip("xdist")
 
-BENCHMARKS = Path(pytest_slmserve.__file__).parents[1] / "benchmarks"
 SWEEPS = """
     import pytest
 

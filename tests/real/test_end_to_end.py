@@ -11,16 +11,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from runs import START_S, PytestRun, nothing_left_of
+from shipped import BENCHMARKS
 
-import pytest_slmserve
 from pytest_slmserve.analysis.kv_cache import BLOCK_TOLERANCE, predicted_blocks
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.store import read
 
-PACKAGE = Path(pytest_slmserve.__file__).parent
-BENCHMARKS = next(
-    (folder for folder in (PACKAGE / "benchmarks", PACKAGE.parent / "benchmarks") if folder.is_dir()), PACKAGE
-)
 BATCHES = (1, 8, 32)
 MARGIN = 0.35  # of what was predicted: two cores, shared with others
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.usefixtures("vllm_here")]
