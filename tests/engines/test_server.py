@@ -121,8 +121,8 @@ def test_greedy_tokens(engine):
 
 
 def test_it_listens_on_loopback_and_wants_its_key(engine):
-    sockets = [c for c in psutil.net_connections("inet") if c.pid == engine.child.process.pid]
-    listening = [c.laddr for c in sockets if c.status == psutil.CONN_LISTEN]
+    pid = engine.child.process.pid
+    listening = [c.laddr for c in psutil.net_connections("inet") if (c.pid, c.status) == (pid, psutil.CONN_LISTEN)]
     assert [(address.ip, address.port) for address in listening] == [("127.0.0.1", engine.port)]
     with socket.create_connection(("127.0.0.1", engine.port), 5) as stranger:
         stranger.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")

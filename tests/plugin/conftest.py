@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 from doors import STAND_IN
 from inside import GATE, ONE, SMALL, SWEEP
-from shipped import BENCHMARKS
+from shipped import put
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,23 +62,32 @@ def archive(pytester):
 @pytest.fixture
 def gain(pytester):
     """Runs the shipped benchmark of replicas on the simulated engine."""
-    pytester.makepyfile(test_gain=(BENCHMARKS / "test_replication_gain.py").read_text("utf-8"))
+    put(pytester.path, "test_replication_gain")
     return lambda *args: pytester.runpytest_inprocess(*ONE, *args)
 
 
 @pytest.fixture
 def gate(pytester):
     """Runs the shipped gate on the simulated engine: `gate("--slm-gate-pairs=6")`."""
-    pytester.makepyfile(test_shipped=(BENCHMARKS / "test_gate.py").read_text("utf-8"))
+    put(pytester.path, "test_gate")
     return lambda *args: pytester.runpytest_inprocess(*GATE, *args)
 
 
 @pytest.fixture
-def stand_in_here(monkeypatch, tmp_path):
-    """The option by which engines on the CPU are the stand-in for vLLM, whatever this interpreter holds."""
+def holds(monkeypatch):
+    """What any interpreter is taken to hold: `holds("0.32.0")`; None is no vLLM."""
     from pytest_slmserve import environment
 
-    held = {"python": "3.11.7", "vllm": "0.32.0", "torch": "2.13.0"}
-    monkeypatch.setattr(environment, "interpreter", lambda python, env: held)
+    def with_vllm(version):
+        facts = {"python": "3.11.7", "vllm": version, "torch": "2.13.0"}
+        monkeypatch.setattr(environment, "interpreter", lambda python, env: facts)
+
+    return with_vllm
+
+
+@pytest.fixture
+def stand_in_here(holds, monkeypatch, tmp_path):
+    """The option by which engines on the CPU are the stand-in for vLLM, whatever this interpreter holds."""
+    holds("0.32.0")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # other runs on this machine have their own lock
     return f"--slm-env=PYTHONPATH={STAND_IN}"

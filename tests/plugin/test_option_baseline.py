@@ -2,7 +2,7 @@
 
 import pytest
 from inside import SMALL, usage_error
-from shipped import BENCHMARKS
+from shipped import put
 
 from pytest_slmserve.__main__ import main
 
@@ -10,8 +10,7 @@ from pytest_slmserve.__main__ import main
 @pytest.fixture
 def held(pytester):
     """Runs a small sweep, and what holds it against a baseline."""
-    for name in ("test_pareto_plateau", "test_stored_baseline"):
-        pytester.makepyfile(**{name: (BENCHMARKS / f"{name}.py").read_text("utf-8")})
+    put(pytester.path, "test_pareto_plateau", "test_stored_baseline")
     return lambda *args: pytester.runpytest_inprocess(*SMALL, "-k", "test_point or stored_baseline", *args)
 
 
@@ -54,8 +53,7 @@ def test_loads_that_only_one_side_has_are_named(held, before):
 
 
 def test_replicas_are_held_against_replicas(pytester):
-    for name in ("test_replication_gain", "test_stored_baseline"):
-        pytester.makepyfile(**{name: (BENCHMARKS / f"{name}.py").read_text("utf-8")})
+    put(pytester.path, "test_replication_gain", "test_stored_baseline")
 
     def run(*args):
         return pytester.runpytest_inprocess(

@@ -1,18 +1,6 @@
 """--slm-cpu runs the same benchmarks on vLLM's CPU backend (tests/real does so for real)."""
 
-import pytest
 from inside import SWEEP, usage_error
-
-from pytest_slmserve import environment
-
-
-@pytest.fixture
-def holds(monkeypatch):
-    def with_vllm(version):
-        facts = {"python": "3.11.7", "vllm": version, "torch": "2.13.0"}
-        monkeypatch.setattr(environment, "interpreter", lambda python, env: facts)
-
-    return with_vllm
 
 
 def test_without_vllm_it_says_what_to_install(pytester, holds):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 
 import pytest
 from doors import somebodys_server, url_of, wrong_but_for_noise
 from inside import SWEEP, usage_error
-from shipped import BENCHMARKS
+from shipped import BENCHMARKS, put
 
 from pytest_slmserve.agenda import url_lock
 from pytest_slmserve.analysis.replication import shared_points
@@ -43,14 +42,9 @@ def at(pytester, there, key):
     return run
 
 
-def shipped(pytester, *names):
-    for name in names:
-        shutil.copy(BENCHMARKS / f"{name}.py", pytester.path)
-
-
 def test_the_shipped_sweep_and_its_claims(pytester, at, there, key, archive):
     """Whether they hold is a busy machine's matter; every point is measured, and named with its URL."""
-    shipped(pytester, "test_pareto_plateau", "test_kv_capacity", "test_gpu_underused_at_large_batch")
+    put(pytester.path, "test_pareto_plateau", "test_kv_capacity", "test_gpu_underused_at_large_batch")
     result = at("-rs")
     counts = result.parseoutcomes()
     assert counts.pop("skipped") == 3 and sum(counts.values()) == 8 and "errors" not in counts
@@ -103,7 +97,7 @@ def test_what_is_resumed_is_of_the_same_url_on_the_same_host(pytester, at, there
 def test_several_urls_are_replicas(pytester, at, there, key, archive, monkeypatch):
     """One alone, then both at once with half of the requests each, in one window."""
     monkeypatch.setattr("secrets.token_hex", lambda n: key)  # one key for both, as one variable holds it
-    shipped(pytester, "test_replication_gain")
+    put(pytester.path, "test_replication_gain")
     with somebodys_server() as second:
         pair = f"{url_of(there)},{url_of(second)}"
         result = at("-k", "point_of_replicas", "--slm-repeats=1", url=pair)
@@ -122,7 +116,7 @@ def test_several_urls_are_replicas(pytester, at, there, key, archive, monkeypatc
 def test_every_shipped_benchmark_can_be_planned_for_an_endpoint(pytester):
     """Of models of the catalogue, which most of them name; nobody is asked for a plan. In a process of its own: tests
     here have names of benchmarks too."""
-    shipped(pytester, *(path.stem for path in BENCHMARKS.glob("test_*.py")))
+    put(pytester.path, *(path.stem for path in BENCHMARKS.glob("test_*.py")))
     models = "--slm-models=facebook/opt-125m,opt-1.3b,opt-6.7b,Qwen/Qwen2.5-3B"
     result = pytester.runpytest_subprocess("--slm-endpoint=http://h/v1/completions", models, "--slm-plan", *QUIET)
     assert result.ret == 0 and "test_job[opt-125m-256-100-per-s]" in result.stdout.str()
@@ -143,7 +137,7 @@ def test_a_job_at_its_url(pytester, at, there, archive):
 
 
 def test_one_url_is_no_replica(pytester, at):
-    shipped(pytester, "test_replication_gain")
+    put(pytester.path, "test_replication_gain")
     result = at("-k", "point_of_replicas", "--slm-batches=4", "--slm-plan")
     assert "slm-96-x1" in result.stdout.str() and "x2" not in result.stdout.str()
     result = at("-k", "point_of_replicas and x2", "-rs")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from inside import usage_error
-from shipped import BENCHMARKS
+from shipped import put
 
 from pytest_slmserve import session
 from pytest_slmserve.agenda import replica_load
@@ -33,7 +33,7 @@ def words(line):
 @pytest.fixture
 def parallel(pytester):
     """Runs it: `parallel("--slm-tensor-parallel=1,2")`."""
-    pytester.makepyfile(test_parallel=(BENCHMARKS / "test_tensor_parallel.py").read_text("utf-8"))
+    put(pytester.path, "test_tensor_parallel")
     return lambda *args: pytester.runpytest_inprocess(*SMALL, *args)
 
 
@@ -87,7 +87,7 @@ def test_one_of_the_usual_loads_is_that_of_replicas_on_one_gpu(model):
 
 
 def test_all_ways_to_deploy_a_model_stand_side_by_side(parallel, pytester):
-    pytester.makepyfile(test_gain=(BENCHMARKS / "test_replication_gain.py").read_text("utf-8"))
+    put(pytester.path, "test_replication_gain")
     result = parallel("--slm-models=opt-1.3b", "--slm-replicas=2", "--slm-tensor-parallel=1,2", "-k", "point")
     result.stdout.fnmatch_lines(
         [

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from inside import usage_error
-from shipped import BENCHMARKS
+from shipped import put
 
 from pytest_slmserve.store import read
 
@@ -173,7 +173,7 @@ def test_cells_alone_and_beside_others(spread, pytester):
     """What is measured alone joins the curves, so whatever judges these waits for it."""
     pytester.makepyfile(JUDGED)
     pytester.makeconftest(TOGETHER)
-    shutil.copy(BENCHMARKS / "test_neighbours.py", pytester.path)
+    put(pytester.path, "test_neighbours")
     result = spread()
     result.assert_outcomes(passed=14)
     assert "was not looked at" not in result.stdout.str()
@@ -185,7 +185,7 @@ def test_cells_alone_and_beside_others(spread, pytester):
 
 
 def test_without_workers_nobody_is_beside(pytester):
-    shutil.copy(BENCHMARKS / "test_neighbours.py", pytester.path)
+    put(pytester.path, "test_neighbours")
     result = pytester.runpytest_subprocess(*MODELS, "-rs")
     result.assert_outcomes(skipped=2)
     result.stdout.fnmatch_lines(["*compares what was measured beside others with the same alone: needs -n*"])
@@ -209,7 +209,7 @@ def test_an_engine_on_two_gpus_waits_for_both(spread, pytester):
 def test_nobody_waits_for_a_gpu_of_a_worker_that_waits_for_its_last_item(pytester):
     """Engines on one GPU of which a worker has the last cells, and knows not yet whether it reads in the end."""
     wide = ("--slm-models=opt-1.3b", "--slm-tensor-parallel=1,2", "--slm-batches=64,128,256", "--slm-repeats=1")
-    shutil.copy(BENCHMARKS / "test_tensor_parallel.py", pytester.path)
+    put(pytester.path, "test_tensor_parallel")
     chosen = "point or less_per or on_each"
     slow = "--slm-engine-arg=lasts_s=0.2"  # a worker has its cells for a while
     result = pytester.runpytest_subprocess(*MODELS, "-n2", *wide, slow, "-k", chosen, timeout=60)
@@ -224,7 +224,7 @@ def test_nobody_waits_for_a_gpu_of_a_worker_that_waits_for_its_last_item(pyteste
 def test_only_sweeps_that_items_ask_for_are_planned(pytester):
     """No sweep could have a load that does not fit. In the comparison some of its requests wait."""
     wide = ("--slm-models=opt-13b", "--slm-tensor-parallel=1,2", "--slm-batches=16,256", "--slm-repeats=1")
-    shutil.copy(BENCHMARKS / "test_tensor_parallel.py", pytester.path)
+    put(pytester.path, "test_tensor_parallel")
     result = pytester.runpytest_subprocess(*MODELS, "-n2", *wide, "-k", "point")
     result.assert_outcomes(passed=5)
     assert "throughput-plateau" not in result.stdout.str()

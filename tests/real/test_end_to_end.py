@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from runs import START_S, PytestRun, nothing_left_of
-from shipped import BENCHMARKS
+from shipped import put
 
 from pytest_slmserve.analysis.kv_cache import BLOCK_TOLERANCE, predicted_blocks
 from pytest_slmserve.analysis.validity import problems
@@ -26,8 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.usefixtures("vllm
 def finished(vllm_here, tmp_path_factory):
     """One run of the shipped files over three points, two repeats each."""
     folder = tmp_path_factory.mktemp("sweep")
-    for name in ("test_pareto_plateau.py", "test_kv_capacity.py"):
-        shutil.copy(BENCHMARKS / name, folder)
+    put(folder, "test_pareto_plateau", "test_kv_capacity")
     words = ("--slm-cpu", "--slm-batches=1,8,32", "--slm-repeats=2", "-p", "no:cacheprovider", "-v")
     with TemporaryDirectory(prefix="slm-") as tmp:
         run = PytestRun(folder, Path(tmp), words)
