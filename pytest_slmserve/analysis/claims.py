@@ -28,12 +28,13 @@ from pytest_slmserve.analysis.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.roofline import peaks_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, OwnSharing, Starts
+from pytest_slmserve.kinds import Backend, Door, OwnSharing, Starts
 from pytest_slmserve.models import short_name
 from pytest_slmserve.records import Environment, known_fields
 
 Expected = Literal["holds", "fails"]
 AnyStarts = Literal["*", "spread", "together"]
+AnyDoor = Literal["*", "offline", "server", "endpoint"]
 Parameters = Mapping[str, Any]
 Others = Sequence[Curve]
 Judge = Callable[[Curve, Parameters, Others], Verdict]
@@ -59,16 +60,18 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is expected of a claim for a model on a device, in a closed loop of one way of starting, under a vLLM.
+    """What is expected of a claim for a model on a device, by a door, in a closed loop of one way of starting, under a
+    vLLM.
 
     model: a short name or "*". device: a backend ("cuda", "cpu", "fake"), a GPU family of `roofline.GPUS` ("H200") or
-    "*". starts: those of the closed loop, or "*". vllm: first release, and the one it ends before; "" for no end.
-    parameters: numbers of the judgement, plain.
+    "*". door: how the requests come in, or "*". starts: those of the closed loop, or "*". vllm: first release, and the
+    one it ends before; "" for no end. parameters: numbers of the judgement, plain.
     """
 
     claim: str
     model: str = ANY
     device: str = ANY
+    door: AnyDoor = ANY
     starts: AnyStarts = ANY
     vllm: tuple[str, str] = ANY_RELEASE
     parameters: Parameters = field(default_factory=dict)
@@ -383,6 +386,7 @@ ROWS: tuple[Row, ...] = (
         curves.PLATEAU,
         model="opt-125m",
         device="H200",
+        door="offline",  # the server's one front end ends the gain before the GPU does
         starts="spread",
         parameters=_LAW,
         expected="fails",
@@ -596,27 +600,29 @@ def row_for(
     claim: str,
     model: str,
     environment: Environment | None = None,
+    door: Door | None = None,
     starts: Starts | None = None,
     rows: tuple[Row, ...] = ROWS,
 ) -> Row:
-    """What is expected of a claim for this model, here and under this load: the most specific row that fits.
+    """What is expected of a claim for this model, here, by this door and under this load: the most specific row.
 
-    What a row names counts in this order: the model, a GPU family, a backend, the starts, a range of vLLM. An unknown
-    environment, release or way of starting fits only rows that leave it open. Raises BadUsage for an unknown claim.
+    What a row names counts in this order: the model, a GPU family, a backend, the door, the starts, a range of vLLM. An
+    unknown environment, release, door or way of starting fits only rows that leave it open. Raises BadUsage for an
+    unknown claim.
     """
     claim_of(claim)
     where = environment or Environment()
-    fitting = [row for row in rows if row.claim == claim and _fits(row, model, where, starts)]
+    fitting = [row for row in rows if row.claim == claim and _fits(row, model, where, door, starts)]
     if not fitting:
         raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
     return max(fitting, key=_specific)
 
 
-def _fits(row: Row, model: str, where: Environment, starts: Starts | None) -> bool:
+def _fits(row: Row, model: str, where: Environment, door: Door | None, starts: Starts | None) -> bool:
     peaks = peaks_of(where.gpu_name)
     devices = {ANY, where.backend, peaks.family if peaks else None}
-    named = row.model in (ANY, short_name(model)) and row.device in devices and row.starts in (ANY, starts)
-    return named and _in_range(row.vllm, where.vllm)
+    here = row.model in (ANY, short_name(model)) and row.device in devices and _in_range(row.vllm, where.vllm)
+    return here and row.door in (ANY, door) and row.starts in (ANY, starts)
 
 
 def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
@@ -627,9 +633,9 @@ def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
     return release(first) <= release(version) and (not last or release(version) < release(last))
 
 
-def _specific(row: Row) -> tuple[int, int, int, int]:
+def _specific(row: Row) -> tuple[int, ...]:
     device = 0 if row.device == ANY else 1 if row.device in get_args(Backend) else 2
-    return int(row.model != ANY), device, int(row.starts != ANY), int(row.vllm != ANY_RELEASE)
+    return int(row.model != ANY), device, int(row.door != ANY), int(row.starts != ANY), int(row.vllm != ANY_RELEASE)
 
 
 def judge(claim: str, curve: Curve, row: Row, others: Others = ()) -> Verdict:

@@ -105,7 +105,8 @@ def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
 def _judge(name: str, curve: Curve, label: str, rows: tuple[claims.Row, ...], curves: Sequence[Curve]) -> Judged:
     here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
     try:
-        row = claims.row_for(name, curve.subject, here.environment, here.load.starts if here.load else None, rows)
+        door, starts = here.spec.door if here.spec else None, here.load.starts if here.load else None
+        row = claims.row_for(name, curve.subject, here.environment, door, starts, rows)
         return replace(claims.judge(name, curve, row, curves), subject=label), row
     except (SlmError, *UNUSABLE) as error:
         raise unusable(f"the parameters of {name}", error) from None

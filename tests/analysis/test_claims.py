@@ -22,6 +22,7 @@ TABLE = (
     Row(PLATEAU, device="cuda", evidence="backend"),
     Row(PLATEAU, device="H200", evidence="family"),
     Row(PLATEAU, device="H200", starts="together", evidence="starts"),
+    Row(PLATEAU, device="H200", door="server", evidence="door"),
     Row(PLATEAU, device="H200", vllm=("0.26", "0.27"), evidence="release"),
     Row(PLATEAU, model="opt-13b", expected="fails", evidence="model"),
 )
@@ -127,18 +128,27 @@ def test_the_expected_failures_fail_and_the_others_hold():
 
 
 @pytest.mark.parametrize(
-    ("starts", "environment", "evidence"),
+    ("door", "starts", "environment", "evidence"),
     [
-        ("together", H200, "starts"),
-        ("spread", H200, "release"),
-        (None, H200, "release"),
-        ("together", Environment(backend="cuda"), "backend"),
+        ("offline", "together", H200, "starts"),
+        ("offline", "spread", H200, "release"),
+        (None, None, H200, "release"),
+        ("server", "together", H200, "door"),
+        ("server", None, H200, "door"),
+        ("offline", "together", Environment(backend="cuda"), "backend"),
+        ("server", "together", Environment(backend="cuda"), "backend"),
     ],
 )
-def test_a_row_for_one_way_of_starting(starts, environment, evidence):
-    """It goes before a row for some releases, after one that names the device better; unknown starts fit none."""
-    assert row_for(PLATEAU, "opt-1.3b", environment, starts, TABLE).evidence == evidence
-    assert row_for(PLATEAU, "opt-1.3b", environment, starts, TABLE[::-1]).evidence == evidence
+def test_a_row_for_one_door_or_one_way_of_starting(door, starts, environment, evidence):
+    """It goes before a row for some releases, after one that names the device better; what is unknown fits none."""
+    assert row_for(PLATEAU, "opt-1.3b", environment, door, starts, TABLE).evidence == evidence
+    assert row_for(PLATEAU, "opt-1.3b", environment, door, starts, TABLE[::-1]).evidence == evidence
+
+
+def test_a_server_that_does_not_feed_its_engine_is_no_reason_to_expect_no_plateau():
+    """On an H200 OPT-125M has none offline; through one front end it has."""
+    assert row_for(PLATEAU, "opt-125m", H200, "offline", "spread").expected == "fails"
+    assert row_for(PLATEAU, "opt-125m", H200, "server", "spread").expected == "holds"
 
 
 @pytest.mark.parametrize("name", NAMES)
