@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.engines.sharing import cannot_share
 from pytest_slmserve.environment import Host, probe, unlike
 from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Sharing, Starts, Weights
+from pytest_slmserve.kinds import Backend, Door, Sharing, Starts, Weights
 from pytest_slmserve.models import OPT_POSITIONS, hub_name, shape_of, short_name
 from pytest_slmserve.options import Options
 from pytest_slmserve.plan import (
@@ -59,6 +59,11 @@ class Agenda:
     _workloads: dict[str, Workload] = field(default_factory=dict)
     _specs: dict[tuple[str, int | None], tuple[Host, EngineSpec]] = field(default_factory=dict)
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
+
+    @property
+    def door(self) -> Door:
+        """By which requests come in."""
+        return "endpoint" if self.backend == "remote" else self.options.door
 
     @cached_property
     def models(self) -> tuple[str, ...]:

@@ -80,9 +80,9 @@ class Verdicts:
 
     def row(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> claims.Row:
         """What is expected of a claim here."""
-        options = self.agenda.options
-        starts = variant.starts or options.starts
-        return claims.row_for(name, model, self.agenda.host.environment, options.door, starts)
+        agenda = self.agenda
+        starts = variant.starts or agenda.options.starts
+        return claims.row_for(name, model, agenda.host.environment, agenda.door, starts)
 
     def judge(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report. A model of which

@@ -10,6 +10,7 @@ from inside import SWEEP, usage_error
 from shipped import BENCHMARKS, put
 
 from pytest_slmserve.agenda import url_lock
+from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.replication import shared_points
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.engines.pool import DeviceLock
@@ -63,6 +64,14 @@ def test_the_shipped_sweep_and_its_claims(pytester, at, there, key, archive):
     assert {(m.spec.door, m.spec.url, m.environment.url) for m in kept} == {("endpoint", *[url_of(there)] * 2)}
     text = (pytester.path / ".slm/records.jsonl").read_text("utf-8") + result.stdout.str() + result.stderr.str()
     assert key not in text
+
+
+def test_what_is_expected_of_a_claim_is_looked_up_by_its_door(pytester, at, monkeypatch):
+    doors, row_for = set(), claims.row_for
+    monkeypatch.setattr(claims, "row_for", lambda *by: doors.add(by[3]) or row_for(*by))
+    put(pytester.path, "test_pareto_plateau")
+    at("-k", "throughput_reaches_a_plateau").assert_outcomes()  # undecided: nothing is measured
+    assert doors == {"endpoint"}
 
 
 def test_an_adaptive_sweep(pytester, at, archive):

@@ -160,6 +160,13 @@ def test_a_row_of_one_way_of_starting_rules_its_curves_only():
     assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["holds", "fails"]
 
 
+def test_a_row_of_one_door_rules_its_curves_only():
+    row = claims.Row("throughput-plateau", door="server", parameters={"tolerance": 0.01}, expected="fails")
+    served = [replace(m, spec=replace(m.spec, door="server")) for m in sweep()]
+    judged = judge_all(stored_curves([*sweep(), *served], []), (*claims.ROWS, row))
+    assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["holds", "fails"]
+
+
 def test_judging_again_by_another_bound():
     curves = stored_curves(sweep(), [])
     strict = rows_from(
