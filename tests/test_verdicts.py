@@ -66,8 +66,7 @@ def test_a_users_load_on_a_planned_curve_joins_it(opened):
     assert [p.concurrency for p in curve.points] == [8, 64, 128, 256, 512]
 
 
-def test_the_way_of_starting_chooses_the_row(opened, monkeypatch):
+def test_the_door_and_the_way_of_starting_choose_the_row(opened, monkeypatch):
     session = opened(starts="together")
-    row = replace(session.verdicts.row("throughput-plateau", MODEL), starts="together", expected="fails")
-    monkeypatch.setattr(claims, "row_for", lambda *facts: (row, facts))
-    assert session.verdicts.row("throughput-plateau", MODEL)[1][3] == "together"
+    monkeypatch.setattr(claims, "row_for", lambda *facts: facts)
+    assert session.verdicts.row("throughput-plateau", MODEL)[3:] == ("offline", "together")
