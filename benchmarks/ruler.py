@@ -36,6 +36,7 @@ import psutil
 from tabulate import tabulate
 
 from pytest_slmserve.engines.process import Child
+from pytest_slmserve.records import Samples
 
 HERE = Path(__file__).parent
 WORDS, WRONG, WARM_UP = 64, 0.10, 4
@@ -187,8 +188,9 @@ def our_load(trial: Trial) -> dict[str, Any]:
 
 def our_view(done: dict[str, Any], rows: Mapping[int, dict[str, Any]]) -> Seen:
     numbers = {row["name"]: number for number, row in rows.items()}
-    ttft, itl = {}, {}
-    for request, sent, _, first, last, _, tokens, _ in zip(*done["samples"]):
+    ttft, itl, told = {}, {}, Samples(*done["samples"])
+    stamps = zip(told.sent_s, told.first_token_s, told.last_token_s, told.output_tokens)
+    for request, (sent, first, last, tokens) in zip(told.request, stamps):
         number = numbers[f"{request}"]
         ttft[number] = first - sent
         itl[number] = (last - first) / (tokens - 1)
