@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -85,6 +86,29 @@ def test_a_peer_that_fails_is_noted_and_the_others_go_on(ruler, trial):
 def test_our_own_client_is_held_against_the_server(ruler, starts):
     """That it is right is the script's to say: a busy machine is late."""
     core = min(os.sched_getaffinity(0))
-    error = ruler.Bench([], core).attempt(ruler.Ours(core), ruler.Trial(8, 5, 0.01, 0.01, starts))
+    error = ruler.Bench([], core).attempt(ruler.Ours([core]), ruler.Trial(8, 5, 0.01, 0.01, starts))
     assert error.lost == 0 and error.true_itl > 0.009
     assert error.cpu_s_per_mtoken > 0
+
+
+def test_a_run_that_is_broken_off_keeps_what_it_found(ruler, trial, tmp_path, monkeypatch):
+    def try_all(bench, trial):
+        if bench.found:
+            raise KeyboardInterrupt
+        bench.found.append((ruler.Ours.name, trial, ruler.compare(seen(ruler), rows(), trial)))
+
+    monkeypatch.setattr(ruler.Bench, "try_all", try_all)
+    out = tmp_path / "ruler.json"
+    monkeypatch.setattr("sys.argv", ["ruler.py", "--streams", "10", "--cores", "2", "4", "6", "--out", f"{out}"])
+    with pytest.raises(KeyboardInterrupt):
+        ruler.main()
+    told = json.loads(out.read_text())
+    assert told["cores"] == [2, 4, 6]
+    assert [(row["client"], row["streams"], row["lost"]) for row in told["found"]] == [(ruler.Ours.name, 10, 0)]
+
+
+def test_server_and_client_do_not_share_a_core_silently(ruler, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["ruler.py", "--cores", "2"])
+    with pytest.raises(SystemExit):
+        ruler.main()
+    assert "the server's, and then the client's" in capsys.readouterr().err
