@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+# Of a killed process: Linux frees its memory bit by bit, which an engine's took more than 10 s for once, on cores that
+# others kept busy. No process is waited for that long if nothing is wrong.
+GONE_S = 60.0
 
 
 def processes() -> Iterator[tuple[int, int, str, list[str]]]:
@@ -52,8 +55,8 @@ def until(seen: Callable[[], T], within_s: float, what: str) -> T:
     return value
 
 
-def gone(number: int, within_s: float = 10.0) -> bool:
-    """Every member of the group has ended. That takes a fraction of a second, unless the disk is very busy."""
+def gone(number: int, within_s: float = GONE_S) -> bool:
+    """Every member of the group has ended."""
     end = time.monotonic() + within_s
     while left := group(number):
         states = [row for row in processes() if row[0] in left]

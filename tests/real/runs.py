@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes import alive, gone, kill_group, until, workers_of
+from processes import GONE_S, alive, gone, kill_group, until, workers_of
 
 from pytest_slmserve.records import Measurement
 from pytest_slmserve.store import read
@@ -115,7 +115,7 @@ def left_of(folder: Path) -> list[list[str]]:
     return found
 
 
-def nothing_left_of(folder: Path, within_s: float = 10.0) -> bool:
+def nothing_left_of(folder: Path, within_s: float = GONE_S) -> bool:
     end = time.monotonic() + within_s
     while left := left_of(folder):
         assert time.monotonic() < end, f"left behind: {left}"

@@ -75,9 +75,7 @@ def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(py
     before = run.measured(1, launches=2)
     time.sleep(1)
     run.interrupt()
-    began = time.monotonic()
-    assert run.end(within_s=10) == pytest.ExitCode.INTERRUPTED, run.text
-    assert time.monotonic() - began < 8
+    assert run.end(within_s=8) == pytest.ExitCode.INTERRUPTED, run.text
     assert gone(second)
     assert nothing_left_of(tmp_path)
     assert device_is_free(tmp)
