@@ -19,13 +19,13 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from pytest_slmserve.groups import Group, groups_of
-from pytest_slmserve.kinds import OwnDoor
 from pytest_slmserve.makespan import divided, least_s, makespan_s, spread
-from pytest_slmserve.models import CATALOGUE
-from pytest_slmserve.options import read_options
+from pytest_slmserve.options.read import read_options
 from pytest_slmserve.parameters import gpus_parameters, planned_points, replica_parameters
 from pytest_slmserve.plan import Cell, clock
 from pytest_slmserve.pricing import plan_rows
+from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.literals import OwnDoor
 from pytest_slmserve.session import Session
 
 GPUS = (4, 8, 16, 32, 64)

@@ -21,12 +21,12 @@ from typing import Any
 
 from pytest_slmserve.groups import groups_of
 from pytest_slmserve.makespan import divided, least_s, makespan_s, spread
-from pytest_slmserve.options import read_options
+from pytest_slmserve.options.read import read_options
 from pytest_slmserve.parameters import GpusPlan
 from pytest_slmserve.plan import Cell, clock, plan_lines
 from pytest_slmserve.pricing import plan_rows
+from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import EngineSpec
 
 CELLS = 10_000
 LIMIT_S = 1.0

@@ -23,9 +23,12 @@ from pathlib import Path
 from pytest_slmserve.analysis import claims
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.measure import measure
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Environment, Measurement, Run, Workload
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement, Run
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.store import Archive
 from pytest_slmserve.workload.build import build_workload
 

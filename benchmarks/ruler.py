@@ -36,7 +36,7 @@ import psutil
 from tabulate import tabulate
 
 from pytest_slmserve.engines.process import Child
-from pytest_slmserve.records import Samples
+from pytest_slmserve.schema.records import Samples
 
 HERE = Path(__file__).parent
 WORDS, WRONG, WARM_UP = 64, 0.10, 4

@@ -32,11 +32,11 @@ from pytest_slmserve.analysis.stats import Interval, ends, student_interval, t_9
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.environment import probe
 from pytest_slmserve.measure import measure
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.options import read_options
+from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan import engine_spec, workload_spec
-from pytest_slmserve.records import Run
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Run
 from pytest_slmserve.telemetry.base import Reading, Source
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler

@@ -10,19 +10,19 @@ from typing import Any
 
 _PUBLIC = {
     "Claim": "pytest_slmserve.analysis.claims",
-    "ClosedLoop": "pytest_slmserve.spec",
+    "ClosedLoop": "pytest_slmserve.schema.loads",
     "Curve": "pytest_slmserve.analysis.curve",
     "Engine": "pytest_slmserve.engines.base",
-    "EngineSpec": "pytest_slmserve.spec",
+    "EngineSpec": "pytest_slmserve.schema.specs",
     "FakeEngine": "pytest_slmserve.engines.fake",
-    "Measurement": "pytest_slmserve.records",
-    "SlmError": "pytest_slmserve.errors",
+    "Measurement": "pytest_slmserve.schema.records",
+    "SlmError": "pytest_slmserve.schema.errors",
     "State": "pytest_slmserve.analysis.verdict",
     "Undecided": "pytest_slmserve.analysis.verdict",
     "Verdict": "pytest_slmserve.analysis.verdict",
-    "Workload": "pytest_slmserve.records",
-    "WorkloadSpec": "pytest_slmserve.spec",
-    "shape_of": "pytest_slmserve.models",
+    "Workload": "pytest_slmserve.schema.workloads",
+    "WorkloadSpec": "pytest_slmserve.schema.specs",
+    "shape_of": "pytest_slmserve.schema.catalog",
 }
 __all__ = sorted(_PUBLIC)
 

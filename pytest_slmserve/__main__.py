@@ -32,7 +32,7 @@ from collections.abc import Sequence
 
 from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, foreign, gate, measure, merge, plan
 from pytest_slmserve.commands.words import FAILS, USAGE, Parser
-from pytest_slmserve.errors import SlmError
+from pytest_slmserve.schema.errors import SlmError
 
 INTERRUPTED = 130  # as shells have it of SIGINT
 

@@ -6,9 +6,9 @@ from pytest_slmserve.analysis.advisor import Advice, plan
 from pytest_slmserve.analysis.batching import parse_slo
 from pytest_slmserve.analysis.deciding import Wish
 from pytest_slmserve.analysis.verdict import Undecided
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import short_name
 from pytest_slmserve.report.subjects import of_curves
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.session import Session
 
 FEWEST_LOADS = 2  # the law of a step has two parameters

@@ -7,15 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from pytest_slmserve.analysis.kv_cache import known_shape, kv_capacity
-from pytest_slmserve.analysis.points import series_key
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.engines.sharing import cannot_share
 from pytest_slmserve.environment import Host, probe, unlike
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Door, Sharing, Starts, Weights
-from pytest_slmserve.models import OPT_POSITIONS, hub_name, shape_of, short_name
-from pytest_slmserve.options import Options
+from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan import (
     DEFAULTS,
     Sweep,
@@ -27,8 +22,15 @@ from pytest_slmserve.plan import (
     plan_sweep,
     workload_spec,
 )
-from pytest_slmserve.records import Environment, Workload, measurement_key
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load, ReplicaSpec, WorkloadSpec, short_hash
+from pytest_slmserve.schema.catalog import OPT_POSITIONS, hub_name, shape_of, short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import known_shape, kv_capacity
+from pytest_slmserve.schema.literals import Backend, Door, Sharing, Starts, Weights
+from pytest_slmserve.schema.loads import ClosedLoop, Load
+from pytest_slmserve.schema.records import measurement_key, series_key
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.workload.build import build_workload, named_tokenizer, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 

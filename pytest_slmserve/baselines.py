@@ -15,9 +15,10 @@ from typing import Any
 
 from pytest_slmserve.analysis.replication import Members, shared_runs, standing_together
 from pytest_slmserve.analysis.validity import standing
-from pytest_slmserve.errors import BadArchive, BadUsage
-from pytest_slmserve.records import Environment, Measurement
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.store import Archive, read
 
 FOLDER = Path(".slm/baselines")

@@ -10,9 +10,9 @@ from typing import Any
 
 from pytest_slmserve.analysis.calibration import Calibration, Noise, Rates
 from pytest_slmserve.analysis.gate import Terms
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Caches
-from pytest_slmserve.records import Environment
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.literals import Caches
 
 NAME = "calibration.json"
 

@@ -18,8 +18,9 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pytest_slmserve.records import (
-    Environment,
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, OpenLoop, load_facts
+from pytest_slmserve.schema.records import (
     Failures,
     Measurement,
     Paired,
@@ -30,11 +31,11 @@ from pytest_slmserve.records import (
     Steps,
     Stream,
     Telemetry,
-    WorkloadReference,
     known_fields,
 )
-from pytest_slmserve.sensors import per_unit
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, OpenLoop, load_facts
+from pytest_slmserve.schema.sensors import per_unit
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import WorkloadReference
 
 LARGEST = 1 << 63  # of a number that can be meant
 NoneType = type(None)

@@ -14,7 +14,7 @@ from pytest_slmserve.engines.pool import DeviceLock, Pool
 from pytest_slmserve.engines.replicas import Replicas
 from pytest_slmserve.engines.sharing import start_replicas
 from pytest_slmserve.environment import Host, memory_used
-from pytest_slmserve.spec import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.workers import Desk

@@ -16,10 +16,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend
-from pytest_slmserve.records import Environment
-from pytest_slmserve.spec import short_hash
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.literals import Backend
+from pytest_slmserve.schema.specs import short_hash
 
 VERSIONS = Path(__file__).parent / "worker" / "versions.py"
 OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.gating import Gates
     from pytest_slmserve.holding import StoredBaseline
-    from pytest_slmserve.kinds import Sharing
     from pytest_slmserve.planned import Carry, PlannedJob, PlannedPoint
-    from pytest_slmserve.records import Measurement, Workload
+    from pytest_slmserve.schema.literals import Sharing
+    from pytest_slmserve.schema.records import Measurement
+    from pytest_slmserve.schema.specs import EngineSpec
+    from pytest_slmserve.schema.workloads import Workload
     from pytest_slmserve.session import Session
     from pytest_slmserve.shared_engines import GpusPoint, ReplicaPoint, SharedEngines
-    from pytest_slmserve.spec import EngineSpec
     from pytest_slmserve.sweeping import AdaptiveSweeps
     from pytest_slmserve.watched import Watched
 
@@ -71,7 +72,7 @@ def slm_measure(
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
     from pytest_slmserve.analysis.points import points_of
-    from pytest_slmserve.errors import BadUsage
+    from pytest_slmserve.schema.errors import BadUsage
 
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
         wanted = replace(load_for(slm_session, slm_spec, concurrency, variant_asked_for(request.node)), **load)
@@ -155,7 +156,7 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
         thread_percentage: int | None = None,
     ) -> SharedEngines:
         from pytest_slmserve.engines.sharing import cannot_share
-        from pytest_slmserve.errors import BadUsage
+        from pytest_slmserve.schema.errors import BadUsage
         from pytest_slmserve.shared_engines import SharedEngines
 
         agenda = slm_session.agenda
@@ -302,7 +303,7 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 def slm_gpu_sampler(slm_session: Session) -> Watching:
     """`with slm_gpu_sampler() as watched:` reads the sensors beside the block; then `watched` has the rows, the figures
     and the verdict over them. What it reads is chosen by `--slm-telemetry`."""
-    from pytest_slmserve.errors import BadUsage
+    from pytest_slmserve.schema.errors import BadUsage
     from pytest_slmserve.watched import watching
 
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.replica_gains import EngineSet
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.foreign import (
     LARGEST,
     SECONDS,
@@ -32,6 +31,7 @@ from pytest_slmserve.foreign import (
     words,
     yes_or_no,
 )
+from pytest_slmserve.schema.errors import BadUsage
 
 MOST_ENGINES = 1000
 OPTION = "--baseline"

@@ -10,11 +10,11 @@ from pytest_slmserve.analysis import neighbours
 from pytest_slmserve.analysis.replication import asked, shared_runs
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.merging import folder_of_parts, move_parts, parts_of
-from pytest_slmserve.models import short_name
 from pytest_slmserve.plan import point_title
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import ClosedLoop
 from pytest_slmserve.store import read
 from pytest_slmserve.workers import Outcome, Seat, as_seen, outcomes_of, seats, sweep_up
 

@@ -25,17 +25,19 @@ from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_
 from pytest_slmserve.engines.abreast import abreast
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
 from pytest_slmserve.engines.launch_caches import caches
-from pytest_slmserve.errors import BadUsage, EngineFailed, SlmError, naming
-from pytest_slmserve.kinds import Backend, Side
-from pytest_slmserve.models import short_name
-from pytest_slmserve.option_table import FEWEST_PAIRS
-from pytest_slmserve.options import Options, as_words, joined
-from pytest_slmserve.records import Measurement, Paired, Workload
+from pytest_slmserve.options.parsers import FEWEST_PAIRS
+from pytest_slmserve.options.read import Options, as_words, joined
 from pytest_slmserve.report.gate import calibration_text
 from pytest_slmserve.report.regate import stored_gates
 from pytest_slmserve.report.rounding import counted
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError, naming
+from pytest_slmserve.schema.literals import Backend, Side
+from pytest_slmserve.schema.loads import ClosedLoop, Load
+from pytest_slmserve.schema.records import Measurement, Paired
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.session import Session, wanted
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load
 from pytest_slmserve.store import read
 from pytest_slmserve.waivers import read_waivers
 

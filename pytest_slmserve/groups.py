@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_slmserve.plan import Cell, Engines, engine_alone, gpus_of, start_price_s
-from pytest_slmserve.spec import EngineSpec, Load
+from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.specs import EngineSpec
 
 
 @dataclass(frozen=True)

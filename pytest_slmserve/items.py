@@ -11,8 +11,9 @@ import pytest
 if TYPE_CHECKING:
     from pytest_slmserve.agenda import Variant
     from pytest_slmserve.holding import StoredBaseline
+    from pytest_slmserve.schema.loads import ClosedLoop
+    from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
     from pytest_slmserve.session import Session
-    from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
@@ -142,7 +143,7 @@ def is_skipped(item: Any) -> bool:
 
 def why_not(session: Session, item: Any) -> str | None:
     """Why an item cannot be carried out in this mode; None if it can."""
-    from pytest_slmserve.models import short_name
+    from pytest_slmserve.schema.catalog import short_name
 
     marker = item.get_closest_marker("slm")
     words = marker.kwargs if marker else {}
@@ -169,10 +170,10 @@ def why_not(session: Session, item: Any) -> str | None:
 def check_words(words: dict[str, Any], parametrised: bool) -> None:
     """Raises BadUsage for words of a marker that say nothing. A point or claim that is parametrised has the engine of
     the options, so words that choose one say nothing there."""
-    from pytest_slmserve.errors import BadUsage
-    from pytest_slmserve.kinds import Starts
-    from pytest_slmserve.option_table import takes_gpus
-    from pytest_slmserve.spec import EngineSpec
+    from pytest_slmserve.options.parsers import takes_gpus
+    from pytest_slmserve.schema.errors import BadUsage
+    from pytest_slmserve.schema.literals import Starts
+    from pytest_slmserve.schema.specs import EngineSpec
 
     engine = {field.name for field in fields(EngineSpec)} - {"model", "backend"}
     known = [*NOT_OF_THE_ENGINE] if parametrised else ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
@@ -196,7 +197,7 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
 
 def _names(word: str, pairs: Any) -> list[str]:
     """Of what a marker gives an engine. Raises BadUsage."""
-    from pytest_slmserve.errors import BadUsage
+    from pytest_slmserve.schema.errors import BadUsage
 
     try:
         return [name for name, _ in pairs]

@@ -7,13 +7,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from pytest_slmserve.agenda import Agenda
-from pytest_slmserve.analysis.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, kv_capacity
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Batching
-from pytest_slmserve.models import short_name
 from pytest_slmserve.plan import workload_spec
-from pytest_slmserve.records import Request, Workload
-from pytest_slmserve.spec import EngineSpec, Job
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, kv_capacity
+from pytest_slmserve.schema.literals import Batching
+from pytest_slmserve.schema.loads import Job
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import Request, Workload
 from pytest_slmserve.workload.arrivals import job
 
 WAIT_S = 0.1  # that a dynamic batch waits for more requests

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pytest_slmserve.analysis.jobs import JobPoint, job_points
 from pytest_slmserve.analysis.replication import Members, SharedPoint, asked, shared_points, shared_runs
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.schema.records import Measurement
 
 
 @dataclass(repr=False)

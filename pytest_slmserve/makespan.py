@@ -12,9 +12,9 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.groups import Group, groups_of, in_order, seconds_of
 from pytest_slmserve.plan import Cell, Engines, clock, engine_title
+from pytest_slmserve.schema.errors import BadUsage
 
 WORTH = 0.05  # more divisions have to end so much sooner, for each costs a start, and prices are rough
 

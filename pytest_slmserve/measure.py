@@ -9,8 +9,10 @@ from datetime import datetime, timezone
 
 from pytest_slmserve.engines.base import Engine, Tell, silent
 from pytest_slmserve.engines.replicas import Replicas
-from pytest_slmserve.records import Environment, Measurement, Replica, Run, Workload, replica_set
-from pytest_slmserve.spec import ClosedLoop, Load
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop, Load
+from pytest_slmserve.schema.records import Measurement, Replica, Run, replica_set
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.sampler import Sampler
 
 

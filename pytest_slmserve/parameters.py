@@ -12,14 +12,15 @@ import pytest
 from pytest_slmserve.agenda import Variant, replica_load
 from pytest_slmserve.analysis.claims import claim_of
 from pytest_slmserve.analysis.paired import ENDPOINTS
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.jobs import JobPlan, plans_of, spec_of, why_not
-from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.models import short_name
-from pytest_slmserve.options import Options
+from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan import engine_alone
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
 
 MarkedPoint = tuple[str, ClosedLoop, list[pytest.MarkDecorator]]
 

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from pytest_slmserve.analysis.kv_cache import kv_budget_bytes, kv_capacity
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Source, Starts
-from pytest_slmserve.models import catalogue_name, shape_of, short_name
-from pytest_slmserve.options import Options
-from pytest_slmserve.records import Environment, Workload
-from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, Job, Load, OpenLoop, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.options.read import Options
+from pytest_slmserve.schema.catalog import catalogue_name, shape_of, short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import kv_budget_bytes, kv_capacity
+from pytest_slmserve.schema.literals import Backend, Source, Starts
+from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.schema.workloads import Workload
 
 Engines = EngineSpec | ReplicaSpec
 LARGEST_LOAD = 1024

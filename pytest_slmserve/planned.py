@@ -13,9 +13,9 @@ from pytest_slmserve.analysis.validity import trustworthy
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.jobs import JobPlan
 from pytest_slmserve.parameters import point_id
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import ClosedLoop
 from pytest_slmserve.sweeping import AdaptiveSweeps
 
 Carry = Callable[[Sequence[Measurement]], None]  # shows measurements to whoever else is there

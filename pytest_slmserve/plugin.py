@@ -17,7 +17,7 @@ from pytest_slmserve.items import BASELINE, PARAMETRISED, PROBLEM, SESSION, is_g
 
 if TYPE_CHECKING:
     from pytest_slmserve.cluster.dispatch import Cluster
-    from pytest_slmserve.options import Options
+    from pytest_slmserve.options.read import Options
     from pytest_slmserve.session import Session
 
 EXIT_UNDECIDED = 10
@@ -27,7 +27,7 @@ STATE = "slm_state"  # user property of a report whose verdict is undecided
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    from pytest_slmserve.option_table import OPTS
+    from pytest_slmserve.options.table import OPTS
 
     group = parser.getgroup("slmserve", "serving of small language models")
     for opt in OPTS:
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if options.ray and _is_spread(config):
         raise pytest.UsageError("slmserve: --slm-ray spreads cells over a cluster by itself; leave out -n")
-    from pytest_slmserve.errors import SlmError
+    from pytest_slmserve.schema.errors import SlmError
     from pytest_slmserve.session import Session
 
     try:
@@ -82,7 +82,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     options = _options(config)
     if options is None or options.backend is None:
         return None
-    from pytest_slmserve.errors import SlmError
+    from pytest_slmserve.schema.errors import SlmError
     from pytest_slmserve.spreading import workers_for
 
     try:
@@ -104,14 +104,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def _options(config: pytest.Config) -> Options | None:
     """None where nothing is said of any of them, as in the projects that do not measure."""
-    from pytest_slmserve.option_table import OPTS
+    from pytest_slmserve.options.table import OPTS
 
     given = {opt.name: config.getoption(opt.key) for opt in OPTS}
     ini = {opt.key: config.getini(opt.key) for opt in OPTS}
     if not any(given[opt.name] is not None or os.environ.get(opt.variable) or ini[opt.key] for opt in OPTS):
         return None
-    from pytest_slmserve.errors import BadUsage
-    from pytest_slmserve.options import read_options
+    from pytest_slmserve.options.read import read_options
+    from pytest_slmserve.schema.errors import BadUsage
 
     try:
         return read_options(given, ini)
@@ -159,8 +159,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if session is None:
         metafunc.parametrize(next(iter(wanted)), [pytest.param(None, id="-")], indirect=True)
         return
-    from pytest_slmserve.errors import SlmError
     from pytest_slmserve.parameters import parameters_of
+    from pytest_slmserve.schema.errors import SlmError
 
     name, marker, values = next(iter(wanted)), metafunc.definition.get_closest_marker("slm"), []
     try:
@@ -179,8 +179,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if PROBLEM in config.stash:
         return _refuse(config, items)
     _leave_out_others(config, items)
-    from pytest_slmserve.errors import SlmError
     from pytest_slmserve.ordering import in_running_order
+    from pytest_slmserve.schema.errors import SlmError
 
     measured = list(filter(is_measured, items))
     try:
@@ -230,8 +230,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if PROBLEM in session.config.stash or not any(map(is_measured, session.items)):
         return  # the hook is called although the one before it has raised
-    from pytest_slmserve.errors import SlmError
     from pytest_slmserve.items import engine_of
+    from pytest_slmserve.schema.errors import SlmError
 
     try:
         if slm.options.plan:
@@ -288,10 +288,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     slm = session.config.stash.get(SESSION, None)
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
-    from pytest_slmserve.errors import BadUsage
     from pytest_slmserve.makespan import spread_lines
     from pytest_slmserve.plan import plan_lines
     from pytest_slmserve.pricing import plan_rows, price_notes
+    from pytest_slmserve.schema.errors import BadUsage
 
     cells, gpus, writer = plan_rows(slm, session.items), slm.options.plan_gpus, session.config.get_terminal_writer()
     try:
@@ -360,7 +360,7 @@ def pytest_runtest_makereport(
     if call.excinfo is None or SESSION not in item.config.stash:
         return report
     from pytest_slmserve.analysis.verdict import Undecided
-    from pytest_slmserve.errors import SlmError
+    from pytest_slmserve.schema.errors import SlmError
 
     if call.excinfo.errisinstance(Undecided):
         report.user_properties.append((STATE, "undecided"))

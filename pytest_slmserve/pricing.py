@@ -19,7 +19,7 @@ from pytest_slmserve.items import (
     is_skipped,
     variant_asked_for,
 )
-from pytest_slmserve.options import Options
+from pytest_slmserve.options.read import Options
 from pytest_slmserve.parameters import gpus_engine
 from pytest_slmserve.plan import (
     ADAPTIVE_PRICE,
@@ -31,9 +31,10 @@ from pytest_slmserve.plan import (
     price_s,
     start_price_s,
 )
-from pytest_slmserve.records import Progress
+from pytest_slmserve.schema.loads import ClosedLoop, Load
+from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load
 
 
 def plan_rows(session: Session, items: Sequence[Any]) -> list[Cell]:

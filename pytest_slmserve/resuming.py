@@ -8,12 +8,15 @@ from functools import lru_cache
 from typing import Any
 
 from pytest_slmserve.ahead import question_of
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.items import engine_of, is_gate, is_measured, is_reader, is_skipped
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import MUST_MATCH, OF_AN_ENDPOINT, Environment, Measurement, WorkloadReference
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import MUST_MATCH, OF_AN_ENDPOINT, Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import Load, load_facts
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.workloads import WorkloadReference
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import EngineSpec, Load, ReplicaSpec, load_facts
 
 LOOKED_AT = 100  # kinds of questions and of measurements that are compared to say what differs
 CLAUSES = 3

@@ -31,17 +31,20 @@ from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.environment import Host, probe
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Sharing
 from pytest_slmserve.known import Known
 from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.merging import move_parts
-from pytest_slmserve.models import short_name
-from pytest_slmserve.options import Options
+from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan import Sweep, engine_title, point_title
-from pytest_slmserve.records import Environment, Measurement, Paired, Progress, Replica, Workload, replica_set
 from pytest_slmserve.report.export import Export, export_to
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, Load, ReplicaSpec
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.literals import Backend, Sharing
+from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, Load
+from pytest_slmserve.schema.records import Measurement, Paired, Progress, Replica, replica_set
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.verdicts import Verdicts
 from pytest_slmserve.workers import Desk, as_seen

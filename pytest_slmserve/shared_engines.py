@@ -10,11 +10,11 @@ from pytest_slmserve.analysis import sharing
 from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.validity import trustworthy
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.parameters import GpusPlan, ReplicaPlan, gpus_engine
 from pytest_slmserve.plan import engine_title
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.specs import ReplicaSpec
 from pytest_slmserve.session import Question, Session
-from pytest_slmserve.spec import ReplicaSpec
 
 
 @dataclass(frozen=True, repr=False)

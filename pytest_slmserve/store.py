@@ -25,13 +25,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_slmserve.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
-from pytest_slmserve.errors import BadArchive, BadUsage
-from pytest_slmserve.records import (
-    Environment,
-    Measurement,
-    Resolved,
-)
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.records import Measurement, Resolved
+from pytest_slmserve.schema.specs import EngineSpec
 
 # 2: stamps are ticks of a clock. 1: first. Add a number only where an older release would misread what is written.
 FORMAT = 2

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pytest_slmserve.analysis.adaptive import Wanted, next_measurement
-from pytest_slmserve.errors import SlmError
-from pytest_slmserve.models import short_name
 from pytest_slmserve.plan import duration_s
 from pytest_slmserve.report.unneeded import why_not
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import SlmError
 from pytest_slmserve.session import Session
 
 

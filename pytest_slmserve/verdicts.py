@@ -11,9 +11,10 @@ from pytest_slmserve.analysis.deployments import on_several_gpus, with_wider
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.known import Known
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Workload
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import Workload
 
 
 @dataclass(slots=True)

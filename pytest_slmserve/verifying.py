@@ -10,7 +10,6 @@ from pathlib import Path
 from pytest_slmserve.agenda import requests_for
 from pytest_slmserve.analysis.advisor import Advice, Plan
 from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.kv_cache import block_size_of, kv_bytes_per_token
 from pytest_slmserve.analysis.placement import Footprint, utilization
 from pytest_slmserve.analysis.verification import (
     MARGIN,
@@ -23,13 +22,17 @@ from pytest_slmserve.analysis.verification import (
     verified_together,
 )
 from pytest_slmserve.engines.sharing import cannot_share
-from pytest_slmserve.errors import BadArchive, BadUsage, EngineFailed, of_a_command
-from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.models import short_name
-from pytest_slmserve.options import Options, read_options
-from pytest_slmserve.records import MUST_MATCH, Environment, Measurement, Workload
+from pytest_slmserve.options.read import Options, read_options
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import MUST_MATCH, Environment
+from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed, of_a_command
+from pytest_slmserve.schema.kv_cache import block_size_of, kv_bytes_per_token
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, ReplicaSpec
 
 RECORDS = ".slm/verify.jsonl"
 MODES = {"cuda": "gpu", "cpu": "cpu", "fake": "fake"}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from pytest_slmserve.analysis.waivers import EXAMPLE, Waiver, waivers_of
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:

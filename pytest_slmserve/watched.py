@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from pytest_slmserve.analysis.device import DeviceFigures, device_figures
 from pytest_slmserve.analysis.health import Health, health
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Environment, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import Run, Samples, Steps, Telemetry
 from pytest_slmserve.telemetry.sampler import Sampler
 
 NOBODY, NOTHING = Samples(*[()] * 8), Steps(*[()] * 7)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.environment import Host, near_cores, visible_names
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.merging import part_of
+from pytest_slmserve.schema.errors import BadUsage
 
 LOOK_S = 0.05  # between two looks whether GPUs are free
 

@@ -12,9 +12,10 @@ from real_engine import SPEC
 
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.engines.server import ServerEngine
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Measurement, Workload
-from pytest_slmserve.spec import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.workload.build import build_workload
 
 STAND_IN = Path(__file__).parent / "engines" / "stand_in"

@@ -10,8 +10,11 @@ from pytest_slmserve.analysis.replication import shared_points
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.sharing import start_replicas
 from pytest_slmserve.measure import measure, measure_together
-from pytest_slmserve.records import Environment, Measurement, Request, Workload
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec
+from pytest_slmserve.schema.workloads import Request, Workload
 
 WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
 HERE = Environment(backend="fake")

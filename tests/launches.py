@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from stored_records import LIMITS, engine_alone
 
-from pytest_slmserve.kinds import Side
-from pytest_slmserve.records import Measurement, Paired
+from pytest_slmserve.schema.literals import Side
+from pytest_slmserve.schema.records import Measurement, Paired
 
 LOADS = (8, 64)
 RATES = (1000.0, 5000.0)  # output tokens/s at each load

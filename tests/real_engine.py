@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from pytest_slmserve.spec import GIB, EngineSpec
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 SPEC = EngineSpec(
     "opt-tiny",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.options import read_options
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import ClosedLoop
 
 MODEL = "opt-125m"
 BATCHES = (8, 64, 256, 512)

@@ -9,25 +9,17 @@ from statistics import fmean
 
 from hypothesis import strategies as st
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.jobs import JobPoint, JobSummary
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint, SharedSummary
-from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.records import (
-    Environment,
-    Measurement,
-    Paired,
-    Replica,
-    Resolved,
-    Run,
-    Samples,
-    Steps,
-    Telemetry,
-    WorkloadReference,
-)
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, Job, Load, WorkloadSpec
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, Load
+from pytest_slmserve.schema.records import Measurement, Paired, Replica, Resolved, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.workloads import WorkloadReference
 
 H200 = Environment(backend="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
 

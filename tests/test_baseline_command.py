@@ -12,7 +12,7 @@ import pytest
 from stored_records import KNOWN, engine_alone, repeats
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.records import Replica
+from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.store import Archive
 
 NAME = "h200-vllm-0.26.0"

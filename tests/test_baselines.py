@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_records import BUSY, KNOWN, engine_alone, repeats
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis.stored import against_stored
 from pytest_slmserve.baselines import (
     FOLDER,
@@ -23,9 +22,11 @@ from pytest_slmserve.baselines import (
     find_baseline,
 )
 from pytest_slmserve.commands import baseline as command
-from pytest_slmserve.errors import BadArchive, BadUsage
-from pytest_slmserve.records import Environment, Replica
-from pytest_slmserve.spec import Burst
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.loads import Burst
+from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.store import read
 
 GOOD = repeats([1000, 1001, 1002])

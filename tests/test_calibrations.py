@@ -10,8 +10,8 @@ import pytest
 from pytest_slmserve.analysis.calibration import Calibration, Noise, Rates
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.calibrations import Kept, beside, find, keep, place_of, read
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Environment
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
 
 HERE = Environment(backend="cuda", gpu_name="NVIDIA H200", driver="580.1", vllm="0.26.0")
 PLACE = place_of(HERE, "opt-1.3b", [8, 256], Terms())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_slmserve.option_table import OPTS, Opt
+from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.plan import DEFAULTS
 
 CHECKOUT = Path(__file__).parent.parent

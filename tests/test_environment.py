@@ -21,8 +21,8 @@ from pytest_slmserve.environment import (
     release_of,
     visible_gpus,
 )
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Environment
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
 
 PYTHON = {"python": "3.12.1", "torch": "2.13.0"}
 

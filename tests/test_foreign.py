@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import CSV, ROWS
 
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.foreign import (
     Columns,
     Row,
@@ -23,6 +22,7 @@ from pytest_slmserve.foreign import (
     settings_of,
     unit_of,
 )
+from pytest_slmserve.schema.errors import BadUsage
 
 COLUMNS = Columns(knob="max_num_seqs", throughput="total_tok_per_s", latency="mean_itl_ms")
 VLLM = Columns(

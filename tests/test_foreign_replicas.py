@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.foreign import Columns, Row
 from pytest_slmserve.foreign_replicas import ReplicaColumns, engine_sets, remarks
+from pytest_slmserve.schema.errors import BadUsage
 
 NAMES = ReplicaColumns(
     columns=Columns(knob="limit", throughput="rate", latency="itl_ms", preemptions="lost"), replicas="n", power="watts"

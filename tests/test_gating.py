@@ -26,12 +26,13 @@ from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.environment import Host
-from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.gating import MAX_DROPPED, Gates, check_gate, loads_of, order, sides
-from pytest_slmserve.options import Options, read_options
-from pytest_slmserve.records import Environment, Measurement
+from pytest_slmserve.options.read import Options, read_options
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import EngineSpec
 from pytest_slmserve.store import read
 
 MODEL = "opt-125m"

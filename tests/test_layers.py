@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -16,79 +17,22 @@ import pytest_slmserve
 ROOT = "pytest_slmserve"
 FOLDER = Path(pytest_slmserve.__file__).parent
 
-# Each room, and the rooms to its left whose door it knows; what those know is allowed too.
-LEFT: dict[str, set[str]] = {
-    "errors": set(),
-    "kinds": set(),
-    "urls": {"errors"},
-    "sensors": {"errors"},
-    "models": {"errors"},
-    "spec": {"errors", "kinds", "urls"},
-    "records": {"models", "spec"},
-    "environment": {"records"},
-    "codec": {"records", "sensors"},
-    "store": {"codec"},
-    "merging": {"store"},
-    "workload": {"records"},
-    "engines": {"records", "sensors"},
-    "telemetry": {"records", "sensors"},
-    "measure": {"environment", "store", "workload", "engines", "telemetry"},
-    "option_table": {"errors", "kinds", "urls"},
-    "options": {"option_table"},
-    "plan": {"measure", "options"},
-    "groups": {"plan"},
-    "makespan": {"groups"},
-    "analysis": {"records", "sensors"},
-    "baselines": {"store", "analysis"},
-    "foreign": {"analysis"},
-    "waivers": {"analysis"},
-    "calibrations": {"analysis"},
-    "foreign_replicas": {"foreign"},
-    "report": {"analysis", "foreign", "foreign_replicas"},
-    "worker": set(),
-    "client": set(),
-}
-# May import all, also each other.
-TOP = {
-    "ahead",
-    "cluster",
-    "shared_engines",
-    "commands",
-    "agenda",
-    "advising",
-    "devices",
-    "gathering",
-    "scheduling",
-    "spreading",
-    "workers",
-    "gating",
-    "holding",
-    "resuming",
-    "session",
-    "sweeping",
-    "verdicts",
-    "verifying",
-    "items",
-    "ordering",
-    "parameters",
-    "planned",
-    "jobs",
-    "pricing",
-    "known",
-    "watched",
-    "fixtures",
-    "plugin",
-    "doctor",
-    "__main__",
-}
-ADMISSION = "worker.admission"
-EXCEPTIONS = {
-    ("engines", "telemetry.simulated"),  # pure, and an imagined engine has an imagined device
-    ("engines", ADMISSION),  # pure, so that the fake engine admits requests by the same rule as the worker
-    ("client", ADMISSION),  # likewise, over HTTP
-    ("plan", "analysis.kv_cache"),  # arithmetic over shapes: what a plan is cut by, before anything is measured
-}
-MAY_IMPORT_RAY = {"cluster"}
+# The rooms, from the top of the house to its ground: each may import itself and what stands below it.
+ROOMS = (
+    "options",
+    "schema",
+)
+NOT_YET_MOVED = (
+    "__main__ advising agenda ahead analysis baselines calibrations client cluster codec commands devices",
+    "doctor engines environment fixtures foreign foreign_replicas gathering gating groups holding items",
+    "jobs known makespan measure merging ordering parameters plan planned plugin pricing report resuming",
+    "scheduling session shared_engines spreading store sweeping telemetry verdicts verifying waivers",
+    "watched worker workers workload",
+)
+WORKER, LOADGEN, PACING = "worker", "client", "worker.admission"
+# The file of pacing is pure, so that a simulated engine and the load generator send requests by the worker's own rule.
+OUT_OF_THE_WORKER = {PACING}
+MAY_IMPORT_RAY = "cluster"
 MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items", "ordering", "parameters", "planned", "spreading"}
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}
@@ -132,23 +76,15 @@ def own_imports(sources: Sources) -> Iterator[tuple[str, str]]:
                 yield importer, deeper if deeper in sources else below
 
 
-def allowed(importer: str) -> set[str]:
-    """Rooms that a room may import: its own, and all that lie to its left."""
-    if importer in TOP:
-        return TOP | LEFT.keys()
-    found = {importer}
-    while more := {left for name in found for left in LEFT.get(name, ())} - found:
-        found |= more
-    return found
-
-
 def unknown_rooms(sources: Sources) -> list[str]:
-    return sorted({room(name) for name in sources} - LEFT.keys() - TOP - {""})
+    known = {*ROOMS, "", "__main__"}.union(*(names.split() for names in NOT_YET_MOVED))
+    return sorted({room(name) for name in sources} - known)
 
 
-def imports_to_the_right(sources: Sources) -> list[tuple[str, str]]:
-    pairs = {(a, b) for a, b in own_imports(sources) if a and b and room(b) not in allowed(room(a))}
-    return sorted((a, b) for a, b in pairs if (room(a), b) not in EXCEPTIONS)
+def imports_upward(sources: Sources) -> list[tuple[str, str]]:
+    floor = {name: -height for height, name in enumerate(ROOMS)}
+    pairs = {(a, b) for a, b in own_imports(sources) if room(a) in floor and room(b) in floor}
+    return sorted((a, b) for a, b in pairs if floor[room(b)] > floor[room(a)])
 
 
 def imports_of_the_root(sources: Sources) -> list[str]:
@@ -161,12 +97,16 @@ def relative_imports(sources: Sources) -> list[str]:
 
 def imports_of_pytest(sources: Sources) -> list[str]:
     users = {name for name, text in sources.items() if {"pytest", "_pytest"} & {top_of(i) for i in imports(text)}}
-    return sorted(users - MAY_IMPORT_PYTEST)
+    return sorted(name for name in users if not any(inside(name, folder) for folder in MAY_IMPORT_PYTEST))
 
 
 def imports_of_ray(sources: Sources) -> list[str]:
     users = {name for name, text in sources.items() if "ray" in {top_of(i) for i in imports(text)}}
-    return sorted(name for name in users if room(name) not in MAY_IMPORT_RAY)
+    return sorted(name for name in users if not inside(name, MAY_IMPORT_RAY))
+
+
+def inside(module: str, folder: str) -> bool:
+    return module == folder or module.startswith(f"{folder}.")
 
 
 def top_of(imported: str) -> str:
@@ -175,21 +115,28 @@ def top_of(imported: str) -> str:
 
 def foreign_to_the_worker(sources: Sources) -> list[tuple[str, str]]:
     """What the worker imports beside the standard library, vLLM, torch and the files of its own folder."""
-    siblings = {name.rpartition(".")[2] for name in sources if room(name) == "worker"}
-    known = WORKER_MAY_IMPORT | siblings - {"worker"}
-    worker = [(name, text) for name, text in sources.items() if room(name) == "worker"]
-    return [(name, top_of(i)) for name, text in worker for i in imports(text) if top_of(i) not in known]
+    worker = {name: text for name, text in sources.items() if inside(name, WORKER)}
+    known = WORKER_MAY_IMPORT | {name.rpartition(".")[2] for name in worker if name != WORKER}
+    return [(name, top_of(i)) for name, text in worker.items() for i in imports(text) if top_of(i) not in known]
 
 
-def foreign_to_the_client(sources: Sources) -> list[tuple[str, str]]:
+def imports_of_the_worker(sources: Sources) -> list[tuple[str, str]]:
+    """The worker's folder is no part of the package that runs pytest; all but the pacing stays in its interpreter."""
+    pairs = {(a, b) for a, b in own_imports(sources) if inside(b, WORKER) and not inside(a, WORKER)}
+    return sorted((a, b) for a, b in pairs if b not in OUT_OF_THE_WORKER)
+
+
+def foreign_to_the_load_generator(sources: Sources) -> list[tuple[str, str]]:
     """It is a process of its own, which must start fast and do nothing beside: the standard library alone."""
-    client = [(name, text) for name, text in sources.items() if room(name) == "client"]
+    own = {name: text for name, text in sources.items() if inside(name, LOADGEN)}
     known = sys.stdlib_module_names | {ROOT}
-    return [(name, top_of(i)) for name, text in client for i in imports(text) if top_of(i) not in known]
+    found = [(name, top_of(i)) for name, text in own.items() for i in imports(text) if top_of(i) not in known]
+    ours = [(a, b) for a, b in own_imports(own | {PACING: ""}) if not inside(b, LOADGEN)]
+    return found + [(a, b) for a, b in ours if b not in OUT_OF_THE_WORKER]
 
 
-def impure_admission(sources: Sources) -> list[str]:
-    return sorted({top_of(i) for i in imports(sources[ADMISSION])} - sys.stdlib_module_names)
+def impure_pacing(sources: Sources) -> list[str]:
+    return sorted({top_of(i) for i in imports(sources[PACING])} - sys.stdlib_module_names)
 
 
 def cycle(sources: Sources) -> list[str]:
@@ -212,53 +159,52 @@ def function_lengths(sources: Sources) -> list[int]:
 
 
 RULES: dict[str, Callable[[Sources], Sequence[object]]] = {
-    "every room stands in the table": unknown_rooms,
-    "imports point left": imports_to_the_right,
+    "every room stands in the list": unknown_rooms,
+    "imports point down": imports_upward,
     "nothing inside imports the root": imports_of_the_root,
     "imports are absolute": relative_imports,
-    "only plugin, fixtures and items import pytest": imports_of_pytest,
+    "only the plugin imports pytest": imports_of_pytest,
     "only the cluster imports ray": imports_of_ray,
     "the worker needs only the standard library and vLLM": foreign_to_the_worker,
-    "the client needs only the standard library": foreign_to_the_client,
-    "admission is pure": impure_admission,
+    "nobody imports the worker": imports_of_the_worker,
+    "the load generator needs only the standard library": foreign_to_the_load_generator,
+    "pacing is pure": impure_pacing,
     "no cycles": cycle,
 }
-SOUND = {"errors": "", "records": "", "engines": "", "engines.base": "", "worker": "", ADMISSION: "import heapq"}
+SOUND = {"schema": "", "schema.errors": "", "engines.base": "", WORKER: "", PACING: "import heapq"}
 PLANTED = [
-    ("every room stands in the table", {"helpers": ""}),
-    ("imports point left", {"records": "from pytest_slmserve.analysis.curve import Curve"}),
-    ("imports point left", {"records": "from pytest_slmserve import engines"}),
-    ("imports point left", {"engines.base": "def later():\n    import pytest_slmserve.workload.build"}),
-    ("imports point left", {"analysis": "from pytest_slmserve.measure import measure"}),
-    ("imports point left", {"measure": "from pytest_slmserve.analysis import verdict"}),
-    ("imports point left", {"records": f"from pytest_slmserve.{ADMISSION} import ClosedLoop"}),
-    ("imports point left", {"worker.worker": "from pytest_slmserve.errors import SlmError"}),
-    ("imports point left", {"plan": "from pytest_slmserve.analysis import claims"}),
-    ("imports point left", {"spec": "from pytest_slmserve.options import Options"}),
-    ("imports point left", {"report": "from pytest_slmserve.engines.base import Engine"}),
-    ("imports point left", {"analysis.batching": "from pytest_slmserve.foreign import Setting"}),
-    ("imports point left", {"foreign": "from pytest_slmserve.report.judging import judge"}),
-    ("nothing inside imports the root", {"records": "from pytest_slmserve import EngineSpec"}),
+    ("every room stands in the list", {"helpers": ""}),
+    ("nothing inside imports the root", {"schema.records": "from pytest_slmserve import EngineSpec"}),
     ("nothing inside imports the root", {"plugin": "import pytest_slmserve"}),
     ("imports are absolute", {"engines.base": "from . import pool"}),
-    ("imports are absolute", {"engines.base": "from ..errors import SlmError"}),
-    ("only plugin, fixtures and items import pytest", {"session": "from typing import TYPE_CHECKING\nimport pytest"}),
-    ("only plugin, fixtures and items import pytest", {"session": "from _pytest.config import Config"}),
+    ("imports are absolute", {"engines.base": "from ..schema.errors import SlmError"}),
+    ("only the plugin imports pytest", {"session": "from typing import TYPE_CHECKING\nimport pytest"}),
+    ("only the plugin imports pytest", {"session": "from _pytest.config import Config"}),
     ("only the cluster imports ray", {"plugin": "def connect():\n    import ray"}),
     ("only the cluster imports ray", {"session": "from ray.util import scheduling_strategies"}),
-    ("the worker needs only the standard library and vLLM", {"worker.worker": "import numpy as np"}),
-    ("the worker needs only the standard library and vLLM", {"worker.worker": "from pytest_slmserve import errors"}),
-    ("the client needs only the standard library", {"client.streams": "import psutil"}),
-    ("imports point left", {"client.run": "from pytest_slmserve.errors import SlmError"}),
-    ("imports point left", {"client.run": "from pytest_slmserve.worker.worker import Server"}),
-    ("admission is pure", {ADMISSION: "def admit():\n    from torch import Tensor"}),
+    ("the worker needs only the standard library and vLLM", {f"{WORKER}.worker": "import numpy as np"}),
+    (
+        "the worker needs only the standard library and vLLM",
+        {f"{WORKER}.worker": "import pytest_slmserve.schema.errors"},
+    ),
+    ("nobody imports the worker", {"engines.base": f"from pytest_slmserve.{WORKER} import versions"}),
+    ("the load generator needs only the standard library", {f"{LOADGEN}.streams": "import psutil"}),
+    (
+        "the load generator needs only the standard library",
+        {f"{LOADGEN}.run": "from pytest_slmserve.schema import errors"},
+    ),
+    ("pacing is pure", {PACING: "def admit():\n    from torch import Tensor"}),
     ("no cycles", {"a": "from pytest_slmserve.b import x", "b": "def f():\n    from pytest_slmserve import a"}),
     ("no cycles", {"a": "from pytest_slmserve.a.b import x", "a.b": "import pytest_slmserve.a"}),
+    *(
+        ("imports point down", {lower: f"from pytest_slmserve.{upper} import x", upper: ""})
+        for upper, lower in pairwise(ROOMS)
+    ),
 ]
 
 
 def test_the_whole_package_is_read() -> None:
-    assert {"", "errors", "records", "analysis.verdict", ADMISSION, "worker.worker", "plugin"} <= package().keys()
+    assert {"", "schema.errors", "schema.records", PACING, LOADGEN} <= package().keys()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -278,15 +224,11 @@ def test_every_rule_was_tried() -> None:
 
 def test_allowed_imports_are_not_found() -> None:
     allowed_here = {
-        "engines.base": f"from pytest_slmserve.errors import SlmError\nfrom pytest_slmserve.{ADMISSION} import Closed",
-        "plan": "from pytest_slmserve.options import Options\nfrom pytest_slmserve.engines.base import Engine",
-        "analysis.kv_cache": "from pytest_slmserve.models import Shape",
-        "plan.cut": "def cut():\n    from pytest_slmserve.analysis.kv_cache import kv_capacity",
-        "report.tables": "from pytest_slmserve.analysis.curve import Curve\nfrom pytest_slmserve import records",
-        "worker.worker": "import asyncio\nfrom admission import ClosedLoop\nfrom vllm import SamplingParams",
-        "client.run": f"import gc\nfrom pytest_slmserve.{ADMISSION} import ClosedLoop",
-        "plugin": "import pytest\nfrom pytest_slmserve.options import Options",
-        "cluster.connection": "import ray",
+        "engines.base": f"from pytest_slmserve.schema.errors import SlmError\nfrom pytest_slmserve.{PACING} import A",
+        f"{WORKER}.worker": f"import asyncio\nfrom {PACING.rpartition('.')[2]} import A\nfrom vllm import B",
+        f"{LOADGEN}.run": f"import gc\nfrom pytest_slmserve.{PACING} import A",
+        "plugin": "import pytest\nfrom pytest_slmserve.engines.base import Engine",
+        f"{MAY_IMPORT_RAY}.connection": "import ray",
     }
     assert {rule: find({**SOUND, **allowed_here}) for rule, find in RULES.items()} == {rule: [] for rule in RULES}
 

@@ -18,8 +18,8 @@ from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis import claims, table1
 from pytest_slmserve.analysis.curve import Curve, curve_of
 from pytest_slmserve.analysis.points import by_series
-from pytest_slmserve.records import Run
 from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.schema.records import Run
 from pytest_slmserve.store import Archive
 
 BATCHES = (16, 32, 64, 128, 256, 512)

@@ -9,12 +9,13 @@ import pytest
 from strategies import planted_run
 
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.errors import EngineFailed, SensorFailed
 from pytest_slmserve.measure import measure
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Environment
-from pytest_slmserve.sensors import HOST_CORES, POWER
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import EngineFailed, SensorFailed
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.sensors import HOST_CORES, POWER
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.build import build_workload

@@ -17,9 +17,9 @@ from test_store import DATA, DISK, EACH, change, example, write, written
 
 from pytest_slmserve import merging
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.errors import BadArchive, BadUsage
 from pytest_slmserve.merging import merge, move, move_parts, part_of, parts_of
-from pytest_slmserve.records import Replica
+from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.store import Archive, read
 
 

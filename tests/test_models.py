@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import CATALOGUE, hub_name, shape_from_config, shape_of, short_name
+from pytest_slmserve.schema.catalog import CATALOGUE, hub_name, shape_from_config, shape_of, short_name
+from pytest_slmserve.schema.errors import BadUsage
 
 # Counts of the published checkpoints (arXiv:2205.01068, and as Transformers counts them); bytes of one token's keys and
 # values in 16 bit.

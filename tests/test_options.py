@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.option_table import OPTS, Opt
-from pytest_slmserve.options import OF_A_GATE, Options, as_words, read_options
+from pytest_slmserve.options.read import OF_A_GATE, Options, as_words, read_options
+from pytest_slmserve.options.table import OPTS, Opt
+from pytest_slmserve.schema.errors import BadUsage
 
 HERE = Path(__file__).parent
 EACH = pytest.mark.parametrize("opt", OPTS, ids=attrgetter("name"))

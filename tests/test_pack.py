@@ -12,8 +12,8 @@ from scripts import benchmark_script, loaded
 from strategies import measurement
 
 from pytest_slmserve.analysis.summary import summarize
-from pytest_slmserve.errors import BadArchive
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.schema.errors import BadArchive
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.store import FORMAT, Archive, read
 from pytest_slmserve.workload.arrivals import job
 

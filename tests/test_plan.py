@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import CATALOGUE, hub_name
-from pytest_slmserve.options import Options, read_options
+from pytest_slmserve.options.read import Options, read_options
 from pytest_slmserve.plan import (
     DEFAULTS,
     Cell,
@@ -25,8 +23,11 @@ from pytest_slmserve.plan import (
     start_price_s,
     workload_spec,
 )
-from pytest_slmserve.records import Environment
-from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.catalog import CATALOGUE, hub_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
 
 
 def options(**given: object) -> Options:

@@ -12,8 +12,9 @@ from pytest_slmserve.ahead import question_of
 from pytest_slmserve.jobs import JobPlan
 from pytest_slmserve.parameters import GpusPlan, ReplicaPlan
 from pytest_slmserve.pricing import plan_rows
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import ReplicaSpec
 from pytest_slmserve.session import left, wanted
-from pytest_slmserve.spec import ClosedLoop, ReplicaSpec
 
 
 def item(fixture: str, value: Any) -> Any:

@@ -15,13 +15,15 @@ from pytest_slmserve.analysis.validity import problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.environment import Gpu, Host
-from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.measure import measure
-from pytest_slmserve.options import read_options
-from pytest_slmserve.records import Environment, Measurement
+from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
 from pytest_slmserve.store import read
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.telemetry.simulated import SimulatedSource

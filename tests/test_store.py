@@ -23,21 +23,13 @@ from hypothesis import strategies as st
 from strategies import measurements
 
 from pytest_slmserve.codec import measurement_line
-from pytest_slmserve.errors import BadArchive, BadUsage
-from pytest_slmserve.records import (
-    Environment,
-    Failures,
-    Measurement,
-    Paired,
-    Resolved,
-    Run,
-    Samples,
-    Steps,
-    Telemetry,
-    WorkloadReference,
-)
-from pytest_slmserve.sensors import SENSORS
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Failures, Measurement, Paired, Resolved, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.sensors import SENSORS
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.workloads import WorkloadReference
 from pytest_slmserve.store import FORMAT, Archive, read
 
 DATA = Path(__file__).parent / "data"

@@ -12,8 +12,8 @@ from pytest_slmserve.analysis.claims import CLAIMS
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.commands.archives import judged_again
 from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import ClosedLoop
 from pytest_slmserve.store import read
 
 

@@ -26,12 +26,14 @@ from pytest_slmserve.commands.archives import curves_of, read_all
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import DeviceLock
 from pytest_slmserve.environment import Host
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.options import read_options
-from pytest_slmserve.records import Environment, Measurement
+from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.subjects import of_curves
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 from pytest_slmserve.session import Session
-from pytest_slmserve.spec import GIB, ClosedLoop, EngineSpec
 from pytest_slmserve.store import read
 from pytest_slmserve.verifying import Terms, Trial, as_advised, joint_of, opened, same_requests, trials, verify
 

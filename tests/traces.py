@@ -10,8 +10,8 @@ from itertools import accumulate
 
 from strategies import RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve import sensors
-from pytest_slmserve.records import Measurement, Resolved, Run
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.records import Measurement, Resolved, Run
 
 PROMPT = 64  # tokens, of all requests of `strategies.measurement`
 

@@ -1,1 +1,2 @@
-"""Functions over measurements. Nothing here measures, and nothing needs a GPU."""
+"""Functions over records: statistics, metrics, points, curves, gates, claims, advice. Nothing here measures, prints
+or reads a file."""

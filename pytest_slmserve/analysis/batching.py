@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.gains import e2e_s, noise_of, valid_points
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.saturation import Fit, fit_step, fit_t_inf
 from pytest_slmserve.analysis.stats import MAX_LOG, Noise, percent, t_975
-from pytest_slmserve.errors import BadUsage, TooFewPoints
+from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 EFFICIENCY = 0.1  # epsilon of the published figures
 NUMBER = r"\d+(?:\.\d*)?|\.\d+"

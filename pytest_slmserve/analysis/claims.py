@@ -14,23 +14,16 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis import curve as curves
-from pytest_slmserve.analysis import (
-    deployments,
-    job_claims,
-    kv_cache,
-    neighbours,
-    sharing,
-    table1,
-    tensor_parallel,
-    utilization,
-)
+from pytest_slmserve.analysis import deployments, job_claims, neighbours, sharing, table1, tensor_parallel, utilization
 from pytest_slmserve.analysis.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.roofline import peaks_of
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Door, OwnSharing, Starts
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Environment, known_fields
+from pytest_slmserve.schema import kv_cache
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.literals import Backend, Door, OwnSharing, Starts
+from pytest_slmserve.schema.records import known_fields
 
 Expected = Literal["holds", "fails"]
 AnyStarts = Literal["*", "spread", "together"]

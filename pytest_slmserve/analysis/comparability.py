@@ -14,10 +14,10 @@ from operator import attrgetter
 from typing import Any
 
 from pytest_slmserve.analysis.device import device_figures, watched
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Measurement
-from pytest_slmserve.sensors import MEMORY_CLOCK, SM_CLOCK
-from pytest_slmserve.spec import Burst, Job, Load, OpenLoop
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.loads import Burst, Job, Load, OpenLoop
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
 
 APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
 POWER_HELD = 0.01  # share of a window from which on the power limit, not a setting, decides the clock

@@ -13,14 +13,17 @@ from pytest_slmserve.analysis import gains as over
 from pytest_slmserve.analysis.adaptive import Prediction
 from pytest_slmserve.analysis.gains import Gain, Plateau
 from pytest_slmserve.analysis.jobs import JobPoint
-from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import Point, by_series, points_of
 from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.stats import Interval, ends, percent, percent_interval
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Environment, Measurement, Resolved, WorkloadReference
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement, Resolved
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import WorkloadReference
 
 FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
 TOLERANCE = 0.10

@@ -32,7 +32,7 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.roofline import Peaks, Work
 from pytest_slmserve.analysis.saturation import Fit, fit
 from pytest_slmserve.analysis.stats import percent
-from pytest_slmserve.errors import TooFewPoints
+from pytest_slmserve.schema.errors import TooFewPoints
 
 REACH = 16  # times the largest load measured: how far a prediction goes (checked to 24 times on published points)
 

@@ -14,8 +14,8 @@ from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.stats import Interval, factor, log_ratio, pooled_relative_sd
-from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.spec import short_hash
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.specs import short_hash
 
 SIZED = ("tensor_parallel", "kv_cache_bytes", "max_num_seqs")  # what follows from how many GPUs an engine has
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from pytest_slmserve.analysis.gpus import each_gpu, imbalance, together
 from pytest_slmserve.analysis.once import once
-from pytest_slmserve.records import Run, Telemetry
-from pytest_slmserve.sensors import (
+from pytest_slmserve.schema.records import Run, Telemetry
+from pytest_slmserve.schema.sensors import (
     CAPPED_POWER,
     CLOCK_REASONS,
     DRAM_ACTIVE,

@@ -48,9 +48,11 @@ from pytest_slmserve.analysis.points import choose
 from pytest_slmserve.analysis.stats import mean_of_known
 from pytest_slmserve.analysis.step_time import idle_share
 from pytest_slmserve.analysis.validity import standing
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Environment, Measurement, Resolved, Run
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, Load
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop, Load
+from pytest_slmserve.schema.records import Measurement, Resolved, Run
+from pytest_slmserve.schema.specs import EngineSpec
 
 FEWEST_ALONE = 50  # steps that only decode, of a side: where they are few, each varies by a tenth, their mean by 1.4 %
 ALWAYS_DIFFER = {"compile_s", "ready_s"}

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.points import Point, series_key
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.stats import Interval, factor, log_ratio, mean_of_known, pooled_relative_sd
 from pytest_slmserve.analysis.window import steps_with_prompts
+from pytest_slmserve.schema.records import series_key
 
 
 @dataclass(frozen=True, slots=True)

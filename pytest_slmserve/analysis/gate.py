@@ -23,7 +23,7 @@ from pytest_slmserve.analysis import student
 from pytest_slmserve.analysis.sequential import FIRST_LOOKS, NORMAL, boundaries, looks_until
 from pytest_slmserve.analysis.stats import Interval, factor, growth, percent, sample_sd, student_interval
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 Better = Literal["higher", "lower"]
 Pair = tuple[float | None, float | None]  # baseline, candidate

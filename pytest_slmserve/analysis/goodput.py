@@ -14,8 +14,8 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.latency import RequestLatency, judged_failures, judged_rows, request_latency, sent_in
 from pytest_slmserve.analysis.stats import per_second
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Measurement, Samples
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import Measurement, Samples
 
 EXAMPLE = "ttft:200ms,tpot:50ms,e2e:5s"
 BOUND = re.compile(r"\s*(\w+)\s*:\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s)?\s*", re.ASCII)

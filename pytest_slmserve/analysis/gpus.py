@@ -8,8 +8,8 @@ from functools import reduce
 from operator import or_
 from statistics import fmean
 
-from pytest_slmserve.records import Telemetry
-from pytest_slmserve.sensors import (
+from pytest_slmserve.schema.records import Telemetry
+from pytest_slmserve.schema.sensors import (
     CAPPED_BRAKE,
     CAPPED_HW_THERMAL,
     CAPPED_POWER,

@@ -11,8 +11,9 @@ from typing import Literal
 from pytest_slmserve.analysis.device import POWER_CAP, DeviceFigures, Watch, device_figures, watched
 from pytest_slmserve.analysis.gpus import each_gpu
 from pytest_slmserve.analysis.stats import percent
-from pytest_slmserve.records import Environment, Replica, Run
-from pytest_slmserve.sensors import (
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.records import Replica, Run
+from pytest_slmserve.schema.sensors import (
     CAPPED_BRAKE,
     CAPPED_HW_THERMAL,
     CAPPED_SW_THERMAL,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_slmserve.analysis.stats import percentile
-from pytest_slmserve.records import Run
+from pytest_slmserve.schema.records import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.jobs import (
 )
 from pytest_slmserve.analysis.stats import Interval, factor, log_ratio, percent, pooled_relative_sd, times
 from pytest_slmserve.analysis.verdict import State, Verdict, above, all_of, below
-from pytest_slmserve.models import short_name
+from pytest_slmserve.schema.catalog import short_name
 
 FOLLOWS, LONGER, WAITS = "throughput-follows-arrivals", "longer-outputs-fewer-requests", "all-at-once-waits-longer"
 ALIKE = "alike-at-one-size"

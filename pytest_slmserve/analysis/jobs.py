@@ -10,14 +10,17 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_slmserve.analysis import window
-from pytest_slmserve.analysis.kv_cache import kv_capacity
 from pytest_slmserve.analysis.points import choose, mean_figures
 from pytest_slmserve.analysis.stats import Interval, factor, log_ratio, pooled_relative_sd
 from pytest_slmserve.analysis.summary import Summary, finished_output_tokens, summarize
 from pytest_slmserve.analysis.validity import standing
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Environment, Measurement, Resolved, WorkloadReference, measurement_key
-from pytest_slmserve.spec import EngineSpec, Job, short_hash
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.loads import Job
+from pytest_slmserve.schema.records import Measurement, Resolved, measurement_key
+from pytest_slmserve.schema.specs import EngineSpec, short_hash
+from pytest_slmserve.schema.workloads import WorkloadReference
 
 CONTINUOUS = "continuous"  # how vLLM batches: a request joins at the next step, and leaves when it has ended
 

@@ -22,8 +22,8 @@ from typing import Any
 from pytest_slmserve.analysis.once import once
 from pytest_slmserve.analysis.stats import mean, percentile
 from pytest_slmserve.analysis.window import finished_in_window, tpot_s
-from pytest_slmserve.records import Failures, Measurement, Run, Samples
-from pytest_slmserve.spec import Load, OpenLoop
+from pytest_slmserve.schema.loads import Load, OpenLoop
+from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.analysis.stats import Interval, Noise, ends, growth, log_ratio, percent, pooled_relative_sd
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.schema.records import Measurement
 
 CLAIM = "neighbours-do-not-disturb"
 

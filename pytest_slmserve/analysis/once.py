@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from pytest_slmserve.records import Run
+from pytest_slmserve.schema.records import Run
 
 T = TypeVar("T")
 

@@ -20,11 +20,12 @@ from pytest_slmserve.analysis.outputs import Answers, Outputs, compare_outputs
 from pytest_slmserve.analysis.summary import Summary, summarize
 from pytest_slmserve.analysis.validity import standing
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
-from pytest_slmserve.kinds import Caches, Side
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Measurement
-from pytest_slmserve.sensors import MEMORY_USED
-from pytest_slmserve.spec import GIB, Load
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.literals import Caches, Side
+from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.sensors import MEMORY_USED
+from pytest_slmserve.schema.specs import GIB
 
 SIDES: tuple[Side, Side] = get_args(Side)
 START_MARGIN = 0.15  # a start is imports and compilation, and nobody serves meanwhile

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.kv_cache import NULL_BLOCKS, RESERVE_BYTES
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.spec import GIB
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
+from pytest_slmserve.schema.specs import GIB
 
 MEMORY_SHARE = 0.9  # of the GPU for all engines together
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB)?", re.ASCII | re.IGNORECASE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from statistics import mode
 from typing import Any, Generic, TypeVar
@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 from pytest_slmserve.analysis.stats import mean_of_known
 from pytest_slmserve.analysis.summary import Summary, summarize
 from pytest_slmserve.analysis.validity import standing
-from pytest_slmserve.records import Environment, Measurement, measurement_key
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement, series_key
 
 T = TypeVar("T")
 
@@ -51,11 +51,6 @@ def concurrency_of(measurement: Measurement) -> int | None:
     if measurement.replica:
         return None
     return load.concurrency if isinstance(load, ClosedLoop) and load.requests is None else None
-
-
-def series_key(spec: EngineSpec, workload_hash: str, load: ClosedLoop, environment: Environment) -> str:
-    """Equal keys, points of one curve: all that makes the key of a measurement, but for the concurrency."""
-    return measurement_key(spec, workload_hash, replace(load, concurrency=1), environment)
 
 
 def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:

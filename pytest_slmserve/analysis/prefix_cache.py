@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.stats import percent
-from pytest_slmserve.records import Measurement, Run
+from pytest_slmserve.schema.records import Measurement, Run
 
 # Of the prompt tokens. Prompts are at most about half of the work at the usual lengths, so what is saved by this moves
 # a rate by less than repeats differ; a chat template that begins every prompt stays below it.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_slmserve.records import Measurement, Run, Stream
-from pytest_slmserve.spec import OpenLoop
+from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.records import Measurement, Run, Stream
 
 
 def steps_of(measurement: Measurement) -> list[Measurement]:

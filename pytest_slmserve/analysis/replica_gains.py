@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pytest_slmserve.analysis.stats import Interval, Noise, factor, log_ratio, pooled_relative_sd
-from pytest_slmserve.errors import TooFewPoints
+from pytest_slmserve.schema.errors import TooFewPoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,13 @@ from pytest_slmserve.analysis.stats import (
     pooled_relative_sd,
 )
 from pytest_slmserve.analysis.validity import not_steady, standing
-from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Environment, Measurement, Run, Workload, replica_set
-from pytest_slmserve.spec import ClosedLoop, ReplicaSpec, short_hash
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement, Run, replica_set
+from pytest_slmserve.schema.specs import ReplicaSpec, short_hash
+from pytest_slmserve.schema.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_slmserve.analysis.kv_cache import known_shape, kv_bytes_per_token, value_bytes
-from pytest_slmserve.models import Shape
-from pytest_slmserve.records import Environment, Measurement, Resolved, WorkloadReference
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.catalog import Shape
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.kv_cache import known_shape, kv_bytes_per_token, value_bytes
+from pytest_slmserve.schema.records import Measurement, Resolved
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import WorkloadReference
 
 
 @dataclass(frozen=True, slots=True)

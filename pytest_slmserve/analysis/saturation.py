@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.gains import valid_points
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.roofline import Peaks, Work
 from pytest_slmserve.analysis.stats import Interval, student_interval
-from pytest_slmserve.errors import TooFewPoints
+from pytest_slmserve.schema.errors import TooFewPoints
 
 DESCRIBES = 0.15  # a law that is off by more at any point says nothing about that curve's steps
 FEWEST_BATCHES = 3  # two parameters, and one batch to tell whether they fit

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.stats import mean, per_second, percentile
-from pytest_slmserve.records import Failures, Run
+from pytest_slmserve.schema.records import Failures, Run
 
 NONE_FAILED = Failures((), (), (), (), ())
 HARMLESS_S = 5e-3

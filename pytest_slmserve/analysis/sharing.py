@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.replication import SharedPoint, gain_over, latency
 from pytest_slmserve.analysis.stats import Interval, percent, times
 from pytest_slmserve.analysis.validity import enough
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below
-from pytest_slmserve.kinds import Sharing
+from pytest_slmserve.schema.literals import Sharing
 
 PAY, TAIL = "replicas-pay", "replicas-keep-the-tail"
 HOW: dict[Sharing, str] = {

@@ -14,7 +14,7 @@ from typing import Literal
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.device import DecodeFigures, DeviceFigures
 from pytest_slmserve.analysis.roofline import Work, peaks_of_engine, work_of_workload
-from pytest_slmserve.records import Measurement, Run
+from pytest_slmserve.schema.records import Measurement, Run
 
 Bound = Literal["memory", "compute", "host", "mixed"]
 

@@ -23,9 +23,9 @@ from pytest_slmserve.analysis.points import Point, point_of
 from pytest_slmserve.analysis.replication import SharedPoint, engines, shared_point, shared_runs
 from pytest_slmserve.analysis.stats import Interval, factor, log_ratio, percent, pooled_relative_sd
 from pytest_slmserve.analysis.verdict import State, Verdict, below
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Measurement
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
 
 LAUNCH, LAUNCH_OF_WAITING = 0.002, 0.5
 HOST, HOST_OF_WAITING = 0.04, 1.0  # share of the logarithm: 0.5 is the root

@@ -10,7 +10,7 @@ from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.device import DeviceFigures, decode_figures, device_figures
 from pytest_slmserve.analysis.roofline import roofline_fraction
 from pytest_slmserve.analysis.step_time import Bound, bound_by_counters, saturation_gap, step_time
-from pytest_slmserve.records import Measurement, Run
+from pytest_slmserve.schema.records import Measurement, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

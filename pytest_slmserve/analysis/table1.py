@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.kv_cache import kv_blocks, requests_that_fit
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.models import CATALOGUE, short_name
-from pytest_slmserve.spec import GIB
+from pytest_slmserve.schema.catalog import CATALOGUE, short_name
+from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
+from pytest_slmserve.schema.specs import GIB
 
 BUDGET_BYTES = 9 * 40 * GIB // 10
 LONGEST = 2048  # positions of OPT

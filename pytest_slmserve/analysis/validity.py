@@ -13,8 +13,8 @@ from pytest_slmserve.analysis.roofline import roofline_fraction
 from pytest_slmserve.analysis.schedule_delay import deaf, delay_of, lag
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.records import Measurement, Run
-from pytest_slmserve.spec import Burst, ClosedLoop, Job, OpenLoop
+from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, OpenLoop
+from pytest_slmserve.schema.records import Measurement, Run
 
 # What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
 # unless who measures knows better.

@@ -12,8 +12,6 @@ from pytest_slmserve.analysis.deciding import with_tpot
 from pytest_slmserve.analysis.device import device_figures
 from pytest_slmserve.analysis.gains import e2e_s, noise_of, tokens_per_s
 from pytest_slmserve.analysis.headroom import Gains, Unit
-from pytest_slmserve.analysis.kv_cache import CLAIM as KV_BLOCKS
-from pytest_slmserve.analysis.kv_cache import kv_blocks_as_predicted, predicted_blocks
 from pytest_slmserve.analysis.points import Point, points_of
 from pytest_slmserve.analysis.replication import Members, SharedPoint, engines, shared_points, system_throughput
 from pytest_slmserve.analysis.sharing import HOW
@@ -29,10 +27,12 @@ from pytest_slmserve.analysis.stats import (
     times,
 )
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below
-from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Measurement
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.kv_cache import CLAIM as KV_BLOCKS
+from pytest_slmserve.schema.kv_cache import kv_blocks_as_predicted, predicted_blocks
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec
 
 MARGIN = 0.15
 STARTS, THROUGHPUT, LATENCY = "starts-as-advised", "throughput-as-predicted", "latency-within-limit"

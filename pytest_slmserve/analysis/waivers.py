@@ -8,8 +8,8 @@ from datetime import date
 from typing import Any
 
 from pytest_slmserve.analysis.roofline import peaks_of
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import short_name
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadUsage
 
 ANY = "*"
 EXAMPLE = (

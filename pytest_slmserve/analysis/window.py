@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pytest_slmserve.analysis.once import once
 from pytest_slmserve.analysis.stats import mean, percentile
-from pytest_slmserve.records import Run
+from pytest_slmserve.schema.records import Run
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.codec import engine_line, engine_of, measurement_line, measurement_of
-from pytest_slmserve.errors import SlmError
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.schema.errors import SlmError
+from pytest_slmserve.schema.records import Measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The commands of `python -m pytest_slmserve`."""
+"""The command line: one module for each command, which parses, calls and prints."""

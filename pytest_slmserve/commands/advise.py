@@ -22,15 +22,15 @@ from pytest_slmserve.commands.words import (
     add_command,
     check_share,
 )
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import short_name
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.advisor import Plan
     from pytest_slmserve.analysis.curve import Curve
     from pytest_slmserve.analysis.deciding import Wish
-    from pytest_slmserve.records import Progress
     from pytest_slmserve.report.subjects import Source
+    from pytest_slmserve.schema.records import Progress
     from pytest_slmserve.verifying import Terms
 
 STATUS = (

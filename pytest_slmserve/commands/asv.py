@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from pytest_slmserve.commands.archives import read_all
 from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, add_archives, add_command
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
-    from pytest_slmserve.records import Environment, Measurement
     from pytest_slmserve.report.asv import Place, Seen, Value
     from pytest_slmserve.report.asv_files import Commit, File
+    from pytest_slmserve.schema.environment import Environment
+    from pytest_slmserve.schema.records import Measurement
 
 STATUS = f"{HOLDS} results were written, {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
 HINT = "--into with another folder"

@@ -14,7 +14,7 @@ from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, Parser, add_a
 
 if TYPE_CHECKING:
     from pytest_slmserve.baselines import Baseline, LeftOut
-    from pytest_slmserve.records import Measurement
+    from pytest_slmserve.schema.records import Measurement
 
 FOLDER = ".slm/baselines"  # that of `baselines`, which is imported late
 ACCEPT_STATUS = f"{HOLDS} something was kept, {USAGE} nothing was, wrong usage or an archive that cannot be read."
@@ -179,8 +179,8 @@ def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
 
 def _told(left_out: Iterable[LeftOut]) -> list[str]:
     """A line for each load and reason, with how often."""
-    from pytest_slmserve.models import short_name
     from pytest_slmserve.report.tables import load_in_short
+    from pytest_slmserve.schema.catalog import short_name
 
     def title(each: LeftOut) -> str:
         m = each.measurement
@@ -192,7 +192,7 @@ def _told(left_out: Iterable[LeftOut]) -> list[str]:
 
 def _line(measurements: Sequence[Measurement], facts: Iterable[tuple[str, str]]) -> str:
     """What is known, several values of one thing beside each other."""
-    from pytest_slmserve.spec import GIB
+    from pytest_slmserve.schema.specs import GIB
 
     told = []
     for words, name in facts:
@@ -210,7 +210,7 @@ def _values(measurements: Iterable[Measurement], name: str) -> list[Any]:
 
 
 def _models(measurements: Iterable[Measurement]) -> list[str]:
-    from pytest_slmserve.models import short_name
+    from pytest_slmserve.schema.catalog import short_name
 
     return list(dict.fromkeys(short_name(m.spec.model) for m in measurements))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, Parser, Taker, add_command, check_share
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.batching import Slo

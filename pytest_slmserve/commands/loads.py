@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from pytest_slmserve.commands.requests import check_lengths, requests_for, requests_in_order, trace_of
 from pytest_slmserve.commands.words import Parser
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.spec import ClosedLoop, Job, Load, OpenLoop, short_hash
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.specs import short_hash
 
 if TYPE_CHECKING:
-    from pytest_slmserve.records import Workload
+    from pytest_slmserve.schema.workloads import Workload
     from pytest_slmserve.workload.arrivals import Arrivals
 
 WINDOW_S = 10.0

@@ -15,14 +15,14 @@ from pytest_slmserve.client.loads import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.commands import loads, requests
 from pytest_slmserve.commands.loads import Asked, asked, some_seconds
 from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
-from pytest_slmserve.errors import BadArchive, BadUsage, of_a_command
-from pytest_slmserve.spec import EngineSpec
-from pytest_slmserve.urls import KEY
+from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.urls import KEY
 
 if TYPE_CHECKING:
-    from pytest_slmserve.records import Measurement, Progress
     from pytest_slmserve.report.export import Export
     from pytest_slmserve.report.served import Terms
+    from pytest_slmserve.schema.records import Measurement, Progress
 
 SECRETS = ("key", "secret", "password", "access_token", "authorization")  # how fields that hold one end
 STATUS = (

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 STATUS = (
     f"{HOLDS} everything is in OUT, {FAILS} all but what the notes name, {USAGE} wrong usage or an archive that "

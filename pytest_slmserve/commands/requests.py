@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from pytest_slmserve.commands.words import Parser
-from pytest_slmserve.errors import BadDataset, BadUsage
-from pytest_slmserve.kinds import Rule
-from pytest_slmserve.spec import Load, OpenLoop, WorkloadSpec
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.literals import Rule
+from pytest_slmserve.schema.loads import Load, OpenLoop
+from pytest_slmserve.schema.specs import WorkloadSpec
 
 if TYPE_CHECKING:
-    from pytest_slmserve.records import Workload
+    from pytest_slmserve.schema.workloads import Workload
     from pytest_slmserve.workload.traces import Trace
 
 LONGEST = 2048  # tokens of a request of a trace
@@ -88,7 +89,7 @@ def longest(given: argparse.Namespace) -> int:
 
 def requests_in_order(given: argparse.Namespace, trace: Trace) -> Workload:
     """With the lengths of a trace, one after the other."""
-    from pytest_slmserve.records import Workload
+    from pytest_slmserve.schema.workloads import Workload
     from pytest_slmserve.workload.build import synthetic_requests
 
     lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]
@@ -108,7 +109,7 @@ def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 def workload_of(given: argparse.Namespace, number: int) -> Workload:
     """So many requests, or as many as the conversations are enough for."""
-    from pytest_slmserve.records import Workload
+    from pytest_slmserve.schema.workloads import Workload
     from pytest_slmserve.workload.build import named_tokenizer, requests_of
 
     spec = workload_spec(given, number)
@@ -139,7 +140,7 @@ def workload_spec(given: argparse.Namespace, number: int) -> WorkloadSpec:
 
 
 def vocabulary_of(model: str) -> int:
-    from pytest_slmserve.analysis.kv_cache import known_shape
+    from pytest_slmserve.schema.kv_cache import known_shape
     from pytest_slmserve.workload.tokens import VOCABULARY
 
     shape = known_shape(model)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 HOLDS, FAILS, USAGE, UNDECIDED = 0, 1, 4, 10
 INTERRUPTED = 130  # as shells have it

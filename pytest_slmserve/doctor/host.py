@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_slmserve.doctor.finding import GIB, Finding, Places, State, enough, gib, unless_ok
 from pytest_slmserve.environment import cpu_model
-from pytest_slmserve.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
+from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
 from pytest_slmserve.telemetry.base import Source
 from pytest_slmserve.telemetry.host import limiting_cgroup, open_host
 

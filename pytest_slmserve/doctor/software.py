@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pytest_slmserve.doctor.finding import Finding
 from pytest_slmserve.environment import PROBE_S, check_vllm, interpreter
-from pytest_slmserve.errors import BadUsage, SlmError
-from pytest_slmserve.sensors import PROFILED
+from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.sensors import PROFILED
 from pytest_slmserve.telemetry.base import Source
 from pytest_slmserve.telemetry.choose import open_sampler
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler

@@ -1,1 +1,2 @@
-"""Doors into an engine. They serve requests and know nothing of workloads, claims or pytest."""
+"""What serves: engines behind one interface, how they are launched, shared and loaded. Nothing here judges a
+measurement."""

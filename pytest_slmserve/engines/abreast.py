@@ -8,7 +8,7 @@ from functools import partial
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import Pool, Waiting
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.specs import EngineSpec
 
 Launch = tuple[EngineSpec, Mapping[str, str]]  # and variables of this launch alone
 Start = Callable[[], Engine]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Progress, Resolved, Run, Workload
-from pytest_slmserve.spec import EngineSpec, Job, Load, OpenLoop
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import Job, Load, OpenLoop
+from pytest_slmserve.schema.records import Progress, Resolved, Run
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import Workload
 
 Tell = Callable[[Progress], None]
 Outputs = tuple[tuple[int, ...], ...]  # ids of tokens, of each request

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 from pytest_slmserve.engines.base import Gate, Tell
 from pytest_slmserve.engines.offline import run_from
 from pytest_slmserve.engines.process import Child, converse
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Request, Run, Stream, Workload
-from pytest_slmserve.spec import Job, Load, OpenLoop
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import Job, Load, OpenLoop
+from pytest_slmserve.schema.records import Run, Stream
+from pytest_slmserve.schema.workloads import Request, Workload
 
 READY_S = 30.0
 TIMEOUT_S = 120.0  # that a request may last, where nobody says otherwise

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import Shape, hub_name, short_name
-from pytest_slmserve.spec import EngineSpec, short_hash
+from pytest_slmserve.schema.catalog import Shape, hub_name, short_name
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.specs import EngineSpec, short_hash
 
 
 def model_for(spec: EngineSpec, shape: Shape) -> str:

@@ -14,10 +14,12 @@ from urllib.parse import urlsplit
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, silent
 from pytest_slmserve.engines.client import TIMEOUT_S, Client, ask_once, completion, run_of
 from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
-from pytest_slmserve.errors import BadUsage, EngineFailed
-from pytest_slmserve.records import Request, Resolved, Run, Workload
-from pytest_slmserve.spec import EngineSpec, Load
-from pytest_slmserve.urls import KEY
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.records import Resolved, Run
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.urls import KEY
+from pytest_slmserve.schema.workloads import Request, Workload
 
 CHAT = "/chat/completions"
 ANSWER_S = 60.0

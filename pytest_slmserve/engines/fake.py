@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Gate, Outputs, Tell, check_fits, check_load, silent
-from pytest_slmserve.errors import BadUsage, EngineFailed
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Progress, Resolved, Run, Samples, Steps, Telemetry, Workload
-from pytest_slmserve.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
-from pytest_slmserve.spec import Burst, EngineSpec, Job, Load, OpenLoop
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.loads import Burst, Job, Load, OpenLoop
+from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.simulated import simulated
 from pytest_slmserve.worker.admission import ClosedLoop, Schedule
 

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 from pytest_slmserve.engines.described import own_cache
 from pytest_slmserve.engines.offline import NOWHERE_ELSE
-from pytest_slmserve.kinds import Caches, Side
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.literals import Caches, Side
+from pytest_slmserve.schema.specs import EngineSpec
 
 ROOT = "VLLM_CACHE_ROOT"
 COLD = (ROOT, "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pytest_slmserve.engines.process import LOG_LINES
-from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 PROGRAM = "nvidia-cuda-mps-control"
 DRIVER_FOLDER = "/usr/local/nvidia/bin"  # where containers get the driver's programs, not always on their PATH

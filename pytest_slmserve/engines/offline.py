@@ -18,10 +18,12 @@ from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_
 from pytest_slmserve.engines.described import model_for
 from pytest_slmserve.engines.process import Child, converse
 from pytest_slmserve.engines.turn import START_S, Held, Turn
-from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Failures, Resolved, Run, Samples, Steps, Workload, known_fields
-from pytest_slmserve.spec import GIB, EngineSpec, Load
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.records import Failures, Resolved, Run, Samples, Steps, known_fields
+from pytest_slmserve.schema.specs import GIB, EngineSpec
+from pytest_slmserve.schema.workloads import Workload
 
 WORKER = Path(__file__).parent.parent / "worker" / "worker.py"
 PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn; how long a start may take, we say

@@ -22,8 +22,8 @@ from pytest_slmserve.engines.offline import NOWHERE_ELSE, OfflineEngine
 from pytest_slmserve.engines.replicas import Replicas
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.engines.sharing import start_replicas
-from pytest_slmserve.errors import DeviceBusy, EngineFailed
-from pytest_slmserve.spec import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
 Spec = TypeVar("Spec", EngineSpec, ReplicaSpec)
 Started = TypeVar("Started", Engine, Replicas)

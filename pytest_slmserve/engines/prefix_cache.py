@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from pytest_slmserve.engines.client import ask_once
-from pytest_slmserve.records import Request, Workload
+from pytest_slmserve.schema.workloads import Request, Workload
 
 COMMON = (
     "time year people way day man thing woman life child world school state family student group country problem hand "

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import Gate, Tell, silent
-from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.records import Progress, known_fields
+from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.records import Progress, known_fields
 
 LOG_LINES = 25
 POLL_S = 0.5

@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from pytest_slmserve.engines.base import Engine, Tell, silent
-from pytest_slmserve.errors import BadUsage, EngineFailed, named, naming
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Run, Workload
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, named, naming
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Run
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.workloads import Workload
 
 BEGIN_S = 0.5  # from saying when to begin to beginning: all workers have heard of it by then
 OPEN_S = 0.2  # likewise of the window

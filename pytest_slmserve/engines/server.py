@@ -33,10 +33,12 @@ from pytest_slmserve.engines.offline import (
 )
 from pytest_slmserve.engines.process import Child
 from pytest_slmserve.engines.turn import START_S, Held, Turn
-from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Request, Run, Workload
-from pytest_slmserve.spec import EngineSpec, Load
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.records import Run
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import Request, Workload
 
 SERVE = WORKER.with_name("serve.py")
 ONE_FRONT_END, VLLM_SERVE = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"

@@ -14,9 +14,9 @@ from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas import HeldEngine, Replicas, cores_of_each
 from pytest_slmserve.engines.server import ServerEngine
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.spec import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
 IMAGINED_GAIN: dict[Sharing, float] = {"time-slicing": 1.0, "mps": 1.2, "mig": 1.0}  # of the one simulated device
 

@@ -1,1 +1,1 @@
-"""What people read. Rounding happens here and nowhere else."""
+"""What people read: tables, figures, texts and exports of what the analysis found. Nothing here decides a verdict."""

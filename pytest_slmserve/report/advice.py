@@ -15,7 +15,7 @@ from pytest_slmserve.report.layout import WIDTH, grid_of_known, hanging, named
 from pytest_slmserve.report.rounding import ABSENT, between, figure, hundredths, milliseconds
 from pytest_slmserve.report.serving import lines, starts
 from pytest_slmserve.report.subjects import Source
-from pytest_slmserve.spec import GIB
+from pytest_slmserve.schema.specs import GIB
 
 COLUMNS = (
     "\nmodel",

@@ -15,10 +15,11 @@ from statistics import fmean
 from pytest_slmserve.analysis.points import choose, concurrency_of
 from pytest_slmserve.analysis.summary import Summary, summarize
 from pytest_slmserve.analysis.validity import standing
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Environment, Measurement
-from pytest_slmserve.spec import EngineSpec, short_hash
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec, short_hash
 
 DIGITS = 6
 UNKNOWN = "unknown"

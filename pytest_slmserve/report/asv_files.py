@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.asv import METRICS, SERVING, START, STARTING, Place, Value, rounded
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
 
 VERSION = "1"  # of every benchmark: asv passes over results of another
 PER_VALUE = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.jobs import JobPoint, job_points
 from pytest_slmserve.analysis.points import Point, points_of
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.schema.records import Measurement
 
 
 def seconds_per_request(measurements: Sequence[Measurement]) -> list[float]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.findings import labels
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: told apart by all eyes
 MARKERS = ("o", "s", "^")  # the next one where the colours begin again

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_slmserve.analysis.goodput import Slo, goodput_of
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.vllm_bench import as_vllm_bench
-from pytest_slmserve.spec import ClosedLoop, Job, OpenLoop
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop, Job, OpenLoop
+from pytest_slmserve.schema.records import Measurement
 
 FORMAT = "vllm-bench"
 EXAMPLE = f"{FORMAT}=results/, for a file of each, or {FORMAT}=results.json"

@@ -11,13 +11,13 @@ from pytest_slmserve.analysis.jobs import JobPoint
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.roofline import ceiling_tokens_per_s
 from pytest_slmserve.analysis.saturation import Fit, fit
-from pytest_slmserve.errors import BadUsage, TooFewPoints
 from pytest_slmserve.report.drawing import GREY, Picture, Shown, dress, has_valid, load_axis, panels, plain, save, shown
 from pytest_slmserve.report.findings import peaks_of_curve, work_of_curve
 from pytest_slmserve.report.gpu_figures import gpus_pictures
 from pytest_slmserve.report.job_figures import job_pictures
 from pytest_slmserve.report.replica_figures import replica_pictures
 from pytest_slmserve.report.sensor_figures import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
+from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 SAMPLES = 60  # of a smooth line
 

@@ -13,10 +13,10 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.roofline import Peaks, Work, peaks_of_engine, regime, work_of_workload
 from pytest_slmserve.analysis.saturation import Fit, fit, fixed_s_from_shapes
 from pytest_slmserve.analysis.stats import percent
-from pytest_slmserve.errors import TooFewPoints
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import TooFewPoints
+from pytest_slmserve.schema.specs import EngineSpec
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
 FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue

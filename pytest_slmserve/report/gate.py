@@ -13,13 +13,13 @@ from pytest_slmserve.analysis.gate import Comparison
 from pytest_slmserve.analysis.paired import EXACT, SIDES, Gated
 from pytest_slmserve.analysis.stats import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.kinds import Side
-from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.comparisons import KEY, WORDS, as_values, row, text
 from pytest_slmserve.report.diagnosis import diagnosis_lines
 from pytest_slmserve.report.layout import hanging
 from pytest_slmserve.report.rounding import counted, figure
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.schema.literals import Side
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
 
 CACHES = {
     "warm": "compile caches were warm: each side was launched before the first pair",

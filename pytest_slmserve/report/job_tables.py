@@ -9,7 +9,7 @@ from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds
 from pytest_slmserve.report.standing import standing
-from pytest_slmserve.spec import Job
+from pytest_slmserve.schema.loads import Job
 
 LEGEND = (
     "Jobs: throughput is over the whole of one, to its last answer. came: requests/s as they arrived. "

@@ -15,11 +15,11 @@ from pytest_slmserve.analysis.gains import Gain, Plateau, gains, pareto_front, p
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.saturation import Fit, fit
 from pytest_slmserve.analysis.stats import Interval, percent
-from pytest_slmserve.errors import TooFewPoints
 from pytest_slmserve.foreign import Columns, Setting
 from pytest_slmserve.report.findings import UNSETTLED
 from pytest_slmserve.report.layout import grid, named
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.schema.errors import TooFewPoints
 
 NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a reader is told
 

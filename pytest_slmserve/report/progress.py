@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_slmserve.records import Progress
+from pytest_slmserve.schema.records import Progress
 
 
 def progress_line(number: int, items: int, name: str, progress: Progress, left_s: float) -> str:

@@ -12,7 +12,6 @@ from pytest_slmserve.analysis.rates import HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.analysis.schedule_delay import delay_of
 from pytest_slmserve.analysis.summary import summarize
 from pytest_slmserve.analysis.validity import problems, standing
-from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
 from pytest_slmserve.report.served import (
@@ -26,7 +25,9 @@ from pytest_slmserve.report.served import (
     latencies,
     told_of,
 )
-from pytest_slmserve.spec import OpenLoop, short_hash
+from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import short_hash
 
 COLUMNS = ("requests/s\nasked", "\ndue", "\nsent", "\nserved", "late ms\np99", "tokens\n/s")
 LATENCIES = ("ttft", "tpot", "itl", "e2e")

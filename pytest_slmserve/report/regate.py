@@ -8,9 +8,9 @@ from typing import Any
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.analysis.paired import Gated, judge_gate
 from pytest_slmserve.analysis.stats import percent
-from pytest_slmserve.errors import SlmError
-from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.rejudge import UNUSABLE, Plan, unusable
+from pytest_slmserve.schema.errors import SlmError
+from pytest_slmserve.schema.records import Measurement
 
 
 def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Iterator[tuple[Gated, str]]:

@@ -12,10 +12,10 @@ from pytest_slmserve.analysis.deployments import with_wider
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.replication import shared_points
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.errors import BadArchive, SlmError
-from pytest_slmserve.models import short_name
-from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.findings import labels
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadArchive, SlmError
+from pytest_slmserve.schema.records import Measurement
 
 # {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "cut": [[4, "why"]]}}}, of an adaptive sweep also
 # "adaptive": {"tolerance": 0.1}; "beside": series keys of curves that are no sweeps

@@ -16,7 +16,6 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint, gain_over, latency_ratio
 from pytest_slmserve.analysis.sharing import Pair, compared
 from pytest_slmserve.analysis.stats import Interval
-from pytest_slmserve.kinds import Sharing
 from pytest_slmserve.report.drawing import (
     GREY,
     Picture,
@@ -28,6 +27,7 @@ from pytest_slmserve.report.drawing import (
     share_axis,
     tell_degraded,
 )
+from pytest_slmserve.schema.literals import Sharing
 
 SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
 TITLES: dict[Sharing, str] = {

@@ -9,11 +9,11 @@ from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint, engines, gain_over, system_throughput
 from pytest_slmserve.analysis.stats import Interval
-from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, milliseconds
 from pytest_slmserve.report.standing import standing
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.literals import Sharing
 
 NAMES = ("\nengines", "\nsharing", "in\nflight")
 SERVED = ("tokens\n/s", "\nsum", "gain\n%", "95 %\n", "E2E s\nlargest", "\np99", "\nvalid")

@@ -21,9 +21,9 @@ from pytest_slmserve.analysis.schedule_delay import delay_of
 from pytest_slmserve.analysis.summary import finished_output_tokens
 from pytest_slmserve.analysis.validity import FAILED_SHARE, standing
 from pytest_slmserve.analysis.window import prompt_tokens_per_s
-from pytest_slmserve.records import Measurement
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
-from pytest_slmserve.spec import ClosedLoop, Job, OpenLoop, load_facts
+from pytest_slmserve.schema.loads import ClosedLoop, Job, OpenLoop, load_facts
+from pytest_slmserve.schema.records import Measurement
 
 COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 FIGURES = ("batch", "requests_per_s", "output_tokens_per_s", "kv_usage")

@@ -11,7 +11,17 @@ from typing import Any
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.deciding import Engine, Subject, with_tpot
 from pytest_slmserve.analysis.device import watched
-from pytest_slmserve.analysis.kv_cache import (
+from pytest_slmserve.analysis.placement import Footprint
+from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.foreign import Setting
+from pytest_slmserve.report.findings import labels, peaks_of_curve, work_of_curve
+from pytest_slmserve.report.judging import NOT_THE_BATCH
+from pytest_slmserve.report.rounding import listed
+from pytest_slmserve.report.tables import device
+from pytest_slmserve.schema.catalog import Shape, hub_name, shape_of, short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import (
     RESERVE_BYTES,
     VALUE_BYTES,
     block_size_of,
@@ -20,18 +30,9 @@ from pytest_slmserve.analysis.kv_cache import (
     predicted_blocks,
     value_bytes,
 )
-from pytest_slmserve.analysis.placement import Footprint
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.foreign import Setting
-from pytest_slmserve.models import Shape, hub_name, shape_of, short_name
-from pytest_slmserve.records import Environment, Resolved
-from pytest_slmserve.report.findings import labels, peaks_of_curve, work_of_curve
-from pytest_slmserve.report.judging import NOT_THE_BATCH
-from pytest_slmserve.report.rounding import listed
-from pytest_slmserve.report.tables import device
-from pytest_slmserve.sensors import MEMORY_USED
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.records import Resolved
+from pytest_slmserve.schema.sensors import MEMORY_USED
+from pytest_slmserve.schema.specs import EngineSpec
 
 LATENCY = "the mean time per output token after the first, TPOT"
 

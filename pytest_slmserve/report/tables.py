@@ -13,7 +13,6 @@ from pytest_slmserve.analysis.jobs import JobPoint
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.records import Environment, Resolved, WorkloadReference
 from pytest_slmserve.report.door_tables import doors_report
 from pytest_slmserve.report.findings import findings, front_ends, hosts, labels, spread
 from pytest_slmserve.report.gpu_tables import gpus_report
@@ -26,7 +25,11 @@ from pytest_slmserve.report.served import chunks, further, without
 from pytest_slmserve.report.slo_tables import slo_report
 from pytest_slmserve.report.standing import standing
 from pytest_slmserve.report.unneeded import amount, remark
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, Job, Load, OpenLoop
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.records import Resolved
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import WorkloadReference
 
 Judged = tuple[Verdict, Row | None]
 Colour = Literal["green", "red", "yellow"]

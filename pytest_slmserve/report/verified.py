@@ -16,7 +16,7 @@ from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.subjects import Source
 from pytest_slmserve.report.tables import verdict_lines
-from pytest_slmserve.spec import GIB
+from pytest_slmserve.schema.specs import GIB
 
 COLUMNS = (
     "\nmodel",

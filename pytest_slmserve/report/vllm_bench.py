@@ -17,8 +17,8 @@ from pytest_slmserve.analysis.jobs import summary_of
 from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, judged_failures, judged_rows, request_latency
 from pytest_slmserve.analysis.stats import per_second, percentile
 from pytest_slmserve.analysis.validity import problems
-from pytest_slmserve.records import Measurement
-from pytest_slmserve.spec import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.records import Measurement
 
 PERCENTILES = (50, 90, 95, 99)
 

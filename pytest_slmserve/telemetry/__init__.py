@@ -1,1 +1,1 @@
-"""Sensors beside a measurement: sources that answer, and the sampler that asks them."""
+"""The host and its sensors: what is sampled beside a window. Nothing here starts, stops or configures a device."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pytest_slmserve.errors import BadUsage, SensorFailed
+from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.telemetry.base import Source
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.telemetry.several import SeveralGpus

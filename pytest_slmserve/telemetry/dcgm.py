@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.errors import SensorFailed
-from pytest_slmserve.sensors import (
+from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.schema.sensors import (
     CAPPED_BRAKE,
     CAPPED_HW_THERMAL,
     CAPPED_POWER,

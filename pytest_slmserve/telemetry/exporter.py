@@ -14,8 +14,8 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
-from pytest_slmserve.errors import BadUsage, SensorFailed
-from pytest_slmserve.sensors import OURS, PROFILED, SENSORS
+from pytest_slmserve.schema.errors import BadUsage, SensorFailed
+from pytest_slmserve.schema.sensors import OURS, PROFILED, SENSORS
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.dcgm import in_our_unit
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from pytest_slmserve.sensors import (
+from pytest_slmserve.schema.sensors import (
     CPU_PRESSURE,
     CPU_THROTTLED,
     HOST_CORES,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from pytest_slmserve import sensors as of
-from pytest_slmserve.errors import SensorFailed
+from pytest_slmserve.schema import sensors as of
+from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, known
 
 GPM = {1: of.ENGINE_ACTIVE, 2: of.SM_ACTIVE, 3: of.SM_OCCUPANCY, 5: of.TENSOR_ACTIVE, 10: of.DRAM_ACTIVE}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_slmserve.errors import SensorFailed
-from pytest_slmserve.records import Telemetry
+from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.schema.records import Telemetry
 from pytest_slmserve.telemetry.base import Reading
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from pytest_slmserve.errors import BadUsage, SensorFailed
-from pytest_slmserve.records import Telemetry
-from pytest_slmserve.sensors import rounded
+from pytest_slmserve.schema.errors import BadUsage, SensorFailed
+from pytest_slmserve.schema.records import Telemetry
+from pytest_slmserve.schema.sensors import rounded
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, Source
 
 INTERVAL_S = 0.25  # the shortest that leaves room for what a reading costs, some milliseconds, and for a late one

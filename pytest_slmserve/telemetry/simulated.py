@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pytest_slmserve.records import Telemetry
-from pytest_slmserve.sensors import (
+from pytest_slmserve.schema.records import Telemetry
+from pytest_slmserve.schema.sensors import (
     CLOCK_REASONS,
     DRAM_ACTIVE,
     ENERGY,

@@ -1,1 +1,1 @@
-"""Requests, never engines: lengths, conversations, token ids."""
+"""Requests and their arrivals, made from datasets, traces and lengths. Nothing here knows an engine."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, count, islice, pairwise
 from typing import Literal, get_args
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.spec import Job
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import Job
 from pytest_slmserve.workload.seeding import draws
 
 Process = Literal["constant", "poisson", "gamma", "ramp", "trace"]

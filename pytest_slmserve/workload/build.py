@@ -12,10 +12,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from pytest_slmserve.errors import BadDataset, BadUsage
-from pytest_slmserve.models import Shape
-from pytest_slmserve.records import Request, Workload
-from pytest_slmserve.spec import WorkloadSpec
+from pytest_slmserve.schema.catalog import Shape
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.specs import WorkloadSpec
+from pytest_slmserve.schema.workloads import Request, Workload
 from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits
 from pytest_slmserve.workload.seeding import first_in_order
 from pytest_slmserve.workload.sharegpt import Conversation, DamagedDataset, dataset_path, pick, readable, unread

@@ -22,8 +22,8 @@ from importlib import resources
 from itertools import islice
 from pathlib import Path
 
-from pytest_slmserve.errors import SlmError
-from pytest_slmserve.kinds import Rule
+from pytest_slmserve.schema.errors import SlmError
+from pytest_slmserve.schema.literals import Rule
 from pytest_slmserve.workload import sharegpt
 from pytest_slmserve.workload.tokens import Tokenize, gpt2_tokenizer
 

@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytest_slmserve.errors import BadDataset, BadUsage
-from pytest_slmserve.kinds import Rule
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.literals import Rule
 from pytest_slmserve.workload.seeding import first_in_order
 from pytest_slmserve.workload.tokens import INSTALL, package_folder
 

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import OPT_VOCABULARY, Shape
+from pytest_slmserve.schema.catalog import OPT_VOCABULARY, Shape
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.workload.seeding import draws
 
 Tokenize = Callable[[Sequence[str]], list[list[int]]]

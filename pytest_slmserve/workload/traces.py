@@ -18,7 +18,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
-from pytest_slmserve.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.workload.arrivals import Arrivals
 from pytest_slmserve.workload.seeding import draws
 

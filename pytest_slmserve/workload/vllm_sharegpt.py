@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from pytest_slmserve.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.workload.sharegpt import Conversation, follows
 from pytest_slmserve.workload.tokens import Tokenize
 

@@ -19,7 +19,7 @@ from strategies import point
 from pytest_slmserve.analysis import gains
 from pytest_slmserve.analysis.adaptive import SHARE
 from pytest_slmserve.analysis.points import Point, by_series, points_of
-from pytest_slmserve.records import Measurement
+from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.store import read
 
 BASELINES = Path(__file__).parents[2] / "benchmarks" / "baselines"

@@ -19,8 +19,8 @@ from pytest_slmserve.analysis.placement import Footprint
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.roofline import peaks_of, work_of_shape
 from pytest_slmserve.analysis.stats import Interval
-from pytest_slmserve.models import CATALOGUE
-from pytest_slmserve.spec import GIB
+from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.specs import GIB
 
 B_HALF_FROM_SHAPES = 40.6  # OPT-1.3B, a context of 330 tokens
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -21,7 +21,7 @@ from pytest_slmserve.analysis.batching import (
     share_of_largest,
 )
 from pytest_slmserve.analysis.saturation import fit
-from pytest_slmserve.errors import BadUsage, TooFewPoints
+from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 PUBLISHED = [point(knob, [total], [ms / 1e3]) for knob, _, total, ms, _ in ROWS]
 B_HALF_FROM_SHAPES = 40.6  # OPT-1.3B, a context of 330 tokens

@@ -11,7 +11,7 @@ from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.prefix_cache import BOUND, cached, polluted
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.codec import measurement_line, measurement_of
-from pytest_slmserve.records import Stream
+from pytest_slmserve.schema.records import Stream
 
 STREAM = Stream(0.01, 0.0, (), {"growth": 1.01, "least_s": 1e-4, "counts": {}})
 

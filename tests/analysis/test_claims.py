@@ -12,8 +12,8 @@ from pytest_slmserve.analysis.claims import CLAIMS, ROWS, Row, judge, release, r
 from pytest_slmserve.analysis.curve import Curve, curve_of
 from pytest_slmserve.analysis.roofline import GPUS
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Environment
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
 
 NAMES = [claim.name for claim in CLAIMS]
 PLATEAU = "throughput-plateau"

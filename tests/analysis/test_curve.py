@@ -11,8 +11,8 @@ from strategies import curves, law, measurement, noisy_curve, point, without
 
 from pytest_slmserve.analysis.curve import Curve, curve_of, is_sweep, obstacle
 from pytest_slmserve.analysis.verdict import State, Undecided
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.spec import Burst, ClosedLoop
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1 %

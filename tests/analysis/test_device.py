@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import WELL, any_telemetry, planted_telemetry, watched_run
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis.device import DecodeFigures, DeviceFigures, decode_figures, device_figures, watched
-from pytest_slmserve.records import Steps, Telemetry
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.records import Steps, Telemetry
 
 
 def figures(columns=(), window_s=(2.0, 12.0), **planted):

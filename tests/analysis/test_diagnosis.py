@@ -26,8 +26,9 @@ from pytest_slmserve.analysis.diagnosis import (
     start_ups,
 )
 from pytest_slmserve.analysis.validity import problems
-from pytest_slmserve.records import Replica
-from pytest_slmserve.spec import ClosedLoop, EngineSpec
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Replica
+from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.store import read
 
 LAGS = pytest.mark.parametrize("lag", [0, 1])

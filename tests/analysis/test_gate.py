@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.gate import Comparison, Series, Terms, gate, hodge
 from pytest_slmserve.analysis.sequential import boundaries, looks_until
 from pytest_slmserve.analysis.stats import student_interval
 from pytest_slmserve.analysis.verdict import State, all_of
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 PASS, FAIL, INCONCLUSIVE = State.HOLDS, State.FAILS, State.UNDECIDED
 TERMS = Terms()

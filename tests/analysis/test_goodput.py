@@ -12,9 +12,9 @@ from strategies import measurement
 
 from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput, goodput_of, parse_slo, slo_of_requests, together
 from pytest_slmserve.analysis.window import finished_in_window
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Failures, Samples
-from pytest_slmserve.spec import OpenLoop
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.records import Failures, Samples
 
 # Words
 

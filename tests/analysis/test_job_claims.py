@@ -25,7 +25,7 @@ from pytest_slmserve.analysis.job_claims import (
     throughput_grows_with_kv_blocks,
 )
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.specs import EngineSpec
 
 HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
 

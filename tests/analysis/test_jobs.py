@@ -10,11 +10,13 @@ from strategies import job_point
 from pytest_slmserve.analysis.jobs import e2e_ratio, job_points, most_varied, ratio, same_but_kv, same_engine
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.measure import measure
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Environment, Samples
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, Job, WorkloadSpec
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop, Job
+from pytest_slmserve.schema.records import Samples
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.build import build_workload
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis import kv_cache
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Resolved
-from pytest_slmserve.spec import GIB, EngineSpec
+from pytest_slmserve.schema import kv_cache
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import Resolved
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 
 def test_blocks_that_a_published_engine_logged():

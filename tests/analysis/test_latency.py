@@ -25,8 +25,8 @@ from pytest_slmserve.analysis.latency import (
     sent_in,
 )
 from pytest_slmserve.analysis.stats import percentile
-from pytest_slmserve.records import Failures, Run, Samples, Steps
-from pytest_slmserve.spec import Burst, ClosedLoop, OpenLoop
+from pytest_slmserve.schema.loads import Burst, ClosedLoop, OpenLoop
+from pytest_slmserve.schema.records import Failures, Run, Samples, Steps
 from pytest_slmserve.workload.arrivals import job
 
 NO_STEPS = Steps((), (), (), (), (), (), ())

@@ -6,7 +6,7 @@ from strategies import planted_run
 
 from pytest_slmserve.analysis.once import once
 from pytest_slmserve.analysis.window import latency
-from pytest_slmserve.records import Run
+from pytest_slmserve.schema.records import Run
 
 asked: list[Run] = []
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.kv_cache import kv_blocks, requests_that_fit
 from pytest_slmserve.analysis.placement import (
     Footprint,
     Ladder,
@@ -19,8 +18,9 @@ from pytest_slmserve.analysis.placement import (
     replicas_that_split,
     utilization,
 )
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.spec import GIB
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import kv_blocks, requests_that_fit
+from pytest_slmserve.schema.specs import GIB
 
 OPT_1_3B = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)
 FOOTPRINTS = st.builds(

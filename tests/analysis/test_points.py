@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 import pytest
 from strategies import WELL, measurement, planted_telemetry, point
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.analysis.summary import Summary, summarize
-from pytest_slmserve.spec import Burst, ClosedLoop
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
 
 
 def test_summary_of_a_planted_measurement():

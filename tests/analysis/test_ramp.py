@@ -11,10 +11,10 @@ from pytest_slmserve.analysis.latency import latencies_of
 from pytest_slmserve.analysis.ramp import steps_of
 from pytest_slmserve.analysis.schedule_delay import schedule_delay
 from pytest_slmserve.analysis.validity import problems
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Failures, Run, Samples, Steps, Stream
 from pytest_slmserve.report.served import latencies
-from pytest_slmserve.spec import ClosedLoop, OpenLoop, load_facts
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts
+from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
 
 RAMP = OpenLoop("ramp", 15.0, 1.0, 7.0, steps=((10.0, 4.0), (20.0, 4.0)))
 NO_STEPS = Steps((), (), (), (), (), (), ())

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200, WELL, measurement, planted_run, planted_telemetry, point
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis import window
 from pytest_slmserve.analysis.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.replication import (
@@ -33,7 +32,8 @@ from pytest_slmserve.analysis.sharing import (
     trustworthy,
 )
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.records import Replica
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.records import Replica
 
 HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
 

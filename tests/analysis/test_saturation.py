@@ -10,8 +10,8 @@ from strategies import law, noisy_curve, point
 from pytest_slmserve.analysis.roofline import peaks_of, work_of_shape
 from pytest_slmserve.analysis.saturation import fit, fit_step, fit_t_inf, fixed_s_from_shapes
 from pytest_slmserve.analysis.stats import Interval
-from pytest_slmserve.errors import TooFewPoints
-from pytest_slmserve.models import shape_of
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.errors import TooFewPoints
 
 # Decode milliseconds per step of OPT-1.3B on an H100 with 64 GB, 161 prompt and 338 output tokens: the raw results
 # published with arXiv:2503.08311 (series decode_kernels/batch_size_evolution).

@@ -11,8 +11,11 @@ from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.measure import measure
-from pytest_slmserve.records import Environment, Measurement, Request, Workload
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.workloads import Request, Workload
 
 WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_records import BUSY, KNOWN, LIMITS, engine_alone, repeats
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis import stored
 from pytest_slmserve.analysis.points import points_of
 from pytest_slmserve.analysis.stored import (
@@ -27,8 +26,9 @@ from pytest_slmserve.analysis.stored import (
     unseen,
 )
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.records import Measurement, Replica
-from pytest_slmserve.spec import Burst, ClosedLoop
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.records import Measurement, Replica
 from pytest_slmserve.store import read
 
 MARGIN = 0.03

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.analysis import table1
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.spec import GIB
+from pytest_slmserve.schema.specs import GIB
 
 MODELS = [row.model for row in table1.ROWS]
 

@@ -29,7 +29,7 @@ from pytest_slmserve.analysis.utilization import (
     util_saturates_first,
 )
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop
 
 HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
 ORDINARY = {

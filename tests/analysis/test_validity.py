@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import WELL, measurement, planted_telemetry
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis.latency import judged_rows
 from pytest_slmserve.analysis.validity import degradations, problems, sound, trustworthy
-from pytest_slmserve.records import Failures, Steps, Stream
-from pytest_slmserve.spec import Burst, ClosedLoop
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.records import Failures, Steps, Stream
 
 
 @settings(max_examples=40, deadline=None)

@@ -33,10 +33,10 @@ from pytest_slmserve.analysis.verification import (
     verified_together,
     within,
 )
-from pytest_slmserve.records import Measurement, Replica, Resolved
 from pytest_slmserve.report.subjects import of_curves
 from pytest_slmserve.report.verified import record, text
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.records import Measurement, Replica, Resolved
+from pytest_slmserve.schema.specs import EngineSpec
 
 BLOCKS = 1365
 SPEC = EngineSpec("opt-1.3b", max_num_seqs=64, kv_cache_bytes=BLOCKS * 16 * 196_608)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies import planted_run
 
 from pytest_slmserve.analysis import window
-from pytest_slmserve.records import Run, Samples, Steps
+from pytest_slmserve.schema.records import Run, Samples, Steps
 
 
 def run_of(steps: list[tuple[float, int]], window_s: tuple[float, float], rows: list[tuple] = ()) -> Run:

@@ -19,7 +19,7 @@ from processes import gone, until
 from scripts import benchmark_script
 
 from pytest_slmserve.engines.process import Child
-from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.schema.errors import EngineFailed
 
 SERVER = benchmark_script("truth_server")
 TTFT_S, ITL_S, TOKENS = 0.02, 0.005, 8

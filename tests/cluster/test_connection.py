@@ -8,7 +8,7 @@ import pytest
 
 from pytest_slmserve.cluster.connection import _said
 from pytest_slmserve.cluster.nodes import Node
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 NODE = Node("0" * 56, "10.0.0.2 (00000000)", 1, 8)
 PROBLEMS = (

@@ -16,8 +16,8 @@ from pytest_slmserve.cluster.dispatch import Cluster
 from pytest_slmserve.cluster.errand import carried_out
 from pytest_slmserve.cluster.messages import Arrived, Found, Message
 from pytest_slmserve.cluster.nodes import nodes_of
-from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.plan import Cell
+from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.session import Question, Session
 from pytest_slmserve.store import read
 

@@ -8,9 +8,9 @@ import pytest
 
 from pytest_slmserve.cluster.nodes import Need, Node, differences, measuring, need_of, nodes_of, one_host
 from pytest_slmserve.environment import Gpu, Host
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Environment
-from pytest_slmserve.spec import GIB, EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
 
 HEAD, NARROW, WIDE = Node("a", "head", 0, 4), Node("b", "narrow", 1, 16), Node("c", "wide", 4, 64)
 MINE = Environment(pytest_slmserve="0.1.0", git_commit="mine")

@@ -8,7 +8,7 @@ from planted import put
 from pytest_slmserve.doctor import host
 from pytest_slmserve.doctor.finding import GIB, Finding, Places
 from pytest_slmserve.doctor.page import lines
-from pytest_slmserve.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
+from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
 from pytest_slmserve.telemetry.base import Reading
 
 

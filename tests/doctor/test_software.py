@@ -14,8 +14,8 @@ from pytest_slmserve.doctor import software
 from pytest_slmserve.doctor.finding import Finding
 from pytest_slmserve.doctor.page import lines
 from pytest_slmserve.engines.pool import DeviceLock
-from pytest_slmserve.errors import SensorFailed
-from pytest_slmserve.sensors import CPU_PRESSURE, SM_ACTIVE, TEMPERATURE
+from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.schema.sensors import CPU_PRESSURE, SM_ACTIVE, TEMPERATURE
 
 HOLDS = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0"}
 

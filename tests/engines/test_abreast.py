@@ -14,7 +14,7 @@ from pytest_slmserve.engines.pool import Pool, hold
 from pytest_slmserve.engines.process import Child
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.engines.turn import Turn
-from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.schema.errors import EngineFailed
 
 OTHER = stand_in(step_s=0.003)
 

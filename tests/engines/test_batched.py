@@ -13,12 +13,13 @@ from real_engine import SPEC
 from pytest_slmserve.analysis.jobs import job_points
 from pytest_slmserve.engines.batched import FakeBatches
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.errors import BadUsage, EngineFailed
 from pytest_slmserve.jobs import shortened
 from pytest_slmserve.measure import measure
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.records import Environment
-from pytest_slmserve.spec import Burst, ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.build import build_workload
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve.engines.described import kept, model_for, tokenizer_files
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.models import CATALOGUE
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.specs import EngineSpec
 
 TINY = EngineSpec("opt-tiny", backend="cpu", dtype="bfloat16")
 

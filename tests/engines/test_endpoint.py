@@ -19,11 +19,12 @@ from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import text_of
 from pytest_slmserve.environment import remote
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.measure import measure
-from pytest_slmserve.records import Request
 from pytest_slmserve.report.served import as_text
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, OpenLoop
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import Request
 from pytest_slmserve.workload.arrivals import job
 
 SCHEDULE = tuple(i / 50 for i in range(100))

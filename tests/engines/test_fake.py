@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pytest_slmserve.analysis.device import device_figures
 from pytest_slmserve.analysis.health import health
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.errors import BadUsage, EngineFailed
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.spec import Burst, ClosedLoop
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
 from pytest_slmserve.telemetry.simulated import INTERVAL_S, simulated
 
 WORKLOAD = small_workload(requests=64, output_tokens=32)

@@ -16,9 +16,9 @@ from pytest_slmserve.__main__ import main, parser, run
 from pytest_slmserve.commands.loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.process import Child
-from pytest_slmserve.errors import EngineFailed
 from pytest_slmserve.report import layout
-from pytest_slmserve.spec import Job
+from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.loads import Job
 from pytest_slmserve.store import read
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.sharegpt import read_conversations

@@ -16,7 +16,7 @@ from telemetry.fake_nvml import UUID, FakeNvml, installed
 
 from pytest_slmserve.engines import mps
 from pytest_slmserve.engines.mps import Card, Mps, MpsDaemon, card, unable
-from pytest_slmserve.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MPS runs on Linux only")
 

@@ -22,9 +22,10 @@ from pytest_slmserve.engines.offline import (
 )
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.turn import Turn
-from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.records import Failures
-from pytest_slmserve.spec import GIB, Burst, ClosedLoop, EngineSpec
+from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.records import Failures
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, memory_share=0.5)
 CPU = EngineSpec("opt-tiny", backend="cpu", kv_cache_bytes=2 * GIB, dtype="bfloat16")

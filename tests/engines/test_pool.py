@@ -12,8 +12,8 @@ from doors import FAKE, small_workload
 
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import DeviceLock, Pool, start
-from pytest_slmserve.errors import BadUsage, DeviceBusy, EngineFailed
-from pytest_slmserve.spec import Burst
+from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, EngineFailed
+from pytest_slmserve.schema.loads import Burst
 
 OTHER = replace(FAKE, model="opt-125m")
 HOLD = """

@@ -19,8 +19,9 @@ from pytest_slmserve.engines.prefix_cache import FRESH, LEAST_ID, MARK, counted,
 from pytest_slmserve.engines.server import server_arguments
 from pytest_slmserve.environment import remote
 from pytest_slmserve.measure import measure
-from pytest_slmserve.records import Request, Workload
-from pytest_slmserve.spec import ClosedLoop, EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.workloads import Request, Workload
 from pytest_slmserve.store import read
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again

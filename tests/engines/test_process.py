@@ -13,7 +13,7 @@ from processes import gone, group, kill_group, until
 
 from pytest_slmserve.engines import process
 from pytest_slmserve.engines.process import Child
-from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.worker import __file__ as worker_package
 
 GUARDIAN = Path(worker_package).with_name("guardian.py")

@@ -28,9 +28,10 @@ from pytest_slmserve.engines.server import (
     trace_lines,
     write_plugin,
 )
-from pytest_slmserve.errors import BadUsage, EngineFailed
-from pytest_slmserve.records import Request
-from pytest_slmserve.spec import GIB, Burst, ClosedLoop, EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.workloads import Request
 
 CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, memory_share=0.5, door="server")
 LONG = ClosedLoop(4, window_s=30.0)

@@ -13,8 +13,8 @@ from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.sharing import cannot_share, mig_instances, processes, start_replicas
-from pytest_slmserve.errors import BadUsage, EngineFailed
-from pytest_slmserve.spec import ReplicaSpec
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.specs import ReplicaSpec
 
 CUDA = replace(FAKE, backend="cuda")
 GPU = "GPU-1234"

@@ -11,14 +11,14 @@ from functools import lru_cache
 import pytest
 from strategies import RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis.gate import MAX_GATED, Terms
 from pytest_slmserve.analysis.paired import BLOCKS, ENDPOINTS, GATED, MEMORY, Gated, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.gating import order
-from pytest_slmserve.kinds import Side
-from pytest_slmserve.records import Measurement, Paired
-from pytest_slmserve.spec import GIB
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.literals import Side
+from pytest_slmserve.schema.records import Measurement, Paired
+from pytest_slmserve.schema.specs import GIB
 
 SMALL, LARGE = 8, 32
 PAIRS, NOISE = 8, 0.003  # of one launch

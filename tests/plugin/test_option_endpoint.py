@@ -14,7 +14,7 @@ from pytest_slmserve.analysis import claims
 from pytest_slmserve.analysis.replication import shared_points
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.engines.pool import DeviceLock
-from pytest_slmserve.option_table import urls
+from pytest_slmserve.options.parsers import urls
 
 # The stand-in takes 8 requests at a time, so its throughput ends there.
 SMALL = ("--slm-models=slm", "--slm-batches=1,4,8,16,32", "--slm-lengths=16/8", "--slm-window=0.6")

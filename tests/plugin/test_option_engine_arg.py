@@ -4,8 +4,8 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.engines.offline import engine_arguments
-from pytest_slmserve.option_table import argument
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.options.parsers import argument
+from pytest_slmserve.schema.specs import EngineSpec
 
 
 def test_it_reaches_the_engine(sweep, archive):

@@ -3,7 +3,7 @@
 from inside import usage_error
 
 from pytest_slmserve.engines.offline import engine_environment
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.specs import EngineSpec
 
 
 def test_variables_reach_the_specification(sweep, archive):

@@ -5,7 +5,8 @@ from inside import usage_error
 
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.analysis.sequential import FIRST_LOOKS
-from pytest_slmserve.option_table import FEWEST_PAIRS, OPTS
+from pytest_slmserve.options.parsers import FEWEST_PAIRS
+from pytest_slmserve.options.table import OPTS
 
 
 def test_a_clear_case_takes_fewer(gate, archive):

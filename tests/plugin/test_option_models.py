@@ -4,7 +4,7 @@ import json
 
 from inside import SWEEP, usage_error
 
-from pytest_slmserve.models import CATALOGUE
+from pytest_slmserve.schema.catalog import CATALOGUE
 
 
 def test_each_model_has_its_points_on_its_own_engine(sweep, archive):

@@ -6,7 +6,7 @@ from inside import usage_error
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.base import PROFILE_FOLDER
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.errors import EngineFailed
+from pytest_slmserve.schema.errors import EngineFailed
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
 

@@ -8,7 +8,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.cluster import connection
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 NOBODY = "--slm-ray=127.0.0.1:9"
 

@@ -3,7 +3,7 @@
 import pytest
 from inside import usage_error
 
-from pytest_slmserve.errors import BadUsage, SensorFailed
+from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.telemetry import choose
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.choose import open_sampler

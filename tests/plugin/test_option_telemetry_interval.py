@@ -3,7 +3,7 @@
 import pytest
 from inside import usage_error
 
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.telemetry.choose import open_sampler
 
 

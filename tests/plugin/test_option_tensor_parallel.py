@@ -5,7 +5,7 @@ from inside import ONE, SWEEP, usage_error
 
 from pytest_slmserve import session
 from pytest_slmserve.environment import Gpu, Host
-from pytest_slmserve.records import Environment
+from pytest_slmserve.schema.environment import Environment
 
 
 @pytest.fixture

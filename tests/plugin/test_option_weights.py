@@ -7,8 +7,8 @@ from inside import usage_error
 
 from pytest_slmserve.engines.described import model_for
 from pytest_slmserve.engines.offline import engine_arguments, engine_environment
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.specs import EngineSpec
 
 
 def test_it_is_recorded(sweep, archive):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pytest_slmserve.records import Progress
 from pytest_slmserve.report.progress import progress_line
+from pytest_slmserve.schema.records import Progress
 
 
 def test_it_says_item_point_phase_requests_rate_and_time_left():

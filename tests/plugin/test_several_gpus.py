@@ -10,7 +10,7 @@ from pytest_slmserve import session
 from pytest_slmserve.agenda import replica_load
 from pytest_slmserve.environment import IMAGINED_GPUS, Host
 from pytest_slmserve.parameters import USUAL_LOADS, usual_loads
-from pytest_slmserve.records import Environment
+from pytest_slmserve.schema.environment import Environment
 
 SMALL = (
     "--slm-fake",

@@ -16,8 +16,8 @@ from real_engine import SPEC
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER
 from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.errors import EngineFailed
-from pytest_slmserve.spec import Burst, ClosedLoop
+from pytest_slmserve.schema.errors import EngineFailed
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 

@@ -10,14 +10,15 @@ import pytest
 from processes import gone, group
 from real_engine import SPEC
 
-from pytest_slmserve.analysis.kv_cache import kv_blocks_as_predicted
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.environment import probe
-from pytest_slmserve.kinds import OwnDoor
 from pytest_slmserve.measure import measure
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.spec import ClosedLoop, WorkloadSpec
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.kv_cache import kv_blocks_as_predicted
+from pytest_slmserve.schema.literals import OwnDoor
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.build import build_workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]

@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.prefix_cache import cached
 from pytest_slmserve.engines.client import ask_once
 from pytest_slmserve.engines.described import tokenizer_files
 from pytest_slmserve.engines.server import HOST, ServerEngine, free_port
-from pytest_slmserve.models import shape_of
+from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.store import read
 
 POINTS = """

@@ -20,7 +20,7 @@ from pytest_slmserve.report.advice import objective, text
 from pytest_slmserve.report.advice_json import as_json, record
 from pytest_slmserve.report.serving import line, lines, serve, starts
 from pytest_slmserve.report.subjects import Source
-from pytest_slmserve.spec import GIB
+from pytest_slmserve.schema.specs import GIB
 
 SOURCE = Source("NVIDIA H200", "TPOT", 140 * GIB)
 FOOTPRINT = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)

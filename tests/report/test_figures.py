@@ -7,9 +7,9 @@ import pytest
 from strategies import H200, law, measurement, noisy_curve
 
 from pytest_slmserve.analysis.curve import Curve, curve_of
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.figures import draw_sweeps
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
 
 BATCHES = (1, 4, 16, 64, 256, 512)
 

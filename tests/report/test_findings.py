@@ -6,9 +6,9 @@ import pytest
 from strategies import H200, law, measurement, noisy_curve, point
 
 from pytest_slmserve.analysis.curve import Curve, curve_of
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.findings import findings, hosts, labels, spread
-from pytest_slmserve.spec import ClosedLoop
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop
 
 BATCHES = (1, 4, 16, 64, 256)
 CPU = Environment(backend="cpu", cpu="Imagined CPU")

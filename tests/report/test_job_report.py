@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from strategies import job_point
 
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.drawing import save
 from pytest_slmserve.report.figures import pictures
 from pytest_slmserve.report.job_tables import job_report
-from pytest_slmserve.spec import EngineSpec
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.specs import EngineSpec
 
 GRID = [job_point(output_tokens=n, rate=r) for n in (32, 256) for r in (None, 10.0)]
 CACHES = [

@@ -10,9 +10,9 @@ from published import ROWS
 from strategies import law
 
 from pytest_slmserve.analysis.batching import RelativeSlo
-from pytest_slmserve.errors import TooFewPoints
 from pytest_slmserve.foreign import Columns, Setting
 from pytest_slmserve.report.judging import Judgement, Question, as_json, judge, record, text
+from pytest_slmserve.schema.errors import TooFewPoints
 
 COLUMNS = Columns(
     knob="max_num_seqs", throughput="total", latency="itl_ms", preemptions="lost", running="running", output="out"

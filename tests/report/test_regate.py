@@ -8,8 +8,8 @@ import pytest
 from launches import pairs
 
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.errors import BadArchive
 from pytest_slmserve.report.regate import stored_gates
+from pytest_slmserve.schema.errors import BadArchive
 
 TERMS = {"margin": 0.03, "alpha": 0.01, "beta": 0.05, "pairs": 12}
 EARLY, LATE = "2025-12-31T00:00:00+00:00", "2026-06-01T00:00:00+00:00"  # `launches` measures between them

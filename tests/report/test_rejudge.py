@@ -8,9 +8,9 @@ from strategies import law, measurement, planted_telemetry
 from pytest_slmserve.analysis import claims, table1
 from pytest_slmserve.analysis.points import by_series
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.errors import BadArchive
 from pytest_slmserve.report.rejudge import judge_all, rows_from, stored_curves, unique
-from pytest_slmserve.spec import Burst, ClosedLoop
+from pytest_slmserve.schema.errors import BadArchive
+from pytest_slmserve.schema.loads import Burst, ClosedLoop
 
 BATCHES = (64, 128, 256, 512)
 STORED = {"rows": [claims.row_to_record(row) for row in claims.ROWS]}

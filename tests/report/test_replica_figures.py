@@ -16,13 +16,14 @@ from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint, gain_over
 from pytest_slmserve.analysis.sharing import HOW
 from pytest_slmserve.analysis.summary import Summary
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Sharing
-from pytest_slmserve.records import Environment, Replica
 from pytest_slmserve.report.drawing import COLOURS, Picture, shown
 from pytest_slmserve.report.figures import draw_sweeps, pictures
 from pytest_slmserve.report.rejudge import stored_curves
 from pytest_slmserve.report.replica_figures import TITLES, replica_pictures
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.records import Replica
 
 pytest.importorskip("matplotlib")
 

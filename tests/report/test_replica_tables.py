@@ -13,9 +13,9 @@ from strategies import H200, measurement, point, shared_point
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.replication import SharedPoint
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.layout import WIDTH
 from pytest_slmserve.report.replica_tables import LEGEND, alone_at, replica_report
+from pytest_slmserve.schema.environment import Environment
 
 OTHER = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")
 SENSED = {

@@ -14,10 +14,10 @@ from strategies import H200, measurement, point
 from pytest_slmserve.analysis.curve import Curve
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.summary import Summary
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.drawing import COLOURS, load_axis, panels, shown
 from pytest_slmserve.report.figures import pictures
 from pytest_slmserve.report.sensor_figures import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
+from pytest_slmserve.schema.environment import Environment
 
 to_hex = pytest.importorskip("matplotlib.colors").to_hex
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from strategies import H200, WELL, law, measurement, planted_telemetry, point
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis.curve import Curve, curve_of
 from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.summary import Summary
 from pytest_slmserve.report.sensor_tables import COLUMNS, LEGEND, energy_report, legend, sensor_table
 from pytest_slmserve.report.tables import run_lines, sweep_report
+from pytest_slmserve.schema import sensors
 
 BATCHES = (1, 8, 1024)
 LIFELIKE = {

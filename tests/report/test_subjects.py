@@ -8,13 +8,14 @@ import pytest
 from published import ROWS
 from strategies import H200, law, measurement, planted_telemetry
 
-from pytest_slmserve import sensors
 from pytest_slmserve.analysis.curve import Curve, curve_of
-from pytest_slmserve.errors import BadUsage
 from pytest_slmserve.foreign import Setting
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.subjects import of_curves, of_settings
-from pytest_slmserve.spec import GIB, ClosedLoop
+from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import GIB
 
 BATCHES = (1, 16, 64)
 KV_BYTES = 1365 * 16 * 196_608  # of the planted engine's blocks

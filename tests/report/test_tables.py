@@ -10,7 +10,6 @@ from pytest_slmserve.analysis.claims import Row
 from pytest_slmserve.analysis.curve import Curve, curve_of
 from pytest_slmserve.analysis.validity import trustworthy
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.records import Environment
 from pytest_slmserve.report.tables import (
     outcome,
     point_table,
@@ -19,6 +18,7 @@ from pytest_slmserve.report.tables import (
     verdict_lines,
     workload_text,
 )
+from pytest_slmserve.schema.environment import Environment
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 CPU = Environment(backend="cpu", cpu="Imagined CPU", cores=2, vllm="0.32.0")

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from strategies import measurement
 
-from pytest_slmserve.records import Run, Samples, Steps, Stream
 from pytest_slmserve.report.vllm_bench import as_vllm_bench
-from pytest_slmserve.spec import OpenLoop
+from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.records import Run, Samples, Steps, Stream
 
 
 def overloaded(served_per_s: float = 5.0):

@@ -12,8 +12,8 @@ from fake_dcgm import GPU, MODULE_NOT_LOADED, OTHER_GPU, REQUIRES_ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.errors import SensorFailed
-from pytest_slmserve.sensors import (
+from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.schema.sensors import (
     CAPPED_POWER,
     CLOCK_REASONS,
     DRAM_ACTIVE,

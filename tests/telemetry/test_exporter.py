@@ -9,8 +9,8 @@ from fake_exporter import GPU, OTHER_GPU, line, page, serving
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.errors import BadUsage, SensorFailed
-from pytest_slmserve.sensors import (
+from pytest_slmserve.schema.errors import BadUsage, SensorFailed
+from pytest_slmserve.schema.sensors import (
     DRAM_ACTIVE,
     ENERGY,
     GPU_UTIL,

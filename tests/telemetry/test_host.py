@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.sensors import (
+from pytest_slmserve.schema.sensors import (
     CPU_PRESSURE,
     CPU_THROTTLED,
     HOST_CORES,

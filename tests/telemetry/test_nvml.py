@@ -14,8 +14,8 @@ from fake_nvml import BAD_ARGUMENT, BUSY, GARBAGE, NO_PERMISSION, NOT_SUPPORTED,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve import sensors as of
-from pytest_slmserve.errors import SensorFailed
+from pytest_slmserve.schema import sensors as of
+from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.telemetry import nvml
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading
 from pytest_slmserve.telemetry.nvml import ASKS, COUNTERS, COUNTERS_S, FIELDS, GPM, NvmlSource, open_nvml

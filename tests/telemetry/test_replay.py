@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.device import device_figures
 from pytest_slmserve.analysis.health import health
-from pytest_slmserve.errors import SensorFailed
-from pytest_slmserve.records import Telemetry
-from pytest_slmserve.sensors import POWER, SM_ACTIVE
+from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.schema.records import Telemetry
+from pytest_slmserve.schema.sensors import POWER, SM_ACTIVE
 from pytest_slmserve.store import read
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.replay import ReplaySource, open_replay

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement
 
-from pytest_slmserve.errors import BadUsage, SensorFailed
-from pytest_slmserve.sensors import HOST_CORES, POWER, SM_ACTIVE
+from pytest_slmserve.schema.errors import BadUsage, SensorFailed
+from pytest_slmserve.schema.sensors import HOST_CORES, POWER, SM_ACTIVE
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Recording, Sampler, merged

@@ -6,8 +6,8 @@ import pytest
 from strategies import measurement
 from test_sampler import Planted, recorded
 
-from pytest_slmserve.errors import SensorFailed
-from pytest_slmserve.sensors import HOST_CORES, POWER, SM_ACTIVE
+from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.schema.sensors import HOST_CORES, POWER, SM_ACTIVE
 from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry import choose
 from pytest_slmserve.telemetry.base import Reading

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.models import Shape, shape_of
+from pytest_slmserve.schema.catalog import Shape, shape_of
 
 INVENTED = Path(__file__).with_name("invented.json")
 

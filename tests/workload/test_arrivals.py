@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.workload.arrivals import Arrivals, length_s, schedule
 
 SEEDS = st.integers(-(2**40), 2**40)

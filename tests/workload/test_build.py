@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_slmserve.errors import BadDataset, BadUsage
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.spec import WorkloadSpec
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.build import build_workload
 from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits
 from pytest_slmserve.workload.sharegpt import dataset_path, pick

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_slmserve.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.workload import sharegpt
 from pytest_slmserve.workload.sharegpt import (
     DamagedDataset,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.workload.tokens import gpt2_tokenizer, hub_tokenizer, opt_tokenizer, synthetic_prompts
 
 SEEDS = st.integers(-(2**40), 2**40)

@@ -13,9 +13,9 @@ from textwrap import dedent
 import pytest
 from conversations import clustered, write_tokenizer
 
-from pytest_slmserve.errors import BadDataset, BadUsage
-from pytest_slmserve.models import shape_of
-from pytest_slmserve.spec import WorkloadSpec
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.build import build_workload
 from pytest_slmserve.workload.sharegpt import Turn, pick, read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer

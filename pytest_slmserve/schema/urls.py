@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl, urlsplit
 
-from pytest_slmserve.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage
 
 KEY = "SLM_ENDPOINT_KEY"  # the variable that has an endpoint's key
 SECRETS = ("key", "token", "secret", "password", "signature", "sig", "code")  # how parameters that hold one end

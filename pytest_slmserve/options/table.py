@@ -5,14 +5,32 @@ Apart from their values (`options.py`): the table is all that pytest's own help 
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from pytest_slmserve.kinds import Caches, OwnDoor, OwnSharing, Rule, Starts, Sweeping, Weights
+from pytest_slmserve.options.parsers import (
+    archive,
+    argument,
+    ascending,
+    count,
+    enough_pairs,
+    lengths,
+    margin,
+    one_of,
+    positive,
+    ray_address,
+    ray_resource,
+    share,
+    sharings,
+    telemetry,
+    truth,
+    urls,
+    variable,
+    whole,
+    words,
+)
+from pytest_slmserve.schema.literals import Caches, OwnDoor, Rule, Starts, Sweeping, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,192 +68,6 @@ class Opt:
         return self.read is truth
 
 
-def truth(text: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    try:
-        return words[text.lower()]
-    except KeyError:
-        raise ValueError("1 or 0") from None
-
-
-def archive(text: str) -> bool | str:
-    """One that is resumed; true: that of --slm-records. What follows may have been meant as a path of tests."""
-    try:
-        return truth(text)
-    except ValueError:
-        if not text or text.endswith((".py", os.sep)) or "::" in text:
-            raise ValueError("an archive; a path of tests has to stand before a --slm-resume without one") from None
-        return text
-
-
-def words(text: str) -> tuple[str, ...]:
-    found = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not found:
-        raise ValueError("names with commas between them")
-    return found
-
-
-def ascending(text: str) -> tuple[int, ...]:
-    wanted = "positive whole numbers in ascending order, such as 1,2,4,8"
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(wanted) from None
-    if numbers[0] < 1 or any(a >= b for a, b in pairwise(numbers)):
-        raise ValueError(wanted)
-    return numbers
-
-
-def sharings(text: str) -> tuple[str, ...]:
-    found, known = words(text), get_args(OwnSharing)
-    if unknown := set(found) - set(known):
-        raise ValueError(f"{', '.join(known)}, with commas between them, not {', '.join(sorted(unknown))}")
-    return found
-
-
-def urls(text: str) -> tuple[str, ...]:
-    """URLs of servers. Raises BadUsage for one that holds credentials: an error must not repeat it."""
-    from pytest_slmserve.urls import check_url  # only for those who give one
-
-    found = words(text)
-    for url in found:
-        check_url(url)
-    if len(set(found)) < len(found):
-        raise ValueError("URLs that differ, with commas between them")
-    return found
-
-
-def positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise ValueError("a positive number")
-    return number
-
-
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError("a positive whole number")
-    return int(text)
-
-
-def enough_pairs(text: str) -> int:
-    if not text.isdecimal() or int(text) < FEWEST_PAIRS:
-        raise ValueError(f"a whole number, {FEWEST_PAIRS} or more")
-    return int(text)
-
-
-def whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("a whole number, 0 or more")
-    return int(text)
-
-
-def share(text: str) -> float:
-    number = positive(text)
-    if number > 1:
-        raise ValueError("a share between 0 and 1")
-    return number
-
-
-def margin(text: str) -> float:
-    number = positive(text)
-    if number >= 1:
-        raise ValueError("a share between 0 and 1, such as 0.03 for 3 %")
-    return number
-
-
-def lengths(text: str) -> tuple[int, int] | Literal["natural"]:
-    """Prompt and output tokens of every request, or those of each conversation."""
-    if text == "natural":
-        return "natural"
-    prompt, slash, output = text.partition("/")
-    if not slash:
-        raise ValueError("PROMPT/OUTPUT in tokens, such as 512/256, or natural")
-    return count(prompt), count(output)
-
-
-def pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ValueError("NAME=VALUE")
-    return name, value
-
-
-def variable(text: str) -> tuple[str, str]:
-    """A variable for the engine. It goes into the records, so a secret is refused."""
-    name, value = pair(text)
-    if takes_gpus(name):
-        raise ValueError(f"for one engine: export {name} before pytest, whose locks and sensors go by it")
-    if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")):
-        raise ValueError(f"for the records: export {name} before pytest, the engine inherits it")
-    return name, value
-
-
-def argument(text: str) -> tuple[str, Any]:
-    """A value as JSON gives it, or the text itself; an object stays text, for a specification must be hashable."""
-    name, value = pair(text)
-    if takes_gpus(name):
-        raise ValueError(
-            "for the engine alone: --slm-tensor-parallel 2 gives it more GPUs, with their locks and sensors"
-        )
-    try:
-        read = json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
-    return name, value if isinstance(read, dict) else frozen(read)
-
-
-def takes_gpus(name: str) -> bool:
-    """Does an engine's argument, or variable, of this name give it GPUs of which locks and sensors would not hear?"""
-    return name == "CUDA_VISIBLE_DEVICES" or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
-
-
-def frozen(value: Any) -> Any:
-    return tuple(map(frozen, value)) if isinstance(value, list) else value
-
-
-def telemetry(text: str) -> str:
-    """Who is asked about the device: a name, or the page of a dcgm-exporter."""
-    name, equals, address = text.partition("=")
-    if text in TELEMETRY or (name == "dcgm" and equals and address) or text.startswith(("http://", "https://")):
-        return text
-    raise ValueError(f"{', '.join(TELEMETRY)}, dcgm=HOST:PORT or the URL of a dcgm-exporter")
-
-
-def ray_address(text: str) -> str:
-    """Of a cluster that this host is in: results stream to a driver, which a client from outside is not."""
-    host, colon, port = text.rpartition(":")
-    if text == "auto" or (host and colon and port.isdecimal() and "/" not in host):
-        return text
-    raise ValueError("HOST:PORT of a cluster that this host is a node of, or auto for the one that runs here")
-
-
-def ray_resource(text: str) -> str:
-    if text in ("", "CPU", "GPU", "memory", "object_store_memory"):
-        raise ValueError("a resource that only some nodes have, such as accelerator_type:H200")
-    return text
-
-
-def one_of(*choices: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(" or ".join(choices))
-        return text
-
-    return read
-
-
-FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
-OF_SEVERAL_GPUS = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "data_parallel",
-    "prefill_context_parallel",
-)  # how such arguments begin
-TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 OPTS = (
     Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),
     Opt("--slm-cpu", truth, False, "run the same benchmarks on vLLM's CPU backend"),

@@ -7,68 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from pytest_slmserve.kinds import Caches, Sharing, Side
-from pytest_slmserve.spec import EngineSpec, Load, ReplicaSpec, WorkloadSpec, load_facts, short_hash
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored). text: what the ids say, of a
-    prompt that was text; for servers that are somebody else's."""
-
-    prompt: tuple[int, ...]
-    output_tokens: int
-    text: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True)  # no slots: what is told of all requests is kept once it is known
-class Workload:
-    """A seeded set of requests, and the hash of its content: equal hash, equal requests, on every machine."""
-
-    spec: WorkloadSpec
-    requests: tuple[Request, ...]
-    source: str  # where the conversations came from, for people
-
-    @cached_property
-    def hash(self) -> str:
-        return short_hash([[list(r.prompt), r.output_tokens] for r in self.requests])
-
-    @cached_property
-    def mean_prompt_tokens(self) -> float:
-        return sum(len(r.prompt) for r in self.requests) / len(self.requests)
-
-    @cached_property
-    def mean_output_tokens(self) -> float:
-        return sum(r.output_tokens for r in self.requests) / len(self.requests)
-
-    @cached_property
-    def longest(self) -> int:
-        """Tokens of the longest request, prompt and output together."""
-        return max(len(r.prompt) + r.output_tokens for r in self.requests)
-
-    def reference(self) -> WorkloadReference:
-        return WorkloadReference(
-            self.hash,
-            self.spec,
-            len(self.requests),
-            self.mean_prompt_tokens,
-            self.mean_output_tokens,
-            self.longest,
-            self.source,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadReference:
-    """What a record keeps of a workload: enough to judge by, and the hash that proves which it was."""
-
-    hash: str
-    spec: WorkloadSpec
-    requests: int
-    mean_prompt_tokens: float
-    mean_output_tokens: float
-    longest: int
-    source: str
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.literals import Caches, Sharing, Side
+from pytest_slmserve.schema.loads import ClosedLoop, Load, load_facts
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
+from pytest_slmserve.schema.workloads import WorkloadReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,54 +23,6 @@ class Progress:
     done: int
     in_flight: int
     tokens_per_s: float | None
-
-
-# Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
-# on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
-MUST_MATCH = ("backend", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
-OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
-
-
-@dataclass(frozen=True)  # no slots, as of a workload
-class Environment:
-    """Where it was measured. Every field may be None: not measured."""
-
-    backend: str | None = None
-    gpu_name: str | None = None
-    gpu_memory_bytes: int | None = None
-    driver: str | None = None
-    cuda: str | None = None
-    vllm: str | None = None
-    torch: str | None = None
-    python: str | None = None
-    platform: str | None = None
-    cpu: str | None = None
-    cores: int | None = None
-    host: str | None = None  # a hash: equal on one boot of one host
-    git_commit: str | None = None
-    pytest_slmserve: str | None = None
-    url: str | None = None  # of an endpoint; all else is then of the host that its client runs on
-    of_gpus: int | None = None  # whose parts `cores` are; None: the cores were not divided among GPUs
-
-    @cached_property
-    def key(self) -> str:
-        further = OF_AN_ENDPOINT if self.backend == "remote" else ()
-        return short_hash([getattr(self, name) for name in (*MUST_MATCH, *further)])
-
-    @cached_property
-    def per_gpu_key(self) -> str:
-        """Equal where engines have as many cores for each of their GPUs, if these are divided among them."""
-        return self.on(1).key
-
-    def on(self, gpus: int) -> Environment:
-        """Of an engine on so many GPUs: it has the parts of all of them, if the cores are divided."""
-        if not (self.of_gpus and self.cores):
-            return self
-        return replace(self, cores=self.cores // self.of_gpus * gpus, of_gpus=gpus)
-
-    def of(self, spec: EngineSpec) -> Environment:
-        """Where `spec` is measured, on this host."""
-        return replace(self, url=spec.url) if spec.url else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,3 +270,8 @@ def known_fields(cls: type, facts: dict[str, Any]) -> dict[str, Any]:
     """Entries of `facts` that `cls` has a field for: a later minor release may have added some."""
     names = {field.name for field in fields(cls)}
     return {name: value for name, value in facts.items() if name in names}
+
+
+def series_key(spec: EngineSpec, workload_hash: str, load: ClosedLoop, environment: Environment) -> str:
+    """Equal keys, points of one curve: all that makes the key of a measurement, but for the concurrency."""
+    return measurement_key(spec, workload_hash, replace(load, concurrency=1), environment)

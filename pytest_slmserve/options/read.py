@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pytest_slmserve.errors import BadUsage
-from pytest_slmserve.kinds import Backend, Caches, OwnDoor, OwnSharing, Rule, Starts, Sweeping, Weights
-from pytest_slmserve.option_table import OPTS, Opt, lengths
+from pytest_slmserve.options.parsers import lengths
+from pytest_slmserve.options.table import OPTS, Opt
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.literals import Backend, Caches, OwnDoor, OwnSharing, Rule, Starts, Sweeping, Weights
 
 OF_A_SIDE = ("baseline_", "candidate_")
 OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers", "profile")  # options that say nothing without one

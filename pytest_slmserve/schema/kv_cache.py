@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.errors import BadUsage, SlmError
-from pytest_slmserve.models import Shape, shape_of, short_name
-from pytest_slmserve.records import Resolved
-from pytest_slmserve.spec import GIB, EngineSpec
+from pytest_slmserve.schema.catalog import Shape, shape_of, short_name
+from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.records import Resolved
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 BLOCK_SIZE = {"cuda": 16, "cpu": 128, "fake": 16}  # tokens; the defaults of vLLM's two backends, and ours
 NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets

@@ -1,0 +1,57 @@
+"""The environment of a measurement: device, versions, host, and which of them must match to compare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from pytest_slmserve.schema.specs import EngineSpec, short_hash
+
+# Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
+# on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
+MUST_MATCH = ("backend", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
+
+
+OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
+
+
+@dataclass(frozen=True)  # no slots, as of a workload
+class Environment:
+    """Where it was measured. Every field may be None: not measured."""
+
+    backend: str | None = None
+    gpu_name: str | None = None
+    gpu_memory_bytes: int | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    vllm: str | None = None
+    torch: str | None = None
+    python: str | None = None
+    platform: str | None = None
+    cpu: str | None = None
+    cores: int | None = None
+    host: str | None = None  # a hash: equal on one boot of one host
+    git_commit: str | None = None
+    pytest_slmserve: str | None = None
+    url: str | None = None  # of an endpoint; all else is then of the host that its client runs on
+    of_gpus: int | None = None  # whose parts `cores` are; None: the cores were not divided among GPUs
+
+    @cached_property
+    def key(self) -> str:
+        further = OF_AN_ENDPOINT if self.backend == "remote" else ()
+        return short_hash([getattr(self, name) for name in (*MUST_MATCH, *further)])
+
+    @cached_property
+    def per_gpu_key(self) -> str:
+        """Equal where engines have as many cores for each of their GPUs, if these are divided among them."""
+        return self.on(1).key
+
+    def on(self, gpus: int) -> Environment:
+        """Of an engine on so many GPUs: it has the parts of all of them, if the cores are divided."""
+        if not (self.of_gpus and self.cores):
+            return self
+        return replace(self, cores=self.cores // self.of_gpus * gpus, of_gpus=gpus)
+
+    def of(self, spec: EngineSpec) -> Environment:
+        """Where `spec` is measured, on this host."""
+        return replace(self, url=spec.url) if spec.url else self
