@@ -15,7 +15,6 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.stats import student_interval
 from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.environment import probe
 from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan import engine_spec, workload_spec
@@ -23,7 +22,8 @@ from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.workload.requests import build_workload
 
 BOUND = 0.99
 

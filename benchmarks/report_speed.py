@@ -30,7 +30,7 @@ from pytest_slmserve.schema.records import Measurement, Run
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.store import Archive
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.workload.requests import build_workload
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 REPEATS = 10

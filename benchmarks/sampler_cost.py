@@ -30,7 +30,6 @@ from typing import Any
 
 from pytest_slmserve.analysis.stats import Interval, ends, student_interval, t_975
 from pytest_slmserve.engines.pool import start
-from pytest_slmserve.environment import probe
 from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan import engine_spec, workload_spec
@@ -38,9 +37,10 @@ from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.telemetry.base import Reading, Source
-from pytest_slmserve.telemetry.choose import open_sampler
+from pytest_slmserve.telemetry.host_probe import probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.telemetry.source import open_sampler
+from pytest_slmserve.workload.requests import build_workload
 
 LOSS, CORE = 0.005, 0.02  # at most 0.5 % of throughput, and 2 % of one core
 ORDER = (True, False, False, True)  # of stretches with and without the sensors

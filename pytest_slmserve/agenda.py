@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.table1 import PUBLISHED
 from pytest_slmserve.engines.sharing import cannot_share
-from pytest_slmserve.environment import Host, probe, unlike
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan import (
     DEFAULTS,
@@ -31,7 +30,8 @@ from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import measurement_key, series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.workload.build import build_workload, named_tokenizer, requests_of
+from pytest_slmserve.telemetry.host_probe import Host, probe, unlike
+from pytest_slmserve.workload.requests import build_workload, named_tokenizer, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 

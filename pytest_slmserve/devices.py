@@ -13,10 +13,10 @@ from pytest_slmserve.engines.endpoint import check_endpoints
 from pytest_slmserve.engines.pool import DeviceLock, Pool
 from pytest_slmserve.engines.replicas import Replicas
 from pytest_slmserve.engines.sharing import start_replicas
-from pytest_slmserve.environment import Host, memory_used
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
-from pytest_slmserve.telemetry.choose import open_sampler
+from pytest_slmserve.telemetry.host_probe import Host, memory_used
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
+from pytest_slmserve.telemetry.source import open_sampler
 from pytest_slmserve.workers import Desk
 
 

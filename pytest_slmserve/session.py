@@ -30,7 +30,6 @@ from pytest_slmserve.analysis.replication import (
 from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.base import Engine
-from pytest_slmserve.environment import Host, probe
 from pytest_slmserve.known import Known
 from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.merging import move_parts
@@ -46,6 +45,7 @@ from pytest_slmserve.schema.records import Measurement, Paired, Progress, Replic
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.store import Archive, read
+from pytest_slmserve.telemetry.host_probe import Host, probe
 from pytest_slmserve.verdicts import Verdicts
 from pytest_slmserve.workers import Desk, as_seen
 

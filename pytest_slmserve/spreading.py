@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from xdist.workermanage import parse_tx_spec_config
 
-from pytest_slmserve.environment import IMAGINED_GPUS, numa_nodes, visible_gpus
 from pytest_slmserve.gathering import gather_all, gather_others, open_for, save_outcome
 from pytest_slmserve.groups import groups_of, in_order
 from pytest_slmserve.items import PART, PROBLEM, engine_of, is_late, is_measured, is_skipped, part_of
@@ -26,6 +25,7 @@ from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.literals import Backend
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.session import Session
+from pytest_slmserve.telemetry.host_probe import IMAGINED_GPUS, numa_nodes, visible_gpus
 from pytest_slmserve.workers import Desk, Seat, agreed, cores_here
 
 SEAT = "slm_seat"  # of a worker, in what xdist gives it

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.environment import Host, near_cores, visible_names
 from pytest_slmserve.merging import part_of
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.telemetry.host_probe import Host, near_cores, visible_names
 
 LOOK_S = 0.05  # between two looks whether GPUs are free
 

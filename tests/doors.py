@@ -16,7 +16,7 @@ from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.workload.requests import build_workload
 
 STAND_IN = Path(__file__).parent / "engines" / "stand_in"
 NOISE = ("not steady: ", "the client lagged", "the client was held up")

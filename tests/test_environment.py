@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve import environment
-from pytest_slmserve.environment import (
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.telemetry import host_probe
+from pytest_slmserve.telemetry.host_probe import (
     OLDEST,
     TESTED,
     check_vllm,
@@ -21,8 +23,6 @@ from pytest_slmserve.environment import (
     release_of,
     visible_gpus,
 )
-from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage
 
 PYTHON = {"python": "3.12.1", "torch": "2.13.0"}
 
@@ -162,10 +162,10 @@ def test_all_visible_gpus_are_told_up_to_one_that_is_not_there(nvml, monkeypatch
 
 
 def test_gpus_of_different_kinds_are_told_apart():
-    one = environment.Gpu("a", "NVIDIA H200", 141 << 30, "1", "12.8")
-    assert environment.unlike([one, replace(one, uuid="b")]) is None
+    one = host_probe.Gpu("a", "NVIDIA H200", 141 << 30, "1", "12.8")
+    assert host_probe.unlike([one, replace(one, uuid="b")]) is None
     for other in (replace(one, name="NVIDIA L4"), replace(one, memory_bytes=70 << 30)):
-        assert "GPUs of different kinds are visible (NVIDIA H200, 141 GiB; " in environment.unlike([one, other])
+        assert "GPUs of different kinds are visible (NVIDIA H200, 141 GiB; " in host_probe.unlike([one, other])
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "none"])
@@ -189,7 +189,7 @@ def holds(monkeypatch):
 
     def plant(vllm):
         monkeypatch.setattr(
-            environment, "interpreter", lambda python, env: (asked.append((python, env)), PYTHON | {"vllm": vllm})[1]
+            host_probe, "interpreter", lambda python, env: (asked.append((python, env)), PYTHON | {"vllm": vllm})[1]
         )
         return asked
 
@@ -239,19 +239,19 @@ def test_without_vllm_a_probe_is_an_error(holds, tmp_path):
 
 @pytest.mark.parametrize("code", ["import time; time.sleep(60)", "print('hello')", "raise SystemExit(3)"])
 def test_what_does_not_answer_is_no_interpreter(tmp_path, monkeypatch, code):
-    monkeypatch.setattr(environment, "PROBE_S", 1)
+    monkeypatch.setattr(host_probe, "PROBE_S", 1)
     script = tmp_path / "python"
     script.write_text(f"#!{sys.executable} -S\n{code}\n", "utf-8")
     script.chmod(0o755)
     with pytest.raises(BadUsage, match=f"{script} is not a Python interpreter that runs"):
-        environment.interpreter(str(script), {})
+        host_probe.interpreter(str(script), {})
 
 
 def test_the_variables_of_the_engine_hold_for_the_question_too(tmp_path):
     packages = tmp_path / "vllm-0.26.0.dist-info"
     packages.mkdir()
     (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n", "utf-8")
-    assert environment.interpreter(sys.executable, {"PYTHONPATH": str(tmp_path)})["vllm"] == "0.26.0"
+    assert host_probe.interpreter(sys.executable, {"PYTHONPATH": str(tmp_path)})["vllm"] == "0.26.0"
 
 
 def git(root, *words):
@@ -290,7 +290,7 @@ def test_a_host_is_told_from_others_without_its_name(monkeypatch):
     assert here == host_hash()
     assert len(here) == 8
     assert set(here) <= set("0123456789abcdef")
-    monkeypatch.setattr(environment.platform, "node", lambda: "elsewhere")
+    monkeypatch.setattr(host_probe.platform, "node", lambda: "elsewhere")
     assert host_hash() != here
 
 

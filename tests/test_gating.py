@@ -25,7 +25,6 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.environment import Host
 from pytest_slmserve.gating import MAX_DROPPED, Gates, check_gate, loads_of, order, sides
 from pytest_slmserve.options.read import Options, read_options
 from pytest_slmserve.schema.environment import Environment
@@ -34,6 +33,7 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session
 from pytest_slmserve.store import read
+from pytest_slmserve.telemetry.host_probe import Host
 
 MODEL = "opt-125m"
 FEW_STEPS = {  # of some 10 ms, so that a window has a hundred

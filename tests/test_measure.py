@@ -18,7 +18,7 @@ from pytest_slmserve.schema.sensors import HOST_CORES, POWER
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.workload.requests import build_workload
 
 HERE = Environment(backend="fake", gpu_name="simulated")
 SPEC = EngineSpec("opt-tiny", backend="fake", extra=(("noise", 0.0), ("die_at", 16)))

@@ -25,7 +25,6 @@ from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.commands.archives import curves_of, read_all
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import DeviceLock
-from pytest_slmserve.environment import Host
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.subjects import of_curves
 from pytest_slmserve.schema.environment import Environment
@@ -35,6 +34,7 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 from pytest_slmserve.session import Session
 from pytest_slmserve.store import read
+from pytest_slmserve.telemetry.host_probe import Host
 from pytest_slmserve.verifying import Terms, Trial, as_advised, joint_of, opened, same_requests, trials, verify
 
 GRID = "1,8,32,64,128"

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.environment import Gpu, Host
 from pytest_slmserve.gathering import open_for
 from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options.read import read_options
@@ -25,6 +24,7 @@ from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.literals import Backend
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session
+from pytest_slmserve.telemetry.host_probe import Gpu, Host
 from pytest_slmserve.workers import Desk, Outcome, Seat, agreed, as_seen, equal_parts, outcomes_of, seats, sweep_up
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)

@@ -13,9 +13,9 @@ from typing import Any
 
 from pytest_slmserve.cluster.errand import look_around
 from pytest_slmserve.cluster.nodes import Node
-from pytest_slmserve.environment import Host
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.schema.errors import BadUsage, SlmError, named
+from pytest_slmserve.telemetry.host_probe import Host
 
 ANSWER_S = 30.0  # seen: 2 s
 LOOK_S = 120.0  # a node starts an interpreter, and looks at another

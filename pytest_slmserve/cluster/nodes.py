@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_slmserve.environment import Host
 from pytest_slmserve.plan import Engines, gpus_of
 from pytest_slmserve.schema.environment import MUST_MATCH, Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Backend
+from pytest_slmserve.telemetry.host_probe import Host
 
 A_TOUCH = 0.001  # of a resource that only says where to run
 

@@ -90,7 +90,7 @@ def longest(given: argparse.Namespace) -> int:
 def requests_in_order(given: argparse.Namespace, trace: Trace) -> Workload:
     """With the lengths of a trace, one after the other."""
     from pytest_slmserve.schema.workloads import Workload
-    from pytest_slmserve.workload.build import synthetic_requests
+    from pytest_slmserve.workload.requests import synthetic_requests
 
     lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
@@ -110,7 +110,7 @@ def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 def workload_of(given: argparse.Namespace, number: int) -> Workload:
     """So many requests, or as many as the conversations are enough for."""
     from pytest_slmserve.schema.workloads import Workload
-    from pytest_slmserve.workload.build import named_tokenizer, requests_of
+    from pytest_slmserve.workload.requests import named_tokenizer, requests_of
 
     spec = workload_spec(given, number)
     requests, source = requests_of(spec, vocabulary_of(given.model), longest(given), lambda: named_tokenizer(spec))

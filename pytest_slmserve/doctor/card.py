@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.doctor.finding import GIB, Finding, Places, gib
-from pytest_slmserve.environment import Gpu, first_gpu
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.telemetry.host_probe import Gpu, first_gpu
 
 Ask = Callable[..., Any]  # a function of NVML by name and what follows the device; None where NVML does not say
 UNSAID = "NVML does not say"

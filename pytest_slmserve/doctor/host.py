@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_slmserve.doctor.finding import GIB, Finding, Places, State, enough, gib, unless_ok
-from pytest_slmserve.environment import cpu_model
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
 from pytest_slmserve.telemetry.base import Source
-from pytest_slmserve.telemetry.host import limiting_cgroup, open_host
+from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
+from pytest_slmserve.telemetry.host_probe import cpu_model
 
 ENOUGH_CORES = 4  # vLLM's front end, its engine, the worker and the tests
 ENOUGH_MEMORY, LEAST_MEMORY = 8 * GIB, 2 * GIB

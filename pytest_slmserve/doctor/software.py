@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_slmserve.doctor.finding import Finding
-from pytest_slmserve.environment import PROBE_S, check_vllm, interpreter
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import PROFILED
 from pytest_slmserve.telemetry.base import Source
-from pytest_slmserve.telemetry.choose import open_sampler
+from pytest_slmserve.telemetry.host_probe import PROBE_S, check_vllm, interpreter
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
+from pytest_slmserve.telemetry.source import open_sampler
 
 Probe = Callable[[str, dict[str, str]], dict[str, str | None]]
 

@@ -6,25 +6,34 @@ GPM's ratios are what DCGM calls PROF fields there: DCGM itself takes them from 
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, known
+from pytest_slmserve.telemetry.gpm import GPM, Gpm
+from pytest_slmserve.telemetry.nvml_calls import (
+    MEGA,
+    MILLI,
+    NANO,
+    NOT_SUPPORTED,
+    PERCENT,
+    REFUSED,
+    TIMEOUT,
+    _bindings,
+    _call,
+    _place,
+    _quietly,
+    _reason,
+    _refusal,
+    _said,
+    _unknown,
+)
 
-GPM = {1: of.ENGINE_ACTIVE, 2: of.SM_ACTIVE, 3: of.SM_OCCUPANCY, 5: of.TENSOR_ACTIVE, 10: of.DRAM_ACTIVE}
-PERCENT, MILLI, NANO, MEGA = 1e-2, 1e-3, 1e-9, 1e6
-
-# Numbers are written out where releases of nvidia-ml-py from 12 to 13 do not all have the name.
-NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, UNKNOWN = 3, 4, 10, 13, 999
-UNABLE = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
-REFUSED = UNABLE | {2, 25, 26}  # argument, version, deprecated: another call or field may do
-LOST = {1, 9, 15, 16, 28}  # uninitialized, no driver, GPU lost, reset required, GPU not found: nothing will answer now
 SM, MEMORY = 1, 2  # kinds of clocks
 MEMORY_V2 = 0x02000028  # the version whose "used" leaves out what the driver reserves, as DCGM's number does
 XID_EVENT = 0x8
@@ -298,95 +307,6 @@ class NvmlSource:
         return float(len(foreign))
 
 
-class Gpm:
-    """Ratios over the time between two samples of the GPU's counters. metrics: GPM's id of each of our numbers."""
-
-    def __init__(self, nv: Any, take: Callable[[Any], object]) -> None:
-        self.metrics = dict(GPM)
-        self._nv, self._take = nv, take
-        self._samples: deque[tuple[float, Any]] = deque()  # the baseline, and those that are still too young for one
-
-    def leave_out_refused(self) -> dict[int, str]:
-        """Why numbers are left out from now on. Asks over no time at all: values mean nothing then, refusals do."""
-        held: list[Any] = []
-        try:
-            held += [self._sample()]
-            held += [self._sample()]
-            answers = self._ask(*held)
-        except self._nv.NVMLError as error:
-            if error.value in UNABLE | LOST:
-                raise
-            return {}  # what fails over no time may work over some
-        finally:
-            for sample in held:
-                self._free(sample)
-        codes = [(metric, answer.nvmlReturn) for metric, answer in zip(self.metrics, answers)]
-        return {self.metrics.pop(metric): _reason(self._nv, code) for metric, code in codes if code in UNABLE}
-
-    def ratios(self, now_s: float, missing: list[str]) -> tuple[dict[int, float | None], float | None]:
-        """All ratios from one pair of samples, and the length of the time between them in seconds."""
-        try:
-            newest = self._sample()
-            self._samples.append((now_s, newest))
-            span_s, baseline = self._baseline(now_s)
-            if span_s < MIN_SPAN_S:
-                why = f"no sample of the counters is {MIN_SPAN_S:g} s old yet"
-                return _unknown(self.metrics.values(), why, missing), None
-            answers = self._ask(baseline, newest)
-        except self._nv.NVMLError as error:
-            return _unknown(self.metrics.values(), _said(error), missing), None
-        return {n: self._ratio(n, answer, missing) for n, answer in zip(self.metrics.values(), answers)}, span_s
-
-    def close(self) -> None:
-        while self._samples:
-            self._free(self._samples.popleft()[1])
-
-    def _sample(self) -> Any:
-        sample = self._nv.nvmlGpmSampleAlloc()
-        try:
-            self._take(sample)
-        except self._nv.NVMLError:
-            self._free(sample)
-            raise
-        return sample
-
-    def _free(self, sample: Any) -> None:
-        _quietly(self._nv, self._nv.nvmlGpmSampleFree, sample)
-
-    def _baseline(self, now_s: float) -> tuple[float, Any]:
-        """Age and handle of the newest sample that is old enough, or else of the oldest; older ones are freed."""
-        while len(self._samples) > 1 and now_s - self._samples[1][0] >= MIN_SPAN_S:
-            self._free(self._samples.popleft()[1])
-        at_s, sample = self._samples[0]
-        return now_s - at_s, sample
-
-    def _ask(self, first: Any, second: Any) -> list[Any]:
-        """Answers to all metrics, in one call."""
-        request = self._nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(self.metrics), sample1=first, sample2=second)
-        for metric, place in zip(self.metrics, request.metrics):
-            place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
-        self._nv.nvmlGpmMetricsGet(request)
-        return list(request.metrics[: len(self.metrics)])
-
-    def _ratio(self, number: int, answer: Any, missing: list[str]) -> float | None:
-        if answer.nvmlReturn:
-            missing.append(f"{number}: {_reason(self._nv, answer.nvmlReturn)}")
-            return None
-        return known(number, answer.value * PERCENT, missing)
-
-
-def _bindings() -> Any:
-    """The module pynvml of nvidia-ml-py; there is another distribution that has a module of that name."""
-    hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
-    try:
-        import pynvml
-    except ImportError:
-        raise SensorFailed("there is no module pynvml, which nvidia-ml-py has", hint) from None
-    if not hasattr(pynvml, "_nvmlGetFunctionPointer"):
-        raise SensorFailed("the module pynvml that is imported here is not the one of nvidia-ml-py", hint)
-    return pynvml
-
-
 def _refuse_divided(nv: Any, device: Any, device_uuid: str) -> None:
     """Raises SensorFailed for a whole GPU that MIG divides: what its counters say is the sum over all instances."""
     with suppress(nv.NVMLError):
@@ -395,56 +315,3 @@ def _refuse_divided(nv: Any, device: Any, device_uuid: str) -> None:
                 f"MIG divides {device_uuid}, whose counters are those of all instances together",
                 "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists",
             )
-
-
-def _place(nv: Any, device: Any, device_uuid: str) -> tuple[Any, Callable[[Any], object]]:
-    """The GPU that has the counters, and what fills a sample with those of this device only."""
-    if not device_uuid.startswith("MIG-"):
-        return device, partial(_call, nv, "nvmlGpmSampleGet", device)
-    parent = _call(nv, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device)
-    instance = _call(nv, "nvmlDeviceGetGpuInstanceId", device)
-    return parent, partial(_call, nv, "nvmlGpmMigSampleGet", parent, instance)
-
-
-def _call(nv: Any, function: str, *arguments: Any) -> Any:
-    """Call it; bindings too old to have it and drivers too old to have it raise the same NVMLError."""
-    if not hasattr(nv, function):
-        raise nv.NVMLError(FUNCTION_NOT_FOUND)
-    return getattr(nv, function)(*arguments)
-
-
-def _said(error: Any) -> str:
-    """What NVML said to a call. Raises SensorFailed where that means that it will say nothing more."""
-    if error.value in LOST:
-        raise SensorFailed(
-            f"the GPU does not answer any more: {error}", "nvidia-smi, and the kernel's log for an Xid"
-        ) from error
-    return f"NVML says {error}"
-
-
-def _reason(nv: Any, code: int) -> str:
-    """What NVML said of one value among several."""
-    return f"NVML says {nv.NVMLError(code)}"
-
-
-def _refusal(nv: Any, function: str, *arguments: Any) -> str | None:
-    """Why NVML refuses the call for good; None where it answers, or fails in a way that may pass."""
-    try:
-        _call(nv, function, *arguments)
-    except nv.NVMLError as error:
-        said = _said(error)
-        return said if error.value in REFUSED else None
-    return None
-
-
-def _unknown(numbers: Iterable[int], why: str, missing: list[str]) -> dict[int, float | None]:
-    """None for each number, and the reason for each."""
-    found: dict[int, float | None] = dict.fromkeys(numbers)
-    missing.extend(f"{number}: {why}" for number in found)
-    return found
-
-
-def _quietly(nv: Any, function: Callable[..., object], *arguments: Any) -> None:
-    """Call on the way out, when nothing can be done about an error any more."""
-    with suppress(nv.NVMLError):
-        function(*arguments)

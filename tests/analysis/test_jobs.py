@@ -18,7 +18,7 @@ from pytest_slmserve.schema.loads import ClosedLoop, Job
 from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.workload.requests import build_workload
 
 HERE = Environment(backend="fake", gpu_name="simulated")
 SPEC = EngineSpec("opt-125m", "fake", extra=(("noise", 0.0), ("t_inf", 4000.0), ("b_half", 10.0)))

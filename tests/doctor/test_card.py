@@ -11,9 +11,9 @@ from telemetry.fake_nvml import FakeNvml, State, installed
 from pytest_slmserve.doctor import card as module
 from pytest_slmserve.doctor.finding import GIB, Finding, Places
 from pytest_slmserve.doctor.page import examine, lines
-from pytest_slmserve.environment import Gpu, visible_gpus
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.sensors import SM_ACTIVE
+from pytest_slmserve.telemetry.host_probe import Gpu, visible_gpus
 
 
 def test_a_host_without_a_gpu_is_no_problem():

@@ -21,7 +21,7 @@ from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Burst, ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.workload.requests import build_workload
 
 NATURAL = WorkloadSpec(prompt_tokens=None, output_tokens=None, requests=12)
 WORKLOAD = shortened(build_workload(NATURAL, shape_of("opt-tiny")), 16)

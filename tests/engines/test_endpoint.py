@@ -18,13 +18,13 @@ from pytest_slmserve.codec import engine_line, engine_of, measurement_line, meas
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import text_of
-from pytest_slmserve.environment import remote
 from pytest_slmserve.measure import measure
 from pytest_slmserve.report.served import as_text
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Request
+from pytest_slmserve.telemetry.host_probe import remote
 from pytest_slmserve.workload.arrivals import job
 
 SCHEDULE = tuple(i / 50 for i in range(100))

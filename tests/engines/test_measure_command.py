@@ -23,7 +23,7 @@ from pytest_slmserve.store import read
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.sharegpt import read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
-from pytest_slmserve.workload.vllm_sharegpt import sample_as_vllm
+from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
 
 class Said(NamedTuple):

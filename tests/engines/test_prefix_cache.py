@@ -17,12 +17,12 @@ from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import FRESH, LEAST_ID, MARK, counted, fresh, lookups
 from pytest_slmserve.engines.server import server_arguments
-from pytest_slmserve.environment import remote
 from pytest_slmserve.measure import measure
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import Request, Workload
 from pytest_slmserve.store import read
+from pytest_slmserve.telemetry.host_probe import remote
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again
 REASON = "of the prompt tokens came from a prefix cache"

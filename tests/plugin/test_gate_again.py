@@ -8,7 +8,7 @@ from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.calibration import Calibration, Noise, Rates
 from pytest_slmserve.analysis.gate import Terms
 from pytest_slmserve.calibrations import Kept, Place, keep
-from pytest_slmserve.environment import probe
+from pytest_slmserve.telemetry.host_probe import probe
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
 SIMULATED = probe("fake", "", {}).environment

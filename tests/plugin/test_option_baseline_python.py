@@ -5,7 +5,7 @@ import sys
 import pytest
 from inside import usage_error
 
-from pytest_slmserve import environment
+from pytest_slmserve.telemetry import host_probe
 
 
 @pytest.fixture
@@ -15,10 +15,10 @@ def releases(monkeypatch):
     def hold(python, env):
         vllm = {"/old/python": "0.31.0", "/new/python": "0.32.0"}.get(python)
         if vllm is None and python != sys.executable:
-            raise environment.BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python")
+            raise host_probe.BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python")
         return {"python": "3.11.7", "vllm": vllm, "torch": "2.13.0"}
 
-    monkeypatch.setattr(environment, "interpreter", hold)
+    monkeypatch.setattr(host_probe, "interpreter", hold)
 
 
 def test_it_is_that_side_s_alone(gate, archive):

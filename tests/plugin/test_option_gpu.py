@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from inside import SWEEP, usage_error
 
-from pytest_slmserve import environment
+from pytest_slmserve.telemetry import host_probe
 
 
 class NVMLError(Exception):
@@ -20,7 +20,7 @@ def refuse():
 @pytest.fixture
 def no_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=refuse))
-    environment.visible_gpus.cache_clear()
+    host_probe.visible_gpus.cache_clear()
 
 
 def test_without_a_gpu_it_is_an_error_in_one_sentence(pytester, no_gpu):
@@ -39,7 +39,7 @@ def test_a_plan_can_be_made_without_a_gpu(pytester, no_gpu, monkeypatch):
 
 def test_hidden_gpus_are_named(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    environment.visible_gpus.cache_clear()
+    host_probe.visible_gpus.cache_clear()
     monkeypatch.setitem(sys.modules, "pynvml", SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None))
-    with pytest.raises(environment.BadUsage, match="hides every GPU"):
-        environment.first_gpu()
+    with pytest.raises(host_probe.BadUsage, match="hides every GPU"):
+        host_probe.first_gpu()

@@ -5,7 +5,7 @@ import sys
 import pytest
 from inside import SWEEP, usage_error
 
-from pytest_slmserve import environment
+from pytest_slmserve.telemetry import host_probe
 
 
 def test_what_is_no_interpreter_is_refused(pytester):
@@ -15,11 +15,11 @@ def test_what_is_no_interpreter_is_refused(pytester):
 
 
 def test_an_interpreter_is_asked_for_what_it_holds():
-    facts = environment.interpreter(sys.executable, {})
+    facts = host_probe.interpreter(sys.executable, {})
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert set(facts) == {"python", "vllm", "torch", "executable"}
 
 
 def test_an_interpreter_without_vllm_is_named(tmp_path):
-    with pytest.raises(environment.BadUsage, match=r"/opt/old/python has no vLLM"):
-        environment.check_vllm("cuda", None, "/opt/old/python")
+    with pytest.raises(host_probe.BadUsage, match=r"/opt/old/python has no vLLM"):
+        host_probe.check_vllm("cuda", None, "/opt/old/python")

@@ -4,9 +4,9 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
-from pytest_slmserve.telemetry import choose
+from pytest_slmserve.telemetry import source
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.choose import open_sampler
+from pytest_slmserve.telemetry.source import open_sampler
 
 UUID = "GPU-0000"
 
@@ -32,9 +32,9 @@ def there(monkeypatch):
         return Named(name)
 
     def plant(nvml=None, dcgm=None):
-        monkeypatch.setattr(choose, "_host", lambda: Named("host"))
-        monkeypatch.setattr(choose, "_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml"))
-        monkeypatch.setattr(choose, "_dcgm", lambda device, interval_s, address="": found(dcgm))
+        monkeypatch.setattr(source, "_host", lambda: Named("host"))
+        monkeypatch.setattr(source, "_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml"))
+        monkeypatch.setattr(source, "_dcgm", lambda device, interval_s, address="": found(dcgm))
 
     return plant
 

@@ -4,7 +4,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.telemetry.choose import open_sampler
+from pytest_slmserve.telemetry.source import open_sampler
 
 
 @pytest.mark.parametrize("interval", [0.1, 0.25, 2.0])

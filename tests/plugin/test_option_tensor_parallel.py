@@ -4,8 +4,8 @@ import pytest
 from inside import ONE, SWEEP, usage_error
 
 from pytest_slmserve import session
-from pytest_slmserve.environment import Gpu, Host
 from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.telemetry.host_probe import Gpu, Host
 
 
 @pytest.fixture

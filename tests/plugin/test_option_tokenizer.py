@@ -6,7 +6,7 @@ from inside import usage_error
 
 from pytest_slmserve.workload.sharegpt import read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
-from pytest_slmserve.workload.vllm_sharegpt import sample_as_vllm
+from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
 pytest.importorskip("ijson")
 pytest.importorskip("transformers")

@@ -8,9 +8,9 @@ from shipped import put
 
 from pytest_slmserve import session
 from pytest_slmserve.agenda import replica_load
-from pytest_slmserve.environment import IMAGINED_GPUS, Host
 from pytest_slmserve.parameters import USUAL_LOADS, usual_loads
 from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.telemetry.host_probe import IMAGINED_GPUS, Host
 
 SMALL = (
     "--slm-fake",

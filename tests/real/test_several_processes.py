@@ -12,14 +12,14 @@ from real_engine import SPEC
 
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.engines.pool import start
-from pytest_slmserve.environment import probe
 from pytest_slmserve.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.kv_cache import kv_blocks_as_predicted
 from pytest_slmserve.schema.literals import OwnDoor
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.workload.requests import build_workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 

@@ -13,13 +13,13 @@ from real_engine import SPEC
 from pytest_slmserve.analysis.replication import summarize_shared
 from pytest_slmserve.analysis.validity import problems
 from pytest_slmserve.engines.sharing import start_replicas
-from pytest_slmserve.environment import probe
 from pytest_slmserve.measure import measure_together
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import ReplicaSpec, WorkloadSpec
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.workload.requests import build_workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 LOAD = ClosedLoop(4, window_s=2.0)

@@ -9,10 +9,10 @@ from test_sampler import Planted, recorded
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, SM_ACTIVE
 from pytest_slmserve.store import Archive, read
-from pytest_slmserve.telemetry import choose
+from pytest_slmserve.telemetry import source
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.choose import open_sampler
-from pytest_slmserve.telemetry.several import SeveralGpus
+from pytest_slmserve.telemetry.multi_gpu import SeveralGpus
+from pytest_slmserve.telemetry.source import open_sampler
 
 
 def gpu(watts, name="nvml", **reading):
@@ -68,9 +68,9 @@ def sources(monkeypatch):
         opened.append(gpu(there[device], name="nvml-gpm"))
         return opened[-1]
 
-    monkeypatch.setattr(choose, "_nvml", open_one)
-    monkeypatch.setattr(choose, "_dcgm", lambda *_: (_ for _ in ()).throw(SensorFailed("no DCGM")))
-    monkeypatch.setattr(choose, "_host", lambda: Planted(name="host"))
+    monkeypatch.setattr(source, "_nvml", open_one)
+    monkeypatch.setattr(source, "_dcgm", lambda *_: (_ for _ in ()).throw(SensorFailed("no DCGM")))
+    monkeypatch.setattr(source, "_host", lambda: Planted(name="host"))
     return opened
 
 

@@ -16,10 +16,10 @@ from conversations import clustered, write_tokenizer
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.specs import WorkloadSpec
-from pytest_slmserve.workload.build import build_workload
+from pytest_slmserve.workload.requests import build_workload
 from pytest_slmserve.workload.sharegpt import Turn, pick, read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
-from pytest_slmserve.workload.vllm_sharegpt import BLOCK, sample_as_vllm, within_bounds
+from pytest_slmserve.workload.vllm_sampling import BLOCK, sample_as_vllm, within_bounds
 
 AXES = {
     "tokenizer": ("plain", "bos"),

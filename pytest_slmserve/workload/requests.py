@@ -21,7 +21,7 @@ from pytest_slmserve.workload.seeding import first_in_order
 from pytest_slmserve.workload.sharegpt import Conversation, DamagedDataset, dataset_path, pick, readable, unread
 from pytest_slmserve.workload.tokens import Tokenize, hub_tokenizer, opt_tokenizer, synthetic_prompts
 from pytest_slmserve.workload.traces import load_trace, sample_lengths
-from pytest_slmserve.workload.vllm_sharegpt import sample_as_vllm
+from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
 BLOCK = 256  # texts tokenised at once: enough for all cores, few enough to stop soon after the last one needed
 FIRST_GUESS = 8  # conversations looked at per request before the file is read again for more

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.telemetry.base import Source
+from pytest_slmserve.telemetry.multi_gpu import SeveralGpus
 from pytest_slmserve.telemetry.sampler import Sampler
-from pytest_slmserve.telemetry.several import SeveralGpus
 
 NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
 
@@ -60,7 +60,7 @@ def _of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> li
         case "dcgm", address:
             return [_dcgm(device, interval_s, address)]
         case _:
-            from pytest_slmserve.telemetry.exporter import open_exporter
+            from pytest_slmserve.telemetry.dcgm_exporter import open_exporter
 
             return [open_exporter(choice, device)]
 
@@ -86,13 +86,13 @@ def _tried(opened: Callable[[], Source], notes: list[str]) -> list[Source]:
 
 
 def _host() -> Source:
-    from pytest_slmserve.telemetry.host import open_host
+    from pytest_slmserve.telemetry.host_counters import open_host
 
     return open_host()
 
 
 def _nvml(device: str, *, profile: bool) -> Source:
-    from pytest_slmserve.telemetry.host import own_pids
+    from pytest_slmserve.telemetry.host_counters import own_pids
     from pytest_slmserve.telemetry.nvml import open_nvml
 
     return open_nvml(device, own_pids=own_pids, profile=profile)
