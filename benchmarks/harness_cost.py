@@ -13,7 +13,7 @@ import json
 import math
 from pathlib import Path
 
-from pytest_slmserve.analysis.stats import student_interval
+from pytest_slmserve.analysis.stats.estimates import student_interval
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options

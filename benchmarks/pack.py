@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pytest_slmserve.__main__ import main as command
-from pytest_slmserve.analysis.summary import summarize
+from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.codec import measurement_line
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Samples, Steps, Telemetry

@@ -20,7 +20,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_slmserve.analysis import claims
+from pytest_slmserve.analysis.claims import lookup, table
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
@@ -71,7 +71,7 @@ def roughened(measurement: Measurement, repeat: int) -> Measurement:
 def make(path: Path) -> None:
     workload = build_workload(WorkloadSpec(), shape_of("opt-125m"))
     with Archive.open(path) as archive:
-        archive.begin({"rows": [claims.row_to_record(row) for row in claims.ROWS]}, {})
+        archive.begin({"rows": [lookup.row_to_record(row) for row in table.ROWS]}, {})
         for concurrency in BATCHES:
             simulated = simulate(concurrency, workload)
             for repeat in range(REPEATS):

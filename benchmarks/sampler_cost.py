@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import StatisticsError, fmean, variance
 from typing import Any
 
-from pytest_slmserve.analysis.stats import Interval, ends, student_interval, t_975
+from pytest_slmserve.analysis.stats.estimates import Interval, ends, student_interval, t_975
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
-    "Claim": "pytest_slmserve.analysis.claims",
+    "Claim": "pytest_slmserve.analysis.claims.claim",
     "ClosedLoop": "pytest_slmserve.schema.loads",
-    "Curve": "pytest_slmserve.analysis.curve",
+    "Curve": "pytest_slmserve.analysis.sweep.curve",
     "Engine": "pytest_slmserve.engines.base",
     "EngineSpec": "pytest_slmserve.schema.specs",
     "FakeEngine": "pytest_slmserve.engines.fake",

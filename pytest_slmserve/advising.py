@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_slmserve.analysis.advisor import Advice, plan
-from pytest_slmserve.analysis.batching import parse_slo
-from pytest_slmserve.analysis.deciding import Wish
+from pytest_slmserve.analysis.advice.advisor import Advice, plan
+from pytest_slmserve.analysis.advice.batch_choice import Wish
+from pytest_slmserve.analysis.advice.subjects import of_curves
+from pytest_slmserve.analysis.sweep.batching import parse_slo
 from pytest_slmserve.analysis.verdict import Undecided
-from pytest_slmserve.report.subjects import of_curves
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.session import Session

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pytest_slmserve.analysis.replication import Members, shared_runs, standing_together
-from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.points.replica_points import Members, shared_runs, standing_together
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop

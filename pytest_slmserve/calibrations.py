@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.calibration import Calibration, Noise, Rates
-from pytest_slmserve.analysis.gate import Terms
+from pytest_slmserve.analysis.gate.calibration import Calibration, Noise, Rates
+from pytest_slmserve.analysis.gate.decision import Terms
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Caches

@@ -20,10 +20,10 @@ from pytest_slmserve.items import (
 )
 
 if TYPE_CHECKING:
-    from pytest_slmserve.analysis.advisor import Advice
-    from pytest_slmserve.analysis.curve import Curve
-    from pytest_slmserve.analysis.jobs import JobPoint
-    from pytest_slmserve.analysis.points import Point
+    from pytest_slmserve.analysis.advice.advisor import Advice
+    from pytest_slmserve.analysis.points.job_points import JobPoint
+    from pytest_slmserve.analysis.points.sweep_points import Point
+    from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.gating import Gates
@@ -71,7 +71,7 @@ def slm_measure(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
-    from pytest_slmserve.analysis.points import points_of
+    from pytest_slmserve.analysis.points.sweep_points import points_of
     from pytest_slmserve.schema.errors import BadUsage
 
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
@@ -191,7 +191,7 @@ def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carr
 def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
     """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; rate None (the
     default) is all at once, without lengths those of the options. burstiness: as of a `Job`."""
-    from pytest_slmserve.analysis.jobs import job_points
+    from pytest_slmserve.analysis.points.job_points import job_points
     from pytest_slmserve.jobs import requests_of
     from pytest_slmserve.workload.arrivals import job
 
@@ -277,7 +277,7 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 
     The test is skipped where nothing was measured of that endpoint, and an expected failure where it is waived.
     """
-    from pytest_slmserve.analysis.waivers import expired, explained
+    from pytest_slmserve.analysis.gate.waivers import expired, explained
 
     model, endpoint = request.param
     waiver, today = slm_gates.waiver(model, endpoint), date.today()

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.schema.errors import BadUsage
 
 SECONDS = {"ms": 1e-3, "s": 1.0}

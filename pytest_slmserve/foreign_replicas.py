@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.replica_gains import EngineSet
+from pytest_slmserve.analysis.compare.external_replicas import EngineSet
 from pytest_slmserve.foreign import (
     LARGEST,
     SECONDS,

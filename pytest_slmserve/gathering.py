@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pytest_slmserve.agenda import check_there
-from pytest_slmserve.analysis import neighbours
-from pytest_slmserve.analysis.replication import asked, shared_runs
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.compare import interference
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.points.replica_points import asked, shared_runs
 from pytest_slmserve.merging import folder_of_parts, move_parts, parts_of
 from pytest_slmserve.plan import point_title
 from pytest_slmserve.schema.catalog import short_name
@@ -63,7 +63,7 @@ def gather_all(session: Session) -> str:
     for m in found if session.export else ():
         session.export.add(m)  # type: ignore[union-attr]
     judged = {each.verdict.claim for each in session.verdicts.judged}
-    if any(m.neighbours for m in found) and neighbours.CLAIM not in judged:
+    if any(m.neighbours for m in found) and interference.CLAIM not in judged:
         session.notes.append(UNCHECKED)
     sweep_up(folder_of_parts(records))
     if session.archive:

@@ -14,13 +14,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.calibration import calibrate, noise_of
-from pytest_slmserve.analysis.gate import Terms, next_look
-from pytest_slmserve.analysis.paired import ENDPOINTS, SIDES, Gated, gated_series, judge_gate, pairs_of, weaker
-from pytest_slmserve.analysis.table1 import PUBLISHED
-from pytest_slmserve.analysis.validity import sound
+from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.analysis.gate.calibration import calibrate, noise_of
+from pytest_slmserve.analysis.gate.decision import Terms, next_look
+from pytest_slmserve.analysis.gate.launch_pairs import (
+    ENDPOINTS,
+    SIDES,
+    Gated,
+    gated_series,
+    judge_gate,
+    pairs_of,
+    weaker,
+)
+from pytest_slmserve.analysis.gate.waivers import Waiver, waiver_for
+from pytest_slmserve.analysis.metrics.validity import sound
+from pytest_slmserve.analysis.stored.gates import stored_gates
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.analysis.waivers import Waiver, waiver_for
 from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_of
 from pytest_slmserve.engines.abreast import abreast
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
@@ -28,7 +37,6 @@ from pytest_slmserve.engines.launch_caches import caches
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
 from pytest_slmserve.options.read import Options, as_words, joined
 from pytest_slmserve.report.gate import calibration_text
-from pytest_slmserve.report.regate import stored_gates
 from pytest_slmserve.report.rounding import counted
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError, naming

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_slmserve.analysis.comparability import warnings
-from pytest_slmserve.analysis.stored import WARNING, against_stored, cells, of_model, on_one_side
+from pytest_slmserve.analysis.stored.baseline import WARNING, against_stored, cells, of_model, on_one_side
+from pytest_slmserve.analysis.stored.comparability import warnings
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.baselines import FOLDER, baseline
 from pytest_slmserve.schema.catalog import short_name

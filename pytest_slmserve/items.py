@@ -95,7 +95,7 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
 def reads_several(item: Any) -> bool:
     """Does an item read what more than one engine measured? So do claims that name their models, those of replicas, of
     several GPUs and of jobs, and what holds a run against a baseline. Raises BadUsage for an unknown claim."""
-    from pytest_slmserve.analysis.claims import claim_of
+    from pytest_slmserve.analysis.claims.lookup import claim_of
 
     marker = item.get_closest_marker("slm")
     words = marker.kwargs if marker else {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pytest_slmserve.analysis.jobs import JobPoint, job_points
-from pytest_slmserve.analysis.replication import Members, SharedPoint, asked, shared_points, shared_runs
+from pytest_slmserve.analysis.points.job_points import JobPoint, job_points
+from pytest_slmserve.analysis.points.replica_points import Members, SharedPoint, asked, shared_points, shared_runs
 from pytest_slmserve.schema.records import Measurement
 
 

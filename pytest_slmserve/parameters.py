@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_slmserve.agenda import Variant, replica_load
-from pytest_slmserve.analysis.claims import claim_of
-from pytest_slmserve.analysis.paired import ENDPOINTS
+from pytest_slmserve.analysis.claims.lookup import claim_of
+from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS
 from pytest_slmserve.jobs import JobPlan, plans_of, spec_of, why_not
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan import engine_alone

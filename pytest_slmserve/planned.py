@@ -9,7 +9,7 @@ import pytest
 
 from pytest_slmserve import jobs
 from pytest_slmserve.agenda import Variant
-from pytest_slmserve.analysis.validity import trustworthy
+from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.jobs import JobPlan
 from pytest_slmserve.parameters import point_id

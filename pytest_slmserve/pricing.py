@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pytest_slmserve import jobs
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
 from pytest_slmserve.ahead import question_of
-from pytest_slmserve.analysis.sequential import FIRST_LOOKS
+from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.gating import launches_left, loads_of
 from pytest_slmserve.items import (
     asks_as_it_goes,

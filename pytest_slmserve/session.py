@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from pytest_slmserve.agenda import Agenda, check_there
-from pytest_slmserve.analysis import claims
-from pytest_slmserve.analysis.gate import Terms
-from pytest_slmserve.analysis.goodput import Slo, slo_of_requests
-from pytest_slmserve.analysis.paired import Gated
-from pytest_slmserve.analysis.replication import (
+from pytest_slmserve.analysis.claims import lookup, table
+from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
+from pytest_slmserve.analysis.metrics.validity import problems, sound
+from pytest_slmserve.analysis.points.replica_points import (
     Members,
     SharedPoint,
     asked_of,
@@ -27,7 +28,6 @@ from pytest_slmserve.analysis.replication import (
     sound_together,
     standing_together,
 )
-from pytest_slmserve.analysis.validity import problems, sound
 from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.known import Known
@@ -171,7 +171,7 @@ class Session:
     def begin(self) -> None:
         """Note in the archive that this run measures, and by which parameters its claims are judged."""
         if self.archive:
-            rows = [claims.row_to_record(row) for row in claims.ROWS]
+            rows = [lookup.row_to_record(row) for row in table.ROWS]
             sweeps = {
                 self.agenda.series(model): _planned(sweep, self.verdicts.adaptive(model))
                 for model, sweep in self.agenda.sweeps.items()

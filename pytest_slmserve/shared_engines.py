@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_slmserve.agenda import uneven
-from pytest_slmserve.analysis import sharing
-from pytest_slmserve.analysis.replication import SharedPoint
-from pytest_slmserve.analysis.validity import trustworthy
+from pytest_slmserve.analysis.compare import replicas
+from pytest_slmserve.analysis.metrics.validity import trustworthy
+from pytest_slmserve.analysis.points.replica_points import SharedPoint
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.parameters import GpusPlan, ReplicaPlan, gpus_engine
 from pytest_slmserve.plan import engine_title
@@ -90,5 +90,5 @@ class GpusPoint:
 def _trusted(session: Session, subject: str, question: Question) -> Verdict:
     repeats = session.options.repeats
     if isinstance(question.engine, ReplicaSpec):
-        return sharing.trustworthy(subject, session.answered_together(question, repeats), repeats)
+        return replicas.trustworthy(subject, session.answered_together(question, repeats), repeats)
     return trustworthy(subject, session.answered(question, repeats), repeats)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
-from pytest_slmserve.analysis import claims
-from pytest_slmserve.analysis.curve import PLATEAU, Curve, curve_of, with_jobs, with_shared
-from pytest_slmserve.analysis.deployments import on_several_gpus, with_wider
-from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.claims import claim, lookup
+from pytest_slmserve.analysis.compare.deployments import on_several_gpus, with_wider
+from pytest_slmserve.analysis.points.sweep_points import by_series
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs, with_shared
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.known import Known
 from pytest_slmserve.schema.catalog import short_name
@@ -22,7 +22,7 @@ class Judged:
     """A verdict with what was expected of it."""
 
     verdict: Verdict
-    row: claims.Row | None = None
+    row: claim.Row | None = None
 
 
 @dataclass(repr=False)
@@ -79,22 +79,22 @@ class Verdicts:
         ]
         return dict(zip(asked, with_wider(with_shared(curves, self.known.shared_points()))))
 
-    def row(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> claims.Row:
+    def row(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> claim.Row:
         """What is expected of a claim here."""
         agenda = self.agenda
         starts = variant.starts or agenda.options.starts
-        return claims.row_for(name, model, agenda.host.environment, agenda.door, starts)
+        return lookup.row_for(name, model, agenda.host.environment, agenda.door, starts)
 
     def judge(self, name: str, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report. A model of which
         nothing was measured here has no curve: what can be judged of it is arithmetic."""
-        row, claim, jobs = self.row(name, model, variant), claims.claim_of(name), self.known.job_points()
+        row, claim, jobs = self.row(name, model, variant), lookup.claim_of(name), self.known.job_points()
         if claim.of == "gpus":
             curve = self._curve_on_gpus(model)
         else:
             curve = self._known_curve(model, variant, planned=claim.of == "sweeps")
         curve = replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
-        verdict = claims.judge(name, curve, row, with_jobs(self.curves(), jobs))
+        verdict = lookup.judge(name, curve, row, with_jobs(self.curves(), jobs))
         self.judged.append(Judged(verdict, row))
         return verdict
 

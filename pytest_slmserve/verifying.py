@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_slmserve.agenda import requests_for
-from pytest_slmserve.analysis.advisor import Advice, Plan
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.placement import Footprint, utilization
-from pytest_slmserve.analysis.verification import (
+from pytest_slmserve.analysis.advice.advisor import Advice, Plan
+from pytest_slmserve.analysis.advice.gpu_memory import Footprint, utilization
+from pytest_slmserve.analysis.advice.verification import (
     MARGIN,
     Verification,
     Verified,
@@ -21,6 +20,7 @@ from pytest_slmserve.analysis.verification import (
     verified,
     verified_together,
 )
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.engines.sharing import cannot_share
 from pytest_slmserve.options.read import Options, read_options
 from pytest_slmserve.schema.catalog import short_name

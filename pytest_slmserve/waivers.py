@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pytest_slmserve.analysis.waivers import EXAMPLE, Waiver, waivers_of
+from pytest_slmserve.analysis.gate.waivers import EXAMPLE, Waiver, waivers_of
 from pytest_slmserve.schema.errors import BadUsage
 
 

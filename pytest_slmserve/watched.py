@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.device import DeviceFigures, device_figures
-from pytest_slmserve.analysis.health import Health, health
+from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
+from pytest_slmserve.analysis.device.sensor_health import Health, health
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Run, Samples, Steps, Telemetry

@@ -10,7 +10,7 @@ from typing import Any
 
 from real_engine import SPEC
 
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.records import Measurement

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_slmserve.analysis.curve import Curve, curve_of, with_shared
-from pytest_slmserve.analysis.deployments import with_wider
-from pytest_slmserve.analysis.replication import shared_points
+from pytest_slmserve.analysis.compare.deployments import with_wider
+from pytest_slmserve.analysis.points.replica_points import shared_points
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.sharing import start_replicas
 from pytest_slmserve.measure import measure, measure_together

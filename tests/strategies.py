@@ -9,10 +9,10 @@ from statistics import fmean
 
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.jobs import JobPoint, JobSummary
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.replication import SharedPoint, SharedSummary
+from pytest_slmserve.analysis.points.job_points import JobPoint, JobSummary
+from pytest_slmserve.analysis.points.replica_points import SharedPoint, SharedSummary
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.gate import Series, Terms, gate
+from pytest_slmserve.analysis.gate.decision import Series, Terms, gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.comparisons import WORDS
 

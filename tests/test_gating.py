@@ -19,8 +19,8 @@ from launches import pairs
 from pytest_slmserve import agenda as agendas
 from pytest_slmserve import gating
 from pytest_slmserve.agenda import Agenda
-from pytest_slmserve.analysis.gate import Terms
-from pytest_slmserve.analysis.paired import SIDES, judge_gate
+from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.fake import FakeEngine

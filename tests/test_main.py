@@ -15,9 +15,9 @@ from published import CSV
 from strategies import H200, law, measurement, planted_telemetry
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis import claims, table1
-from pytest_slmserve.analysis.curve import Curve, curve_of
-from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.claims import claim, lookup, table, table1
+from pytest_slmserve.analysis.points.sweep_points import by_series
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.report.tables import run_lines
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.store import Archive
@@ -43,12 +43,12 @@ def whole_microseconds(run: Run) -> Run:
     return Run(columns(run.samples), columns(run.steps), (start, stop), run.failures, run.first_failure)
 
 
-def archive(path: Path, measurements, planned=BATCHES, rows=claims.ROWS) -> Path:
+def archive(path: Path, measurements, planned=BATCHES, rows=table.ROWS) -> Path:
     series = by_series(measurements) or {"nothing": []}
     sweep = {"model": "opt-1.3b", "concurrencies": list(planned), "cut": CUT}
     plan = {"sweeps": dict.fromkeys(series, sweep)}
     with Archive.open(path) as opened:
-        opened.begin({"rows": [claims.row_to_record(row) for row in rows]}, plan)
+        opened.begin({"rows": [lookup.row_to_record(row) for row in rows]}, plan)
         for one in measurements:
             opened.add(one)
     dated = path.read_text("utf-8").replace(json.loads(path.read_text("utf-8").partition("\n")[0])["started"], STARTED)
@@ -64,11 +64,11 @@ def live_text(measurements) -> str:
     """As a session has it at the end of its run."""
     curve = curve_of("opt-1.3b", measurements, planned=BATCHES, cut=[(c, why) for c, why in CUT])
     names = [
-        c.name for c in claims.CLAIMS if c.name != table1.CLAIM and (c.name == table1.REQUEST_CLAIM or c.applies(curve))
+        c.name for c in table.CLAIMS if c.name != table1.CLAIM and (c.name == table1.REQUEST_CLAIM or c.applies(curve))
     ]
     subjects = [*((name, curve) for name in names), *((table1.CLAIM, Curve(subject=r.model)) for r in table1.ROWS)]
-    rows = [(claims.row_for(name, c.subject, H200), c) for name, c in subjects]
-    judged = [(claims.judge(row.claim, c, row), row) for row, c in rows]
+    rows = [(lookup.row_for(name, c.subject, H200), c) for name, c in subjects]
+    judged = [(lookup.judge(row.claim, c, row), row) for row, c in rows]
     return "\n".join(text for text, _ in run_lines([curve], judged))
 
 
@@ -110,7 +110,7 @@ def test_a_failing_claim_is_1(tmp_path, capsys):
 
 
 def test_an_expected_failure_that_holds_is_1(tmp_path, capsys):
-    rows = (*claims.ROWS, claims.Row("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails"))
+    rows = (*table.ROWS, claim.Row("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails"))
     status, out, _ = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(), rows=rows))
     assert status == 1 and "HOLDS, UNEXPECTED" in out
 

@@ -11,7 +11,7 @@ import pytest
 from scripts import benchmark_script, loaded
 from strategies import measurement
 
-from pytest_slmserve.analysis.summary import summarize
+from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.store import FORMAT, Archive, read

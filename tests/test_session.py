@@ -11,7 +11,7 @@ from simulated_sessions import MODEL, point, sweep
 from pytest_slmserve import devices as places
 from pytest_slmserve import session as module
 from pytest_slmserve.agenda import check_there
-from pytest_slmserve.analysis.validity import problems, trustworthy
+from pytest_slmserve.analysis.metrics.validity import problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.measure import measure

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from simulated_sessions import BATCHES, MODEL, point, sweep
 
-from pytest_slmserve.analysis import claims, table1
-from pytest_slmserve.analysis.claims import CLAIMS
+from pytest_slmserve.analysis.claims import lookup, table1
+from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.commands.archives import judged_again
 from pytest_slmserve.report.tables import run_lines
@@ -68,5 +68,5 @@ def test_a_users_load_on_a_planned_curve_joins_it(opened):
 
 def test_the_door_and_the_way_of_starting_choose_the_row(opened, monkeypatch):
     session = opened(starts="together")
-    monkeypatch.setattr(claims, "row_for", lambda *facts: facts)
+    monkeypatch.setattr(lookup, "row_for", lambda *facts: facts)
     assert session.verdicts.row("throughput-plateau", MODEL)[3:] == ("offline", "together")

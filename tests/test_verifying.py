@@ -16,17 +16,17 @@ from test_main import run
 
 from pytest_slmserve import session as sessions
 from pytest_slmserve import verifying
-from pytest_slmserve.analysis.advisor import Plan, plan
-from pytest_slmserve.analysis.batching import RelativeSlo
-from pytest_slmserve.analysis.curve import curve_of
-from pytest_slmserve.analysis.deciding import Wish
-from pytest_slmserve.analysis.placement import utilization
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.advice.advisor import Plan, plan
+from pytest_slmserve.analysis.advice.batch_choice import Wish
+from pytest_slmserve.analysis.advice.gpu_memory import utilization
+from pytest_slmserve.analysis.advice.subjects import of_curves
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.sweep.batching import RelativeSlo
+from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.commands.archives import curves_of, read_all
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import DeviceLock
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.report.subjects import of_curves
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.stats import Interval, ends
+from pytest_slmserve.analysis.stats.estimates import Interval, ends
 
 
 class State(enum.Enum):

@@ -26,10 +26,10 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
-    from pytest_slmserve.analysis.advisor import Plan
-    from pytest_slmserve.analysis.curve import Curve
-    from pytest_slmserve.analysis.deciding import Wish
-    from pytest_slmserve.report.subjects import Source
+    from pytest_slmserve.analysis.advice.advisor import Plan
+    from pytest_slmserve.analysis.advice.batch_choice import Wish
+    from pytest_slmserve.analysis.advice.subjects import Source
+    from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.schema.records import Progress
     from pytest_slmserve.verifying import Terms
 
@@ -76,8 +76,9 @@ def add_verify(command: Parser) -> None:
 
 def advise(given: argparse.Namespace) -> int:
     """Batch, memory and number of engines, from archives or from results that are not ours."""
-    from pytest_slmserve.analysis.advisor import plan
-    from pytest_slmserve.report import advice, advice_json, subjects
+    from pytest_slmserve.analysis.advice import subjects
+    from pytest_slmserve.analysis.advice.advisor import plan
+    from pytest_slmserve.report import advice, advice_json
     from pytest_slmserve.report.gpu_tables import gpus_advice
 
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
@@ -160,8 +161,8 @@ def terms_of(given: argparse.Namespace) -> Terms | None:
 
 def wish_of(given: argparse.Namespace) -> Wish:
     """Raises BadUsage where a number is out of range."""
-    from pytest_slmserve.analysis.deciding import Wish
-    from pytest_slmserve.analysis.placement import parse_memory
+    from pytest_slmserve.analysis.advice.batch_choice import Wish
+    from pytest_slmserve.analysis.advice.gpu_memory import parse_memory
 
     slo = check_wanted(given)
     if not 0 < given.memory_share <= 1:

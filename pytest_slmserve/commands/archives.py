@@ -15,10 +15,10 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, Job
 
 if TYPE_CHECKING:
-    from pytest_slmserve.analysis.curve import Curve
-    from pytest_slmserve.analysis.goodput import Slo
-    from pytest_slmserve.analysis.paired import Gated
-    from pytest_slmserve.report.rejudge import Judged
+    from pytest_slmserve.analysis.gate.launch_pairs import Gated
+    from pytest_slmserve.analysis.metrics.goodput import Slo
+    from pytest_slmserve.analysis.stored.claims import Judged
+    from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.store import Contents
 
 REPORT_STATUS = (
@@ -50,7 +50,7 @@ def report(given: argparse.Namespace) -> int:
         if given.figure is not None:
             raise BadUsage("--figure draws archives of ours, and these are results that are not", "no --figure")
         return judge(given)
-    from pytest_slmserve.analysis.goodput import slo_of_requests
+    from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
     from pytest_slmserve.report.rates import open_loop_texts
     from pytest_slmserve.report.served import Terms, counted_loop_texts
 
@@ -78,7 +78,7 @@ def report(given: argparse.Namespace) -> int:
 
 def figures(given: argparse.Namespace) -> int:
     """Every picture that the archives have the measurements for, and why there is no other."""
-    from pytest_slmserve.analysis.jobs import job_points
+    from pytest_slmserve.analysis.points.job_points import job_points
     from pytest_slmserve.report.drawing import save
     from pytest_slmserve.report.figures import pictures
 
@@ -120,7 +120,7 @@ def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[
     them. Raises BadArchive where stored terms are none, BadUsage where the calibration beside one is none."""
     if not any(m.paired for contents in archives for m in contents.measurements):
         return [], []  # as in most archives: then what judges gates is not even imported
-    from pytest_slmserve.report.regate import stored_gates
+    from pytest_slmserve.analysis.stored.gates import stored_gates
 
     found: dict[str, Gated] = {}
     notes: list[str] = []
@@ -134,7 +134,7 @@ def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[
 
 def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
-    from pytest_slmserve.analysis.paired import weaker
+    from pytest_slmserve.analysis.gate.launch_pairs import weaker
     from pytest_slmserve.calibrations import beside, find, place_of
     from pytest_slmserve.report.gate import calibration_text
 
@@ -158,7 +158,7 @@ def gate_texts(gates: Sequence[Gated]) -> list[str]:
 
 def curves_of(contents: Contents) -> Sequence[Curve]:
     """Raises BadArchive where the stored plans are none."""
-    from pytest_slmserve.report.rejudge import stored_curves
+    from pytest_slmserve.analysis.stored.claims import stored_curves
 
     return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
 
@@ -167,10 +167,10 @@ def judged_again(
     contents: Contents, strict: bool, slo: Slo | None = None
 ) -> tuple[Sequence[Curve], Sequence[Judged], str]:
     """Curves, verdicts and the text about them. Raises BadArchive where the stored claims or plans are none."""
-    from pytest_slmserve.analysis.curve import with_jobs
-    from pytest_slmserve.analysis.jobs import job_points
-    from pytest_slmserve.analysis.replication import shared_points
-    from pytest_slmserve.report.rejudge import judge_all, rows_from
+    from pytest_slmserve.analysis.points.job_points import job_points
+    from pytest_slmserve.analysis.points.replica_points import shared_points
+    from pytest_slmserve.analysis.stored.claims import judge_all, rows_from
+    from pytest_slmserve.analysis.sweep.curve import with_jobs
     from pytest_slmserve.report.tables import run_lines
 
     curves = curves_of(contents)
@@ -183,7 +183,7 @@ def judged_again(
 
 def merged(archives: Sequence[Contents]) -> Contents:
     """Records of all, each once; sessions by the time they started, so that the last one's claims rule."""
-    from pytest_slmserve.report.rejudge import unique
+    from pytest_slmserve.analysis.stored.claims import unique
     from pytest_slmserve.store import Contents
 
     return Contents(

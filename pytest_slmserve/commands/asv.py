@@ -56,7 +56,7 @@ def asv(given: argparse.Namespace) -> int:
 
 def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: str | None) -> Iterator[str]:
     """What was left out, and what was taken together."""
-    from pytest_slmserve.analysis.points import concurrency_of
+    from pytest_slmserve.analysis.points.sweep_points import concurrency_of
     from pytest_slmserve.report.asv import kind, release_of
     from pytest_slmserve.report.rounding import counted
 

@@ -156,7 +156,7 @@ def _facts(found: Baseline) -> dict[str, Any]:
 
 def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     """Of each model and load. repeats: the valid ones, of those measured."""
-    from pytest_slmserve.analysis.stored import cells, served
+    from pytest_slmserve.analysis.stored.baseline import cells, served
 
     rows = []
     for cell, group in cells(measurements).items():

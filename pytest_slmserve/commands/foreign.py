@@ -11,7 +11,7 @@ from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, Parser, Taker
 from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
-    from pytest_slmserve.analysis.batching import Slo
+    from pytest_slmserve.analysis.sweep.batching import Slo
     from pytest_slmserve.foreign import Columns, Setting
     from pytest_slmserve.report.judging import Question
 
@@ -98,7 +98,7 @@ def judge(given: argparse.Namespace) -> int:
 def replicas(given: argparse.Namespace) -> int:
     """What several engines on one device serve over one, from results that are not ours."""
     from pytest_slmserve import foreign, foreign_replicas
-    from pytest_slmserve.analysis.replica_gains import compare
+    from pytest_slmserve.analysis.compare.external_replicas import compare
     from pytest_slmserve.report import replica_judging
 
     columns = foreign.Columns(
@@ -146,7 +146,7 @@ def question_of(given: argparse.Namespace) -> Question:
 
 def check_wanted(given: argparse.Namespace) -> Slo | None:
     """The latency objective, if any. Raises BadUsage where a number is out of range."""
-    from pytest_slmserve.analysis.batching import parse_slo
+    from pytest_slmserve.analysis.sweep.batching import parse_slo
 
     check_share("efficiency", given.efficiency)
     if given.b_half is not None and not 0 < given.b_half < 1e9:

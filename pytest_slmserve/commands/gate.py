@@ -11,7 +11,7 @@ from pytest_slmserve.commands.words import FAILS, HOLDS, UNDECIDED, USAGE, Comma
 from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
-    from pytest_slmserve.analysis.gate import Pair
+    from pytest_slmserve.analysis.gate.decision import Pair
     from pytest_slmserve.analysis.verdict import State
     from pytest_slmserve.foreign import Row
 
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
 def gate(given: argparse.Namespace) -> int:
     """The verdict, by as many of the pairs as it takes."""
     from pytest_slmserve import foreign
-    from pytest_slmserve.analysis import gate
+    from pytest_slmserve.analysis.gate import decision
     from pytest_slmserve.report import comparisons as report
 
     check_share("margin", given.margin)
@@ -42,8 +42,8 @@ def gate(given: argparse.Namespace) -> int:
     if not rows:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
     foreign.check_columns(rows, SIDES)
-    series = gate.Series(given.path.stem, given.direction, tuple(map(_pair, rows)))
-    (found,) = gate.gate([series], gate.Terms(given.margin))
+    series = decision.Series(given.path.stem, given.direction, tuple(map(_pair, rows)))
+    (found,) = decision.gate([series], decision.Terms(given.margin))
     print(json.dumps(report.as_values(found)) if given.json else report.text([found]))
     return status_of(found.outcome)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_slmserve.analysis.rates import ATTAINMENT
+from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.client.loads import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.commands import loads, requests
 from pytest_slmserve.commands.loads import Asked, asked, some_seconds
@@ -98,7 +98,7 @@ def measure_all(given: argparse.Namespace) -> int:
 
 
 def terms_of(given: argparse.Namespace) -> Terms:
-    from pytest_slmserve.analysis.goodput import slo_of_requests
+    from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
     from pytest_slmserve.report.served import Terms
 
     attainment = ATTAINMENT if given.attainment is None else given.attainment
@@ -140,15 +140,15 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
 
 def valid(measurement: Measurement, terms: Terms) -> bool:
     """With every step of a ramp."""
-    from pytest_slmserve.analysis.ramp import steps_of
-    from pytest_slmserve.analysis.validity import problems
+    from pytest_slmserve.analysis.metrics.ramp import steps_of
+    from pytest_slmserve.analysis.metrics.validity import problems
 
     return not any(problems(each, terms.failed_share) for each in (measurement, *steps_of(measurement)))
 
 
 def page(found: list[Measurement], terms: Terms, as_object: bool) -> str:
     """What is printed: of one load, of a ramp, or of several rates."""
-    from pytest_slmserve.analysis.ramp import steps_of
+    from pytest_slmserve.analysis.metrics.ramp import steps_of
     from pytest_slmserve.report import rates, served
 
     if len(found) > 1:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_slmserve.analysis.advisor import Advice, Needs, Offer, Plan, Replicas, least_latency_s
-from pytest_slmserve.analysis.batching import RelativeSlo, Slo
-from pytest_slmserve.analysis.deciding import Decision, conditions
-from pytest_slmserve.analysis.headroom import Ceiling, Gains
-from pytest_slmserve.analysis.placement import Footprint
-from pytest_slmserve.analysis.stats import percent
-from pytest_slmserve.analysis.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
+from pytest_slmserve.analysis.advice.advisor import Advice, Needs, Offer, Plan, Replicas, least_latency_s
+from pytest_slmserve.analysis.advice.batch_choice import Decision, conditions
+from pytest_slmserve.analysis.advice.gpu_memory import Footprint
+from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains
+from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.report.layout import WIDTH, grid_of_known, hanging, named
 from pytest_slmserve.report.rounding import ABSENT, between, figure, hundredths, milliseconds
 from pytest_slmserve.report.serving import lines, starts
-from pytest_slmserve.report.subjects import Source
 from pytest_slmserve.schema.specs import GIB
 
 COLUMNS = (

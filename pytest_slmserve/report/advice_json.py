@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.advisor import Advice, Needs, Offer, Plan, Replicas, Together
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.deployments import deployments, on_several_gpus
-from pytest_slmserve.analysis.headroom import Ceiling, Gains
-from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.advice.advisor import Advice, Needs, Offer, Plan, Replicas, Together
+from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains
+from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
+from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.advice import general, no_memory, objective, why
 from pytest_slmserve.report.gpu_tables import best_on_several, name_of
 from pytest_slmserve.report.serving import Start, line, starts
-from pytest_slmserve.report.subjects import Source
 
 
 def as_json(plan: Plan, source: Source, curves: Sequence[Curve] | None = None) -> str:

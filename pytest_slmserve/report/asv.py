@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_slmserve.analysis.points import choose, concurrency_of
-from pytest_slmserve.analysis.summary import Summary, summarize
-from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.analysis.metrics.summary import Summary, summarize
+from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.points.sweep_points import choose, concurrency_of
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

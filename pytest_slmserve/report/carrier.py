@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from pytest_slmserve.analysis.jobs import JobPoint, job_points
-from pytest_slmserve.analysis.points import Point, points_of
+from pytest_slmserve.analysis.points.job_points import JobPoint, job_points
+from pytest_slmserve.analysis.points.sweep_points import Point, points_of
 from pytest_slmserve.schema.records import Measurement
 
 

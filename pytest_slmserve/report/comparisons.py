@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.gate import Comparison
+from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.layout import grid, named
 from pytest_slmserve.report.rounding import ABSENT, figure

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_slmserve.analysis.diagnosis import FEWEST_ALONE, Change, Diagnosis, Difference, Split, Windows, explaining
-from pytest_slmserve.analysis.stats import percent
+from pytest_slmserve.analysis.gate.diagnosis import (
+    FEWEST_ALONE,
+    Change,
+    Diagnosis,
+    Difference,
+    Split,
+    Windows,
+    explaining,
+)
+from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths
 from pytest_slmserve.report.tables import load_in_short

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.doors import AtBothDoors, Doors, at_both_doors
-from pytest_slmserve.report.findings import front_ends, served_on
+from pytest_slmserve.analysis.compare.http_overhead import AtBothDoors, Doors, at_both_doors
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.labels import front_ends
+from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import changes, counted, figure, hundredths, milliseconds
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_slmserve.analysis.goodput import Slo, goodput_of
+from pytest_slmserve.analysis.metrics.goodput import Slo, goodput_of
 from pytest_slmserve.report.vllm_bench import as_vllm_bench
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, Job, OpenLoop

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.jobs import JobPoint
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.roofline import ceiling_tokens_per_s
-from pytest_slmserve.analysis.saturation import Fit, fit
+from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
+from pytest_slmserve.analysis.points.job_points import JobPoint
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.saturation import Fit, fit
 from pytest_slmserve.report.drawing import GREY, Picture, Shown, dress, has_valid, load_axis, panels, plain, save, shown
-from pytest_slmserve.report.findings import peaks_of_curve, work_of_curve
 from pytest_slmserve.report.gpu_figures import gpus_pictures
 from pytest_slmserve.report.job_figures import job_pictures
 from pytest_slmserve.report.replica_figures import replica_pictures

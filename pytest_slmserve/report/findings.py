@@ -3,64 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median
 
-from pytest_slmserve.analysis.curve import MARGIN, Curve, obstacle
-from pytest_slmserve.analysis.gains import Gain
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.roofline import Peaks, Work, peaks_of_engine, regime, work_of_workload
-from pytest_slmserve.analysis.saturation import Fit, fit, fixed_s_from_shapes
-from pytest_slmserve.analysis.stats import percent
+from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, regime
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.sweep.curve import MARGIN, Curve, obstacle
+from pytest_slmserve.analysis.sweep.gains import Gain
+from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.saturation import Fit, fit, fixed_s_from_shapes
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import TooFewPoints
-from pytest_slmserve.schema.specs import EngineSpec
 
 UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
 FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue
 FED = 0.75  # of what was sent; a request's way in and out takes a few per cent of its life
-
-
-def labels(curves: Sequence[Curve]) -> list[str]:
-    """The subject of each curve, with what tells it from others of the same subject."""
-    return [", ".join([curve.subject, *_distinction(curve, curves)]) for curve in curves]
-
-
-def _distinction(curve: Curve, curves: Sequence[Curve]) -> list[str]:
-    rivals = [_facts(other) for other in curves if other.subject == curve.subject]
-    own = _facts(curve)
-    return [fact for i, fact in enumerate(own) if any(rival[i : i + 1] != [fact] for rival in rivals)]
-
-
-def _facts(curve: Curve) -> list[str]:
-    """All that can differ between two curves of one model, the plainest first; empty where nothing was measured."""
-    first, load = curve.first, curve.load
-    if first is None or load is None:
-        return []
-    where = first.environment
-    return [
-        f"{first.spec.door} door{front_ends(first.spec)}",
-        f"TP {first.spec.tensor_parallel}",
-        f"starts {load.starts}",
-        f"window {load.window_s:g} s",
-        f"settled {load.settle_lifetimes:g}",
-        where.url or where.gpu_name or where.cpu or "unknown device",
-        f"vLLM {where.vllm or ABSENT}",
-        f"workload {first.workload.hash[:6]}",
-        f"engine {_limits(first.spec)[:6]}",
-    ]
-
-
-def _limits(spec: EngineSpec) -> str:
-    """Of an engine, but for what is named by itself."""
-    return replace(spec.without_http if spec.door == "server" else spec, tensor_parallel=1).key
-
-
-def front_ends(spec: EngineSpec | None) -> str:
-    """ " with 4 front ends"; empty for one."""
-    return f" with {spec.front_ends} front ends" if spec and spec.front_ends > 1 else ""
 
 
 def served_on(where: Environment | None) -> str:
@@ -80,17 +39,6 @@ def spread(point: Point) -> float | None:
     if len(point.repeats) < 2:
         return None
     return (max(point.repeats) - min(point.repeats)) / fmean(point.repeats)
-
-
-def work_of_curve(curve: Curve) -> Work | None:
-    """What a request of this sweep asks of a GPU, None where shape or data type are unknown."""
-    if curve.spec is None or curve.workload is None or not curve.resolved:
-        return None
-    return work_of_workload(curve.spec, curve.resolved[0], curve.workload)
-
-
-def peaks_of_curve(curve: Curve) -> Peaks | None:
-    return peaks_of_engine(curve.spec, curve.environment) if curve.spec and curve.environment else None
 
 
 def findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, str]]:

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from pytest_slmserve.analysis.calibration import Calibration
-from pytest_slmserve.analysis.diagnosis import Diagnosis, diagnose
-from pytest_slmserve.analysis.gate import Comparison
-from pytest_slmserve.analysis.paired import EXACT, SIDES, Gated
-from pytest_slmserve.analysis.stats import percent
+from pytest_slmserve.analysis.gate.calibration import Calibration
+from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
+from pytest_slmserve.analysis.gate.launch_pairs import EXACT, SIDES, Gated
+from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.comparisons import KEY, WORDS, as_values, row, text
 from pytest_slmserve.report.diagnosis import diagnosis_lines

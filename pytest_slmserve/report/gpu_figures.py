@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.deployments import Deployment, deployments, on_several_gpus
+from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus
 from pytest_slmserve.report.drawing import Picture, Shown, draw_line, dress, key_below, load_axis, panels, plain
 from pytest_slmserve.report.gpu_tables import name_of
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.deployments import Deployment, deployments, on_several_gpus, speedup
-from pytest_slmserve.analysis.device import figures_of_each_gpu
-from pytest_slmserve.analysis.points import Point
+from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus, speedup
+from pytest_slmserve.analysis.device.gpu_figures import figures_of_each_gpu
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import ABSENT, changes, counted, figure, hundredths

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, ways_of
-from pytest_slmserve.analysis.jobs import CONTINUOUS, JobPoint, grouped
+from pytest_slmserve.analysis.claims.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, ways_of
+from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, grouped
 from pytest_slmserve.report.drawing import COLOURS, GREY, MARKERS, Picture, dress, key_below, panels_of, plain, where_of
 
 STROKES = ("-", "--", ":", "-.")

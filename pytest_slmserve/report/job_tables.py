@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from pytest_slmserve.analysis.jobs import CONTINUOUS, JobPoint, grouped
+from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, grouped
 from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.batching import EFFICIENCY, Batching, Choice, Slo, batching
-from pytest_slmserve.analysis.curve import FEWEST_POINTS, MARGIN, TOLERANCE
-from pytest_slmserve.analysis.gains import Gain, Plateau, gains, pareto_front, plateau, valid_points
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.saturation import Fit, fit
-from pytest_slmserve.analysis.stats import Interval, percent
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval, percent
+from pytest_slmserve.analysis.sweep.batching import EFFICIENCY, Batching, Choice, Slo, batching
+from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, MARGIN, TOLERANCE
+from pytest_slmserve.analysis.sweep.gains import Gain, Plateau, gains, pareto_front, plateau, valid_points
+from pytest_slmserve.analysis.sweep.saturation import Fit, fit
 from pytest_slmserve.foreign import Columns, Setting
 from pytest_slmserve.report.findings import UNSETTLED
 from pytest_slmserve.report.layout import grid, named

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from pytest_slmserve.analysis.goodput import Goodput, Slo
-from pytest_slmserve.analysis.ramp import steps_of
-from pytest_slmserve.analysis.rates import HighestLoad, Peak, highest_load, peak
-from pytest_slmserve.analysis.schedule_delay import delay_of
-from pytest_slmserve.analysis.summary import summarize
-from pytest_slmserve.analysis.validity import problems, standing
+from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo
+from pytest_slmserve.analysis.metrics.ramp import steps_of
+from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
+from pytest_slmserve.analysis.metrics.summary import summarize
+from pytest_slmserve.analysis.metrics.validity import problems, standing
+from pytest_slmserve.analysis.sweep.peak_goodput import HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
 from pytest_slmserve.report.served import (

@@ -12,10 +12,10 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.replication import SharedPoint, gain_over, latency_ratio
-from pytest_slmserve.analysis.sharing import Pair, compared
-from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.compare.replicas import Pair, compared
+from pytest_slmserve.analysis.points.replica_points import SharedPoint, gain_over, latency_ratio
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.report.drawing import (
     GREY,
     Picture,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.replica_gains import Compared, Comparison, EngineSet
-from pytest_slmserve.analysis.stats import Interval, mean, percent
+from pytest_slmserve.analysis.compare.external_replicas import Compared, Comparison, EngineSet
+from pytest_slmserve.analysis.stats.estimates import Interval, mean, percent
 from pytest_slmserve.foreign_replicas import ReplicaColumns
 from pytest_slmserve.report.judging import ends, stem
 from pytest_slmserve.report.layout import grid, named

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar, get_args
 
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.replication import SharedPoint, engines, gain_over, system_throughput
-from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.points.replica_points import SharedPoint, engines, gain_over, system_throughput
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, counted, figure, hundredths, milliseconds
 from pytest_slmserve.report.standing import standing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.stats.estimates import Interval
 
 ABSENT = "-"
 SMALLEST_DECIMAL = 6

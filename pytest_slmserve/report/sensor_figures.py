@@ -10,11 +10,11 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.step_time import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
-from pytest_slmserve.analysis.summary import Summary
-from pytest_slmserve.analysis.table1 import PUBLISHED
-from pytest_slmserve.analysis.utilization import NO_DECODING, NO_PROFILE, at_table_1
+from pytest_slmserve.analysis.claims.gpu_claims import NO_DECODING, NO_PROFILE, at_table_1
+from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR, idle_share
+from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.report.drawing import (
     GREY,
     Picture,

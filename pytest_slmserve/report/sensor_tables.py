@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.utilization import at_table_1
-from pytest_slmserve.report.findings import labels
+from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.report.layout import grid
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds
 

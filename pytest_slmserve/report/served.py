@@ -11,16 +11,16 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput_of
-from pytest_slmserve.analysis.held_back import held_back
-from pytest_slmserve.analysis.jobs import summary_of
-from pytest_slmserve.analysis.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
-from pytest_slmserve.analysis.prefix_cache import cached
-from pytest_slmserve.analysis.rates import ATTAINMENT
-from pytest_slmserve.analysis.schedule_delay import delay_of
-from pytest_slmserve.analysis.summary import finished_output_tokens
-from pytest_slmserve.analysis.validity import FAILED_SHARE, standing
-from pytest_slmserve.analysis.window import prompt_tokens_per_s
+from pytest_slmserve.analysis.metrics.client_queueing import held_back
+from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
+from pytest_slmserve.analysis.metrics.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
+from pytest_slmserve.analysis.metrics.prefix_cache import cached
+from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
+from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
+from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, standing
+from pytest_slmserve.analysis.metrics.window import prompt_tokens_per_s
+from pytest_slmserve.analysis.points.job_points import summary_of
+from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.report.rounding import figure, hundredths, milliseconds
 from pytest_slmserve.schema.loads import ClosedLoop, Job, OpenLoop, load_facts
 from pytest_slmserve.schema.records import Measurement

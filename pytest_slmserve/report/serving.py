@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.advisor import Advice, Plan
-from pytest_slmserve.analysis.deciding import Engine
-from pytest_slmserve.analysis.placement import utilization
+from pytest_slmserve.analysis.advice.advisor import Advice, Plan
+from pytest_slmserve.analysis.advice.batch_choice import Engine
+from pytest_slmserve.analysis.advice.gpu_memory import utilization
 
 FIRST_PORT = 8000  # of vLLM's server, if nothing else is said
 INDENT = "    "

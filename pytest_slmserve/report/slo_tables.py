@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput_of, together
-from pytest_slmserve.analysis.points import Point, concurrency_of
-from pytest_slmserve.analysis.rates import IN_FLIGHT, highest_load, peak
+from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of, together
+from pytest_slmserve.analysis.points.sweep_points import Point, concurrency_of
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.peak_goodput import IN_FLIGHT, highest_load, peak
 from pytest_slmserve.report.layout import grid, hanging
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths
 

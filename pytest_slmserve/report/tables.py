@@ -6,15 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal
 
-from pytest_slmserve.analysis.claims import CLAIMS, Row
-from pytest_slmserve.analysis.curve import PLATEAU, TOLERANCE, Curve
-from pytest_slmserve.analysis.goodput import Slo
-from pytest_slmserve.analysis.jobs import JobPoint
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.replication import SharedPoint
+from pytest_slmserve.analysis.claims.claim import Row
+from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.metrics.goodput import Slo
+from pytest_slmserve.analysis.points.job_points import JobPoint
+from pytest_slmserve.analysis.points.replica_points import SharedPoint
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve
+from pytest_slmserve.analysis.sweep.labels import front_ends, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.door_tables import doors_report
-from pytest_slmserve.report.findings import findings, front_ends, hosts, labels, spread
+from pytest_slmserve.report.findings import findings, hosts, spread
 from pytest_slmserve.report.gpu_tables import gpus_report
 from pytest_slmserve.report.job_tables import job_report
 from pytest_slmserve.report.layout import grid, hanging, named

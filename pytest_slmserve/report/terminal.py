@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.paired import Gated
+from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.report.gate import as_markdown, gate_text, gate_values
 from pytest_slmserve.report.tables import run_lines
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pytest_slmserve.analysis.adaptive import law_error
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.saturation import DESCRIBES
-from pytest_slmserve.analysis.stats import percent
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.sweep.adaptive import law_error
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.saturation import DESCRIBES
 from pytest_slmserve.report.rounding import counted, figure, listed
 
 

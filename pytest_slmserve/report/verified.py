@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.advisor import Plan
-from pytest_slmserve.analysis.replication import engines
-from pytest_slmserve.analysis.stats import Interval, percent, times
+from pytest_slmserve.analysis.advice.advisor import Plan
+from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.advice.verification import Verification, Verified, VerifiedTogether
+from pytest_slmserve.analysis.points.replica_points import engines
+from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.analysis.verification import Verification, Verified, VerifiedTogether
 from pytest_slmserve.report import advice_json
 from pytest_slmserve.report.layout import grid_of_known, hanging
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
-from pytest_slmserve.report.subjects import Source
 from pytest_slmserve.report.tables import verdict_lines
 from pytest_slmserve.schema.specs import GIB
 

@@ -11,12 +11,18 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from pytest_slmserve.analysis import window
-from pytest_slmserve.analysis.goodput import Goodput
-from pytest_slmserve.analysis.jobs import summary_of
-from pytest_slmserve.analysis.latency import GapHistogram, gap_histogram, judged_failures, judged_rows, request_latency
-from pytest_slmserve.analysis.stats import per_second, percentile
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.goodput import Goodput
+from pytest_slmserve.analysis.metrics.latency import (
+    GapHistogram,
+    gap_histogram,
+    judged_failures,
+    judged_rows,
+    request_latency,
+)
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.points.job_points import summary_of
+from pytest_slmserve.analysis.stats.estimates import per_second, percentile
 from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
 from pytest_slmserve.schema.records import Measurement
 

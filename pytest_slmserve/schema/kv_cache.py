@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.schema.catalog import Shape, shape_of, short_name
+from pytest_slmserve.schema.catalog import Shape, shape_of
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 BLOCK_SIZE = {"cuda": 16, "cpu": 128, "fake": 16}  # tokens; the defaults of vLLM's two backends, and ours
 NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets
-BLOCK_TOLERANCE = 2  # the engine may round its bytes to pages and share them between layers
 RESERVE_BYTES = 4 * GIB  # activations, logits of the largest batch, captured graphs and the CUDA context
 VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-CLAIM = "kv-blocks-as-predicted"
 
 
 def known_shape(model: str) -> Shape | None:
@@ -85,19 +82,3 @@ def kv_budget_bytes(
             "a smaller model, or a larger --slm-memory-share",
         )
     return left
-
-
-def kv_blocks_as_predicted(
-    spec: EngineSpec, resolved: Resolved, tolerance: int = BLOCK_TOLERANCE, records: tuple[str, ...] = ()
-) -> Verdict:
-    """Does the engine have the KV blocks that shapes predict, within `tolerance` blocks?"""
-    subject, predicted, seen = short_name(spec.model), predicted_blocks(spec, resolved), resolved.kv_blocks
-    if predicted is None or seen is None:
-        unknown = "the engine did not report its KV blocks" if seen is None else "its shape or data type is unknown"
-        return Verdict(CLAIM, subject, State.UNDECIDED, unknown, records=records)
-    size = block_size_of(spec, resolved)
-    why = f"{seen:,} blocks of {size} tokens, {predicted:,} predicted from shapes (bound {tolerance} apart)"
-    state = State.HOLDS if abs(seen - predicted) <= tolerance else State.FAILS
-    return Verdict(
-        CLAIM, subject, state, why, value=seen - predicted, bound=tolerance, n=max(1, len(records)), records=records
-    )

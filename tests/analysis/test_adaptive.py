@@ -13,10 +13,10 @@ from sparse import h200_seconds, in_turn, play
 from strategies import law, point, rates
 
 from pytest_slmserve import session
-from pytest_slmserve.analysis import adaptive, gains
-from pytest_slmserve.analysis.adaptive import law_error, next_load, next_measurement, predicted, predictions
-from pytest_slmserve.analysis.curve import FEWEST_POINTS
-from pytest_slmserve.analysis.saturation import FEWEST_BATCHES
+from pytest_slmserve.analysis.sweep import adaptive, gains
+from pytest_slmserve.analysis.sweep.adaptive import law_error, next_load, next_measurement, predicted, predictions
+from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS
+from pytest_slmserve.analysis.sweep.saturation import FEWEST_BATCHES
 
 GRID = tuple(1 << i for i in range(11))
 # OPT-125M with starts spread on an H200: flat from 128 to 256, and then it grows again.

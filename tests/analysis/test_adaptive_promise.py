@@ -16,9 +16,9 @@ from published import ROWS
 from sparse import Played, in_turn, play
 from strategies import point
 
-from pytest_slmserve.analysis import gains
-from pytest_slmserve.analysis.adaptive import SHARE
-from pytest_slmserve.analysis.points import Point, by_series, points_of
+from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
+from pytest_slmserve.analysis.sweep import gains
+from pytest_slmserve.analysis.sweep.adaptive import SHARE
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.store import read
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from published import ROWS
 from strategies import law, point
 
-from pytest_slmserve.analysis.advisor import Advice, cost_per_million, least_latency_s, plan
-from pytest_slmserve.analysis.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.analysis.deciding import REACH, Engine, Subject, Wish, decide, through, two_load_laws
-from pytest_slmserve.analysis.headroom import ceilings, gains_at
-from pytest_slmserve.analysis.placement import Footprint
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.roofline import peaks_of, work_of_shape
-from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.advice.advisor import Advice, cost_per_million, least_latency_s, plan
+from pytest_slmserve.analysis.advice.batch_choice import REACH, Engine, Subject, Wish, decide, through, two_load_laws
+from pytest_slmserve.analysis.advice.gpu_memory import Footprint
+from pytest_slmserve.analysis.advice.headroom import ceilings, gains_at
+from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_shape
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.specs import GIB
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from published import ROWS
 from strategies import law, point
 
-from pytest_slmserve.analysis.batching import (
+from pytest_slmserve.analysis.sweep.batching import (
     AbsoluteSlo,
     Caps,
     Choice,
@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.batching import (
     parse_slo,
     share_of_largest,
 )
-from pytest_slmserve.analysis.saturation import fit
+from pytest_slmserve.analysis.sweep.saturation import fit
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 PUBLISHED = [point(knob, [total], [ms / 1e3]) for knob, _, total, ms, _ in ROWS]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from strategies import measurement, planted_run
 
-from pytest_slmserve.analysis import window
-from pytest_slmserve.analysis.prefix_cache import BOUND, cached, polluted
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.prefix_cache import BOUND, cached, polluted
+from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.codec import measurement_line, measurement_of
 from pytest_slmserve.schema.records import Stream
 

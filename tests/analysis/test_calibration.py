@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from pytest_slmserve.analysis.calibration import calibrate, noise_of, weakened
-from pytest_slmserve.analysis.gate import Comparison, Series, Terms
+from pytest_slmserve.analysis.gate.calibration import calibrate, noise_of, weakened
+from pytest_slmserve.analysis.gate.decision import Comparison, Series, Terms
 from pytest_slmserve.analysis.verdict import State
 
 TERMS = Terms()

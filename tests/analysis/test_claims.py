@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from strategies import H200, curves, law, measurement, noisy_curve
 
-from pytest_slmserve.analysis import claims
-from pytest_slmserve.analysis.claims import CLAIMS, ROWS, Row, judge, release, row_for
-from pytest_slmserve.analysis.curve import Curve, curve_of
-from pytest_slmserve.analysis.roofline import GPUS
+from pytest_slmserve.analysis.claims import lookup
+from pytest_slmserve.analysis.claims.claim import Row
+from pytest_slmserve.analysis.claims.lookup import judge, release, row_for
+from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS
+from pytest_slmserve.analysis.metrics.roofline import GPUS
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -193,13 +195,13 @@ def test_judging_is_total(curve):
 
 @pytest.mark.parametrize("row", [*ROWS, *TABLE], ids=repr)
 def test_a_row_survives_a_record(row):
-    stored = json.loads(json.dumps(claims.row_to_record(row)))
-    assert claims.row_from_record({**stored, "added_later": 1}) == row
+    stored = json.loads(json.dumps(lookup.row_to_record(row)))
+    assert lookup.row_from_record({**stored, "added_later": 1}) == row
 
 
 def test_models_that_a_claim_reads():
     def reads(name, model):
-        return claims.claim_of(name).reads(model)
+        return lookup.claim_of(name).reads(model)
 
     assert reads(PLATEAU, "opt-1.3b") == ("opt-1.3b",)
     assert reads("table-1-batch-fits", "opt-1.3b") == reads("table-1-request-size", "opt-1.3b") == ()

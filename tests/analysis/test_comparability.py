@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_records import BUSY, KNOWN, LIMITS, engine_alone
 
-from pytest_slmserve.analysis.comparability import FACTS, one_boot, warnings, why_not
+from pytest_slmserve.analysis.stored.comparability import FACTS, one_boot, warnings, why_not
 from pytest_slmserve.schema import environment, sensors
 from pytest_slmserve.schema.loads import Burst, ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Replica

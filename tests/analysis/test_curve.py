@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import curves, law, measurement, noisy_curve, point, without
 
-from pytest_slmserve.analysis.curve import Curve, curve_of, is_sweep, obstacle
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, is_sweep, obstacle
 from pytest_slmserve.analysis.verdict import State, Undecided
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Burst, ClosedLoop

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
-from pytest_slmserve.analysis import window
-from pytest_slmserve.analysis.diagnosis import (
+from pytest_slmserve.analysis.gate.diagnosis import (
     FEWEST_ALONE,
     NO_LIMITS,
     Change,
@@ -25,7 +24,8 @@ from pytest_slmserve.analysis.diagnosis import (
     splits,
     start_ups,
 )
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.schema.specs import EngineSpec

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis import gate as module
-from pytest_slmserve.analysis.gate import Comparison, Series, Terms, gate, hodges_lehmann, next_look
-from pytest_slmserve.analysis.sequential import boundaries, looks_until
-from pytest_slmserve.analysis.stats import student_interval
+from pytest_slmserve.analysis.gate import decision as module
+from pytest_slmserve.analysis.gate.decision import Comparison, Series, Terms, gate, hodges_lehmann, next_look
+from pytest_slmserve.analysis.stats.estimates import student_interval
+from pytest_slmserve.analysis.stats.group_sequential import boundaries, looks_until
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.schema.errors import BadUsage
 

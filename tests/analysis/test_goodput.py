@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement
 
-from pytest_slmserve.analysis.goodput import Goodput, Slo, goodput, goodput_of, parse_slo, slo_of_requests, together
-from pytest_slmserve.analysis.window import finished_in_window
+from pytest_slmserve.analysis.metrics.goodput import (
+    Goodput,
+    Slo,
+    goodput,
+    goodput_of,
+    parse_slo,
+    slo_of_requests,
+    together,
+)
+from pytest_slmserve.analysis.metrics.window import finished_in_window
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Failures, Samples

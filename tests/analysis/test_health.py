@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import WELL, any_telemetry, measurement, planted_telemetry, watched_run
 
-from pytest_slmserve.analysis.health import Health, health
-from pytest_slmserve.analysis.validity import standing
+from pytest_slmserve.analysis.device.sensor_health import Health, health
+from pytest_slmserve.analysis.metrics.validity import standing
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Replica

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 from strategies import job_point
 
-from pytest_slmserve.analysis.curve import Curve, with_jobs
-from pytest_slmserve.analysis.job_claims import (
+from pytest_slmserve.analysis.claims.job_claims import (
     alike_at_one_size,
     all_at_once_waits_longer,
     compared_with,
@@ -24,6 +23,7 @@ from pytest_slmserve.analysis.job_claims import (
     throughput_follows_arrivals,
     throughput_grows_with_kv_blocks,
 )
+from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import EngineSpec
 

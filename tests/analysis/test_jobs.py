@@ -7,8 +7,15 @@ from dataclasses import fields, replace
 import pytest
 from strategies import job_point
 
-from pytest_slmserve.analysis.jobs import e2e_ratio, job_points, most_varied, ratio, same_but_kv, same_engine
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.points.job_points import (
+    e2e_ratio,
+    job_points,
+    most_varied,
+    ratio,
+    same_but_kv,
+    same_engine,
+)
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.measure import measure
 from pytest_slmserve.schema.catalog import shape_of

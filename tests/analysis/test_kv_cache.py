@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.analysis.claims import kv_blocks
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import kv_cache
 from pytest_slmserve.schema.errors import BadUsage
@@ -77,7 +78,7 @@ def test_budget():
     [(1365, "holds"), (1363, "holds"), (1367, "holds"), (1362, "fails"), (1368, "fails"), (0, "fails")],
 )
 def test_blocks_as_predicted(seen, state):
-    verdict = kv_cache.kv_blocks_as_predicted(EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB), Resolved(kv_blocks=seen))
+    verdict = kv_blocks.kv_blocks_as_predicted(EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB), Resolved(kv_blocks=seen))
     assert verdict.state is State(state) and f"{seen:,} blocks of 16 tokens, 1,365 predicted" in verdict.why
     assert verdict.value == seen - 1365 and verdict.bound == 2
 
@@ -87,5 +88,5 @@ def test_blocks_as_predicted(seen, state):
     [("opt-1.3b", Resolved(), "did not report"), ("/somewhere/else", Resolved(kv_blocks=5), "unknown")],
 )
 def test_blocks_of_the_unknown_are_undecided(model, resolved, why):
-    verdict = kv_cache.kv_blocks_as_predicted(EngineSpec(model), resolved)
+    verdict = kv_blocks.kv_blocks_as_predicted(EngineSpec(model), resolved)
     assert verdict.state is State.UNDECIDED and why in verdict.why

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement, planted_run
 
-from pytest_slmserve.analysis import window
-from pytest_slmserve.analysis.latency import (
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.latency import (
     GapHistogram,
     closed_loop_latencies,
     gap_histogram,
@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.latency import (
     request_latency,
     sent_in,
 )
-from pytest_slmserve.analysis.stats import percentile
+from pytest_slmserve.analysis.stats.estimates import percentile
 from pytest_slmserve.schema.loads import Burst, ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps
 from pytest_slmserve.workload.arrivals import job

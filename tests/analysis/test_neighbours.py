@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from gpus import alone, engine
 
-from pytest_slmserve.analysis.curve import curve_of
-from pytest_slmserve.analysis.neighbours import has_neighbours, neighbours_do_not_disturb, pairs_of, within
-from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.compare.interference import has_neighbours, neighbours_do_not_disturb, pairs_of, within
+from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State
 
 MARGIN = 0.03

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from strategies import planted_run
 
-from pytest_slmserve.analysis.once import once
-from pytest_slmserve.analysis.window import latency
+from pytest_slmserve.analysis.cached import once
+from pytest_slmserve.analysis.metrics.window import latency
 from pytest_slmserve.schema.records import Run
 
 asked: list[Run] = []

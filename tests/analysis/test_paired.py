@@ -12,9 +12,9 @@ from launches import LOADS, RATES, launch, pair_of_launches, pairs
 from stored_records import BUSY
 from strategies import measurement
 
-from pytest_slmserve.analysis.gate import Terms
-from pytest_slmserve.analysis.paired import BLOCKS, ENDPOINTS, MEMORY, SIDES, judge_gate, pairs_of
-from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, MEMORY, SIDES, judge_gate, pairs_of
+from pytest_slmserve.analysis.points.sweep_points import by_series
 from pytest_slmserve.analysis.verdict import State, Undecided
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.literals import Side

@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 import pytest
 from strategies import WELL, measurement, planted_telemetry, point
 
-from pytest_slmserve.analysis.points import points_of
-from pytest_slmserve.analysis.summary import Summary, summarize
+from pytest_slmserve.analysis.metrics.summary import Summary, summarize
+from pytest_slmserve.analysis.points.sweep_points import points_of
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import Burst, ClosedLoop
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from strategies import measurement
 
-from pytest_slmserve.analysis.latency import latencies_of
-from pytest_slmserve.analysis.ramp import steps_of
-from pytest_slmserve.analysis.schedule_delay import schedule_delay
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.metrics.latency import latencies_of
+from pytest_slmserve.analysis.metrics.ramp import steps_of
+from pytest_slmserve.analysis.metrics.schedule_delay import schedule_delay
+from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.report.served import latencies
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts

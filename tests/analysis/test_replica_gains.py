@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import rates
 
-from pytest_slmserve.analysis.replica_gains import Comparison, EngineSet, compare
+from pytest_slmserve.analysis.compare.external_replicas import Comparison, EngineSet, compare
 from pytest_slmserve.schema.errors import TooFewPoints
 
 CHUNKED, PLAIN = (("chunked", "yes"),), (("chunked", "no"),)

@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200, WELL, measurement, planted_run, planted_telemetry, point
 
-from pytest_slmserve.analysis import window
-from pytest_slmserve.analysis.curve import Curve, curve_of, with_shared
-from pytest_slmserve.analysis.replication import (
+from pytest_slmserve.analysis.compare.replicas import (
+    PAY,
+    TAIL,
+    has_replicas,
+    name_of,
+    replicas_keep_the_tail,
+    replicas_pay,
+    trustworthy,
+)
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.points.replica_points import (
     common_span,
     gain_over,
     latency_ratio,
@@ -22,15 +30,7 @@ from pytest_slmserve.analysis.replication import (
     summarize_shared,
     system_throughput,
 )
-from pytest_slmserve.analysis.sharing import (
-    PAY,
-    TAIL,
-    has_replicas,
-    name_of,
-    replicas_keep_the_tail,
-    replicas_pay,
-    trustworthy,
-)
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.records import Replica

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement
 
-from pytest_slmserve.analysis import roofline
-from pytest_slmserve.analysis.roofline import ceiling_tokens_per_s, peaks_of, regime, work_of_shape
+from pytest_slmserve.analysis.metrics import roofline
+from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, regime, work_of_shape
 from pytest_slmserve.schema.catalog import CATALOGUE, shape_from_config, shape_of
 
 A100, H200 = "NVIDIA A100-SXM4-40GB", "NVIDIA H200"

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import law, noisy_curve, point
 
-from pytest_slmserve.analysis.roofline import peaks_of, work_of_shape
-from pytest_slmserve.analysis.saturation import fit, fit_step, fit_t_inf, fixed_s_from_shapes
-from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_shape
+from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.sweep.saturation import fit, fit_step, fit_t_inf, fixed_s_from_shapes
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import TooFewPoints
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.schedule_delay import deaf, delay_of, lag, schedule_delay
+from pytest_slmserve.analysis.metrics.schedule_delay import deaf, delay_of, lag, schedule_delay
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
 
 WINDOW = (10.0, 110.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_slmserve.analysis import window
-from pytest_slmserve.analysis.curve import Curve, curve_of
-from pytest_slmserve.analysis.saturation import fit
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.analysis.sweep.saturation import fit
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.measure import measure

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.stats import (
+from pytest_slmserve.analysis.stats.estimates import (
     Interval,
     Noise,
     growth,

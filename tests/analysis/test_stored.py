@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_records import BUSY, KNOWN, LIMITS, engine_alone, repeats
 
-from pytest_slmserve.analysis import stored
-from pytest_slmserve.analysis.points import points_of
-from pytest_slmserve.analysis.stored import (
+from pytest_slmserve.analysis.points.sweep_points import points_of
+from pytest_slmserve.analysis.stored import baseline
+from pytest_slmserve.analysis.stored.baseline import (
     HOST,
     LATENCY,
     THROUGHPUT,
@@ -192,7 +192,7 @@ def test_an_engine_argument_that_is_no_limit_is_what_is_tested():
 )
 def test_nothing_in_common_is_undecided(there, here):
     (verdict,) = against_stored(there, here, MARGIN)
-    assert verdict.state is State.UNDECIDED and verdict.claim == stored.COMMON
+    assert verdict.state is State.UNDECIDED and verdict.claim == baseline.COMMON
     assert (
         f"the baseline has {'opt-1.3b at 8 in flight (starts spread, window 5 s' if there else 'none'}" in verdict.why
     )
@@ -226,7 +226,7 @@ def test_another_way_of_sharing_or_another_number_is_another_thing():
     there = [*shared([500, 501]), *repeats([1000, 1001], 16)]
     for other in (shared([500, 501], sharing="time-slicing"), shared([500, 501], models=("opt-1.3b",) * 3)):
         (verdict,) = against_stored(there, other, MARGIN)
-        assert verdict.claim == stored.COMMON and "2 x opt-1.3b by mps at 16 in flight" in verdict.why
+        assert verdict.claim == baseline.COMMON and "2 x opt-1.3b by mps at 16 in flight" in verdict.why
 
 
 def test_of_a_run_of_which_a_replica_is_lost_nothing_is_used():
@@ -263,7 +263,7 @@ def test_two_workloads_under_one_load_are_told_apart():
 
 
 def test_the_warning_names_the_other_mode():
-    assert "--slm-gate" in stored.WARNING and "drifted" in stored.WARNING
+    assert "--slm-gate" in baseline.WARNING and "drifted" in baseline.WARNING
 
 
 SOME = st.lists(st.floats(900, 1100), min_size=2, max_size=3, unique=True)
@@ -338,7 +338,7 @@ def test_the_constants_hold_of_what_was_measured_on_three_hosts():
             if len({m.spec.key for m in (*there[cell], *here[cell])}) > 1:
                 continue
             first, second = points_of(there[cell])[0], points_of(here[cell])[0]
-            if first.valid and second.valid and stored.waiting(first, second) is not None:
+            if first.valid and second.valid and baseline.waiting(first, second) is not None:
                 logs = math.log(second.output_tokens_per_s / first.output_tokens_per_s)
                 apart.append((abs(logs), unseen(first, second, same_boot=False), cell.name))
     assert len(apart) > 30 and max(apart)[0] > 5 * HOST, "there is something to allow for"

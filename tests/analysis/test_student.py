@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis import student
-from pytest_slmserve.analysis.sequential import NORMAL
+from pytest_slmserve.analysis.stats import student_t
+from pytest_slmserve.analysis.stats.group_sequential import NORMAL
 
 DEGREES = st.integers(1, 200)
 CLOSED = {
@@ -41,65 +41,69 @@ def integrated(t: float, df: int, intervals: int = 4000) -> float:
     ],
 )
 def test_the_quantile_of_975_is_that_of_the_tables(df, expected):
-    assert student.quantile(0.975, df) == pytest.approx(expected, abs=1e-6)
-    assert student.survival(expected, df) == pytest.approx(0.025, abs=1e-9)
+    assert student_t.quantile(0.975, df) == pytest.approx(expected, abs=1e-6)
+    assert student_t.survival(expected, df) == pytest.approx(0.025, abs=1e-9)
 
 
 def test_a_small_tail_of_few_degrees():
-    assert student.above(0.0045, 3) == pytest.approx(6.0639, abs=5e-5)
-    assert CLOSED[3](student.above(0.0045, 3)) == pytest.approx(0.0045, abs=1e-12)
+    assert student_t.above(0.0045, 3) == pytest.approx(6.0639, abs=5e-5)
+    assert CLOSED[3](student_t.above(0.0045, 3)) == pytest.approx(0.0045, abs=1e-12)
 
 
 @pytest.mark.parametrize("df", CLOSED)
 @pytest.mark.parametrize("t", [0.0, 1e-6, 0.1, 0.7, 1.0, 1.7, 3.0, 10.0, 50.0])
 def test_few_degrees_have_closed_forms(df, t):
-    assert student.survival(t, df) == pytest.approx(CLOSED[df](t), rel=1e-7, abs=1e-12)
+    assert student_t.survival(t, df) == pytest.approx(CLOSED[df](t), rel=1e-7, abs=1e-12)
 
 
 @pytest.mark.parametrize("df", [3, 5, 7, 11, 17, 60])
 @pytest.mark.parametrize("t", [0.05, 0.5, 1.5, 2.5, 6.0])
 def test_more_degrees_agree_with_an_integral(df, t):
-    assert student.survival(t, df) == pytest.approx(integrated(t, df), abs=1e-10)
+    assert student_t.survival(t, df) == pytest.approx(integrated(t, df), abs=1e-10)
 
 
 @given(st.floats(-1e6, 1e6), DEGREES)
 def test_both_sides_are_alike(t, df):
-    assert student.survival(t, df) + student.survival(-t, df) == pytest.approx(1, abs=1e-12)
+    assert student_t.survival(t, df) + student_t.survival(-t, df) == pytest.approx(1, abs=1e-12)
 
 
 @given(st.floats(1e-9, 0.499), DEGREES)
 def test_the_tail_above_a_quantile_is_the_one_asked_for(tail, df):
-    assert student.survival(student.above(tail, df), df) == pytest.approx(tail, rel=1e-7)
+    assert student_t.survival(student_t.above(tail, df), df) == pytest.approx(tail, rel=1e-7)
 
 
 @given(st.floats(0.501, 0.999999), DEGREES)
 def test_a_quantile_is_where_the_rest_lies_above(p, df):
-    assert 1 - student.survival(student.quantile(p, df), df) == pytest.approx(p, rel=1e-9)
+    assert 1 - student_t.survival(student_t.quantile(p, df), df) == pytest.approx(p, rel=1e-9)
 
 
 @given(st.floats(0, 100), st.floats(0.001, 100), DEGREES)
 def test_farther_out_lies_less(t, more, df):
-    assert student.survival(t + more, df) < student.survival(t, df)
+    assert student_t.survival(t + more, df) < student_t.survival(t, df)
 
 
 @given(st.floats(1e-6, 0.4), DEGREES)
 def test_more_degrees_have_thinner_tails(tail, df):
-    assert student.above(tail, df + 1) < student.above(tail, df)
+    assert student_t.above(tail, df + 1) < student_t.above(tail, df)
 
 
 def test_with_many_degrees_it_is_the_normal_one():
-    assert student.above(0.01, 10**6) == pytest.approx(NORMAL.inv_cdf(0.99), abs=1e-4)
+    assert student_t.above(0.01, 10**6) == pytest.approx(NORMAL.inv_cdf(0.99), abs=1e-4)
 
 
 def test_ends_of_the_line():
-    assert student.survival(0.0, 4) == 0.5
-    assert student.survival(math.inf, 4) == 0 and student.survival(-math.inf, 4) == 1
-    assert student.above(0.5, 4) == pytest.approx(0, abs=1e-9)
+    assert student_t.survival(0.0, 4) == 0.5
+    assert student_t.survival(math.inf, 4) == 0 and student_t.survival(-math.inf, 4) == 1
+    assert student_t.above(0.5, 4) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("df", [0, -1])
 def test_without_a_degree_of_freedom_there_is_none(df):
-    for ask in (lambda: student.survival(1.0, df), lambda: student.above(0.1, df), lambda: student.quantile(0.9, df)):
+    for ask in (
+        lambda: student_t.survival(1.0, df),
+        lambda: student_t.above(0.1, df),
+        lambda: student_t.quantile(0.9, df),
+    ):
         with pytest.raises(ValueError, match="degrees of freedom: at least 1"):
             ask()
 
@@ -109,11 +113,11 @@ def test_without_a_degree_of_freedom_there_is_none(df):
 def test_a_shifted_mean_is_found_as_often_as_asked(df, critical):
     numpy = pytest.importorskip("numpy")
     chance, gates = numpy.random.default_rng(df), 100_000
-    mean = student.shift(0.9, critical, df)
+    mean = student_t.shift(0.9, critical, df)
     seen = (chance.standard_normal(gates) + mean) / numpy.sqrt(chance.chisquare(df, gates) / df)
     assert numpy.mean(seen > critical) == pytest.approx(0.9, abs=0.004)  # four standard errors
 
 
 def test_half_of_all_samples_exceed_what_is_a_little_above_the_critical_value():
-    assert student.shift(0.5, 3.0, 10**4) == pytest.approx(3.0, abs=1e-3)
-    assert student.shift(0.9, 0.0, 5) == pytest.approx(NORMAL.inv_cdf(0.9), abs=1e-6)
+    assert student_t.shift(0.5, 3.0, 10**4) == pytest.approx(3.0, abs=1e-3)
+    assert student_t.shift(0.9, 0.0, 5) == pytest.approx(NORMAL.inv_cdf(0.9), abs=1e-6)

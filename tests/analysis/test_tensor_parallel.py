@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from gpus import alone, engine, on_gpus, replicas
 
-from pytest_slmserve.analysis import tensor_parallel as tp
-from pytest_slmserve.analysis.curve import Curve, curve_of, with_shared
-from pytest_slmserve.analysis.deployments import deployments, on_several_gpus, with_wider
-from pytest_slmserve.analysis.replication import shared_points
+from pytest_slmserve.analysis.compare import tensor_parallel as tp
+from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus, with_wider
+from pytest_slmserve.analysis.points.replica_points import shared_points
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 
 

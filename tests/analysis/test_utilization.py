@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, measurement, point, without
 
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.summary import Summary
-from pytest_slmserve.analysis.utilization import (
+from pytest_slmserve.analysis.claims.gpu_claims import (
     IDLE_TENSOR,
     NO_DECODING,
     NO_ENERGY,
@@ -28,6 +26,8 @@ from pytest_slmserve.analysis.utilization import (
     underused,
     util_saturates_first,
 )
+from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.loads import ClosedLoop
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import WELL, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.latency import judged_rows
-from pytest_slmserve.analysis.validity import degradations, problems, sound, trustworthy
+from pytest_slmserve.analysis.metrics.latency import judged_rows
+from pytest_slmserve.analysis.metrics.validity import degradations, problems, sound, trustworthy
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import Burst, ClosedLoop
 from pytest_slmserve.schema.records import Failures, Steps, Stream

@@ -10,15 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import law, measurement
 
-from pytest_slmserve.analysis.advisor import Advice, plan
-from pytest_slmserve.analysis.batching import RelativeSlo
-from pytest_slmserve.analysis.curve import curve_of
-from pytest_slmserve.analysis.deciding import Wish
-from pytest_slmserve.analysis.headroom import Ceiling, Gains, Unit
-from pytest_slmserve.analysis.replication import engines
-from pytest_slmserve.analysis.stats import Interval
-from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.analysis.verification import (
+from pytest_slmserve.analysis.advice.advisor import Advice, plan
+from pytest_slmserve.analysis.advice.batch_choice import Wish
+from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains, Unit
+from pytest_slmserve.analysis.advice.subjects import of_curves
+from pytest_slmserve.analysis.advice.verification import (
     BOUNDED,
     KV_BLOCKS,
     LATENCY,
@@ -33,7 +29,11 @@ from pytest_slmserve.analysis.verification import (
     verified_together,
     within,
 )
-from pytest_slmserve.report.subjects import of_curves
+from pytest_slmserve.analysis.points.replica_points import engines
+from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.sweep.batching import RelativeSlo
+from pytest_slmserve.analysis.sweep.curve import curve_of
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.verified import record, text
 from pytest_slmserve.schema.records import Measurement, Replica, Resolved
 from pytest_slmserve.schema.specs import EngineSpec

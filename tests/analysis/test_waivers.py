@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.waivers import NAMES, Waiver, expired, explained, waiver_for, waivers_of
+from pytest_slmserve.analysis.gate.waivers import NAMES, Waiver, expired, explained, waiver_for, waivers_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.waivers import read_waivers
 

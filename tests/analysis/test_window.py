@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import planted_run
 
-from pytest_slmserve.analysis import window
+from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.schema.records import Run, Samples, Steps
 
 

@@ -10,7 +10,7 @@ import pytest
 from doors import FAKE, small_workload
 from real_engine import SPEC
 
-from pytest_slmserve.analysis.jobs import job_points
+from pytest_slmserve.analysis.points.job_points import job_points
 from pytest_slmserve.engines.batched import FakeBatches
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.jobs import shortened

@@ -9,9 +9,10 @@ import pytest
 from doors import FAKE, small_workload, stand_in
 from real_engine import SPEC
 
+from pytest_slmserve.analysis.claims.kv_blocks import BLOCK_TOLERANCE
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import BLOCK_TOLERANCE, predicted_blocks
+from pytest_slmserve.schema.kv_cache import predicted_blocks
 from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job
 from pytest_slmserve.workload.arrivals import job
 

@@ -9,8 +9,8 @@ from doors import FAKE, small_workload
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.device import device_figures
-from pytest_slmserve.analysis.health import health
+from pytest_slmserve.analysis.device.gpu_figures import device_figures
+from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed

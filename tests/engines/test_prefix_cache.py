@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.prefix_cache import cached
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.metrics.prefix_cache import cached
+from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import FRESH, LEAST_ID, MARK, counted, fresh, lookups

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_slmserve.analysis.gate import Better, Comparison, Series, Terms, gate, next_look
+from pytest_slmserve.analysis.gate.decision import Better, Comparison, Series, Terms, gate, next_look
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.gating import order
 

@@ -11,8 +11,8 @@ from functools import lru_cache
 import pytest
 from strategies import RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.gate import MAX_GATED, Terms
-from pytest_slmserve.analysis.paired import BLOCKS, ENDPOINTS, GATED, MEMORY, Gated, judge_gate
+from pytest_slmserve.analysis.gate.decision import MAX_GATED, Terms
+from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, GATED, MEMORY, Gated, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.gating import order
 from pytest_slmserve.schema import sensors

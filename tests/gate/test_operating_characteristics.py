@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 from sessions import DIRECTIONS, Planted, first, heavy, looked_at, many, measured, session
 
-from pytest_slmserve.analysis.gate import Pair, Series, Terms, gate, next_look
+from pytest_slmserve.analysis.gate.decision import Pair, Series, Terms, gate, next_look
 from pytest_slmserve.analysis.verdict import State, all_of
 
 PASS, FAIL, INCONCLUSIVE = State.HOLDS, State.FAILS, State.UNDECIDED

@@ -15,7 +15,15 @@ from shipped import put
 @pytest.fixture(scope="session", autouse=True)
 def imported_once():
     """pytester forgets what is imported while it works, and each inner run would import it anew: so before."""
-    for name in ("advising", "gating", "makespan", "report.carrier", "report.regate", "report.terminal", "sweeping"):
+    for name in (
+        "advising",
+        "gating",
+        "makespan",
+        "report.carrier",
+        "analysis.stored.gates",
+        "report.terminal",
+        "sweeping",
+    ):
         import_module(f"pytest_slmserve.{name}")
 
 

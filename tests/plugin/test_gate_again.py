@@ -5,8 +5,8 @@ import json
 import pytest
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.calibration import Calibration, Noise, Rates
-from pytest_slmserve.analysis.gate import Terms
+from pytest_slmserve.analysis.gate.calibration import Calibration, Noise, Rates
+from pytest_slmserve.analysis.gate.decision import Terms
 from pytest_slmserve.calibrations import Kept, Place, keep
 from pytest_slmserve.telemetry.host_probe import probe
 

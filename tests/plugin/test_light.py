@@ -14,7 +14,17 @@ LOOK = f"""
 
     atexit.register(look)
 """
-IDLE = ["", ".fixtures", ".items", ".kinds", ".option_table", ".plugin"]
+IDLE = [
+    "",
+    ".fixtures",
+    ".items",
+    ".options",
+    ".options.parsers",
+    ".options.table",
+    ".plugin",
+    ".schema",
+    ".schema.literals",
+]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from doors import somebodys_server, url_of, wrong_but_for_noise
 from inside import SWEEP
 
-from pytest_slmserve.analysis.prefix_cache import cached
+from pytest_slmserve.analysis.metrics.prefix_cache import cached
 
 POINT = ("--slm-models=slm", "--slm-batches=4", "--slm-lengths=16/8", "--slm-window=0.6", "-p", "no:cacheprovider")
 

@@ -10,9 +10,9 @@ from inside import SWEEP, usage_error
 from shipped import BENCHMARKS, put
 
 from pytest_slmserve.agenda import url_lock
-from pytest_slmserve.analysis import claims
-from pytest_slmserve.analysis.replication import shared_points
-from pytest_slmserve.analysis.validity import problems
+from pytest_slmserve.analysis.claims import lookup
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.engines.pool import DeviceLock
 from pytest_slmserve.options.parsers import urls
 
@@ -67,8 +67,8 @@ def test_the_shipped_sweep_and_its_claims(pytester, at, there, key, archive):
 
 
 def test_what_is_expected_of_a_claim_is_looked_up_by_its_door(pytester, at, monkeypatch):
-    doors, row_for = set(), claims.row_for
-    monkeypatch.setattr(claims, "row_for", lambda *by: doors.add(by[3]) or row_for(*by))
+    doors, row_for = set(), lookup.row_for
+    monkeypatch.setattr(lookup, "row_for", lambda *by: doors.add(by[3]) or row_for(*by))
     put(pytester.path, "test_pareto_plateau")
     at("-k", "throughput_reaches_a_plateau").assert_outcomes()  # undecided: nothing is measured
     assert doors == {"endpoint"}

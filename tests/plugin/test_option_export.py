@@ -6,7 +6,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve import foreign
-from pytest_slmserve.analysis.window import output_tokens_per_s
+from pytest_slmserve.analysis.metrics.window import output_tokens_per_s
 
 COLUMNS = foreign.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_e2el_ms")
 

@@ -3,7 +3,7 @@
 import pytest
 from inside import usage_error
 
-from pytest_slmserve.analysis.gate import Terms
+from pytest_slmserve.analysis.gate.decision import Terms
 from pytest_slmserve.options.table import OPTS
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9600")

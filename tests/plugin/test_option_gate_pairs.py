@@ -3,8 +3,8 @@
 import pytest
 from inside import usage_error
 
-from pytest_slmserve.analysis.gate import Terms
-from pytest_slmserve.analysis.sequential import FIRST_LOOKS
+from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
 from pytest_slmserve.options.table import OPTS
 

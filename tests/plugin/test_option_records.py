@@ -5,7 +5,7 @@ import json
 
 from inside import usage_error
 
-from pytest_slmserve.analysis.claims import ROWS
+from pytest_slmserve.analysis.claims.table import ROWS
 
 
 def test_by_default_it_lies_under_dot_slm(sweep, pytester):

@@ -2,7 +2,7 @@
 
 from inside import usage_error
 
-from pytest_slmserve.analysis.window import window_steps
+from pytest_slmserve.analysis.metrics.window import window_steps
 
 
 def sent_within_a_step(measurement):

@@ -12,8 +12,9 @@ import pytest
 from runs import START_S, PytestRun, nothing_left_of
 from shipped import put
 
-from pytest_slmserve.analysis.validity import problems
-from pytest_slmserve.schema.kv_cache import BLOCK_TOLERANCE, predicted_blocks
+from pytest_slmserve.analysis.claims.kv_blocks import BLOCK_TOLERANCE
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.schema.kv_cache import predicted_blocks
 from pytest_slmserve.store import read
 
 BATCHES = (1, 8, 32)

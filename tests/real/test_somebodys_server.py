@@ -16,7 +16,7 @@ from processes import until
 from real_engine import SPEC
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.prefix_cache import cached
+from pytest_slmserve.analysis.metrics.prefix_cache import cached
 from pytest_slmserve.engines.client import ask_once
 from pytest_slmserve.engines.described import tokenizer_files
 from pytest_slmserve.engines.server import HOST, ServerEngine, free_port

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import law, point
 
-from pytest_slmserve.analysis.advisor import Plan, plan
-from pytest_slmserve.analysis.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.analysis.deciding import Engine, Subject, Wish
-from pytest_slmserve.analysis.placement import Footprint
+from pytest_slmserve.analysis.advice.advisor import Plan, plan
+from pytest_slmserve.analysis.advice.batch_choice import Engine, Subject, Wish
+from pytest_slmserve.analysis.advice.gpu_memory import Footprint
+from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.report.advice import objective, text
 from pytest_slmserve.report.advice_json import as_json, record
 from pytest_slmserve.report.serving import line, lines, serve, starts
-from pytest_slmserve.report.subjects import Source
 from pytest_slmserve.schema.specs import GIB
 
 SOURCE = Source("NVIDIA H200", "TPOT", 140 * GIB)

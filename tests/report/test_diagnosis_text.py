@@ -6,7 +6,7 @@ import pytest
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
-from pytest_slmserve.analysis.diagnosis import Difference, diagnose, splits
+from pytest_slmserve.analysis.gate.diagnosis import Difference, diagnose, splits
 from pytest_slmserve.report.diagnosis import SPLIT_LEGEND, diagnosis_lines, difference_text, findings, split_text
 
 

@@ -8,11 +8,11 @@ import pytest
 from strategies import H200, measurement
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.curve import curve_of
-from pytest_slmserve.analysis.doors import at_both_doors
-from pytest_slmserve.analysis.window import window_steps
+from pytest_slmserve.analysis.compare.http_overhead import at_both_doors
+from pytest_slmserve.analysis.metrics.window import window_steps
+from pytest_slmserve.analysis.sweep.curve import curve_of
+from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.report.door_tables import doors_report
-from pytest_slmserve.report.findings import labels
 from pytest_slmserve.store import Archive
 
 LOADS = (4, 8, 16)

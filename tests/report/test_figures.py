@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from strategies import H200, law, measurement, noisy_curve
 
-from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.report.figures import draw_sweeps
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

@@ -9,7 +9,7 @@ import pytest
 from published import ROWS
 from strategies import law
 
-from pytest_slmserve.analysis.batching import RelativeSlo
+from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.foreign import Columns, Setting
 from pytest_slmserve.report.judging import Judgement, Question, as_json, judge, record, text
 from pytest_slmserve.schema.errors import TooFewPoints

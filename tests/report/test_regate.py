@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from launches import pairs
 
+from pytest_slmserve.analysis.stored.gates import stored_gates
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.report.regate import stored_gates
 from pytest_slmserve.schema.errors import BadArchive
 
 TERMS = {"margin": 0.03, "alpha": 0.01, "beta": 0.05, "pairs": 12}

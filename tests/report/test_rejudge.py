@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 from strategies import law, measurement, planted_telemetry
 
-from pytest_slmserve.analysis import claims, table1
-from pytest_slmserve.analysis.points import by_series
+from pytest_slmserve.analysis.claims import claim, lookup, table, table1
+from pytest_slmserve.analysis.points.sweep_points import by_series
+from pytest_slmserve.analysis.stored.claims import judge_all, rows_from, stored_curves, unique
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.report.rejudge import judge_all, rows_from, stored_curves, unique
 from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.loads import Burst, ClosedLoop
 
 BATCHES = (64, 128, 256, 512)
-STORED = {"rows": [claims.row_to_record(row) for row in claims.ROWS]}
+STORED = {"rows": [lookup.row_to_record(row) for row in table.ROWS]}
 EARLIER, LATER = "2025-12-31T00:00:00+00:00", "2026-06-01T00:00:00+00:00"  # than what `measurement` makes
 
 
@@ -37,11 +37,11 @@ def test_a_copy_is_no_repeat():
 
 
 def test_stored_rows_rule_and_ours_fill_what_they_lack():
-    mine = replace(claims.ROWS[0], parameters={"tolerance": 0.5})
-    rows = rows_from({"rows": [claims.row_to_record(mine)]})
-    assert claims.row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
-    assert {row.claim for row in rows} == {claim.name for claim in claims.CLAIMS}
-    assert rows_from(STORED) == claims.ROWS == rows_from({})
+    mine = replace(table.ROWS[0], parameters={"tolerance": 0.5})
+    rows = rows_from({"rows": [lookup.row_to_record(mine)]})
+    assert lookup.row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
+    assert {row.claim for row in rows} == {claim.name for claim in table.CLAIMS}
+    assert rows_from(STORED) == table.ROWS == rows_from({})
 
 
 @pytest.mark.parametrize("rows", [5, [5], [{"model": "opt-1.3b"}], [{"claim": ["x"]}], [{"claim": "x", "vllm": 5}]])
@@ -106,7 +106,7 @@ def test_a_plan_that_is_none_is_the_archives_fault(plan):
 
 def test_every_claim_is_judged_of_every_curve_and_table_1_of_its_models():
     curves = stored_curves([*sweep(), *sweep(model="opt-2.7b")], [])
-    judged = judge_all(curves, claims.ROWS)
+    judged = judge_all(curves, table.ROWS)
     subjects = [(v.claim, v.subject) for v, _ in judged]
     assert len(subjects) == 4 * 2 + len(table1.ROWS) + 1 == len(set(subjects))
     assert all(row.claim == v.claim for v, row in judged)
@@ -122,7 +122,7 @@ def test_what_was_measured_beside_the_planned_sweeps_need_show_no_plateau():
     made = [*sweep(), *sweep(model="opt-2.7b")]
     planned, other = stored_curves(made, [(EARLIER, PLAN)])
     assert not planned.beside and other.beside
-    of_other = {v.claim for v, _ in judge_all([planned, other], claims.ROWS) if v.subject == "opt-2.7b"}
+    of_other = {v.claim for v, _ in judge_all([planned, other], table.ROWS) if v.subject == "opt-2.7b"}
     assert of_other == {"kv-blocks-as-predicted", "table-1-batch-fits"}
     assert not any(curve.beside for curve in stored_curves(made, [])), "no session said what it was for"
 
@@ -137,44 +137,44 @@ def test_models_are_compared_where_both_were_measured():
         )
     )
     name = "energy-per-token-grows-with-model"
-    [verdict] = [v for v, _ in judge_all(stored_curves([*small, *large], []), claims.ROWS) if v.claim == name]
+    [verdict] = [v for v, _ in judge_all(stored_curves([*small, *large], []), table.ROWS) if v.claim == name]
     assert verdict.subject == "opt-1.3b" and verdict.value == pytest.approx(2.0, rel=0.01)
-    assert [v for v, _ in judge_all(stored_curves(large, []), claims.ROWS) if v.claim == name] == []
+    assert [v for v, _ in judge_all(stored_curves(large, []), table.ROWS) if v.claim == name] == []
 
 
 def test_verdicts_on_two_curves_of_one_model_are_told_apart():
     together = [
         measurement(c, law(c), load=ClosedLoop(c, starts="together"), repeat=i) for c in BATCHES for i in (0, 1)
     ]
-    judged = judge_all(stored_curves([*sweep(), *together], []), claims.ROWS)
+    judged = judge_all(stored_curves([*sweep(), *together], []), table.ROWS)
     subjects = [v.subject for v, _ in judged if v.claim == "throughput-plateau"]
     assert subjects == ["opt-1.3b, starts spread", "opt-1.3b, starts together"]
 
 
 def test_a_row_of_one_way_of_starting_rules_its_curves_only():
-    row = claims.Row("throughput-plateau", starts="together", parameters={"tolerance": 0.01}, expected="fails")
+    row = claim.Row("throughput-plateau", starts="together", parameters={"tolerance": 0.01}, expected="fails")
     together = [
         measurement(c, law(c), load=ClosedLoop(c, starts="together"), repeat=i) for c in BATCHES for i in (0, 1)
     ]
-    judged = judge_all(stored_curves([*sweep(), *together], []), (*claims.ROWS, row))
+    judged = judge_all(stored_curves([*sweep(), *together], []), (*table.ROWS, row))
     assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["holds", "fails"]
 
 
 def test_a_row_of_one_door_rules_its_curves_only():
-    row = claims.Row("throughput-plateau", door="server", parameters={"tolerance": 0.01}, expected="fails")
+    row = claim.Row("throughput-plateau", door="server", parameters={"tolerance": 0.01}, expected="fails")
     served = [replace(m, spec=replace(m.spec, door="server")) for m in sweep()]
-    judged = judge_all(stored_curves([*sweep(), *served], []), (*claims.ROWS, row))
+    judged = judge_all(stored_curves([*sweep(), *served], []), (*table.ROWS, row))
     assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["holds", "fails"]
 
 
 def test_judging_again_by_another_bound():
     curves = stored_curves(sweep(), [])
     strict = rows_from(
-        {"rows": [claims.row_to_record(claims.Row("throughput-plateau", parameters={"tolerance": 0.01}))]}
+        {"rows": [lookup.row_to_record(claim.Row("throughput-plateau", parameters={"tolerance": 0.01}))]}
     )
     assert next(v for v, _ in judge_all(curves, strict)).state is State.FAILS
 
 
 def test_parameters_that_are_missing_are_the_archives_fault():
     with pytest.raises(BadArchive, match="parameters of throughput-plateau in the archive cannot be used .*tolerance"):
-        judge_all(stored_curves(sweep(), []), (claims.Row("throughput-plateau"),))
+        judge_all(stored_curves(sweep(), []), (claim.Row("throughput-plateau"),))

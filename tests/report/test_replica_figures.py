@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, measurement, planted_telemetry, point, shared_point
 
-from pytest_slmserve.analysis.curve import Curve
-from pytest_slmserve.analysis.points import Point
-from pytest_slmserve.analysis.replication import SharedPoint, gain_over
-from pytest_slmserve.analysis.sharing import HOW
-from pytest_slmserve.analysis.summary import Summary
+from pytest_slmserve.analysis.compare.replicas import HOW
+from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.points.replica_points import SharedPoint, gain_over
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stored.claims import stored_curves
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.drawing import COLOURS, Picture, shown
 from pytest_slmserve.report.figures import draw_sweeps, pictures
-from pytest_slmserve.report.rejudge import stored_curves
 from pytest_slmserve.report.replica_figures import TITLES, replica_pictures
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from published import REPLICAS
 
-from pytest_slmserve.analysis.replica_gains import EngineSet, compare
+from pytest_slmserve.analysis.compare.external_replicas import EngineSet, compare
 from pytest_slmserve.foreign import Columns
 from pytest_slmserve.foreign_replicas import ReplicaColumns
 from pytest_slmserve.report.replica_judging import as_json, findings, record, text

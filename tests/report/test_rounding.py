@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.report.rounding import between, counted, figure, hundredths, listed, milliseconds
 
 

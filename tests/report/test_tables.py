@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from strategies import H200, RESOLVED, curves, law, measurement, noisy_curve, point, without
 
-from pytest_slmserve.analysis.claims import Row
-from pytest_slmserve.analysis.curve import Curve, curve_of
-from pytest_slmserve.analysis.validity import trustworthy
+from pytest_slmserve.analysis.claims.claim import Row
+from pytest_slmserve.analysis.metrics.validity import trustworthy
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.tables import (
     outcome,

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 from strategies import law, measurement
 
-from pytest_slmserve.analysis import claims
-from pytest_slmserve.analysis.curve import curve_of
+from pytest_slmserve.analysis.claims import lookup
+from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.report.terminal import write_summary
 
 
@@ -22,8 +22,8 @@ class Terminal:
 def session(strict: bool = False):
     made = [measurement(c, law(c), repeat=i) for c in (128, 256, 512) for i in range(2)]
     curve = curve_of("opt-1.3b", made)
-    rows = [claims.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
-    judged = [SimpleNamespace(verdict=claims.judge(row.claim, curve, row), row=row) for row in rows]
+    rows = [lookup.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
+    judged = [SimpleNamespace(verdict=lookup.judge(row.claim, curve, row), row=row) for row in rows]
     return SimpleNamespace(
         verdicts=SimpleNamespace(curves=lambda: [curve], judged=judged),
         known=SimpleNamespace(job_points=lambda: (), shared_points=lambda: ()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategies import law, measurement
 
-from pytest_slmserve.analysis.curve import Curve, curve_of
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.report.tables import sweep_report
 from pytest_slmserve.report.unneeded import amount, remark, why_not
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.device import device_figures
-from pytest_slmserve.analysis.health import health
+from pytest_slmserve.analysis.device.gpu_figures import device_figures
+from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.records import Telemetry
 from pytest_slmserve.schema.sensors import POWER, SM_ACTIVE

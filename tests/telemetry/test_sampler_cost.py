@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from scripts import benchmark_script, loaded
 
-from pytest_slmserve.analysis.stats import Interval
+from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Recording

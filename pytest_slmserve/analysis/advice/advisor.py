@@ -1,0 +1,289 @@
+"""What to deploy: for each model a batch, what it serves and costs, the memory it needs, and the number of engines.
+
+Every answer is total: what is not known is None, and some sentence says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from pytest_slmserve.analysis.advice.batch_choice import Decision, Subject, Wish, decide
+from pytest_slmserve.analysis.advice.gpu_memory import (
+    Ladder,
+    Rung,
+    divide,
+    freed_share,
+    replicas_that_fit,
+    replicas_that_split,
+    utilization,
+)
+from pytest_slmserve.analysis.advice.headroom import Gains, gains_at
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import MAX_LOG, Interval, t_975
+from pytest_slmserve.analysis.sweep.gains import Repeats, e2e_s, noise_of, tokens_per_s
+
+WORTH = 1.1  # a bound below leaves too little to start a second engine for
+REPLICAS = 2  # of what four engines gained in the raw results of arXiv:2503.08311, two gained four fifths or all
+AT_LIMIT = 0.95  # share of the power limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a batch serves: tokens/s and seconds per output token, with 95 % intervals where noise is known.
+
+    share: of the largest throughput measured. efficiency: T(B)/(B T(1)). cost: of a million output tokens. latency,
+    cost: None where not known.
+    """
+
+    batch: int
+    tokens_per_s: Interval
+    share: float
+    latency_s: Interval | None
+    efficiency: float | None
+    cost: Interval | None = None
+    predicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Memory of one engine at a batch. freed_bytes, freed_share: of the KV cache that the engine had, negative where it
+    had less; None where that is not known."""
+
+    batch: int
+    kv_blocks: int
+    kv_bytes: int
+    total_bytes: int
+    utilization: float | None
+    freed_bytes: int | None
+    freed_share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many engines fit: with the batch each, and with the batch divided among them. advised: worth a trial, 1 where
+    nothing is to be gained; each: requests of each of these; why: the reason for the number."""
+
+    at_batch: int
+    split: int
+    advised: int
+    each: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """All there is to say on one model. batch: to be served with: B_opt, or less where the memory does not hold that;
+    None where nothing can be advised. needs, replicas: None without a footprint or a GPU."""
+
+    subject: Subject
+    decision: Decision
+    batch: int | None
+    advised: Offer | None = None
+    largest: Offer | None = None
+    single: Offer | None = None
+    needs: Needs | None = None
+    replicas: Replicas | None = None
+    gains: Gains | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """All models with a batch on one GPU. total_bytes: what they take, at the least where they do not fit. lowered: who
+    has less than its B_opt."""
+
+    fits: bool
+    total_bytes: int
+    budget_bytes: int
+    lowered: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """together: None where no memory is known of the GPU or of none of the models."""
+
+    wish: Wish
+    advices: tuple[Advice, ...]
+    together: Together | None
+
+    @property
+    def possible(self) -> bool:
+        """Is there anything to advise?"""
+        return any(advice.batch is not None for advice in self.advices)
+
+
+def plan(subjects: Sequence[Subject], wish: Wish) -> Plan:
+    """A batch for each model, so that all fit, and what follows from it."""
+    decisions = [decide(subject, wish) for subject in subjects]
+    batches, together = place(subjects, decisions, wish)
+    rows = zip(subjects, decisions, batches, strict=True)
+    return Plan(wish, tuple(_advice(s, d, batch, wish, len(subjects) == 1) for s, d, batch in rows), together)
+
+
+def _advice(subject: Subject, decision: Decision, batch: int | None, wish: Wish, alone: bool) -> Advice:
+    loads = subject.usable
+    known = Advice(
+        subject=subject,
+        decision=decision,
+        batch=batch,
+        largest=offer(subject, decision, loads[-1].concurrency, wish) if loads else None,
+        single=offer(subject, decision, 1, wish),
+    )
+    if batch is None:
+        return known
+    gains = gains_at(subject, batch)
+    return replace(
+        known,
+        advised=offer(subject, decision, batch, wish),
+        needs=needs(subject, batch, wish),
+        replicas=replicas(subject, batch, gains, wish, alone=alone, predicted=decision.predicted),
+        gains=gains,
+    )
+
+
+# What a batch serves
+
+
+def offer(subject: Subject, decision: Decision, batch: int, wish: Wish) -> Offer | None:
+    """As measured at this load, or else by the laws; None where neither tells."""
+    point = next((p for p in subject.usable if p.concurrency == batch), None)
+    wait: Interval | None
+    if point is not None:
+        rate = around(point, subject.usable, tokens_per_s)
+        wait = around(point, subject.usable, e2e_s)
+    elif (by_law := decision.laws.tokens_per_s(batch)) is not None:
+        rate, line = Interval(by_law), decision.laws.wait
+        wait = None if line is None else Interval(line.seconds(batch))
+    else:
+        return None
+    return Offer(
+        batch=batch,
+        tokens_per_s=rate,
+        share=rate.value / max(fmean(p.repeats) for p in subject.usable),
+        latency_s=wait,
+        efficiency=None if decision.base is None else rate.value / (batch * decision.base.per_s),
+        cost=cost_per_million(wish.price_per_hour, rate, subject.output_share),
+        predicted=point is None,
+    )
+
+
+def around(point: Point, points: Sequence[Point], repeats: Repeats) -> Interval:
+    """The mean of a point's repeats, with the relative noise that all points have in common."""
+    value, noise = fmean(repeats(point)), noise_of(points, repeats)
+    if noise.sd is None:
+        return Interval(value)
+    half = min(t_975(noise.df) * noise.sd / math.sqrt(len(repeats(point))), MAX_LOG)
+    return Interval(value, value * math.exp(-half), value * math.exp(half))
+
+
+def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:
+    """Of output tokens, in the unit of the price; None where the price or the share of output is not known."""
+    if price_per_hour is None or output_share is None:
+        return None
+    high, value, low = (
+        None if per_s is None else price_per_hour / (3600 * per_s * output_share) * 1e6
+        for per_s in (rate.low, rate.value, rate.high)
+    )
+    return Interval(value or 0.0, low, high)
+
+
+# Memory
+
+
+def needs(subject: Subject, batch: int, wish: Wish) -> Needs | None:
+    engine, footprint = subject.engine, subject.footprint
+    if engine is None or footprint is None:
+        return None
+    had, of = engine.kv_had_bytes, engine.gpu_had_bytes
+    kv, total, gpu = footprint.kv_bytes(batch), footprint.total_bytes(batch), wish.gpu_bytes
+    return Needs(
+        batch=batch,
+        kv_blocks=footprint.kv_blocks(batch),
+        kv_bytes=kv,
+        total_bytes=total,
+        utilization=None if gpu is None else utilization(total, gpu),
+        freed_bytes=None if had is None else had - kv,
+        freed_share=None if had is None or of is None else freed_share(had, kv, of),
+    )
+
+
+def place(
+    subjects: Sequence[Subject], decisions: Sequence[Decision], wish: Wish
+) -> tuple[list[int | None], Together | None]:
+    """Each model's batch so that all fit, B_opt where they do; and what they take together. A model whose memory is not
+    known keeps its B_opt and is not counted."""
+    batches, budget = [d.batch for d in decisions], wish.budget_bytes
+    if budget is None:
+        return batches, None
+    ladders = {i: ladder for i, s in enumerate(subjects) if (ladder := _ladder(s, decisions[i], budget))}
+    if not ladders:
+        return batches, None
+    heights = divide(list(ladders.values()), budget)
+    shown = dict(zip(ladders, heights or (0,) * len(ladders), strict=True))
+    for i, height in shown.items():
+        batches[i] = ladders[i].rungs[height].batch if heights else None
+    total = sum(ladders[i].bytes_at(height) for i, height in shown.items())
+    lowered = tuple(subjects[i].name for i in ladders if heights and batches[i] != decisions[i].batch)
+    return batches, Together(heights is not None, total, budget, lowered)
+
+
+def _ladder(subject: Subject, decision: Decision, budget: int) -> Ladder | None:
+    """B_opt and what is below it: loads that were measured, or by the law the largest that fits into the budget, and
+    powers of two; 1 always. None where there is no B_opt, or its memory is not known."""
+    best, footprint, base = decision.batch, subject.footprint, decision.base
+    if best is None or footprint is None or base is None:
+        return None
+    rates = {p.concurrency: fmean(p.repeats) for p in subject.usable if p.concurrency <= best}
+    if decision.predicted:
+        fits = max(1, (budget - footprint.total_bytes(0)) // footprint.request_bytes)
+        steps = {best, min(best, fits), *(1 << i for i in range(best.bit_length()))}
+        rates = {batch: decision.laws.tokens_per_s(batch) or 0.0 for batch in steps}
+    rates[1] = base.per_s
+    return Ladder(footprint, tuple(Rung(batch, rate) for batch, rate in sorted(rates.items())))
+
+
+# More engines
+
+
+def replicas(
+    subject: Subject, batch: int, gains: Gains | None, wish: Wish, *, alone: bool = True, predicted: bool = False
+) -> Replicas | None:
+    """How many engines fit, and how many are worth a trial. alone: no other model is to have a part of the GPU.
+    predicted: the batch is."""
+    footprint, budget = subject.footprint, wish.budget_bytes
+    if footprint is None or budget is None:
+        return None
+    split = replicas_that_split(footprint, batch, budget)
+    why_not = _against(gains, split, alone, predicted)
+    advised = 1 if why_not else REPLICAS
+    why = why_not or "of what four engines gained in published results, two had most"
+    return Replicas(replicas_that_fit(footprint, batch, budget), split, advised, -(-batch // advised), why)
+
+
+def _against(gains: Gains | None, split: int, alone: bool, predicted: bool) -> str:
+    """Why one engine is enough; empty where more are worth a trial."""
+    bound = gains.mps if gains else None
+    if not alone:
+        return "the other models are to have their part of the GPU"
+    if predicted:
+        return "the batch is predicted, to be measured first"
+    if split < REPLICAS:
+        return "no second engine fits, or one request cannot be divided"
+    if gains is None or bound is None:
+        return "nothing tells what a second engine could gain"
+    if bound.factor < WORTH:
+        return f"at most {bound.factor:.2f} times the throughput is to be gained"
+    if gains.power_share is not None and gains.power_share >= AT_LIMIT:
+        return "the GPU is at its power limit: what more it did, it would do at a lower clock"
+    return ""
+
+
+def least_latency_s(advice: Advice, engines: int) -> float | None:
+    """Seconds per output token that `engines` of the advised batch each take at the least: so many times the requests
+    in flight, at no more than the bound times the throughput (Little's law)."""
+    bound = advice.gains.mps if advice.gains else None
+    if bound is None or advice.advised is None or advice.advised.latency_s is None:
+        return None
+    return engines / bound.factor * advice.advised.latency_s.value

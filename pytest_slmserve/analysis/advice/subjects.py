@@ -1,0 +1,252 @@
+"""What the advisor is asked about: models, from sweeps of ours or from results that are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from pytest_slmserve.analysis.advice.batch_choice import Engine, Subject, with_tpot
+from pytest_slmserve.analysis.advice.gpu_memory import Footprint
+from pytest_slmserve.analysis.device.gpu_figures import watched
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve, work_of_curve
+from pytest_slmserve.foreign import Setting
+from pytest_slmserve.report.judging import NOT_THE_BATCH
+from pytest_slmserve.report.rounding import listed
+from pytest_slmserve.report.tables import device
+from pytest_slmserve.schema.catalog import Shape, hub_name, shape_of, short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import (
+    RESERVE_BYTES,
+    VALUE_BYTES,
+    block_size_of,
+    known_shape,
+    kv_bytes_per_token,
+    predicted_blocks,
+    value_bytes,
+)
+from pytest_slmserve.schema.records import Resolved
+from pytest_slmserve.schema.sensors import MEMORY_USED
+from pytest_slmserve.schema.specs import EngineSpec
+
+LATENCY = "the mean time per output token after the first, TPOT"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where numbers come from: the device and its memory (None: not known), which latency is meant, what is to be said
+    of all of it."""
+
+    device: str
+    latency: str
+    gpu_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Models, and where they were measured."""
+
+    subjects: tuple[Subject, ...]
+    source: Source
+
+
+# Sweeps of ours
+
+
+def of_curves(curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()) -> Asked:
+    """One for each model, in the order first met. model: this one alone. longest: tokens of a request at full length,
+    None for what was measured. Raises BadUsage."""
+    named = list(zip(curves, labels(curves), strict=True))
+    if model is not None:
+        there = dict.fromkeys(curve.subject for curve in curves)
+        named = [(curve, label) for curve, label in named if curve.subject == short_name(model)]
+        if curves and not named:
+            raise BadUsage(f"there are no records of {model}", f"--model with one of {', '.join(there)}")
+    named = _on_one_gpu(named)
+    where = one_device([curve for curve, _ in named])
+    names = dict.fromkeys(curve.subject for curve, _ in named)
+    subjects = tuple(_of_sweeps([row for row in named if row[0].subject == name], longest) for name in names)
+    if where is None:
+        return Asked(subjects, Source("nothing was measured", LATENCY, None, tuple(notes)))
+    return Asked(subjects, Source(device(where), LATENCY, where.gpu_memory_bytes, tuple(notes)))
+
+
+def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
+    """What a GPU holds, and when another engine pays, is told by engines that had one. Raises BadUsage."""
+    found = [(curve, label) for curve, label in named if curve.spec is None or curve.spec.tensor_parallel == 1]
+    if named and not found:
+        raise BadUsage(
+            f"{named[0][0].subject} was measured on several GPUs at once, and advice is for one",
+            "records of --slm-tensor-parallel 1",
+        )
+    return found
+
+
+def one_device(curves: Sequence[Curve]) -> Environment | None:
+    """Where all of them were measured. Raises BadUsage where they were on several kinds of device."""
+    devices = {(e.backend, e.gpu_name, e.gpu_memory_bytes, e.url): e for c in curves if (e := c.environment)}
+    if len(devices) > 1:
+        names = ", ".join(e.url or e.gpu_name or e.backend or "unknown" for e in devices.values())
+        raise BadUsage(f"the records are of several devices ({names})", "records of one, or --model")
+    return next(iter(devices.values()), None)
+
+
+def _of_sweeps(named: Sequence[tuple[Curve, str]], longest: int | None) -> Subject:
+    """Of the sweeps of one model, the one with the most loads to choose from, and of these the last measured."""
+    subjects = [_of_curve(curve, longest) for curve, _ in named]
+    ranks = [(len(s.usable), max(m.measured_at for m in c.measurements)) for s, (c, _) in zip(subjects, named)]
+    best = max(range(len(ranks)), key=lambda i: ranks[i])
+    if len(named) == 1:
+        return subjects[0]
+    others = "; ".join(label for i, (_, label) in enumerate(named) if i != best)
+    note = f"taken is the sweep with the most loads ({named[best][1]}), not {others}"
+    return replace(subjects[best], notes=(*subjects[best].notes, note))
+
+
+def _of_curve(curve: Curve, longest: int | None) -> Subject:
+    return Subject(
+        name=curve.subject,
+        points=tuple(with_tpot(p) for p in curve.points),
+        engine=_engine(curve, longest),
+        work=work_of_curve(curve),
+        peaks=peaks_of_curve(curve),
+        notes=tuple(_left_out(curve)),
+    )
+
+
+def _left_out(curve: Curve) -> Iterator[str]:
+    if degraded := [p.concurrency for p in curve.points if p.valid and p.degraded]:
+        yield f"left out, for their sensors tell of a disturbance: {listed(degraded)} in flight"
+    if invalid := [p.concurrency for p in curve.points if not p.valid]:
+        yield f"left out, for they are not valid: {listed(invalid)} in flight"
+
+
+def _engine(curve: Curve, longest: int | None) -> Engine | None:
+    first = curve.first
+    if first is None or first.spec.backend == "remote":  # what its server's limits were is not told
+        return None
+    spec, resolved = first.spec, first.resolved
+    footprint = _footprint(curve, spec, resolved, longest or first.workload.longest)
+    why_not = "the shape or the data type of the model is not known"
+    return Engine(
+        model=hub_name(spec.model),
+        dtype=resolved.dtype or spec.dtype,
+        max_num_batched_tokens=resolved.max_num_batched_tokens or spec.max_num_batched_tokens,
+        arguments=tuple(_arguments(spec)),
+        footprint=None if spec.backend == "cpu" else footprint,
+        no_footprint="it was measured on a CPU, so there is no memory of a GPU to plan"
+        if spec.backend == "cpu"
+        else why_not,
+        kv_had_bytes=_kv_had_bytes(spec, resolved),
+        gpu_had_bytes=first.environment.gpu_memory_bytes,
+    )
+
+
+def _footprint(curve: Curve, spec: EngineSpec, resolved: Resolved, longest: int) -> Footprint | None:
+    shape, each, per_token = known_shape(spec.model), value_bytes(spec, resolved), kv_bytes_per_token(spec, resolved)
+    weights = resolved.weight_bytes or (shape.weight_bytes(each) if shape and each else None)
+    if weights is None or per_token is None:
+        return None
+    seen = _beyond(curve, weights + _kv_had_bytes(spec, resolved))
+    return Footprint(
+        weight_bytes=weights,
+        kv_bytes_per_token=per_token,
+        longest=longest,
+        block_size=block_size_of(spec, resolved),
+        allowance_bytes=RESERVE_BYTES if seen is None else seen,
+        allowance_seen=seen is not None,
+    )
+
+
+def _kv_had_bytes(spec: EngineSpec, resolved: Resolved) -> int:
+    """By the engine's own count of blocks, where it has one."""
+    blocks, per_token = resolved.kv_blocks or predicted_blocks(spec, resolved), kv_bytes_per_token(spec, resolved)
+    if blocks is None or per_token is None:
+        return spec.kv_cache_bytes
+    return blocks * block_size_of(spec, resolved) * per_token
+
+
+def _beyond(curve: Curve, known_bytes: int) -> int | None:
+    """Memory that the sensors saw in use beyond weights and KV cache, the most of all measurements; None where they did
+    not see it, or less than these."""
+    seen = [used for m in curve.trusted if (w := watched(m.run)) and (used := w.largest(MEMORY_USED)) is not None]
+    beyond = int(max(seen, default=0.0)) - known_bytes
+    return beyond if beyond > 0 else None
+
+
+def _arguments(spec: EngineSpec) -> Iterator[str]:
+    """What else moved the engine's speed, as `vllm serve` takes it."""
+    if spec.enforce_eager:
+        yield "--enforce-eager"
+    for name, value in spec.extra:
+        yield from _argument(name.replace("_", "-"), value)
+
+
+def _argument(name: str, value: Any) -> Iterator[str]:
+    match value:
+        case True:
+            yield f"--{name}"
+        case False:
+            yield f"--no-{name}"
+        case str() | int() | float():
+            yield from (f"--{name}", str(value))
+        case _:
+            yield from (f"--{name}", json.dumps(value))
+
+
+# Results that are not ours
+
+
+def of_settings(
+    settings: Sequence[Setting],
+    model: str | None,
+    longest: int | None,
+    b_half: float | None,
+    latency: str,
+    notes: Sequence[str] = (),
+) -> Asked:
+    """model: tells shape and weights, where it is known; None: only the batch can be advised. latency: its column.
+    Raises BadUsage."""
+    shares = [rate / all_tokens for s in settings for rate, all_tokens in zip(s.output_per_s, s.throughput)]
+    lost = [s.knob for s in settings if s.preempted]
+    over = [s.knob for s in settings if (n := s.in_flight) is not None and n > (1 + NOT_THE_BATCH) * s.knob]
+    said = [f"left out, for they preempted: {listed(lost)}"] if lost else []
+    if over:
+        said.append(f"output rate x latency is more than the knob at {listed(over)}: the knob is taken as the batch")
+    subject = Subject(
+        name="results" if model is None else short_name(model),
+        points=tuple(_with_batch(s, not over) for s in settings),
+        engine=None if model is None else _engine_of_shape(model, shape_of(model), longest),
+        output_share=fmean(shares) if shares else None,
+        b_half=b_half,
+        notes=(*notes, *said),
+    )
+    return Asked((subject,), Source("results that are not ours", latency))
+
+
+def _with_batch(setting: Setting, by_law: bool) -> Point:
+    """Its batch by Little's law, where the output rate is known."""
+    point = setting.point
+    if not (by_law and setting.output_per_s and point.valid):
+        return point
+    pairs = zip(setting.output_per_s, setting.latency_s, strict=True)
+    return replace(point, batch_repeats=tuple(rate * wait for rate, wait in pairs))
+
+
+def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> Engine:
+    dtype = str(dict(shape.config).get("torch_dtype") or dict(shape.config).get("dtype") or "float16")
+    each = VALUE_BYTES.get(dtype)
+    weights = shape.weight_bytes(each) if each else None
+    footprint = None
+    if weights is not None and each is not None and longest is not None:
+        footprint = Footprint(weight_bytes=weights, kv_bytes_per_token=shape.kv_bytes_per_token(each), longest=longest)
+    why_not = (
+        "the longest request is not known: --max-model-len" if weights is not None else "its weights are not known"
+    )
+    return Engine(model=hub_name(model), dtype=dtype, footprint=footprint, no_footprint=why_not)

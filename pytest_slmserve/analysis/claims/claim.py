@@ -1,0 +1,61 @@
+"""What the papers claim, and what is expected of each claim where. Data first; the functions only look up and judge.
+
+A claim that is known not to hold somewhere has a row that expects it to fail, with the evidence. The most specific row
+that fits a model and an environment rules. Its parameters are plain, so that a record can hold them and a report can
+repeat the judgement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
+from pytest_slmserve.analysis.verdict import Verdict
+
+Expected = Literal["holds", "fails"]
+AnyStarts = Literal["*", "spread", "together"]
+AnyDoor = Literal["*", "offline", "server", "endpoint"]
+Parameters = Mapping[str, Any]
+Others = Sequence[Curve]
+Judge = Callable[[Curve, Parameters, Others], Verdict]
+ANY: Literal["*"] = "*"
+ANY_RELEASE = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """name: as items and records have it. judge: from a curve, the row's parameters and the other curves there are,
+    total. applies: whether there is anything to judge, for a report on whatever was measured. reads: the models whose
+    measurements it takes to judge one; none for arithmetic. of: what it reads: sweeps; replicas, and of an engine alone
+    no sweep but the same load; what an engine served on several numbers of GPUs; or jobs."""
+
+    name: str
+    statement: str
+    source: str
+    judge: Judge
+    applies: Callable[[Curve], bool] = is_main_sweep
+    reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
+    of: Literal["sweeps", "replicas", "gpus", "jobs"] = "sweeps"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is expected of a claim for a model on a device, by a door, in a closed loop of one way of starting, under a
+    vLLM.
+
+    model: a short name or "*". device: a backend ("cuda", "cpu", "fake"), a GPU family of `roofline.GPUS` ("H200") or
+    "*". door: how the requests come in, or "*". starts: those of the closed loop, or "*". vllm: first release, and the
+    one it ends before; "" for no end. parameters: numbers of the judgement, plain.
+    """
+
+    claim: str
+    model: str = ANY
+    device: str = ANY
+    door: AnyDoor = ANY
+    starts: AnyStarts = ANY
+    vllm: tuple[str, str] = ANY_RELEASE
+    parameters: Parameters = field(default_factory=dict)
+    expected: Expected = "holds"
+    evidence: str = ""

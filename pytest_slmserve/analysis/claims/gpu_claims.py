@@ -1,0 +1,241 @@
+"""What the sensors' figures say of a sweep: how much of the GPU a load uses, what binds it, what a token costs.
+
+Each judgement takes its noise from the repeats of all points, as those of throughput do (`gains`), and is undecided
+where the sensors did not say what it needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import (
+    Interval,
+    factor,
+    log_ratio,
+    percent,
+    percent_interval,
+    pooled_relative_sd,
+    pooled_sd,
+    t_975,
+    times,
+)
+from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
+from pytest_slmserve.analysis.sweep.gains import noise_of
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below
+
+UNDERUSED, BLIND_UTIL = "gpu-underused-at-largest-load", "gpu-util-saturates-first"
+MEMORY_BOUND = "decode-stays-memory-bound"
+CHEAPER_TOKENS, DEARER_MODELS = "energy-per-token-falls-with-load", "energy-per-token-grows-with-model"
+NO_PROFILE = "no sensor gave the profiling counters (SM, tensor and DRAM activity)"
+NO_ENERGY = "no sensor gave power or energy"
+NO_UTIL = "no sensor gave GPU utilisation"
+NO_DECODING = "no reading of the sensors fell between prompts (many do where requests start together)"
+IDLE_TENSOR = "the tensor cores did not run at any load"
+
+
+def each_of(point: Point, name: str) -> list[float]:
+    """What was measured of one figure in the repeats of a point; what is no number is not measured."""
+    return [value for s in point.each if (value := getattr(s, name)) is not None and math.isfinite(value)]
+
+
+def energies_j(point: Point) -> list[float]:
+    """Joules per output token of each repeat. Power that reads 0 is no power."""
+    return [value for value in each_of(point, "energy_per_token_j") if value > 0]
+
+
+def underused(curve: Curve, bound: float) -> Verdict:
+    """Are less than `bound` of the warps that fit resident, in the mean, at the largest load measured?
+
+    value: mean SM occupancy there. arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6.
+    """
+    if reason := obstacle(curve):
+        return _undecided(curve, UNDERUSED, reason, bound)
+    largest = curve.valid[-1]
+    values = each_of(largest, "sm_occupancy")
+    if not values:
+        return _undecided(curve, UNDERUSED, NO_PROFILE, bound)
+    seen = _around(values, [each_of(p, "sm_occupancy") for p in curve.valid])
+    active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
+    why = f"at {largest.concurrency} in flight {percent_interval(seen)} of the warps that fit were resident{active}"
+    return _verdict(curve, UNDERUSED, below(seen, bound), f"{why} (bound {percent(bound)})", bound, seen, [largest])
+
+
+def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
+    """Does throughput still grow by `bound` (a factor) after GPU utilisation has reached `full`?
+
+    value: largest throughput over that at the first load of full utilisation. arXiv:2404.03353, figure 8: 203 tells
+    that some kernel ran, not how much of the GPU it used.
+    """
+    points = curve.valid
+    utils = {p.concurrency: each_of(p, "gpu_util") for p in points}
+    if reason := obstacle(curve) or _unseen(NO_UTIL, utils):
+        return _undecided(curve, BLIND_UTIL, reason, bound)
+    first = next((p for p in points if fmean(utils[p.concurrency]) >= full), None)
+    if first is None:
+        most = _around(max(utils.values(), key=fmean), list(utils.values()))
+        why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most"
+        surely = State.FAILS if below(most, full) is State.HOLDS else State.UNDECIDED
+        return _verdict(curve, BLIND_UTIL, _unless_between(curve, surely), why + sparsely(curve), bound, None, points)
+    best = max(points[points.index(first) :], key=lambda p: fmean(p.repeats))
+    seen = factor(log_ratio(first.repeats, best.repeats, noise_of(points)))
+    why = (
+        f"utilisation is {percent(fmean(utils[first.concurrency]))} at {first.concurrency} in flight already, where "
+        f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g})"
+    )
+    state = _unless_between(curve, above(seen, bound))
+    return _verdict(curve, BLIND_UTIL, state, why + sparsely(curve), bound, seen, [first, best])
+
+
+def _unless_between(curve: Curve, state: State) -> State:
+    """A load that an adaptive sweep left out may have reached full utilisation first, and from there throughput grows
+    by more: what holds at the loads measured holds, what fails there need not."""
+    return State.UNDECIDED if curve.unneeded and state is State.FAILS else state
+
+
+def memory_bound(curve: Curve, margin: float) -> Verdict:
+    """At every load, is the memory nearer to what it can reach than the tensor cores are, by counters, while the engine
+    decodes and processes no prompt?
+
+    value: how many times nearer, at the load where it is least; the margin is a factor too. Where the tensor cores did
+    not run at all there is no such number, and no doubt either. arXiv:2503.08311: decode stays memory-bound at large
+    batches; by shapes, grouped keys at a short context need not (`roofline.regime`).
+    """
+    seen_at = {p.concurrency: each_of(p, "tensor_active") if p.dram_active else [] for p in curve.valid}
+    decoding = {p.concurrency: each_of(p, "decode_tensor") if p.decode_dram else [] for p in curve.valid}
+    points = [p for p in curve.valid if each_of(p, "saturation_gap")]
+    unseen = _unseen(NO_PROFILE, seen_at) or _unseen(NO_DECODING, decoding)
+    if reason := obstacle(curve) or unseen or ("" if points else IDLE_TENSOR):
+        return _undecided(curve, MEMORY_BOUND, reason, margin)
+    groups = [each_of(p, "saturation_gap") for p in points]
+    least = min(points, key=lambda p: fmean(each_of(p, "saturation_gap")))
+    seen = factor(_around(each_of(least, "saturation_gap"), groups))
+    why = (
+        f"least at {least.concurrency} in flight: DRAM active {_ratio(least.decode_dram)}, tensor cores "
+        f"{_ratio(least.decode_tensor)}, so memory is {times(seen)} as near to its reach (bound {margin:g})"
+        f"{sparsely(curve)}"
+    )
+    return _verdict(curve, MEMORY_BOUND, above(seen, margin), why, margin, seen, points)
+
+
+def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
+    """Does an output token at the largest load take at most `bound` of the energy of one at the smallest?
+
+    value: the ratio. Published: 0.67 J at batch 1, 0.031 J at 256 (arXiv:2503.08311, raw results, OPT-1.3B).
+    """
+    if reason := obstacle(curve):
+        return _undecided(curve, CHEAPER_TOKENS, reason, bound)
+    first, last = curve.valid[0], curve.valid[-1]
+    ends = {p.concurrency: energies_j(p) for p in (first, last)}
+    if reason := _unseen(NO_ENERGY, ends) or _other_limits([first, last]):
+        return _undecided(curve, CHEAPER_TOKENS, reason, bound)
+    seen = _energy_ratio(first, last, curve.valid)
+    why = f"{_joules(first)}, {_joules(last)}: {times(seen)} as much (bound {bound:g})"
+    return _verdict(curve, CHEAPER_TOKENS, below(seen, bound), why, bound, seen, [first, last])
+
+
+def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
+    """At its largest batch of the paper's table 1, does a token take `bound` times the energy (or more) of one of the
+    next smaller model at its own? value: the ratio. arXiv:2404.03353, figure 4."""
+    smaller = next_smaller(curve.subject)
+    if smaller is None:
+        return _undecided(curve, DEARER_MODELS, "no smaller model in table 1", bound)
+    alike = (at_table_1(c) for c in others if c.subject == smaller and _same_place(c, curve))
+    own, its = at_table_1(curve), next((p for p in alike if p), None)
+    if own is None or its is None:
+        missing = curve.subject if own is None else smaller
+        return _undecided(curve, DEARER_MODELS, f"no energy of {missing} at {PUBLISHED[missing]} in flight", bound)
+    if reason := _other_limits([own, its]):
+        return _undecided(curve, DEARER_MODELS, reason, bound)
+    seen = _energy_ratio(its, own, [own, its])
+    why = f"{_joules(own)}, {smaller} {_joules(its)}: {times(seen)} as much (bound {bound:g})"
+    return _verdict(curve, DEARER_MODELS, above(seen, bound), why, bound, seen, [own, its])
+
+
+def next_smaller(model: str) -> str | None:
+    """The model before this one in the paper's table 1; None for the first, and for one that it does not have."""
+    models = list(PUBLISHED)
+    place = models.index(model) if model in models else 0
+    return models[place - 1] if place else None
+
+
+def at_table_1(curve: Curve) -> Point | None:
+    """The point at the model's largest batch of the paper's table 1, of one GPU, if its energy was measured."""
+    if curve.spec and curve.spec.tensor_parallel > 1:
+        return None
+    wanted = PUBLISHED.get(curve.subject)
+    return next((p for p in curve.valid if p.concurrency == wanted and energies_j(p)), None)
+
+
+def _same_place(one: Curve, other: Curve) -> bool:
+    """Two sweeps of one environment, workload and way of loading, by engines that differ in their model only."""
+
+    def facts(curve: Curve) -> tuple[object, ...]:
+        where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
+        engine = spec and replace(spec, model="", kv_cache_bytes=0)  # what the weights leave
+        return (where and where.key, load and load.starts, workload and workload.hash, engine)
+
+    return facts(one) == facts(other)
+
+
+def _unseen(what: str, seen: Mapping[int, Sequence[float]]) -> str:
+    """What no sensor gave, and where only some loads lack it, at which; empty where all have it. seen: by load."""
+    without = [concurrency for concurrency, values in seen.items() if not values]
+    if not without:
+        return ""
+    return what if len(without) == len(seen) else f"{what} at {', '.join(map(str, without))} in flight"
+
+
+def _other_limits(points: Sequence[Point]) -> str:
+    """Why their energies cannot be compared: a card under another power limit is another card."""
+    limits = sorted({limit for p in points for limit in each_of(p, "power_limit_w")})
+    return f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W" if len(limits) > 1 else ""
+
+
+def _energy_ratio(first: Point, second: Point, points: Sequence[Point]) -> Interval:
+    noise = pooled_relative_sd([energies_j(p) for p in points])
+    return factor(log_ratio(energies_j(first), energies_j(second), noise))
+
+
+def _around(values: Sequence[float], groups: Sequence[Sequence[float]]) -> Interval:
+    """The mean of `values` with an interval from the spread within all groups; absolute, not relative."""
+    centre, noise = fmean(values), pooled_sd(groups)
+    if noise.sd is None:
+        return Interval(centre)
+    half = t_975(noise.df) * noise.sd / math.sqrt(len(values))
+    return Interval(centre, centre - half, centre + half)
+
+
+def _undecided(curve: Curve, claim: str, why: str, bound: float) -> Verdict:
+    return Verdict(claim, curve.subject, State.UNDECIDED, why, bound=bound)
+
+
+def _verdict(
+    curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval | None, points: Sequence[Point]
+) -> Verdict:
+    records = tuple(record for p in points for record in p.records)
+    unsure = "; known for one repeat of each point only: --slm-repeats 2" if seen and seen.low is None else ""
+    return Verdict(
+        claim,
+        curve.subject,
+        state,
+        f"{why}{unsure}",
+        value=seen.value if seen else None,
+        low=seen.low if seen else None,
+        high=seen.high if seen else None,
+        bound=bound,
+        n=len(records),
+        records=records,
+    )
+
+
+def _ratio(value: float | None) -> str:
+    return "not known" if value is None else percent(value)
+
+
+def _joules(point: Point) -> str:
+    return f"{fmean(energies_j(point)):.3g} J a token at {point.concurrency} in flight"

@@ -1,0 +1,277 @@
+"""What can be claimed of jobs: of output lengths and arrivals, of models of one size, of KV blocks, of ways to batch.
+
+Each judgement takes its noise from the repeats of all jobs that it compares, and is undecided where one of them is
+missing or not valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pytest_slmserve.analysis.points.job_points import (
+    CONTINUOUS,
+    JobPoint,
+    e2e_ratio,
+    grouped,
+    most_varied,
+    ratio,
+    same_but_batching,
+    same_but_kv,
+    same_engine,
+    worst_problem,
+)
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, percent, pooled_relative_sd, times
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.verdict import State, Verdict, above, all_of, below
+from pytest_slmserve.schema.catalog import short_name
+
+FOLLOWS, LONGER, WAITS = "throughput-follows-arrivals", "longer-outputs-fewer-requests", "all-at-once-waits-longer"
+ALIKE = "alike-at-one-size"
+KV = "throughput-grows-with-kv-blocks"
+CONTINUOUS_MOST, DYNAMIC_SOONER = "continuous-batching-serves-most", "dynamic-batching-answers-sooner"
+# The OPT that others of its size are compared with.
+SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
+Seen = tuple[Interval, str]
+
+
+def kv_blocks(point: JobPoint) -> int:
+    """0 where the engine did not report them."""
+    return point.kv_blocks or 0
+
+
+def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
+    """At the lowest rate, are the requests served as fast as they come, whatever the length of their outputs?
+
+    value: requests/s served over those that came, of the length where it is least; below 1 by the time that the last
+    requests take. arXiv:2404.03353, figure 2, right.
+    """
+    slowest = _slowest(grid_of(curve.jobs))
+    if reason := _missing(slowest, 1, "no job at a rate was measured"):
+        return _undecided(FOLLOWS, curve, reason, bound)
+    seen = [(_kept_up(p, slowest), f"at {p.load.rate:g}/s, {p.output_tokens:.0f} output tokens") for p in slowest]
+    return _of_least(FOLLOWS, curve, seen, bound, slowest, "{where} each, served are {what} as many as come")
+
+
+def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
+    """With all requests at once, are there at most `bound` times as many requests/s at the longest outputs as at the
+    shortest? value: that ratio. arXiv:2404.03353, figure 2, right."""
+    at_once = sorted((p for p in grid_of(curve.jobs) if p.load.rate is None), key=lambda p: p.output_tokens)
+    if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
+        return _undecided(LONGER, curve, reason, bound)
+    short, long = at_once[0], at_once[-1]
+    shorter = short.output_tokens / long.output_tokens
+    tokens = ratio(long, short, at_once)
+    seen = Interval(*(None if v is None else v * shorter for v in (tokens.value, tokens.low, tokens.high)))  # type: ignore[arg-type]
+    why = (
+        f"all at once, requests of {long.output_tokens:.0f} output tokens are served {times(seen)} as fast as those of "
+        f"{short.output_tokens:.0f} (bound {bound:g})"
+    )
+    return _verdict(LONGER, curve, below(seen, bound), why, bound, seen, at_once)
+
+
+def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
+    """At every output length, is the mean E2E of requests that come all at once more than `bound` times that at the
+    lowest rate? value: the ratio where it is least. arXiv:2404.03353, figure 2, right."""
+    grid = grid_of(curve.jobs)
+    pairs = [(p, q) for p in grid for q in _slowest(grid) if p.load.rate is None and p.workload.hash == q.workload.hash]
+    if reason := _missing([p for pair in pairs for p in pair], 2, "no length was measured at a rate and all at once"):
+        return _undecided(WAITS, curve, reason, bound)
+    seen = [(e2e_ratio(p, q, grid), f"{p.output_tokens:.0f} output tokens") for p, q in pairs]
+    used = [p for pair in pairs for p in pair]
+    return _of_least(
+        WAITS, curve, seen, bound, used, "at {where}, a request that comes with all others lasts {what} as long"
+    )
+
+
+def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Verdict:
+    """All requests at once: at each output length, is the throughput of a model within a factor of `bound` of that of
+    the OPT of its size? value: the ratio that is farthest from 1. arXiv:2404.03353, figure 2, left."""
+    name = compared_with(curve.subject)[1]
+    reference = [job for other in others if other.subject == name for job in grid_of(other.jobs)]
+    own = grid_of(curve.jobs)
+    pairs = [(p, q) for p in own for q in reference if _same_lengths(p, q)]
+    used = [p for pair in pairs for p in pair]
+    if reason := _missing(used, 2, f"no job was measured of both {curve.subject} and {name}"):
+        return _undecided(ALIKE, curve, reason, bound)
+    seen = [(ratio(p, q, used), p.output_tokens) for p, q in pairs]
+    far, length = max(seen, key=lambda row: max(row[0].value, 1 / row[0].value))
+    state = all_of(state for each, _ in seen for state in (below(each, bound), above(each, 1 / bound)))
+    why = f"it serves {times(far)} what {name} does at {length:.0f} output tokens, no other length differs more"
+    return _verdict(ALIKE, curve, state, f"{why} (bound {bound:g} either way)", bound, far, used)
+
+
+def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> Verdict:
+    """Does throughput grow with the number of KV blocks until all requests fit at once, and no more from there?
+
+    Holds if the first cache that holds them serves more than `bound` times what the smallest does, each larger one less
+    than `flat` times what the one before it does, and none that holds them preempts. value: throughput of the first
+    that holds them over that of the smallest.
+    """
+    points = sorted(caches_of(curve.jobs), key=kv_blocks)
+    fitting = [p for p in points if p.fits]
+    if reason := _missing(points, 2, "jobs on engines with two sizes of a KV cache are needed"):
+        return _undecided(KV, curve, reason, bound)
+    if not fitting or len(fitting) == len(points):
+        which = "no KV cache that was measured holds" if not fitting else "every KV cache that was measured holds"
+        return _undecided(KV, curve, f"{which} all requests at once", bound)
+    first, last = points[0], fitting[0]
+    seen = ratio(last, first, points)
+    later = [ratio(q, p, points) for p, q in pairwise(fitting)]
+    preempted = [p for p in fitting if p.preemptions]
+    states = [above(seen, bound), *(below(each, flat) for each in later)]
+    states += [State.FAILS] if preempted else []
+    why = (
+        f"{last.kv_blocks:,} blocks, which hold all {last.load.requests} requests, serve {times(seen)} what "
+        f"{first.kv_blocks:,} do, with {first.preemptions or 0:.0f} preemptions and {first.batch or 0:.0f} requests in "
+        f"the engine at once (bound {bound:g})"
+    )
+    if later:
+        why += f"; {fitting[-1].kv_blocks:,} blocks serve {times(later[-1])} as much (bound {flat:g})"
+    if preempted:
+        why += f"; {preempted[0].kv_blocks:,} blocks, though they hold all, preempt"
+    return _verdict(KV, curve, all_of(states), why, bound, seen, points)
+
+
+def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:
+    """With all requests at once, does continuous batching serve more than `bound` times what any other way does?
+
+    value: its throughput over the best of the others.
+    """
+    at_once = [p for p in ways_of(curve.jobs) if p.load.rate is None]
+    mine, theirs = [p for p in at_once if p.batching == CONTINUOUS], [p for p in at_once if p.batching != CONTINUOUS]
+    if reason := _missing(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed"):
+        return _undecided(CONTINUOUS_MOST, curve, reason, bound)
+    best = max(theirs, key=lambda p: p.output_tokens_per_s or 0.0)
+    seen = ratio(mine[-1], best, at_once)
+    rest = ", ".join(f"{p.batching}: {ratio(mine[-1], p, at_once).value:.3g}" for p in theirs if p is not best)
+    wasted = "" if best.waste is None else f", {percent(best.waste)} of whose work is wasted"
+    others = f" ({rest})" if rest else ""
+    why = f"it serves {times(seen)} what {best.batching} batching does{wasted}{others} (bound {bound:g})"
+    return _verdict(CONTINUOUS_MOST, curve, above(seen, bound), why, bound, seen, at_once)
+
+
+def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
+    """At a rate, is mean E2E under dynamic batching, which waits for a while, less than `bound` times that under static
+    batching, which waits until a batch is full? value: the ratio."""
+    ways = {p.batching: p for p in ways_of(curve.jobs) if p.load.rate is not None}
+    used = [ways[name] for name in ("dynamic", "static") if name in ways]
+    if reason := _missing(used, 2, "jobs at a rate by dynamic and by static batching are needed"):
+        return _undecided(DYNAMIC_SOONER, curve, reason, bound)
+    dynamic, static = used
+    seen = e2e_ratio(dynamic, static, used)
+    why = f"at {static.load.rate:g}/s a request lasts {times(seen)} as long as under static batching (bound {bound:g})"
+    return _verdict(DYNAMIC_SOONER, curve, below(seen, bound), why, bound, seen, used)
+
+
+# Which jobs
+
+
+def grid_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """The jobs of one engine with the most lengths and rates."""
+    served = [p for p in jobs if p.batching == CONTINUOUS and p.workload.spec.output_tokens is not None]
+    return most_varied(served, same_engine, lambda p: (p.output_tokens, p.load.rate))
+
+
+def has_grid(curve: Curve) -> bool:
+    """Were jobs of several lengths or rates measured on one engine?"""
+    return len(grid_of(curve.jobs)) > 1
+
+
+def has_rates(curve: Curve) -> bool:
+    """Were jobs measured both at a rate and all at once?"""
+    return len({p.load.rate is None for p in grid_of(curve.jobs)}) > 1
+
+
+def _slowest(grid: Sequence[JobPoint]) -> list[JobPoint]:
+    """Those at the lowest rate."""
+    rates = [p.load.rate for p in grid if p.load.rate is not None]
+    return [p for p in grid if p.load.rate is not None and p.load.rate == min(rates)]
+
+
+def _same_lengths(p: JobPoint, q: JobPoint) -> bool:
+    """Of one vocabulary or not, requests are as many and as long; both come all at once."""
+    lengths = [(x.workload.spec.prompt_tokens, x.workload.spec.output_tokens, x.load.requests) for x in (p, q)]
+    at_once = p.load.rate is None and q.load.rate is None
+    return at_once and lengths[0] == lengths[1] and p.environment.key == q.environment.key
+
+
+def is_compared(curve: Curve) -> bool:
+    """Is it one of several models of a size, but not the one that the others are compared with?"""
+    return has_grid(curve) and curve.subject in SIZED_AS
+
+
+def compared_with(model: str) -> tuple[str, ...]:
+    """The models that a comparison reads."""
+    return model, SIZED_AS.get(short_name(model), model)
+
+
+def caches_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """One job on engines with the most sizes of a KV cache."""
+    served = [p for p in jobs if p.batching == CONTINUOUS and p.kv_blocks is not None]
+    return most_varied(served, same_but_kv, lambda p: p.kv_blocks)
+
+
+def has_caches(curve: Curve) -> bool:
+    """Was one job measured with several sizes of the KV cache?"""
+    return len({p.kv_blocks for p in caches_of(curve.jobs)}) > 1
+
+
+def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
+    """Of the groups of the same requests batched in different ways, those of the engines measured last."""
+    groups = [g for g in grouped(jobs, same_but_batching) if len({p.batching for p in g}) > 1]
+    return [point for group in groups for point in {p.batching: p for p in group}.values()]
+
+
+def has_ways(curve: Curve) -> bool:
+    """Were the same requests, all at once, batched in different ways?"""
+    at_once = [p.batching for p in ways_of(curve.jobs) if p.load.rate is None]
+    return CONTINUOUS in at_once and len(at_once) > 1
+
+
+def has_dynamic(curve: Curve) -> bool:
+    """Were they batched dynamically and statically, at a rate?"""
+    return {"dynamic", "static"} <= {p.batching for p in ways_of(curve.jobs) if p.load.rate is not None}
+
+
+# Verdicts
+
+
+def _kept_up(point: JobPoint, points: Sequence[JobPoint]) -> Interval:
+    """Requests/s served over those that came. What came is known exactly."""
+    served = [each.requests_per_s for each in point.each if each.requests_per_s]
+    noise = pooled_relative_sd([p.repeats for p in points])
+    return factor(log_ratio([point.rate or 0.0], served, noise)) if point.rate and served else Interval(0.0)
+
+
+def _missing(points: Sequence[JobPoint], least: int, why: str) -> str | None:
+    if len(points) < least:
+        return why
+    if reason := worst_problem(points):
+        return reason
+    if pooled_relative_sd([p.repeats for p in points]).sd is None:
+        return "noise unknown: one repeat of each job; --slm-repeats 2"
+    return None
+
+
+def _of_least(
+    claim: str, curve: Curve, seen: Sequence[Seen], bound: float, points: Sequence[JobPoint], words: str
+) -> Verdict:
+    """Of several ratios that should all be above the bound, told is the least."""
+    least, where = min(seen, key=lambda row: row[0].value)
+    why = f"{words.format(where=where, what=times(least))} (bound {bound:g}; least of {len(seen)} lengths)"
+    return _verdict(claim, curve, all_of(above(each, bound) for each, _ in seen), why, bound, least, points)
+
+
+def _undecided(claim: str, curve: Curve, why: str, bound: float) -> Verdict:
+    return Verdict(claim, curve.subject, State.UNDECIDED, why, bound=bound)
+
+
+def _verdict(
+    claim: str, curve: Curve, state: State, why: str, bound: float, seen: Interval, points: Sequence[JobPoint]
+) -> Verdict:
+    records = tuple(dict.fromkeys(record for p in points for record in p.records))
+    return Verdict(
+        claim, curve.subject, state, why,
+        value=seen.value, low=seen.low, high=seen.high, bound=bound, n=len(records), records=records,
+    )  # fmt: skip

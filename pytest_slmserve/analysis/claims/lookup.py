@@ -1,0 +1,92 @@
+"""Look-up of claims and of the rows that hold for a device, a model and a release."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, get_args
+
+from pytest_slmserve.analysis.claims.claim import ANY, ANY_RELEASE, Claim, Others, Row
+from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS
+from pytest_slmserve.analysis.metrics.roofline import peaks_of
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.literals import Backend, Door, Starts
+from pytest_slmserve.schema.records import known_fields
+
+
+def claim_of(name: str) -> Claim:
+    """The claim of that name. Raises BadUsage for an unknown one."""
+    for claim in CLAIMS:
+        if claim.name == name:
+            return claim
+    raise BadUsage(f"unknown claim {name!r}", f"one of {', '.join(c.name for c in CLAIMS)}")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "0.26.0rc1+cu130" is (0, 26, 0)."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(int(part) for part in found[1].split(".")) if found else ()
+
+
+def row_for(
+    claim: str,
+    model: str,
+    environment: Environment | None = None,
+    door: Door | None = None,
+    starts: Starts | None = None,
+    rows: tuple[Row, ...] = ROWS,
+) -> Row:
+    """What is expected of a claim for this model, here, by this door and under this load: the most specific row.
+
+    What a row names counts in this order: the model, a GPU family, a backend, the door, the starts, a range of vLLM. An
+    unknown environment, release, door or way of starting fits only rows that leave it open. Raises BadUsage for an
+    unknown claim.
+    """
+    claim_of(claim)
+    where = environment or Environment()
+    fitting = [row for row in rows if row.claim == claim and _fits(row, model, where, door, starts)]
+    if not fitting:
+        raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
+    return max(fitting, key=_specific)
+
+
+def _fits(row: Row, model: str, where: Environment, door: Door | None, starts: Starts | None) -> bool:
+    peaks = peaks_of(where.gpu_name)
+    devices = {ANY, where.backend, peaks.family if peaks else None}
+    here = row.model in (ANY, short_name(model)) and row.device in devices and _in_range(row.vllm, where.vllm)
+    return here and row.door in (ANY, door) and row.starts in (ANY, starts)
+
+
+def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
+    """From the first release on, before the second; an unknown version is in no range but the open one."""
+    first, last = wanted
+    if version is None:
+        return wanted == ANY_RELEASE
+    return release(first) <= release(version) and (not last or release(version) < release(last))
+
+
+def _specific(row: Row) -> tuple[int, ...]:
+    device = 0 if row.device == ANY else 1 if row.device in get_args(Backend) else 2
+    return int(row.model != ANY), device, int(row.door != ANY), int(row.starts != ANY), int(row.vllm != ANY_RELEASE)
+
+
+def judge(claim: str, curve: Curve, row: Row, others: Others = ()) -> Verdict:
+    """Judge a claim by the row's parameters. others: the curves that were measured beside this one. Never raises for
+    want of data: then it is undecided."""
+    return claim_of(claim).judge(curve, row.parameters, others)
+
+
+def row_to_record(row: Row) -> dict[str, Any]:
+    """A row as plain JSON values."""
+    return {**asdict(row), "vllm": list(row.vllm)}
+
+
+def row_from_record(facts: Mapping[str, Any]) -> Row:
+    """The inverse of `row_to_record`; entries of a later release are left out."""
+    known = known_fields(Row, dict(facts))
+    return Row(**{**known, "vllm": tuple(known.get("vllm", ANY_RELEASE))})

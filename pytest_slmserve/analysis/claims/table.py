@@ -1,0 +1,527 @@
+"""The table of claims, and of the verdicts that are expected on devices, models and releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import get_args
+
+from pytest_slmserve.analysis.claims import gpu_claims, job_claims, kv_blocks, table1
+from pytest_slmserve.analysis.claims.claim import Claim, Judge, Others, Parameters, Row
+from pytest_slmserve.analysis.compare import deployments, interference, replicas, tensor_parallel
+from pytest_slmserve.analysis.sweep import curve as curves
+from pytest_slmserve.analysis.sweep.curve import Curve, is_sweep
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.literals import OwnSharing
+
+
+def _by(judge: Callable[..., Verdict], *names: str) -> Judge:
+    """By the curve alone, and these parameters of the row."""
+    return lambda curve, parameters, others: judge(curve, *(parameters[name] for name in names))
+
+
+def _kv_blocks(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    """Of the launch that is farthest off, so that one bad launch among many shows."""
+    records = tuple(i for p in curve.points for i in p.records)
+    if curve.spec is None or not curve.resolved:
+        return Verdict(kv_blocks.CLAIM, curve.subject, State.UNDECIDED, "no engine was measured")
+    spec = curve.spec
+    each = [kv_blocks.kv_blocks_as_predicted(spec, r, parameters["blocks"], records) for r in curve.resolved]
+    return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
+
+
+def _table_1(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return table1.published_batch_fits(curve.subject)
+
+
+def _request_size(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return table1.published_request_size(curve.subject)
+
+
+def _dearer(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return gpu_claims.dearer_models(curve, others, parameters["bound"])
+
+
+def _wider(curve: Curve) -> bool:
+    """An engine that was measured on several numbers of GPUs."""
+    return bool(curve.wider)
+
+
+def _wider_smallest(curve: Curve) -> bool:
+    return _wider(curve) and curve.subject == SMALLEST
+
+
+def _wider_largest(curve: Curve) -> bool:
+    """On as many GPUs as the claim is about."""
+    degrees = {c.spec.tensor_parallel for c in (curve, *curve.wider) if c.spec}
+    return curve.subject == LARGEST and degrees >= {2, 4}
+
+
+def _wider_and_replicas(curve: Curve) -> bool:
+    return _wider(curve) and deployments.on_several_gpus(replace(curve, wider=()))
+
+
+def _alike(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
+    return job_claims.alike_at_one_size(curve, others, parameters["bound"])
+
+
+def _measured(curve: Curve) -> bool:
+    """Of an engine whose KV cache is ours to give: that of an endpoint is its own affair."""
+    return bool(curve.measurements) and curve.measurements[0].spec.door != "endpoint"
+
+
+def _sensed_sweep(curve: Curve) -> bool:
+    """A sweep of a GPU that was looked at: without sensors there is nothing to say."""
+    return is_sweep(curve) and any(p.gpu_util is not None or p.power_w is not None for p in curve.valid)
+
+
+def _sensed_decoding(curve: Curve) -> bool:
+    """A sweep of which the decoding alone was looked at, at its largest load too."""
+    return is_sweep(curve) and bool(curve.valid) and curve.valid[-1].saturation_gap is not None
+
+
+def _larger_in_table_1(curve: Curve) -> bool:
+    return gpu_claims.next_smaller(curve.subject) is not None and gpu_claims.at_table_1(curve) is not None
+
+
+def _and_smaller(model: str) -> tuple[str, ...]:
+    """The models that a comparison with the next smaller one reads."""
+    smaller = gpu_claims.next_smaller(short_name(model))
+    return (model, smaller) if smaller else (model,)
+
+
+def _nothing(model: str) -> tuple[str, ...]:
+    return ()
+
+
+MIND_THE_GAP = "arXiv:2503.08311"
+
+
+TOWARDS_PARETO = "arXiv:2404.03353"
+
+
+SMALLEST, LARGEST = "opt-125m", "opt-13b"  # of the models that its figure 1 has
+
+
+def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
+    where = "" if how == "gpus" else " on one GPU"
+    return (
+        Claim(
+            replicas.name_of(replicas.PAY, how),
+            f"Replicas of a small model{where}, {replicas.HOW[how]}, serve more than one engine under that load.",
+            f"{TOWARDS_PARETO}, figure 5; {MIND_THE_GAP}",
+            _by(replicas.replicas_pay, "sharing", "bound"),
+            partial(replicas.has_replicas, sharing=how),
+            of="replicas",
+        ),
+        Claim(
+            replicas.name_of(replicas.TAIL, how),
+            f"Replicas {replicas.HOW[how]} leave the slowest hundredth of the requests no worse off.",
+            f"{TOWARDS_PARETO}, figure 6",
+            _by(replicas.replicas_keep_the_tail, "sharing", "bound"),
+            partial(replicas.has_replicas, sharing=how),
+            of="replicas",
+        ),
+    )
+
+
+def _rows_of_replicas(how: OwnSharing) -> tuple[Row, ...]:
+    return (
+        Row(
+            replicas.name_of(replicas.PAY, how),
+            parameters={"sharing": how, "bound": 1.0},
+            evidence=f"raw results of {MIND_THE_GAP}: 2 replicas of OPT-1.3B serve 1.236 times as much under MPS",
+        ),
+        Row(
+            replicas.name_of(replicas.TAIL, how),
+            parameters={"sharing": how, "bound": 1.1},
+            evidence="Little's law: as many requests in flight and more served means less time for each, in the mean",
+        ),
+    )
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        curves.PLATEAU,
+        "Throughput reaches a plateau within the engine's KV capacity: a further doubling of the load gains little.",
+        f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
+        _by(curves.pareto_plateau, "tolerance"),
+    ),
+    Claim(
+        curves.LATENCY,
+        "Past the plateau each doubling of the load still raises the mean latency.",
+        f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
+        _by(curves.latency_keeps_rising, "tolerance"),
+    ),
+    Claim(
+        curves.PARETO,
+        "Every load up to the plateau is Pareto-optimal: none beats it in both throughput and mean latency.",
+        TOWARDS_PARETO,
+        _by(curves.pareto_up_to_plateau, "tolerance", "margin"),
+    ),
+    Claim(
+        interference.CLAIM,
+        "A cell is the same alone and beside engines on other GPUs of the host: all of them at once may be believed.",
+        "the run itself",
+        _by(interference.neighbours_do_not_disturb, "margin"),
+        interference.has_neighbours,
+    ),
+    Claim(
+        kv_blocks.CLAIM,
+        "The engine has the KV blocks that the model's shape and the KV bytes predict.",
+        "vLLM's paged KV cache (arXiv:2309.06180)",
+        _kv_blocks,
+        _measured,
+    ),
+    Claim(
+        gpu_claims.UNDERUSED,
+        "Even at the largest load, less than half of the warps that fit on the GPU are resident.",
+        f"{TOWARDS_PARETO}, figure 3; {MIND_THE_GAP}, figures 5 and 6",
+        _by(gpu_claims.underused, "bound"),
+        _sensed_sweep,
+    ),
+    Claim(
+        gpu_claims.BLIND_UTIL,
+        "GPU utilisation is near its end long before throughput is: it proves nothing.",
+        f"{TOWARDS_PARETO}, figure 8",
+        _by(gpu_claims.util_saturates_first, "bound", "full"),
+        _sensed_sweep,
+    ),
+    Claim(
+        gpu_claims.MEMORY_BOUND,
+        "While it decodes, at every load, the memory is nearer to what it can reach than the tensor cores are.",
+        MIND_THE_GAP,
+        _by(gpu_claims.memory_bound, "margin"),
+        _sensed_decoding,
+    ),
+    Claim(
+        gpu_claims.CHEAPER_TOKENS,
+        "An output token at the largest load takes at most half of the energy of one at the smallest.",
+        MIND_THE_GAP,
+        _by(gpu_claims.cheaper_tokens, "bound"),
+        _sensed_sweep,
+    ),
+    Claim(
+        gpu_claims.DEARER_MODELS,
+        "A larger model takes more energy per output token, each at its largest batch of table 1.",
+        f"{TOWARDS_PARETO}, figure 4",
+        _dearer,
+        _larger_in_table_1,
+        _and_smaller,
+    ),
+    *(claim for how in get_args(OwnSharing) for claim in _of_replicas(how)),
+    Claim(
+        tensor_parallel.PER_GPU,
+        "Spread over more GPUs, an engine whose load fits into one serves less per GPU.",
+        f"{TOWARDS_PARETO}, figure 1",
+        _by(tensor_parallel.loses_per_gpu, "bound"),
+        _wider,
+        of="gpus",
+    ),
+    Claim(
+        tensor_parallel.SLOWER,
+        "Spread over more GPUs, the smallest model serves less even in all.",
+        f"{TOWARDS_PARETO}, figure 1",
+        _by(tensor_parallel.slows_the_smallest, "bound"),
+        _wider_smallest,
+        of="gpus",
+    ),
+    Claim(
+        tensor_parallel.STILL_GAINS,
+        "The largest model still gains from two GPUs to four.",
+        f"{TOWARDS_PARETO}, figure 1",
+        _by(tensor_parallel.still_gains, "fewer", "more", "bound"),
+        _wider_largest,
+        of="gpus",
+    ),
+    Claim(
+        tensor_parallel.REPLICAS,
+        "A model that fits one GPU gains less from an engine over several than from a replica on each of them.",
+        f"{TOWARDS_PARETO}, figure 1",
+        _by(tensor_parallel.replicas_beat, "bound"),
+        _wider_and_replicas,
+        of="gpus",
+    ),
+    Claim(
+        job_claims.FOLLOWS,
+        "At a low rate of arrivals requests are served as fast as they come, whatever the length of their outputs.",
+        f"{TOWARDS_PARETO}, figure 2, right",
+        _by(job_claims.throughput_follows_arrivals, "bound"),
+        job_claims.has_grid,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.LONGER,
+        "With all requests at once, fewer are served per second the longer their outputs are.",
+        f"{TOWARDS_PARETO}, figure 2, right",
+        _by(job_claims.longer_outputs_fewer_requests, "bound"),
+        job_claims.has_grid,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.WAITS,
+        "A request that comes with all others at once lasts longer than one that comes at a low rate.",
+        f"{TOWARDS_PARETO}, figure 2, right",
+        _by(job_claims.all_at_once_waits_longer, "bound"),
+        job_claims.has_rates,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.ALIKE,
+        "Models of about one size serve about the same, whatever their family.",
+        f"{TOWARDS_PARETO}, figure 2, left",
+        _alike,
+        job_claims.is_compared,
+        job_claims.compared_with,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.KV,
+        "Throughput grows with the number of KV blocks until all requests fit at once, and no more from there.",
+        TOWARDS_PARETO,
+        _by(job_claims.throughput_grows_with_kv_blocks, "bound", "flat"),
+        job_claims.has_caches,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.CONTINUOUS_MOST,
+        "Continuous batching serves more than any way to make batches one after the other.",
+        "Orca (OSDI 2022); vLLM (arXiv:2309.06180)",
+        _by(job_claims.continuous_batching_serves_most, "bound"),
+        job_claims.has_ways,
+        of="jobs",
+    ),
+    Claim(
+        job_claims.DYNAMIC_SOONER,
+        "At a rate, batches that wait for a while are answered sooner than batches that wait until they are full.",
+        "Clipper (arXiv:1612.03079), adaptive batching with a delay",
+        _by(job_claims.dynamic_batching_answers_sooner, "bound"),
+        job_claims.has_dynamic,
+        of="jobs",
+    ),
+    Claim(
+        table1.CLAIM,
+        "The paper's largest batch fits into 0.9 x 40 GiB with every request at its full length.",
+        f"{TOWARDS_PARETO}, table 1",
+        _table_1,
+        reads=_nothing,
+    ),
+    Claim(
+        table1.REQUEST_CLAIM,
+        "A request of OPT-1.3B with 512 prompt and 256 output tokens takes 50 MB of KV cache.",
+        f"{TOWARDS_PARETO}, text",
+        _request_size,
+        reads=_nothing,
+    ),
+)
+
+
+_LAW = {"tolerance": curves.TOLERANCE}
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        curves.PLATEAU,
+        parameters=_LAW,
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B gains 13.7 % from 128 to 256, 3.6 % from 256 to 512",
+    ),
+    Row(
+        curves.PLATEAU,
+        model="opt-125m",
+        device="H200",
+        door="offline",  # the server's one front end ends the gain before the GPU does
+        starts="spread",
+        parameters=_LAW,
+        expected="fails",
+        evidence="vLLM 0.26.0: it gains 52 % from 256 to 512 in flight and 26 % more to 1024, the largest load",
+    ),
+    Row(
+        curves.LATENCY,
+        parameters=_LAW,
+        evidence="Little's law: at constant throughput the time in the engine doubles with the load",
+    ),
+    Row(
+        curves.PARETO,
+        parameters={**_LAW, "margin": curves.MARGIN},
+        evidence="a step of more sequences is never shorter, so latency rises with throughput",
+    ),
+    Row(
+        interference.CLAIM,
+        parameters={"margin": 0.03},
+        evidence="the margin of the gate: what would be taken for a regression must not come from a neighbour",
+    ),
+    Row(
+        interference.CLAIM,
+        device="cpu",
+        parameters={"margin": 0.15},
+        evidence="engines on two halves of one CPU share its caches and its memory, and repeats differ by 4 to 6 %",
+    ),
+    Row(
+        curves.PARETO,
+        device="cpu",
+        parameters={**_LAW, "margin": 0.10},
+        evidence="repeats on two shared cores differ by 4 to 6 %: two of them cannot tell less than about 10 % apart",
+    ),
+    Row(
+        kv_blocks.CLAIM,
+        parameters={"blocks": kv_blocks.BLOCK_TOLERANCE},
+        evidence=f"logs that belong to {MIND_THE_GAP}: 18,573 blocks, 18,572 predicted (OPT-1.3B)",
+    ),
+    Row(
+        gpu_claims.UNDERUSED,
+        parameters={"bound": 0.5},
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B at 512 keeps 13.5 % of the warps resident on an H100",
+    ),
+    Row(
+        gpu_claims.BLIND_UTIL,
+        parameters={"bound": 1.5, "full": 0.9},
+        evidence="GPU utilisation is the share of time in which any kernel ran (NVIDIA, nvml.h)",
+    ),
+    Row(
+        gpu_claims.BLIND_UTIL,
+        model="opt-125m",
+        device="H200",
+        starts="spread",
+        parameters={"bound": 1.5, "full": 0.9},
+        expected="fails",
+        evidence="vLLM 0.26.0: no kernel runs for a quarter of the time at 512 in flight, and for 60 % at 1 to 128",
+    ),
+    Row(
+        gpu_claims.MEMORY_BOUND,
+        parameters={"margin": 1.0},
+        evidence="by shapes, decoding an OPT tends to 12 to 50 FLOP/byte, and the ridge of these GPUs is 139 to 606",
+    ),
+    Row(
+        gpu_claims.MEMORY_BOUND,
+        model="opt-2.7b",
+        device="H200",
+        starts="together",
+        parameters={"margin": 1.0},
+        expected="fails",
+        evidence="vLLM 0.26.0: at 256 in flight DRAM 36 %, tensor cores 50 %, nearly all of it padding (head size 80)",
+    ),
+    Row(
+        gpu_claims.MEMORY_BOUND,
+        model="qwen2.5-3b",
+        device="H200",
+        starts="together",
+        parameters={"margin": 1.0},
+        expected="fails",
+        evidence="by shapes it tends to 1,316 FLOP/byte; vLLM 0.26.0: at 1024 in flight DRAM 13 %, tensor cores 23 %",
+    ),
+    Row(
+        gpu_claims.CHEAPER_TOKENS,
+        parameters={"bound": 0.5},
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B takes 0.67 J a token at batch 1, 0.031 J at 256",
+    ),
+    Row(
+        gpu_claims.DEARER_MODELS,
+        parameters={"bound": 1.0},
+        evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
+    ),
+    *(row for how in get_args(OwnSharing) for row in _rows_of_replicas(how)),
+    Row(
+        replicas.name_of(replicas.PAY, "mps"),
+        model="opt-2.7b",
+        device="H200",
+        parameters={"sharing": "mps", "bound": 1.0},
+        expected="fails",
+        evidence="vLLM 0.26.0: 2 serve 0.932 times as much, 3 0.859: the GPU is busy and at its power limit with one",
+    ),
+    *(
+        Row(
+            replicas.name_of(claim, "time-slicing"),
+            model="opt-2.7b",
+            device="H200",
+            parameters={"sharing": "time-slicing", "bound": bound},
+            expected="fails",
+            evidence="vLLM 0.26.0: 2 serve 0.807 times as much, 3 0.709: every replica pays a step's fixed part anew",
+        )
+        for claim, bound in ((replicas.PAY, 1.0), (replicas.TAIL, 1.1))
+    ),
+    Row(
+        replicas.name_of(replicas.PAY, "time-slicing"),
+        model="opt-1.3b",
+        device="H200",
+        parameters={"sharing": "time-slicing", "bound": 1.0},
+        expected="fails",
+        evidence="vLLM 0.26.0: 2 serve 0.937 times as much, 3 0.884: one engine leaves no time without a kernel",
+    ),
+    Row(
+        tensor_parallel.PER_GPU,
+        parameters={"bound": 1.0},
+        evidence="each layer waits for two all-reduces, and what the host does for a step is not divided",
+    ),
+    Row(
+        tensor_parallel.SLOWER,
+        parameters={"bound": 1.0},
+        evidence="a step of OPT-125M takes some milliseconds, most of them not of the GPU; 24 all-reduces come on top",
+    ),
+    Row(
+        tensor_parallel.STILL_GAINS,
+        parameters={"fewer": 2, "more": 4, "bound": 1.0},
+        evidence="reading 13 GB of weights and as much of KV cache takes longer than the 80 all-reduces of a step",
+    ),
+    Row(
+        tensor_parallel.REPLICAS,
+        parameters={"bound": 1.0},
+        evidence="replicas wait for nobody; each reads all of the weights, which matters less the larger the batch is",
+    ),
+    Row(
+        job_claims.FOLLOWS,
+        parameters={"bound": 0.8},
+        evidence="below its capacity an engine serves what comes; the last requests of a job take their time as well",
+    ),
+    Row(
+        job_claims.LONGER,
+        parameters={"bound": 0.75},
+        evidence="each output token is a step more: at 8 times the length only the prompt is as cheap as before",
+    ),
+    Row(
+        job_claims.WAITS,
+        parameters={"bound": 1.2},
+        evidence="a step of all requests is longer than one of those that a low rate brings together",
+    ),
+    Row(
+        job_claims.ALIKE,
+        parameters={"bound": 1.25},
+        evidence="by shapes: weights and KV bytes per token differ by at most 14 %",
+    ),
+    Row(
+        job_claims.KV,
+        parameters={"bound": 1.1, "flat": 1.1},
+        evidence="the blocks bound the batch, and the law of saturation does the rest",
+    ),
+    Row(
+        job_claims.CONTINUOUS_MOST,
+        parameters={"bound": 1.0},
+        evidence="a batch lasts as long as its longest output, and a slot that is free earlier stays empty",
+    ),
+    Row(
+        job_claims.DYNAMIC_SOONER,
+        parameters={"bound": 1.0},
+        evidence="at a rate r the first request of a full batch of B waits (B - 1)/r, of a dynamic one 0.1 s at most",
+    ),
+    Row(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
+    Row(
+        table1.REQUEST_CLAIM,
+        model=table1.REQUEST_MODEL,
+        expected="fails",
+        evidence="2 x 2 bytes x 2048 wide x 24 layers are 196,608 a token: 151 MB for 768 tokens, 50.3 MB for 256",
+    ),
+    Row(table1.CLAIM, evidence="parameters and KV bytes per token from the published shapes"),
+    Row(
+        table1.CLAIM,
+        model="opt-1.3b",
+        expected="fails",
+        evidence="238 requests of 151.0 MB fit into 36 GiB less 2.63 GB of weights, the paper has 256",
+    ),
+    Row(
+        table1.CLAIM,
+        model="opt-6.7b",
+        expected="fails",
+        evidence="62 requests of 402.7 MB fit into 36 GiB less 13.32 GB of weights, the paper has 64",
+    ),
+)

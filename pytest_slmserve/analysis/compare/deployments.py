@@ -1,0 +1,129 @@
+"""Ways to serve one model on the GPUs there are, each under the same requests in flight in all.
+
+One engine may be spread over several GPUs (tensor parallelism), or each GPU may have an engine of its own (replicas).
+What is compared is what they serve together, per GPU too. Where a load does not fit into the KV memory of one GPU, some
+of its requests wait there: what more GPUs gain then is memory, not speed, and is said so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_slmserve.analysis.points.replica_points import SharedPoint
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, pooled_relative_sd
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.specs import short_hash
+
+SIZED = ("tensor_parallel", "kv_cache_bytes", "max_num_seqs")  # what follows from how many GPUs an engine has
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One way, under one load. tensor_parallel: GPUs of each engine. sharing: how several engines are placed; None for
+    one alone. room: requests that may run at once in all engines; None: not known. kv_blocks: of all engines."""
+
+    gpus: int
+    engines: int
+    tensor_parallel: int
+    sharing: Sharing | None
+    concurrency: int
+    served: Point | SharedPoint
+    room: int | None = None
+    kv_blocks: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Do all of its requests run at once?"""
+        return self.room is None or self.concurrency <= self.room
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.served.output_tokens_per_s or 0.0
+
+    @property
+    def e2e_s(self) -> float | None:
+        return self.served.e2e_s
+
+
+def with_wider(curves: Iterable[Curve]) -> list[Curve]:
+    """Each curve; the one on the fewest GPUs of a kind of engine with those of the same on more."""
+    found = list(curves)
+    families: dict[str, list[Curve]] = {}
+    for curve in found:
+        if curve.spec:
+            families.setdefault(_family(curve), []).append(curve)
+    wider = {id(alike[0]): tuple(alike[1:]) for alike in map(_ascending, families.values()) if _spread(alike)}
+    return [replace(curve, wider=wider.get(id(curve), ())) for curve in found]
+
+
+def _family(curve: Curve) -> str:
+    """Equal for curves that differ in nothing but the GPUs of their engine, and in what follows from those."""
+    spec, where, workload, load = curve.spec, curve.environment, curve.workload, curve.load
+    assert spec and where and workload
+    facts = {name: value for name, value in spec.facts.items() if name not in SIZED}
+    return short_hash([facts, where.per_gpu_key, workload.hash, load.starts if load else None])
+
+
+def _ascending(curves: Sequence[Curve]) -> list[Curve]:
+    return sorted(curves, key=lambda c: c.spec.tensor_parallel if c.spec else 0)
+
+
+def _spread(curves: Sequence[Curve]) -> bool:
+    return len({c.spec.tensor_parallel for c in curves if c.spec}) > 1
+
+
+def deployments(curve: Curve) -> tuple[Deployment, ...]:
+    """All that were measured of this curve's engine and are valid, by load, then by GPUs."""
+    found: dict[tuple[object, ...], Deployment] = {}
+    for each in (curve, *curve.wider):
+        for one in (*_engines(each), *_replicas(each)):
+            found.setdefault((one.concurrency, one.gpus, one.engines, one.sharing), one)
+    return tuple(found[key] for key in sorted(found, key=lambda key: (*key[:3], str(key[3]))))
+
+
+def on_several_gpus(curve: Curve) -> bool:
+    """Was its engine measured on several numbers of GPUs, or as replicas with a GPU each?"""
+    return bool(curve.wider) or any(shared.sharing == "gpus" for shared in curve.shared)
+
+
+def _engines(curve: Curve) -> Iterator[Deployment]:
+    spec, resolved = curve.spec, next(iter(curve.resolved), None)
+    if spec is None or resolved is None:
+        return
+    limits = [n for n in (curve.kv_capacity, resolved.max_num_seqs or spec.max_num_seqs) if n is not None]
+    for point in (*curve.valid, *(point for point in curve.alone if point.valid)):
+        gpus, blocks = spec.tensor_parallel, resolved.kv_blocks
+        yield Deployment(gpus, 1, gpus, None, point.concurrency, point, min(limits, default=None), blocks)
+
+
+def _replicas(curve: Curve) -> Iterator[Deployment]:
+    for shared in curve.shared:
+        if shared.valid:
+            each = shared.tensor_parallel
+            gpus = shared.count * each if shared.sharing == "gpus" else each
+            yield Deployment(gpus, shared.count, each, shared.sharing, shared.concurrency, shared)
+
+
+def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployment]]:
+    """Engines alone, by GPUs and by load."""
+    table: dict[int, dict[int, Deployment]] = {}
+    for one in found:
+        if one.sharing is None:
+            table.setdefault(one.gpus, {})[one.concurrency] = one
+    return table
+
+
+def speedup(base: Deployment, other: Deployment) -> Interval:
+    """Factor of the throughput of `other` over that of `base`; the noise is that of the repeats of both."""
+    first, second = base.served.repeats, other.served.repeats
+    return factor(log_ratio(first, second, pooled_relative_sd([first, second])))
+
+
+def per_gpu(seen: Interval, base: Deployment, other: Deployment) -> Interval:
+    """The same factor of the throughput per GPU."""
+    share = base.gpus / other.gpus
+    low, high = (None if end is None else share * end for end in (seen.low, seen.high))
+    return Interval(share * seen.value, low, high)

@@ -1,0 +1,159 @@
+"""What several engines serve over the best of one: limits of the engines differ, so the best of each side is compared.
+
+That is how arXiv:2503.08311 tells the gain of its replicas. Beside it the gain over one engine with the same total
+limit, where there is one. What preempted is compared, and never chosen: the memory was too small for that limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from pytest_slmserve.analysis.stats.estimates import Interval, Noise, factor, log_ratio, pooled_relative_sd
+from pytest_slmserve.schema.errors import TooFewPoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSet:
+    """Repeats of `replicas` engines on one device, each under the limit `knob`.
+
+    settings: names and values that tell it from other sets of as many engines. throughput: of all engines, tokens/s.
+    power_w: of the device; None where a repeat has none, empty where nobody looked. eligible: may be the baseline.
+    alternative: may be one with other settings.
+    """
+
+    replicas: int
+    knob: int
+    settings: tuple[tuple[str, str], ...] = ()
+    throughput: tuple[float, ...]
+    latency_s: tuple[float, ...]
+    preemptions: float | None = None
+    power_w: tuple[float | None, ...] = ()
+    eligible: bool = True
+    alternative: bool = True
+
+    @property
+    def total(self) -> int:
+        return self.replicas * self.knob
+
+    @property
+    def rate(self) -> float:
+        return fmean(self.throughput)
+
+    @property
+    def preempted(self) -> bool:
+        return bool(self.preemptions)
+
+    @property
+    def energy_per_token_j(self) -> float | None:
+        """None where the power of a repeat is not known."""
+        each = [watts / rate for watts, rate in zip(self.power_w, self.throughput) if watts is not None]
+        return fmean(each) if len(each) == len(self.throughput) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A set beside the baseline. gain: of throughput, a share; at_equal_total: over one engine whose limit is the
+    total; latency: a factor. None for the baseline itself, and where there is nothing to compare with."""
+
+    engines: EngineSet
+    gain: Interval | None = None
+    at_equal_total: Interval | None = None
+    latency: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """rows: all, by replicas, limit and settings. best: the most throughput of several engines without preemption, None
+    where all preempted. alike: others of several engines that the noise does not tell from it. others: the best of one
+    engine for each other value of the settings, with the gain of `best` over it."""
+
+    baseline: EngineSet
+    best: Compared | None
+    rows: tuple[Compared, ...]
+    alike: tuple[EngineSet, ...] = ()
+    others: tuple[tuple[EngineSet, Interval], ...] = ()
+
+    @property
+    def gain(self) -> Interval | None:
+        return self.best.gain if self.best else None
+
+
+def compare(sets: Sequence[EngineSet]) -> Comparison:
+    """Order does not matter. Raises TooFewPoints where one side has nothing.
+
+    The noise is pooled over all sets that did not preempt; without repeats there are no intervals.
+    """
+    found = sorted(sets, key=lambda s: (s.replicas, s.knob, s.settings))
+    alone = [s for s in found if s.replicas == 1 and not s.preempted]
+    baseline = _most([s for s in alone if s.eligible])
+    if baseline is None:
+        raise TooFewPoints(_no_baseline(found), "another --baseline, or results of one engine too")
+    if not any(s.replicas > 1 for s in found):
+        raise TooFewPoints("there is no row of several engines", "another column for --replicas")
+    rate_noise = _noise(found, lambda s: s.throughput)
+    latency_noise = _noise(found, lambda s: s.latency_s)
+    rows = tuple(_compared(s, baseline, alone, rate_noise, latency_noise) for s in found)
+    several = [s for s in found if s.replicas > 1 and not s.preempted]
+    most = _most(several)
+    result = Comparison(baseline=baseline, best=next((r for r in rows if r.engines is most), None), rows=rows)
+    return (
+        result
+        if most is None
+        else replace(
+            result,
+            alike=tuple(s for s in several if s is not most and _alike(s, most, rate_noise)),
+            others=tuple((s, _gain(s, most, rate_noise)) for s in _others(alone, baseline)),
+        )
+    )
+
+
+def _no_baseline(sets: Sequence[EngineSet]) -> str:
+    lost = sum(s.replicas == 1 and s.eligible and s.preempted for s in sets)
+    without = f" without preemption ({lost} with)" if lost else ""
+    return f"there is no row of one engine{without} to compare several with"
+
+
+def _most(sets: Sequence[EngineSet]) -> EngineSet | None:
+    """That with the most throughput, of equal ones the first."""
+    return max(sets, key=lambda s: s.rate, default=None)
+
+
+def _noise(sets: Sequence[EngineSet], of: Callable[[EngineSet], Sequence[float]]) -> Noise:
+    return pooled_relative_sd([of(s) for s in sets if not s.preempted])
+
+
+def _compared(
+    seen: EngineSet, baseline: EngineSet, alone: Sequence[EngineSet], rate_noise: Noise, latency_noise: Noise
+) -> Compared:
+    if seen is baseline:
+        return Compared(engines=seen)
+    equal = _most([s for s in alone if s.eligible and s.knob == seen.total]) if seen.replicas > 1 else None
+    return Compared(
+        engines=seen,
+        gain=_gain(baseline, seen, rate_noise),
+        at_equal_total=_gain(equal, seen, rate_noise) if equal else None,
+        latency=factor(log_ratio(baseline.latency_s, seen.latency_s, latency_noise)),
+    )
+
+
+def _gain(first: EngineSet, second: EngineSet, noise: Noise) -> Interval:
+    """By how much the second has more, as a share of the first."""
+    seen = factor(log_ratio(first.throughput, second.throughput, noise))
+    low, high = (None if end is None else end - 1 for end in (seen.low, seen.high))
+    return Interval(seen.value - 1, low, high)
+
+
+def _alike(seen: EngineSet, best: EngineSet, noise: Noise) -> bool:
+    low = _gain(seen, best, noise).low
+    return low is not None and low <= 0
+
+
+def _others(alone: Sequence[EngineSet], baseline: EngineSet) -> Iterator[EngineSet]:
+    """The best of one engine for each value of the settings that is not the baseline's."""
+    usable = [s for s in alone if s.alternative and s.settings != baseline.settings]
+    for settings in sorted({s.settings for s in usable}):
+        best = _most([s for s in usable if s.settings == settings])
+        assert best is not None
+        yield best

@@ -1,0 +1,114 @@
+"""Do replicas of a small model on one GPU pay? Judged against one engine alone, as many requests in flight in all.
+
+The papers measured their gains against an engine without chunked prefill, which vLLM has by default today.
+"""
+
+from __future__ import annotations
+
+from pytest_slmserve.analysis.metrics.validity import enough
+from pytest_slmserve.analysis.points.replica_points import SharedPoint, gain_over, latency_ratio
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below
+from pytest_slmserve.schema.literals import Sharing
+
+PAY, TAIL = "replicas-pay", "replicas-keep-the-tail"
+HOW: dict[Sharing, str] = {
+    "time-slicing": "by time slicing",
+    "mps": "under MPS",
+    "mig": "on MIG instances",
+    "gpus": "with a GPU each",
+    "urls": "at URLs of their own",
+}
+Pair = tuple[SharedPoint, Point]
+
+
+def name_of(claim: str, sharing: Sharing) -> str:
+    return f"{claim}-{sharing}"
+
+
+def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    """Do some number of replicas serve more than `bound` times what one engine does?
+
+    value: the largest gain in throughput, over the numbers of replicas measured. arXiv:2404.03353, figure 5;
+    arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine without chunked prefill, 1.236 against one with it.
+    """
+    claim, pairs = name_of(PAY, sharing), compared(curve, sharing)
+    if not pairs:
+        return _undecided(claim, curve, sharing, bound)
+    gains = {pair[0].count: gain_over(pair[1], pair[0]) for pair in pairs}
+    shared, alone = max(pairs, key=lambda pair: gains[pair[0].count].value)
+    seen = gains[shared.count]
+    others = ", ".join(f"{count}: {gain.value:.3g}" for count, gain in sorted(gains.items()) if count != shared.count)
+    why = (
+        f"{shared.count} replicas {HOW[sharing]} serve {times(seen)} what one engine does at {shared.concurrency} in "
+        f"flight{f' ({others})' if others else ''}{_latency(alone, shared)} (bound {bound:g})"
+    )
+    return _verdict(claim, curve, above(seen, bound), why, bound, seen, shared, alone)
+
+
+def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    """With the number of replicas that serves most, is the 99th percentile of E2E, over the requests of all, at most
+    `bound` times that of one engine? value: the ratio. arXiv:2404.03353, figure 6, has the largest mean."""
+    claim, pairs = name_of(TAIL, sharing), compared(curve, sharing)
+    if not pairs:
+        return _undecided(claim, curve, sharing, bound)
+    shared, alone = max(pairs, key=lambda pair: gain_over(pair[1], pair[0]).value)
+    seen = latency_ratio(alone, shared, "e2e_p99_s")
+    if seen is None:
+        return Verdict(claim, curve.subject, State.UNDECIDED, "no request ended in a window", bound=bound)
+    why = (
+        f"the 99th percentile of E2E of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
+        f"{shared.concurrency} in flight (bound {bound:g})"
+    )
+    return _verdict(claim, curve, below(seen, bound), why, bound, seen, shared, alone)
+
+
+def compared(curve: Curve, sharing: Sharing) -> list[Pair]:
+    """Replicas, and one engine alone under the same load in all; where both are valid."""
+    alone = {load: curve.one_engine(load) for load in {shared.concurrency for shared in curve.shared}}
+    return [
+        (shared, one)
+        for shared in curve.shared
+        if shared.sharing == sharing and shared.valid and (one := alone[shared.concurrency])
+    ]
+
+
+def trustworthy(subject: str, shared: SharedPoint, wanted: int) -> Verdict:
+    """Are there at least `wanted` runs of which every replica's measurement stands up to every check?"""
+    valid = len(shared.repeats)
+    return enough(subject, "runs", valid, valid + shared.left_out, wanted, shared.problems, shared.records)
+
+
+def has_replicas(curve: Curve, sharing: Sharing) -> bool:
+    return any(shared.sharing == sharing for shared in curve.shared)
+
+
+def _latency(alone: Point, shared: SharedPoint) -> str:
+    seen = latency_ratio(alone, shared, "largest_e2e_s")
+    return "" if seen is None else f"; their largest mean E2E is {percent(seen.value)} of its mean"
+
+
+def _undecided(claim: str, curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    shared = [s for s in curve.shared if s.sharing == sharing]
+    loads = sorted({s.concurrency for s in shared})
+    invalid = next((s for s in shared if not s.valid), None)
+    if not shared:
+        why = f"no replicas were measured {HOW[sharing]}"
+    elif invalid:
+        why = f"{invalid.count} replicas have no valid repeat ({'; '.join(invalid.problems) or 'not measured'})"
+    else:
+        why = f"one engine alone was not measured at {', '.join(map(str, loads))} in flight"
+    return Verdict(claim, curve.subject, State.UNDECIDED, why, bound=bound)
+
+
+def _verdict(
+    claim: str, curve: Curve, state: State, why: str, bound: float, seen: Interval, shared: SharedPoint, alone: Point
+) -> Verdict:
+    records = (*alone.records, *shared.records)
+    unsure = "; known for one repeat only: --slm-repeats 2" if seen.low is None else ""
+    return Verdict(
+        claim, curve.subject, state, f"{why}{unsure}",
+        value=seen.value, low=seen.low, high=seen.high, bound=bound, n=len(records), records=records,
+    )  # fmt: skip

@@ -1,0 +1,320 @@
+"""What sensors said of a run's window, as figures. None is "not known", also where there was no telemetry at all."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import itemgetter
+from statistics import median
+from typing import NamedTuple
+
+from pytest_slmserve.analysis.cached import once
+from pytest_slmserve.analysis.device.multi_gpu import each_gpu, imbalance, together
+from pytest_slmserve.schema.records import Run, Telemetry
+from pytest_slmserve.schema.sensors import (
+    CAPPED_POWER,
+    CLOCK_REASONS,
+    DRAM_ACTIVE,
+    ENERGY,
+    ENGINE_ACTIVE,
+    GPU_UTIL,
+    HOST_CORES,
+    MEMORY_USED,
+    OWN_CORES,
+    POWER,
+    POWER_INSTANT,
+    POWER_LIMIT,
+    PROFILED,
+    SM_ACTIVE,
+    SM_CLOCK,
+    SM_OCCUPANCY,
+    STOLEN_CORES,
+    TEMPERATURE,
+    TENSOR_ACTIVE,
+)
+
+POWER_CAP = 0x04  # bit of the clock event reasons (NVIDIA, nvml.h)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFigures:
+    """Over the window. Ratios and cores are means weighted by the time that each reading is a mean over.
+
+    engine_active: share of time in which any kernel ran. power_w: of the energy counter where there is one, else
+    power_integrated_w. energy_j: power_w times the window, so for all of it where rows cover a part.
+    power_integrated_w: of the instant power readings as steps (the averaged ones where there are no others).
+    energy_deviation: integrated over counter, less 1, both over the counter's time. power_limit_w: None where it moved.
+    sm_clock_hz: the median. power_capped: share of the window in which the power limit held the clock down, by its
+    counter, or else share of the readings that said so. temperature_c, memory_used_bytes: the largest. coverage: share
+    of the window in which ratios were known.
+
+    Of several GPUs: power, energy and memory are those of all together, ratios means over them, the clock that of the
+    slowest. power_imbalance: power of the GPU that takes most less that of the one that takes least, over their mean.
+    """
+
+    gpu_util: float | None = None
+    engine_active: float | None = None
+    sm_active: float | None = None
+    sm_active_max: float | None = None
+    sm_occupancy: float | None = None
+    sm_occupancy_max: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    power_integrated_w: float | None = None
+    energy_deviation: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_hz: float | None = None
+    sm_clock_min_hz: float | None = None
+    power_capped: float | None = None
+    temperature_c: float | None = None
+    memory_used_bytes: float | None = None
+    own_cores: float | None = None
+    host_cores: float | None = None
+    stolen_cores: float | None = None
+    coverage: float | None = None
+    power_imbalance: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeFigures:
+    """Means over the readings of the window in which no prompt was processed. seconds: how much time they tell of."""
+
+    seconds: float = 0.0
+    engine_active: float | None = None
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+
+
+class Known(NamedTuple):
+    """One value of one sensor. weight_s: how much time it stands for in a mean."""
+
+    at_s: float
+    weight_s: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Telemetry and the window it is asked about. rows: those that tell of the window, in the order taken."""
+
+    telemetry: Telemetry
+    window_s: tuple[float, float]
+    rows: tuple[int, ...]
+
+    @property
+    def length_s(self) -> float:
+        return self.window_s[1] - self.window_s[0]
+
+    def value(self, number: int, row: int) -> float | None:
+        """What one row says of one sensor."""
+        column = self.telemetry.columns.get(number, ())
+        found = column[row] if row < len(column) else None
+        return found if found is not None and math.isfinite(found) else None
+
+    def known(self, number: int) -> list[Known]:
+        """All that the window's rows say of one sensor."""
+        at, spans = self.telemetry.time_s, self.telemetry.span_s
+        return [Known(at[row], self._weight_s(spans[row]), value) for row, value in self._told(number)]
+
+    def _told(self, number: int) -> list[tuple[int, float]]:
+        """Row and value, as `value` has it, of each row that says something of one sensor."""
+        column, finite = self.telemetry.columns.get(number, ()), math.isfinite
+        return [(i, v) for i in self.rows if i < len(column) and (v := column[i]) is not None and finite(v)]
+
+    def _weight_s(self, span_s: float | None) -> float:
+        return span_s if span_s is not None and span_s > 0 else self.telemetry.interval_s
+
+    def values(self, number: int) -> list[float]:
+        return [value for _, value in self._told(number)]
+
+    def mean(self, number: int) -> float | None:
+        """Weighted by time."""
+        readings = self.known(number)
+        weights = sum(reading.weight_s for reading in readings)
+        return sum(reading.value * reading.weight_s for reading in readings) / weights if weights > 0 else None
+
+    def share_grown(self, counter: int) -> float | None:
+        """Of a counter of seconds: its growth over the time between its first and last reading; None below two."""
+        readings = self.known(counter)
+        seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
+        return (readings[-1].value - readings[0].value) / seconds if seconds > 0 else None
+
+    def largest(self, number: int) -> float | None:
+        return max(self.values(number), default=None)
+
+    def with_before(self, number: int) -> list[float]:
+        """The window's values, after the last one known before it: what a change is told by."""
+        earlier = (self.value(number, row) for row in range(self.rows[0] - 1, -1, -1))
+        first = next((v for v in earlier if v is not None), None)
+        return [*(() if first is None else (first,)), *self.values(number)]
+
+
+def watched(run: Run) -> Watch | None:
+    """The run's telemetry with its window; None where no row tells of the window."""
+    if run.telemetry is None:
+        return None
+    telemetry = together(run.telemetry)
+    stamps = enumerate(zip(telemetry.time_s, telemetry.span_s))
+    rows = tuple(row for row, (at, span) in stamps if _belongs(at, span, run.window_s))
+    return Watch(telemetry, run.window_s, rows) if rows and run.window_s[1] > run.window_s[0] else None
+
+
+@once
+def device_figures(run: Run) -> DeviceFigures:
+    """The figures of one run."""
+    watch = watched(run)
+    if watch is None:
+        return DeviceFigures()
+    power_w, clocks, limits = _power_w(watch), watch.values(SM_CLOCK), set(watch.values(POWER_LIMIT))
+    return DeviceFigures(
+        gpu_util=watch.mean(GPU_UTIL),
+        engine_active=watch.mean(ENGINE_ACTIVE),
+        sm_active=watch.mean(SM_ACTIVE),
+        sm_active_max=watch.largest(SM_ACTIVE),
+        sm_occupancy=watch.mean(SM_OCCUPANCY),
+        sm_occupancy_max=watch.largest(SM_OCCUPANCY),
+        tensor_active=watch.mean(TENSOR_ACTIVE),
+        dram_active=watch.mean(DRAM_ACTIVE),
+        power_w=power_w,
+        energy_j=None if power_w is None else power_w * watch.length_s,
+        power_integrated_w=_integrated_w(watch),
+        energy_deviation=_energy_deviation(watch),
+        power_limit_w=limits.pop() if len(limits) == 1 else None,
+        sm_clock_hz=median(clocks) if clocks else None,
+        sm_clock_min_hz=min(clocks, default=None),
+        power_capped=_power_capped(watch),
+        temperature_c=watch.largest(TEMPERATURE),
+        memory_used_bytes=watch.largest(MEMORY_USED),
+        own_cores=watch.mean(OWN_CORES),
+        host_cores=watch.mean(HOST_CORES),
+        stolen_cores=watch.mean(STOLEN_CORES),
+        coverage=_coverage(watch),
+        power_imbalance=imbalance([figures.power_w for figures in figures_of_each_gpu(run)]),
+    )
+
+
+def figures_of_each_gpu(run: Run) -> tuple[DeviceFigures, ...]:
+    """The figures of each GPU of an engine that has several; none of one that has one."""
+    gpus = each_gpu(run.telemetry) if run.telemetry else ()
+    return tuple(device_figures(replace(run, telemetry=telemetry)) for telemetry in gpus)
+
+
+@once
+def decode_figures(run: Run) -> DecodeFigures:
+    """The figures of the decoding alone, known where requests begin together: no reading is short enough to fall
+    between the prompts of requests that begin one by one."""
+    watch = watched(run)
+    if watch is None or not len(run.steps):
+        return DecodeFigures()
+    prompts, spans, at = _prompt_times(run), watch.telemetry.span_s, watch.telemetry.time_s
+    rows = tuple(
+        row for row in watch.rows if (span := spans[row]) is not None and not _meets(prompts, at[row] - span, at[row])
+    )
+    decoding = replace(watch, rows=rows)
+    return DecodeFigures(
+        seconds=math.fsum(known.weight_s for known in decoding.known(DRAM_ACTIVE)),
+        engine_active=decoding.mean(ENGINE_ACTIVE),
+        sm_active=decoding.mean(SM_ACTIVE),
+        tensor_active=decoding.mean(TENSOR_ACTIVE),
+        dram_active=decoding.mean(DRAM_ACTIVE),
+    )
+
+
+def _prompt_times(run: Run) -> list[tuple[float, float]]:
+    """From and to of the steps that processed prompts, with the step before and the one after: a trace has the time at
+    which a step's output was seen, and an engine runs a step ahead of it."""
+    times = run.steps.time_s
+    ends = len(times) - 1
+    steps = (i for i, tokens in enumerate(run.steps.prompt_tokens) if tokens)
+    return [(times[i - 2] if i > 1 else -math.inf, times[min(i + 1, ends)]) for i in steps]
+
+
+def _meets(times: Sequence[tuple[float, float]], began: float, ended: float) -> bool:
+    """Does the span from `began` to `ended` overlap any of these, which are in order?"""
+    first = bisect_right(times, began, key=itemgetter(1))
+    return first < len(times) and times[first][0] < ended
+
+
+def _belongs(at_s: float, span_s: float | None, window_s: tuple[float, float]) -> bool:
+    """Does more than half of a reading's span lie in the window? Without a span: does its moment?"""
+    opens, closes = window_s
+    if span_s is None or span_s <= 0:
+        return opens <= at_s <= closes
+    return min(at_s, closes) - max(at_s - span_s, opens) > span_s / 2
+
+
+def _power_w(watch: Watch) -> float | None:
+    """None where there is a counter that cannot be believed: another method would hide it."""
+    return _counter_w(watch) if len(watch.known(ENERGY)) > 1 else _integrated_w(watch)
+
+
+def _counter_w(watch: Watch) -> float | None:
+    """Of the energy counter; None where it falls (restarted or wrapped), or stands still, which no powered GPU does."""
+    readings = watch.known(ENERGY)
+    if len(readings) < 2 or any(b.value < a.value for a, b in pairwise(readings)):
+        return None
+    seconds, joules = readings[-1].at_s - readings[0].at_s, readings[-1].value - readings[0].value
+    return joules / seconds if seconds > 0 and joules > 0 else None
+
+
+def _integrated_w(watch: Watch, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:
+    """Mean of the power readings, each holding from its moment back to the reading before; unknown ones are left out.
+
+    Steps, not trapezoids: a sensor repeats what it last saw until its next update, and a straight line between two
+    readings makes a ramp of each jump of the load.
+    """
+    number = POWER_INSTANT if watch.known(POWER_INSTANT) else POWER
+    joules = seconds = 0.0
+    for before, row in pairwise(watch.rows):
+        began, ended, value = watch.telemetry.time_s[before], watch.telemetry.time_s[row], watch.value(number, row)
+        if value is not None and since_s <= began < ended <= until_s:
+            joules += value * (ended - began)
+            seconds += ended - began
+    return joules / seconds if seconds > 0 else None
+
+
+def _power_capped(watch: Watch) -> float | None:
+    if (share := watch.share_grown(CAPPED_POWER)) is not None:
+        return min(1.0, share)  # its updates are 0.1 s apart, and a reading is taken at any time between
+    told = [bool(int(reasons) & POWER_CAP) for reasons in watch.values(CLOCK_REASONS)]
+    return sum(told) / len(told) if told else None
+
+
+def _energy_deviation(watch: Watch) -> float | None:
+    counted, readings = _counter_w(watch), watch.known(ENERGY)
+    if not counted:
+        return None
+    integrated = _integrated_w(watch, readings[0].at_s, readings[-1].at_s)
+    return None if integrated is None else integrated / counted - 1
+
+
+def _coverage(watch: Watch) -> float | None:
+    """Time in the window that known spans cover, counted once where two overlap; None where no reading has a span.
+
+    A span at the window's edge counts with its part inside. Where there are profiled counters, a span is known if one
+    of them is.
+    """
+    if all(span is None for span in watch.telemetry.span_s):
+        return None
+    (reached, closes), covered = watch.window_s, 0.0
+    for began, ended in sorted(_spans(watch)):
+        first, last = max(began, reached), min(ended, closes)
+        if last > first:
+            covered, reached = covered + last - first, last
+    return covered / watch.length_s
+
+
+def _spans(watch: Watch) -> list[tuple[float, float]]:
+    telemetry = watch.telemetry
+    profiled = [number for number in PROFILED if number in telemetry.columns]
+    return [
+        (at - span, at)
+        for row, (at, span) in enumerate(zip(telemetry.time_s, telemetry.span_s))
+        if span is not None and (not profiled or any(watch.value(n, row) is not None for n in profiled))
+    ]

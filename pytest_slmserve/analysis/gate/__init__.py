@@ -1,0 +1,1 @@
+"""The regression gate as arithmetic: pairs of launches, sequential decision, outputs, calibration, waivers."""

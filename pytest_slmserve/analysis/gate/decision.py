@@ -1,0 +1,271 @@
+"""Is the candidate slower than the baseline? From pairs of launches, one of each side, in the order they were measured.
+
+Each pair gives the logarithm of a cost ratio, candidate over baseline, positive where the candidate is worse. After 4,
+6, 8 and 12 pairs (`sequential.looks_until`) two one-sided tests are made of the mean:
+
+- *fails*: the mean is above 0, and above half of the margin, so that what is statistically there matters too. At most
+  `alpha` of all gates of an unchanged candidate end so, whatever the number of endpoints (Holm 1979).
+- *passes*: the mean is below the margin (non-inferiority, half of Schuirmann's two tests, 1987); all endpoints have to,
+  so nothing is to be corrected (Berger 1982).
+
+Neither at the last look: inconclusive. A value that is missing never passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Literal
+
+from pytest_slmserve.analysis.stats import student_t
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, growth, percent, sample_sd, student_interval
+from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS, NORMAL, boundaries, looks_until
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.schema.errors import BadUsage
+
+Better = Literal["higher", "lower"]
+Pair = tuple[float | None, float | None]  # baseline, candidate
+
+MAX_GATED = 4
+POWER = 0.9
+RANKS_FROM = 6  # with fewer pairs no 95 % interval by ranks exists
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """margin: how much worse a candidate may be, as a share. alpha, beta: how often an unchanged candidate fails, and
+    one that is worse by the margin passes, at most. pairs: as many as may be measured."""
+
+    margin: float = 0.03
+    alpha: float = 0.01
+    beta: float = 0.05
+    pairs: int = FIRST_LOOKS[-1]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.margin < 1:
+            raise BadUsage(f"a margin of {self.margin:g}", "a share between 0 and 1, such as 0.03 for 3 %")
+        if not 0 < self.alpha <= 0.5 or not 0 < self.beta <= 0.5:
+            raise BadUsage(f"alpha {self.alpha:g} and beta {self.beta:g}", "each above 0 and at most 0.5")
+        if self.pairs < FIRST_LOOKS[0]:
+            raise BadUsage(f"a gate of {self.pairs} pairs", f"at least {FIRST_LOOKS[0]} pairs")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What one endpoint was in each pair, in the order of measuring. margin: its own; None: that of the terms."""
+
+    name: str
+    better: Better
+    pairs: tuple[Pair, ...]
+    margin: float | None = None
+
+    @property
+    def sign(self) -> float:
+        """By which the logarithm of a ratio becomes that of a cost ratio."""
+        return 1.0 if self.better == "lower" else -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """ratio: candidate over baseline (Hodges and Lehmann 1963), with its 95 % interval; of all pairs. worse: mean
+    logarithm of the cost ratio. sd: of one pair. detectable: the smallest worsening, as a share, that so many pairs of
+    such noise find with a power of 90 %. decided_at: pairs at which the outcome was known; None: it is not.
+    """
+
+    name: str
+    better: Better
+    outcome: State
+    why: str
+    margin: float
+    n: int
+    ratio: Interval | None = None
+    worse: float | None = None
+    sd: float | None = None
+    detectable: float | None = None
+    decided_at: int | None = None
+
+
+def gate(series: Sequence[Series], terms: Terms) -> tuple[Comparison, ...]:
+    """Judge the gated endpoints, at most four, together. Raises BadUsage for more, or none, for two of one name, and
+    for endpoints of which not every pair has a place, be it empty."""
+    if not 1 <= len(series) <= MAX_GATED:
+        raise BadUsage(
+            f"{len(series)} gated endpoints", f"1 to {MAX_GATED}: the more are gated, the less each can show"
+        )
+    if len({each.name for each in series}) < len(series):
+        raise BadUsage("two gated endpoints of one name", "a name of its own for each")
+    if len(lengths := sorted({len(each.pairs) for each in series})) > 1:
+        raise BadUsage(f"endpoints of {lengths[0]} and of {lengths[-1]} pairs", "None for a value that is missing")
+    decided = decisions(series, terms)
+    return tuple(_comparison(each, terms, decided.get(each.name), len(series)) for each in series)
+
+
+def shown(series: Series, terms: Terms) -> Comparison:
+    """An endpoint that is not gated: its ratio, and never an outcome."""
+    return _comparison(series, terms, None, 1)
+
+
+def next_look(done: int, terms: Terms) -> int | None:
+    """Pairs at which to look next; None when all are there."""
+    return next((n for n in looks_until(terms.pairs) if n > done), None)
+
+
+# Decisions
+
+
+def decisions(series: Sequence[Series], terms: Terms) -> dict[str, tuple[State, int]]:
+    """By endpoint: the outcome and the look at which it was known; those that are not decided are not there.
+
+    One that passed is looked at again as long as others are open: what it fails by then counts, for the boundaries of
+    failing take no account of passes.
+    """
+    costs = {each.name: log_costs(each) for each in series}
+    margins = {each.name: math.log1p(margin_of(each, terms)) for each in series}
+    made = min(len(each.pairs) for each in series)
+    looks, maximum = looks_until(made), max(terms.pairs, made)
+    decided: dict[str, tuple[State, int]] = {}
+    for number, n in enumerate(looks):
+        failed = {name for name, (outcome, _) in decided.items() if outcome is State.FAILS}
+        open_ = {name: c[:n] for name, c in costs.items() if name not in failed and None not in c[:n]}
+        known = {name: [c for c in cost if c is not None] for name, cost in open_.items()}
+        for name in _failures(known, margins, terms, looks, number, maximum, len(series) - len(failed)):
+            decided[name] = State.FAILS, n
+        enough = boundaries(looks, maximum, terms.beta)[number]
+        for name, cost in known.items():
+            if name not in decided and None not in costs[name] and _t(cost, margins[name]) < -enough:
+                decided[name] = State.HOLDS, n
+    return decided
+
+
+def _failures(
+    known: Mapping[str, Sequence[float]],
+    margins: Mapping[str, float],
+    terms: Terms,
+    looks: tuple[int, ...],
+    number: int,
+    maximum: int,
+    family: int,
+) -> list[str]:
+    """Holm's steps at one look: the farthest against alpha over all endpoints, the next against alpha over the rest."""
+    failures = []
+    for name in sorted(known, key=lambda name: -_t(known[name])):
+        if _t(known[name]) <= boundaries(looks, maximum, terms.alpha / family)[number]:
+            break
+        family -= 1
+        if fmean(known[name]) > margins[name] / 2:
+            failures.append(name)
+    return failures
+
+
+def _t(costs: Sequence[float], against: float = 0.0) -> float:
+    """Student's t of the mean less `against`; without any spread it is as large as can be, or 0."""
+    distance, error = fmean(costs) - against, sample_sd(costs) / math.sqrt(len(costs))
+    if error > 0:
+        return distance / error
+    return math.copysign(math.inf, distance) if distance else 0.0
+
+
+def log_costs(series: Series) -> list[float | None]:
+    """Of each pair the logarithm of its cost ratio, positive where the candidate is worse; None where missing."""
+    return [None if ratio is None else series.sign * ratio for ratio in map(_log_ratio, series.pairs)]
+
+
+def _log_ratio(pair: Pair) -> float | None:
+    baseline, candidate = pair
+    if not _is_there(baseline) or not _is_there(candidate):
+        return None
+    return math.log(candidate) - math.log(baseline)  # type: ignore[arg-type]
+
+
+def _is_there(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value > 0
+
+
+def margin_of(series: Series, terms: Terms) -> float:
+    """Its own, or that of the gate."""
+    return terms.margin if series.margin is None else series.margin
+
+
+# What is shown
+
+
+def _comparison(series: Series, terms: Terms, decision: tuple[State, int] | None, family: int) -> Comparison:
+    outcome, at = decision or (State.UNDECIDED, None)
+    margin, ratios = margin_of(series, terms), [r for r in map(_log_ratio, series.pairs) if r is not None]
+    if not ratios:
+        return Comparison(series.name, series.better, outcome, _missing(series) or "no pairs", margin, 0)
+    sign, n = series.sign, len(ratios)
+    sd = sample_sd(ratios) if n > 1 else None
+    worse, detectable = sign * fmean(ratios), _detectable(sd, n, terms, margin, family)
+    if outcome is State.FAILS:
+        why = _why_failed(sign * fmean(ratios[:at]), n, at)
+    else:
+        why = _missing(series) or _why(outcome, n, margin, terms, detectable)
+    return Comparison(
+        series.name, series.better, outcome, why, margin, n, factor(hodges_lehmann(ratios)), worse, sd, detectable, at
+    )
+
+
+def _missing(series: Series) -> str:
+    """Which value is not there; empty where all are."""
+    for number, pair in enumerate(series.pairs, 1):
+        for side, value in zip(("baseline", "candidate"), pair):
+            if not _is_there(value):
+                return f"pair {number} has no value of the {side}: what is missing never passes"
+    return ""
+
+
+def _why_failed(worse: float, n: int, at: int | None) -> str:
+    """worse: in the pairs that decided, which may not be all."""
+    pairs = "" if at == n else f" in the first {at} pairs"
+    return f"costs {percent(growth(worse))} more{pairs}, which noise does not explain"
+
+
+def _why(outcome: State, n: int, margin: float, terms: Terms, detectable: float | None) -> str:
+    found = "" if detectable is None else f"; {percent(detectable)} worse would be found (90 %)"
+    match outcome:
+        case State.HOLDS:
+            return f"does not cost {100 * margin:.3g} % more{found}"
+        case _ if n < FIRST_LOOKS[0]:
+            return f"{n} pairs, {FIRST_LOOKS[0]} are wanted at least"
+        case _:
+            of = max(n, terms.pairs)
+            return f"neither worse for certain nor within {100 * margin:.3g} % after {n} of {of} pairs{found}"
+
+
+def _detectable(sd: float | None, n: int, terms: Terms, margin: float, family: int) -> float | None:
+    """The smallest worsening that n pairs would find with a power of about 90 %, at the look that they make: out of the
+    noise, as the first of `family` endpoints, and above half of the margin."""
+    looks = looks_until(n)
+    if sd is None or not looks:
+        return None
+    critical, error = boundaries(looks, max(n, terms.pairs), terms.alpha / family)[-1], sd / math.sqrt(n)
+    out_of_noise = student_t.shift(POWER, critical, n - 1) * error
+    return growth(max(out_of_noise, math.log1p(margin) / 2 + NORMAL.inv_cdf(POWER) * error))
+
+
+def hodges_lehmann(values: Sequence[float]) -> Interval:
+    """The median of all means of two values, with the 95 % interval by signed ranks (Hodges and Lehmann 1963); of fewer
+    than six values with Student's, as there is none by ranks."""
+    means = sorted((a + b) / 2 for i, a in enumerate(values) for b in values[i:])
+    centre = median(means)
+    if len(values) < RANKS_FROM:
+        return student_interval(values, centre)
+    beyond = _ranks_beyond(len(values), 0.025)
+    return Interval(centre, means[beyond], means[-1 - beyond])
+
+
+def _ranks_beyond(n: int, tail: float) -> int:
+    """How many of the means lie beyond the interval on each side: the largest k with P(rank sum <= k) <= tail."""
+    ways = [1]
+    for rank in range(1, n + 1):
+        longer = [*ways, *[0] * rank]
+        for total, count in enumerate(ways):
+            longer[total + rank] += count
+        ways = longer
+    below, k = 0, 0
+    while (below + ways[k]) / 2**n <= tail:
+        below, k = below + ways[k], k + 1
+    return k - 1

@@ -1,0 +1,355 @@
+"""A gate from its records: launches in pairs, what is compared of them, and the outcome.
+
+The unit that is repeated is a launch, a fresh start of an engine: what differs between launches (memory layout, the
+compiler's choices, the heat of the card) would else pass for a difference between the sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import get_args
+
+from pytest_slmserve.analysis.device.gpu_figures import watched
+from pytest_slmserve.analysis.gate.calibration import Calibration, weakened
+from pytest_slmserve.analysis.gate.decision import Better, Comparison, Pair, Series, Terms, gate, shown
+from pytest_slmserve.analysis.gate.outputs import Answers, Outputs, compare_outputs
+from pytest_slmserve.analysis.metrics.summary import Summary, summarize
+from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.verdict import State, Verdict, all_of
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.literals import Caches, Side
+from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.sensors import MEMORY_USED
+from pytest_slmserve.schema.specs import GIB
+
+SIDES: tuple[Side, Side] = get_args(Side)
+START_MARGIN = 0.15  # a start is imports and compilation, and nobody serves meanwhile
+BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
+MEMORY_MARGIN = 0.01  # of the device's memory in use, as of KV blocks; small engines are allowed a few hundred MiB:
+MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB and more, each captured graph a pool of them
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One fresh start of one side, measured at each load, ascending. figures: of each measurement. problems: why it
+    cannot be trusted, what is invalid and what is degraded."""
+
+    side: Side
+    second: bool
+    measurements: tuple[Measurement, ...]
+    figures: tuple[Summary, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def outputs(self) -> Outputs:
+        """Of whichever measurement asked for them."""
+        return next((m.paired.outputs for m in self.measurements if m.paired and m.paired.outputs), ())
+
+
+@dataclass(frozen=True, slots=True)
+class PairOfLaunches:
+    """baseline and candidate, next to each other in time."""
+
+    number: int
+    baseline: Launch
+    candidate: Launch
+
+    def launch(self, side: Side) -> Launch:
+        return self.baseline if side == "baseline" else self.candidate
+
+    @property
+    def launches(self) -> tuple[Launch, Launch]:
+        return self.baseline, self.candidate
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return (*self.baseline.problems, *self.candidate.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A quantity that sides are compared by. label: with its unit. read: from a launch. margin: its own, or that of the
+    gate. load: which of a launch it is read at; None: at none."""
+
+    name: str
+    label: str
+    better: Better
+    read: Callable[[Launch], float | None]
+    margin: float | None = None
+    load: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """A quantity that is no matter of chance, judged by the worst pair. least: is there a least that the candidate must
+    have, or a most that it may? bound: that value, from the baseline's. told: in words, of both and of the bound.
+    needed: is a launch without a value a fault? Else a sensor told it, and not every device has one."""
+
+    name: str
+    label: str
+    read: Callable[[Launch], float | None]
+    least: bool
+    bound: Callable[[float], float]
+    told: Callable[[float, float, float], str]
+    needed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What a gate found for one model. pairs: those that count. dropped: why others do not, a sentence each. gated,
+    shown: comparisons by endpoint, exact: verdicts on what is no matter of chance; none of an endpoint of which nothing
+    was measured."""
+
+    model: str
+    gate: str
+    terms: Terms
+    pairs: tuple[PairOfLaunches, ...]
+    dropped: tuple[str, ...]
+    gated: tuple[Comparison, ...]
+    shown: tuple[Comparison, ...]
+    exact: tuple[Verdict, ...]
+    caches: Caches = "warm"
+
+    @property
+    def answers(self) -> Answers | None:
+        """Whether both sides give the same tokens; None where nobody asked them."""
+        baseline, candidate = ([pair.launch(side).outputs for pair in self.pairs] for side in SIDES)
+        return compare_outputs(baseline, candidate)
+
+    @property
+    def outcome(self) -> State:
+        """Of the comparisons, and of what is no matter of chance."""
+        return all_of([*(each.outcome for each in self.gated), *(each.state for each in self.exact)])
+
+    @property
+    def settled(self) -> bool:
+        """Have more pairs nothing to decide? What is missing in one stays missing, and what is no matter of
+        chance stays unknown where it is."""
+        waiting = [each for each in self.gated if each.outcome is State.UNDECIDED and each.n == len(self.pairs)]
+        return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
+
+    @property
+    def failing_load(self) -> Load | None:
+        """That of the first endpoint that fails by how it was served; None where none does."""
+        failed = {each.name for each in self.gated if each.outcome is State.FAILS}
+        which = next((each.load for each in GATED if each.label in failed and each.load is not None), None)
+        return None if which is None else self.pairs[0].baseline.measurements[which].load
+
+    def verdict(self, endpoint: str) -> Verdict | None:
+        """For a test; None where the pairs that count tell nothing of it, undecided where no pair counts. Raises
+        KeyError for an unknown endpoint."""
+        if endpoint in (each.name for each in EXACT):
+            return next((each for each in self.exact if each.claim == endpoint), None)
+        label = next((each.label for each in GATED if each.name == endpoint), None)
+        if label is None:
+            raise KeyError(endpoint)
+        if not self.pairs:
+            return Verdict(f"no-worse-{endpoint}", self.model, State.UNDECIDED, _nothing_counts(self.dropped))
+        found = next((each for each in self.gated if each.name == label), None)
+        return None if found is None else _verdict(self, endpoint, found)
+
+
+def _read(name: str, which: int, launch: Launch) -> float | None:
+    value: float | None = getattr(launch.figures[which], name)
+    return value
+
+
+def _start(launch: Launch) -> float | None:
+    return launch.measurements[0].resolved.ready_s
+
+
+def _kv_blocks(launch: Launch) -> float | None:
+    return launch.measurements[0].resolved.kv_blocks
+
+
+def _memory(launch: Launch) -> float | None:
+    """Bytes of the device's memory in use at most, over all loads; None where one of them was not watched."""
+    watches = [watched(m.run) for m in launch.measurements]
+    seen = [used for watch in watches if watch and (used := watch.largest(MEMORY_USED)) is not None]
+    return max(seen) if len(seen) == len(watches) else None
+
+
+def _of_load(name: str, label: str, better: Better, figure: str, which: int) -> Endpoint:
+    return Endpoint(name, label, better, partial(_read, figure, which), load=which)
+
+
+def _enough_blocks(before: float) -> float:
+    return (1 - BLOCKS_MARGIN) * before
+
+
+def _told_blocks(before: float, after: float, bound: float) -> str:
+    return f"{after:,.0f} blocks where the baseline has {before:,.0f} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
+
+
+def _allowed_memory(before: float) -> float:
+    return before + max(MEMORY_MARGIN * before, MEMORY_GRAIN)
+
+
+def _told_memory(before: float, after: float, bound: float) -> str:
+    had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
+    return f"{used} in use where the baseline has {had} (bound: {most})"
+
+
+SMALL, LARGE = 0, -1
+GATED = (
+    _of_load("throughput", "output tokens/s, large load", "higher", "output_tokens_per_s", LARGE),
+    _of_load("latency", "mean E2E, small load", "lower", "e2e_s", SMALL),
+    _of_load("energy", "J per output token, large load", "lower", "energy_per_token_j", LARGE),
+    Endpoint("start", "s to start", "lower", _start, START_MARGIN),
+)
+SHOWN = (
+    _of_load("large-ttft", "mean TTFT, large load", "lower", "ttft_s", LARGE),
+    _of_load("large-tpot", "mean TPOT, large load", "lower", "tpot_s", LARGE),
+    _of_load("large-tail", "p99 E2E, large load", "lower", "e2e_p99_s", LARGE),
+    _of_load("small-throughput", "output tokens/s, small load", "higher", "output_tokens_per_s", SMALL),
+    _of_load("small-ttft", "mean TTFT, small load", "lower", "ttft_s", SMALL),
+)
+BLOCKS, MEMORY = "kv-blocks", "memory"
+EXACT = (
+    Exact(BLOCKS, "KV blocks", _kv_blocks, True, _enough_blocks, _told_blocks, needed=True),
+    Exact(MEMORY, "device memory", _memory, False, _allowed_memory, _told_memory),
+)
+ENDPOINTS = tuple(each.name for each in (*GATED, *EXACT))
+
+
+def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
+    """Whole pairs of one gate, in the order of measuring; a launch that was broken off makes none. Of a pair that was
+    made again, since the first time was broken off, the last launch of each side counts."""
+    found = []
+    for number, members in groupby(sorted(measurements, key=_number), key=_number):
+        launches = {launch.side: launch for launch in _launches(list(members))}
+        if set(launches) == set(SIDES):
+            found.append(PairOfLaunches(number, launches["baseline"], launches["candidate"]))
+    loads = max((len(launch.measurements) for pair in found for launch in pair.launches), default=0)
+    return tuple(pair for pair in found if all(len(launch.measurements) == loads for launch in pair.launches))
+
+
+def _launches(members: Sequence[Measurement]) -> list[Launch]:
+    """Of one pair, in the order of time. The last measurement of a load counts: the one before it could not be
+    trusted."""
+    launches: dict[str, list[Measurement]] = {}
+    for m in sorted(members, key=attrgetter("measured_at")):
+        launches.setdefault(m.launch, []).append(m)
+    found = []
+    for group in launches.values():
+        last = {m.load: m for m in group}
+        ascending = sorted(last.values(), key=lambda m: getattr(m.load, "concurrency", 0))
+        _, second, side = _paired(ascending[0])
+        problems = tuple(text for m in ascending for texts in standing(m) for text in texts)
+        found.append(Launch(side, second, tuple(ascending), tuple(map(summarize, ascending)), problems))
+    return found
+
+
+def _paired(measurement: Measurement) -> tuple[int, bool, Side]:
+    assert measurement.paired is not None
+    return measurement.paired.pair, measurement.paired.second, measurement.paired.side
+
+
+def _number(measurement: Measurement) -> int:
+    return _paired(measurement)[0]
+
+
+def judge_gate(measurements: Sequence[Measurement], terms: Terms) -> Gated:
+    """From the records of one gate. A pair with a measurement that cannot be trusted does not count, and says why."""
+    everything = pairs_of(measurements)
+    pairs = tuple(pair for pair in everything if not pair.problems)
+    dropped = tuple(f"pair {p.number}: {p.problems[0]}" for p in everything if p.problems)
+    series = gated_series(pairs)
+    beside = [made for each in _shown_of(pairs) if (made := _series(each, pairs)) is not None]
+    first = measurements[0]
+    return Gated(
+        model=short_name(first.spec.model),
+        gate=first.paired.gate if first.paired else "",
+        terms=terms,
+        pairs=pairs,
+        dropped=dropped,
+        gated=gate(series, terms) if series else (),
+        shown=tuple(shown(each, terms) for each in beside),
+        exact=tuple(_exact(first, pairs, dropped)),
+        caches=first.paired.caches if first.paired else "warm",
+    )
+
+
+def weaker(gated: Gated, calibration: Calibration) -> Gated:
+    """In view of a runner's noise: what passes there says nothing where a worsening would mostly be missed."""
+    return replace(gated, gated=tuple(weakened(each, calibration) for each in gated.gated))
+
+
+def gated_series(pairs: Sequence[PairOfLaunches]) -> list[Series]:
+    """Of the gated endpoints of which something was measured."""
+    return [made for each in GATED if (made := _series(each, pairs)) is not None]
+
+
+def _shown_of(pairs: Sequence[PairOfLaunches]) -> tuple[Endpoint, ...]:
+    """Where there is one load it is the large one as well as the small, and once is enough."""
+    alone = all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
+    return tuple(each for each in SHOWN if each.load != SMALL or not alone)
+
+
+def _series(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> Series | None:
+    """None where neither side has a value in any pair: no sensor, say."""
+    values: tuple[Pair, ...] = tuple((endpoint.read(p.baseline), endpoint.read(p.candidate)) for p in pairs)
+    if all(value is None for pair in values for value in pair):
+        return None
+    return Series(endpoint.label, endpoint.better, values, endpoint.margin)
+
+
+def _nothing_counts(dropped: Sequence[str]) -> str:
+    return "; ".join(["no pair of launches counts", *dropped[:1]])
+
+
+def _exact(first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]) -> Iterator[Verdict]:
+    for endpoint in EXACT:
+        if (verdict := _exactly(endpoint, first, pairs, dropped)) is not None:
+            yield verdict
+
+
+def _exactly(
+    endpoint: Exact, first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]
+) -> Verdict | None:
+    """By the worst pair; None where no launch has a value and none need have one."""
+    undecided = partial(Verdict, endpoint.name, short_name(first.spec.model), State.UNDECIDED)
+    seen = [(endpoint.read(pair.baseline), endpoint.read(pair.candidate)) for pair in pairs]
+    known = [(before, after) for before, after in seen if before and after is not None]
+    if not pairs:
+        return undecided(_nothing_counts(dropped))
+    if len(known) < len(seen):
+        nobody = all(value is None for pair in seen for value in pair)
+        return None if nobody and not endpoint.needed else undecided(_untold(endpoint))
+    return _worst(endpoint, short_name(first.spec.model), known)
+
+
+def _untold(endpoint: Exact) -> str:
+    return f"not every launch told its {endpoint.label}: what is missing never passes"
+
+
+def _worst(endpoint: Exact, model: str, known: Sequence[tuple[float, float]]) -> Verdict:
+    """Of the pair that leaves the least room to its bound."""
+    sign = 1 if endpoint.least else -1
+    before, after = min(known, key=lambda pair: sign * (pair[1] / endpoint.bound(pair[0])))
+    bound = endpoint.bound(before)
+    state = State.HOLDS if sign * (after - bound) >= 0 else State.FAILS
+    why = endpoint.told(before, after, bound)
+    return Verdict(endpoint.name, model, state, why, after / before, bound=bound / before, n=len(known))
+
+
+def _verdict(gated: Gated, endpoint: str, found: Comparison) -> Verdict:
+    ratio = found.ratio
+    records = tuple(m.id for pair in gated.pairs for launch in pair.launches for m in launch.measurements)
+    return Verdict(
+        claim=f"no-worse-{endpoint}",
+        subject=gated.model,
+        state=found.outcome,
+        why=f"{found.name}: {found.why}",
+        value=None if ratio is None else ratio.value,
+        low=None if ratio is None else ratio.low,
+        high=None if ratio is None else ratio.high,
+        bound=found.margin,
+        n=found.n,
+        records=records,
+    )

@@ -1,0 +1,1 @@
+"""Metrics of one measurement: window, latency, goodput, step time, roofline, validity."""

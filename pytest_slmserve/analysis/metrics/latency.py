@@ -1,0 +1,234 @@
+"""Percentiles of latencies, and of which requests.
+
+A module beside `window`: what that says of a closed loop is unchanged, and both ways to choose requests are here.
+
+An open loop is judged by the requests *sent* in the window, whenever they end. Those that end in it are another set:
+under overload the slow ones end after it, or never, and who counts only the others sees a fast service. A request that
+never ended counts as slower than every other, so a percentile that falls among those is not known (None) and never too
+small. A closed loop is judged by the requests that *ended* in the window, as in `window.latency`: its load depends on
+its latencies, and in a steady state both sets have the same ones.
+
+TTFT = first token - sent, E2E = last token - sent, TPOT = (E2E - TTFT)/(n_out - 1), as `vllm bench serve` has them
+(vllm/benchmarks/serve.py, release 0.32), normalised = E2E/n_out (G.-I. Yu and others, Orca, OSDI 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_slmserve.analysis.cached import once
+from pytest_slmserve.analysis.metrics.window import finished_in_window, tpot_s
+from pytest_slmserve.analysis.stats.estimates import mean, percentile
+from pytest_slmserve.schema.loads import Load, OpenLoop
+from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of one latency, in seconds. A percentile is None where there is no request, or where it falls among those that
+    never came so far; mean is of the `known` ones, None unless they are all of `requests`."""
+
+    requests: int
+    known: int
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Percentiles of all latencies over the same requests; TPOT over those of two output tokens or more.
+
+    unfinished: requests among them that failed or were cut off.
+    """
+
+    requests: int
+    unfinished: int
+    ttft_s: Percentiles
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    normalized_latency_s: Percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLatency:
+    """One request's latencies in seconds; None where it never came so far. tpot_s is None too where it has a single
+    output token: `single` tells these apart."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    normalized_latency_s: float | None
+    single: bool
+
+    @property
+    def finished(self) -> bool:
+        return self.e2e_s is not None
+
+
+def sent_in(samples: Samples, window_s: tuple[float, float]) -> list[int]:
+    """Rows that were sent from the window's opening until before its close."""
+    opens, closes = window_s
+    return [row for row, sent in enumerate(samples.sent_s) if opens <= sent < closes]
+
+
+def request_latency(samples: Samples, row: int) -> RequestLatency:
+    """What one request saw. One that did not finish has, if it came so far, the time to its first token."""
+    sent, first, last = samples.sent_s[row], samples.first_token_s[row], samples.last_token_s[row]
+    ttft = None if first is None else first - sent
+    if not samples.finished[row] or last is None:
+        return RequestLatency(ttft, None, None, None, single=False)
+    e2e, tokens = last - sent, samples.output_tokens[row]
+    return RequestLatency(
+        ttft_s=ttft,
+        tpot_s=None if ttft is None else tpot_s(e2e, ttft, tokens),
+        e2e_s=e2e,
+        normalized_latency_s=e2e / max(tokens, 1),
+        single=tokens <= 1,
+    )
+
+
+@once
+def open_loop_latencies(run: Run) -> Latencies:
+    """Of the requests sent in the window, whenever they ended; one that failed never did.
+
+    Of an older record, which does not say when the failed ones were sent, they are not among them.
+    """
+    return latencies(run.samples, sent_in(run.samples, run.window_s), _within(run.failed, "sent_s", run.window_s))
+
+
+@once
+def closed_loop_latencies(run: Run) -> Latencies:
+    """Of the requests that finished with their last token in the window."""
+    return latencies(run.samples, finished_in_window(run))
+
+
+def judged_rows(measurement: Measurement) -> Sequence[int]:
+    """Rows that its latencies are of: what was sent in an open loop's window, or ended in that of any other load."""
+    run = measurement.run
+    return sent_in(run.samples, run.window_s) if isinstance(measurement.load, OpenLoop) else finished_in_window(run)
+
+
+def judged_failures(measurement: Measurement) -> int:
+    """How many failed of the requests that count: all of a number of requests; else those sent in an open loop's
+    window, or that failed in that of any other load; all of the run where the record does not say when."""
+    run = measurement.run
+    if run.failed is None or _counted(measurement.load):
+        return run.failures
+    return _within(run.failed, "sent_s" if isinstance(measurement.load, OpenLoop) else "ended_s", run.window_s)
+
+
+def _counted(load: Load) -> bool:
+    """Is it a number of requests? Then it ends with one of them, which may be one that fails, and not with a window."""
+    return not isinstance(load, OpenLoop) and load.requests is not None
+
+
+def _within(failed: Failures | None, column: str, window_s: tuple[float, float]) -> int:
+    opens, closes = window_s
+    return sum(opens <= at < closes for at in getattr(failed, column)) if failed else 0
+
+
+def latencies_of(measurement: Measurement) -> Latencies:
+    """Of the requests that its kind of load is judged by."""
+    open_loop = isinstance(measurement.load, OpenLoop)
+    return open_loop_latencies(measurement.run) if open_loop else closed_loop_latencies(measurement.run)
+
+
+def latencies(samples: Samples, rows: Sequence[int], failed: int = 0) -> Latencies:
+    """Of these rows of the samples, and of so many requests that failed."""
+    never = RequestLatency(None, None, None, None, single=False)
+    seen = [request_latency(samples, row) for row in rows] + [never] * failed
+    return Latencies(
+        requests=len(seen),
+        unfinished=sum(not each.finished for each in seen),
+        ttft_s=percentiles([each.ttft_s for each in seen]),
+        tpot_s=percentiles([each.tpot_s for each in seen if not each.single]),
+        e2e_s=percentiles([each.e2e_s for each in seen]),
+        normalized_latency_s=percentiles([each.normalized_latency_s for each in seen]),
+    )
+
+
+def percentiles(values: Sequence[float | None]) -> Percentiles:
+    """Of values in seconds, None being one that is longer than all others, by how much is not known."""
+    known = [value for value in values if value is not None]
+    padded = sorted(known) + [math.inf] * (len(values) - len(known))
+    return Percentiles(
+        requests=len(values),
+        known=len(known),
+        mean=mean(known) if len(known) == len(values) else None,
+        p50=_finite(padded, 0.50),
+        p90=_finite(padded, 0.90),
+        p95=_finite(padded, 0.95),
+        p99=_finite(padded, 0.99),
+    )
+
+
+def _finite(ordered: Sequence[float], share: float) -> float | None:
+    """A percentile, None if it is no time that was seen."""
+    value = percentile(ordered, share)
+    return value if value is not None and math.isfinite(value) else None
+
+
+# Gaps between tokens: too many to keep, so counted
+
+
+@dataclass(frozen=True, slots=True)
+class GapHistogram:
+    """Gaps between successive tokens of a request (ITL), counted in bins whose edges grow by a factor.
+
+    A client of a server sees chunks of its stream: where one bears several tokens, the gap is between chunks. Bin i
+    holds gaps from least_s * growth^i until before least_s * growth^(i + 1); below bin 0 are all that are shorter than
+    least_s, whatever their number. sum_s: of all gaps; None where an older record does not have it.
+    """
+
+    growth: float
+    least_s: float
+    counts: Mapping[int, int]
+    sum_s: float | None = None
+
+    @property
+    def gaps(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def mean_s(self) -> float | None:
+        """Exact where their sum is known; else of the middles of their bins. None of nothing."""
+        if not self.gaps:
+            return None
+        middles = (self.middle_s(index) * count for index, count in self.counts.items())
+        return (math.fsum(middles) if self.sum_s is None else self.sum_s) / self.gaps
+
+    def middle_s(self, index: int) -> float:
+        """Of a bin, on the scale of logarithms; `least_s` of the one below all."""
+        return self.least_s * math.pow(self.growth, index + 0.5) if index >= 0 else self.least_s
+
+    def percentile(self, share: float) -> float | None:
+        """The gap in seconds that at least this share of all, 0 to 1, does not exceed. None of nothing.
+
+        It is the middle of its bin on the scale of logarithms, so off by a factor of √growth at most: 0.5 % for bins of
+        1 %. Of a gap shorter than `least_s` it is `least_s`.
+        """
+        wanted, seen = max(1, math.ceil(share * self.gaps)), 0
+        for index in sorted(self.counts):
+            seen += self.counts[index]
+            if seen >= wanted:
+                return self.middle_s(index)
+        return None
+
+
+def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
+    """Of {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}; JSON makes the indices words."""
+    counts = {int(index): int(count) for index, count in facts["counts"].items()}
+    sum_s = None if facts.get("sum_s") is None else float(facts["sum_s"])
+    return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, sum_s)
+
+
+def gap_percentiles(histogram: GapHistogram) -> Percentiles:
+    """ITL over all gaps of a window, in seconds."""
+    p50, p90, p95, p99 = (histogram.percentile(share) for share in (0.50, 0.90, 0.95, 0.99))
+    return Percentiles(histogram.gaps, histogram.gaps, histogram.mean_s, p50, p90, p95, p99)

@@ -1,0 +1,130 @@
+"""Where the time of an engine step goes: to the memory, to arithmetic, or to the host that feeds the GPU.
+
+Two views that know nothing of each other: what the shapes say must be moved and computed at least, and what the GPU's
+own counters saw. arXiv:2503.08311 found decode bound by DRAM inside the attention kernel, while a third of the step
+at the largest batch was a gap in which the GPU waited for the host: so the step, not the kernel, is taken apart here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pytest_slmserve.analysis.device.gpu_figures import DecodeFigures, DeviceFigures
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.roofline import Work, peaks_of_engine, work_of_workload
+from pytest_slmserve.schema.records import Measurement, Run
+
+Bound = Literal["memory", "compute", "host", "mixed"]
+
+# What a counter reads where its unit can do no more: on an H200, 0.89 in plain copies (4.28 of the 4.8 TB/s of the data
+# sheet) and 0.94 in fp16 matrix products of 8192 (0.64 of 0.99 PFLOP/s: the power limit lowers the clock, and the ratio
+# is of the cycles that are left). docs/sensors.md has more.
+REACHABLE_DRAM = 0.89
+REACHABLE_TENSOR = 0.94
+SATURATED = 0.5  # a unit that is busy for less than half of what it can be leaves most of the step to something else
+IDLE = 0.3  # arXiv:2503.08311, figure 7: gaps took 25 % of a step of OPT-1.3B at batch 1, 37 % at 512
+EXPLAINED = 0.5  # by shapes alone: more than half of the step must go there at the very least
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The mean step of a measurement. From shapes and the data sheet: bytes_s, flops_s, the time that its bytes and
+    its FLOPs take at least; intensity, FLOP per byte, and the ridge of the GPU; unexplained, the share of the step
+    that the larger of the two does not fill: host, launches, and all that stays below the data sheet.
+
+    From counters, None where not known: idle, the share of time in which no kernel ran; dram and tensor, the shares
+    in which those were active. bound: see `bound_by_counters` and `bound_by_shapes`; None: neither can tell.
+    """
+
+    step_s: float
+    bytes_s: float
+    flops_s: float
+    intensity: float
+    ridge: float
+    unexplained: float
+    idle: float | None
+    dram: float | None
+    tensor: float | None
+    bound: Bound | None
+
+
+def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | None:
+    """figures: those of its sensors. None where the GPU or the model's shape is unknown, or the window has no steps."""
+    peaks = peaks_of_engine(measurement.spec, measurement.environment)
+    step_s = window.step_s(measurement.run)
+    work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
+    if peaks is None or work is None or step_s is None:
+        return None
+    moved, computed = _bytes_and_flops(measurement.run, work)
+    bytes_s, flops_s = moved / peaks.bytes_per_s, computed / peaks.flops_per_s
+    return StepTime(
+        step_s=step_s,
+        bytes_s=bytes_s,
+        flops_s=flops_s,
+        intensity=computed / moved,
+        ridge=peaks.ridge,
+        unexplained=1 - max(bytes_s, flops_s) / step_s,
+        idle=idle_share(figures.engine_active),
+        dram=figures.dram_active,
+        tensor=figures.tensor_active,
+        bound=bound_by_counters(figures) or bound_by_shapes(bytes_s / step_s, flops_s / step_s),
+    )
+
+
+def idle_share(engine_active: float | None) -> float | None:
+    """Share of the window in which no kernel ran: the host's part, as counters see it."""
+    return None if engine_active is None else max(0.0, 1 - engine_active)
+
+
+def bound_by_counters(figures: DeviceFigures) -> Bound | None:
+    """host: the GPU idles for at least IDLE of the time, and longer than its memory is busy. Else memory or compute,
+    whichever is nearer to what it can reach, if at least half way there. Else mixed: nothing is near its end, kernels
+    wait for latencies and for each other. None without both counters."""
+    dram, tensor, idle = figures.dram_active, figures.tensor_active, idle_share(figures.engine_active)
+    if dram is None or tensor is None:
+        return None
+    if idle is not None and idle >= IDLE and idle > dram:
+        return "host"
+    memory, compute = dram / REACHABLE_DRAM, tensor / REACHABLE_TENSOR
+    if max(memory, compute) < SATURATED:
+        return "mixed"
+    return "memory" if memory >= compute else "compute"
+
+
+def bound_by_shapes(by_bytes: float, by_flops: float) -> Bound | None:
+    """By the shares of the step that its bytes and its FLOPs take at the least; None where most of it is neither."""
+    if max(by_bytes, by_flops) < EXPLAINED:
+        return None
+    return "memory" if by_bytes >= by_flops else "compute"
+
+
+def saturation_gap(figures: DeviceFigures | DecodeFigures) -> float | None:
+    """ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters.
+
+    Positive where memory is nearer to its end. None where either is not known or was not busy at all.
+    """
+    dram, tensor = figures.dram_active, figures.tensor_active
+    if dram is None or tensor is None or dram <= 0 or tensor <= 0:
+        return None
+    return math.log(dram / REACHABLE_DRAM) - math.log(tensor / REACHABLE_TENSOR)
+
+
+def _bytes_and_flops(run: Run, work: Work) -> tuple[float, float]:
+    """Of the window's mean step, at the least. Each step reads the weights once and the contexts of the sequences it
+    decodes; the keys and values of prompts are written. A prompt's last step yields its first token, so that token is
+    the prefill's."""
+    steps, prompts = window.window_steps(run)[1:], _prompts(run)
+    decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
+    kv_tokens = decoded * work.context + sum(prompts)
+    prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)
+    moved = work.weight_bytes + kv_tokens * work.kv_bytes_per_token / len(steps)
+    return moved, (decoded * work.token_flops + prefill) / len(steps)
+
+
+def _prompts(run: Run) -> list[int]:
+    """Lengths of the prompts that were through within the window's steps."""
+    began, ended = window.span_s(run) or (0.0, 0.0)
+    rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
+    return [tokens for tokens, first in rows if first is not None and began < first <= ended]

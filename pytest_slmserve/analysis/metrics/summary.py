@@ -1,0 +1,117 @@
+"""The figures of one measurement, as a table, a benchmark file or a point of a curve shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from statistics import fmean
+from typing import Any
+
+from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, decode_figures, device_figures
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
+from pytest_slmserve.analysis.metrics.step_time import Bound, bound_by_counters, saturation_gap, step_time
+from pytest_slmserve.schema.records import Measurement, Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures over the steady window; None is "not measured". Definitions in `window`, of the sensors' in `device`.
+
+    batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
+    output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
+    energy_per_token_j: power over output tokens/s. unexplained, bound: see `step_time`. decode_dram, decode_tensor:
+    shares of the time in which those were active while no prompt was processed, and saturation_gap is of them.
+    """
+
+    batch: float | None = None
+    requests_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    step_s: float | None = None
+    e2e_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p99_s: float | None = None
+    normalized_latency_s: float | None = None
+    ttft_s: float | None = None
+    ttft_p50_s: float | None = None
+    ttft_p99_s: float | None = None
+    tpot_s: float | None = None
+    kv_usage: float | None = None
+    roofline_fraction: float | None = None
+    little: float | None = None
+    gpu_util: float | None = None
+    engine_active: float | None = None
+    sm_active: float | None = None
+    sm_active_max: float | None = None
+    sm_occupancy: float | None = None
+    sm_occupancy_max: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_per_token_j: float | None = None
+    sm_clock_hz: float | None = None
+    own_cores: float | None = None
+    stolen_cores: float | None = None
+    power_capped: float | None = None
+    power_imbalance: float | None = None
+    unexplained: float | None = None
+    decode_dram: float | None = None
+    decode_tensor: float | None = None
+    saturation_gap: float | None = None
+    bound: Bound | None = None
+
+
+def summarize(measurement: Measurement) -> Summary:
+    """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`."""
+    run = measurement.run
+    tokens_per_s, batch, latency = window.output_tokens_per_s(run), window.mean_batch(run), window.latency(run)
+    per_request, law = output_tokens_each(measurement), window.littles_law(run)
+    return Summary(
+        batch=batch,
+        requests_per_s=None if tokens_per_s is None else tokens_per_s / per_request,
+        output_tokens_per_s=tokens_per_s,
+        step_s=window.step_s(run),
+        e2e_s=latency.e2e_s,
+        e2e_p50_s=latency.e2e_p50_s,
+        e2e_p99_s=latency.e2e_p99_s,
+        normalized_latency_s=latency.normalized_latency_s,
+        ttft_s=latency.ttft_s,
+        ttft_p50_s=latency.ttft_p50_s,
+        ttft_p99_s=latency.ttft_p99_s,
+        tpot_s=latency.tpot_s,
+        kv_usage=window.kv_usage(run),
+        roofline_fraction=roofline_fraction(measurement, tokens_per_s, batch),
+        little=None if law is None else law.deviation,
+        **_sensed(measurement, tokens_per_s),
+    )
+
+
+def output_tokens_each(measurement: Measurement) -> float:
+    """Of a request, in the mean: as asked for, or less where each was asked for as many and some ended early."""
+    asked = measurement.workload.spec.output_tokens
+    came = finished_output_tokens(measurement.run)
+    if asked and came and (each := fmean(came)) < asked:
+        return each
+    return measurement.workload.mean_output_tokens
+
+
+def finished_output_tokens(run: Run) -> list[int]:
+    """Of each request that was served to its end."""
+    return [tokens for tokens, done in zip(run.samples.output_tokens, run.samples.finished, strict=True) if done]
+
+
+def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, Any]:
+    """What sensors add, and what shapes and steps say of the time of a step."""
+    seen = device_figures(measurement.run)
+    decoding = decode_figures(measurement.run)
+    step = step_time(measurement, seen)
+    names = {f.name for f in fields(Summary)} & {f.name for f in fields(DeviceFigures)}
+    per_token = seen.power_w / tokens_per_s if seen.power_w is not None and tokens_per_s else None
+    return {name: getattr(seen, name) for name in names} | {
+        "energy_per_token_j": per_token,
+        "unexplained": step and step.unexplained,
+        "decode_dram": decoding.dram_active,
+        "decode_tensor": decoding.tensor_active,
+        "saturation_gap": saturation_gap(decoding),
+        "bound": step.bound if step else bound_by_counters(seen),
+    }

@@ -1,0 +1,240 @@
+"""Reasons not to believe a measurement. Each is one sentence with its numbers; none means it may stand in a claim."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+from pytest_slmserve.analysis.device.sensor_health import health
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.latency import judged_failures, judged_rows, latencies_of
+from pytest_slmserve.analysis.metrics.prefix_cache import polluted
+from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
+from pytest_slmserve.analysis.metrics.schedule_delay import deaf, delay_of, lag
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, OpenLoop
+from pytest_slmserve.schema.records import Measurement, Run
+
+# What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
+# unless who measures knows better.
+FAILED_SHARE = 0.0
+MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5 %
+MIN_STEPS_PER_HALF = 20
+LITTLE_TOLERANCE = 0.05  # both counts are of the same run: an honest one agrees within the cut at the window's ends
+LITTLE_STEPS = 2  # an engine stamps a request as scheduled up to a step ahead, and may chunk its prefill over one more
+LOAD_TOLERANCE = 0.05
+LOAD_STEPS = 3  # between two requests a user waits for the step under way, the one scheduled ahead, and its own turn
+TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may be told twice
+STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
+
+
+def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
+    """Why this measurement is invalid; empty if it is not."""
+    return standing(measurement, failed_share)[0]
+
+
+def degradations(measurement: Measurement) -> tuple[str, ...]:
+    """What its sensors say against it, short of making it invalid: a clock that moved, say. No gate rests on it."""
+    return standing(measurement)[1]
+
+
+def sound(measurement: Measurement) -> bool:
+    """Neither invalid nor degraded."""
+    return not any(standing(measurement))
+
+
+def standing(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Its problems and its degradations, from one look at the sensors. failed_share: of requests, that may fail."""
+    even = not isinstance(measurement.load, Job | Burst)
+    seen = health(measurement.run, measurement.environment, measurement.replica, even)
+    invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
+    served = _unserved(measurement) if isinstance(measurement.load, Job) else _broken(measurement.run)
+    broken = (*_failed(measurement, failed_share), *served)
+    return broken or (*_implausible(measurement), *invalid), degraded
+
+
+def _implausible(measurement: Measurement) -> Iterator[str]:
+    yield from _roofline(measurement)
+    if isinstance(measurement.load, Job):
+        yield from _tokens_not_told(measurement.run)
+    elif measurement.spec.door == "offline":  # a client of a server does not see when its requests were admitted
+        yield from _little(measurement.run, measurement.workload.mean_output_tokens)
+        yield from _load_not_reached(measurement)
+    yield from _lagged(measurement)
+    yield from polluted(measurement)
+    if measurement.alone:  # of engines that share a device the sum counts, which one of them cannot tell
+        yield from not_steady([measurement])
+
+
+def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int = 1) -> Verdict:
+    """Are there at least `wanted` measurements that stand up to every check? Tells the reasons against the others."""
+    wrong = [problems(m) for m in measurements]
+    found = tuple(dict.fromkeys(text for each in wrong for text in each))
+    records = tuple(m.id for m in measurements)
+    return enough(subject, "measurements", wrong.count(()), len(measurements), wanted, found, records)
+
+
+def enough(
+    subject: str, what: str, valid: int, made: int, wanted: int, wrong: Sequence[str], records: tuple[str, ...]
+) -> Verdict:
+    """Are as many valid as are wanted? what: was made. wrong: what was found against the others."""
+    why = ": ".join(filter(None, [f"{valid} of {made} {what} are valid, {wanted} are wanted", "; ".join(wrong)]))
+    state = State.HOLDS if valid >= wanted else State.FAILS
+    return Verdict("valid-point", subject, state, why, value=valid, bound=wanted, n=made, records=records)
+
+
+def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:
+    """Did more fail than may, of the whole run or of the requests that count?"""
+    run, judged = measurement.run, judged_failures(measurement)
+    shares = [
+        failed / max(1, failed + others)
+        for failed, others in ((run.failures, len(run.samples)), (judged, len(judged_rows(measurement))))
+    ]
+    if max(shares) > allowed:
+        borne = f" ({percent(max(shares))} of the requests, {percent(allowed)} may)" if allowed else ""
+        unsent = len(run.stream.unsent_s) if run.stream else 0
+        given_up = f"; the load was given up, {unsent} requests were not sent any more" if unsent else ""
+        first = run.first_failure or "no reason given"
+        yield f"{run.failures} requests failed, the first with {first}{borne}{given_up}"
+
+
+def _broken(run: Run) -> Iterator[str]:
+    """What leaves nothing to check further: the rates would be of something else. Where requests failed and none was
+    served, that is said already, and no window would be long enough."""
+    if run.failures and not any(run.samples.finished):
+        return
+    if preempted := window.preemptions(run):
+        yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
+    if (steps := len(window.window_steps(run))) < MIN_STEPS or window.span_s(run) is None:
+        yield f"{_little_time(run, steps)}: a longer window, or more requests"
+    if not window.finished_in_window(run):
+        yield "no request finished in the window: a longer window"
+    elif window.latency(run).e2e_s is None:
+        yield "no finished request says when its first token came"
+
+
+def _little_time(run: Run, steps: int) -> str:
+    if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
+        bin_s = run.stream.bin_s
+        return f"tokens came for {steps * bin_s:g} s of the window, {MIN_STEPS * bin_s:g} s are needed"
+    return f"{steps} engine steps in the window, {MIN_STEPS} are needed"
+
+
+def _unserved(measurement: Measurement) -> Iterator[str]:
+    """Of a job, which has no steady window: was all of it served? That its KV cache is too small may be the question,
+    so preemptions are counted elsewhere."""
+    run = measurement.run
+    served = sum(run.samples.finished)
+    if isinstance(measurement.load, Job) and served + run.failures < measurement.load.requests:  # failures have a rule
+        yield f"{served} of {measurement.load.requests} requests were served"
+    elif window.latency(run).e2e_s is None:
+        yield "no finished request says when its first token came"
+
+
+def _tokens_not_told(run: Run) -> Iterator[str]:
+    """Do the requests and the trace of the engine's steps tell of the same tokens?"""
+    asked, made = sum(run.samples.output_tokens), sum(run.steps.new_tokens)
+    if len(run.steps) and abs(made / max(1, asked) - 1) > TOKENS_TOLERANCE:
+        yield f"the requests have {asked} output tokens, the trace of the steps {made}"
+
+
+def _little(run: Run, output_tokens: float) -> Iterator[str]:
+    law = window.littles_law(run)
+    if law is None:
+        yield "no request says when it was admitted: Little's law cannot be checked"
+        return
+    tolerance = max(LITTLE_TOLERANCE, LITTLE_STEPS / output_tokens)
+    if abs(law.deviation) > tolerance:
+        yield (
+            f"Little's law: {law.requests:.1f} requests by their own intervals, {law.batch:.1f} by the step trace "
+            f"({percent(law.deviation)} apart, bound {percent(tolerance)})"
+        )
+
+
+def _roofline(measurement: Measurement) -> Iterator[str]:
+    rate, batch = window.output_tokens_per_s(measurement.run), window.mean_batch(measurement.run)
+    fraction = roofline_fraction(measurement, rate, batch, overlap=True)
+    if rate is not None and fraction is not None and fraction > 1:
+        gpu = measurement.environment.gpu_name
+        yield f"{rate:.0f} output tokens/s at batch {batch:.1f} is {fraction:.2f} times what {gpu} can do at most"
+
+
+def _load_not_reached(measurement: Measurement) -> Iterator[str]:
+    """Did the engine hold the requests that the load names?
+
+    Counted are admitted requests by their own intervals: those waiting in a front end that cannot feed the engine do
+    not count, those whose prompt takes several steps do. What may be missing is the share of a request's life between
+    its sending and its admission. An engine limit below the load is no fault of the measurement: it is then the bound.
+    """
+    load = measurement.load
+    held = window.requests_in_flight(measurement.run)
+    if not isinstance(load, ClosedLoop) or load.requests is not None or held is None:
+        return
+    limit = measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs
+    wanted = min(load.concurrency, limit)
+    tolerance = max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + measurement.workload.mean_output_tokens))
+    if held < (1 - tolerance) * wanted:
+        share = percent(1 - tolerance)
+        yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
+
+
+def _lagged(measurement: Measurement) -> Iterator[str]:
+    """Was the load what its schedule says, and did the client of a server hear when it was answered?"""
+    run, stream = measurement.run, measurement.run.stream
+    if stream is None:
+        return
+    median = latencies_of(measurement).ttft_s.p50
+    delay = delay_of(run) if isinstance(measurement.load, OpenLoop | Job) else None
+    if delay and (why := lag(delay, median)):
+        yield why
+    if stream.stamp_doubt_s and (why := deaf(stream.stamp_doubt_s[0], median)):
+        yield why
+
+
+def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
+    """Did the sum of their throughputs change within the window? Of engines that ran at the same time."""
+    known = [ends for ends in map(_ends, together) if ends is not None]
+    if len(known) < len(together):
+        return
+    first, second = (sum(side) for side in zip(*known, strict=True))
+    if abs(second / first - 1) > STEADY_TOLERANCE:
+        yield (
+            f"not steady: {first:.0f} output tokens/s in the first half of the window, {second:.0f} in the second "
+            f"({percent(second / first - 1)} apart, bound {percent(STEADY_TOLERANCE)})"
+        )
+
+
+def _ends(measurement: Measurement) -> tuple[float, float] | None:
+    """Output tokens/s at both ends of a window that is meant to be steady; None where it is not, or is too short."""
+    load, run = measurement.load, measurement.run
+    if not isinstance(load, ClosedLoop) or load.requests is not None or window.span_s(run) is None:
+        return None  # a burst is not meant to be steady
+    period = round(measurement.workload.mean_output_tokens + 1)
+    halves = _halves(run) if load.starts == "spread" else _convoys(run, period)
+    if min(len(half) for half in halves) <= MIN_STEPS_PER_HALF:
+        return None
+    first, second = (window.tokens_per_s(run, half) for half in halves)
+    return (first, second) if first and second else None
+
+
+def _halves(run: Run) -> tuple[range, range]:
+    """The steps of the window, cut at the middle of its time."""
+    steps, (times, _) = window.window_steps(run), window.spans(run)
+    middle = bisect_left(times, (times[steps[0]] + times[steps[-1]]) / 2, steps[0], steps[-1])
+    return range(steps[0], middle + 1), range(middle, steps[-1] + 1)
+
+
+def _convoys(run: Run, period: int) -> tuple[range, range]:
+    """As many whole periods of a convoy at the window's beginning as at its end; none where it is one period long.
+
+    A convoy prefills, then decodes: parts of a period are not alike, however steady the engine is. Without steps there
+    is no telling its period.
+    """
+    if not len(run.steps):
+        return range(0), range(0)
+    steps = window.window_steps(run)
+    each = min(round(len(steps) / period) // 2 * period, steps[-1] - steps[0])
+    if not each:
+        return range(0), range(0)
+    return range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)

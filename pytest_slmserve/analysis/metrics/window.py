@@ -1,0 +1,226 @@
+"""Quantities of one run, all of them over its steady window.
+
+Rates come from the step trace, not from whole completions: requests of one fixed length end in convoys. The window is
+cut to the step boundaries inside it, from the first to the last, and the tokens of the first step belong to the time
+before it: so there is no edge error. A request's latency counts where its last token lies in the window.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul, sub
+from typing import TypeVar
+
+from pytest_slmserve.analysis.cached import once
+from pytest_slmserve.analysis.stats.estimates import mean, percentile
+from pytest_slmserve.schema.records import Run
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of the requests finished in the window, in seconds; None where there was none. Definitions as in the docs:
+    E2E = last token - sent, TTFT = first token - sent, TPOT = (E2E - TTFT)/(n_out - 1), normalised = E2E/n_out."""
+
+    requests: int
+    e2e_s: float | None
+    e2e_p50_s: float | None
+    e2e_p99_s: float | None
+    normalized_latency_s: float | None
+    ttft_s: float | None
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    tpot_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LittlesLaw:
+    """Two counts of the same thing: `requests` from the requests' own intervals, `batch` from the step trace.
+    deviation: requests/batch - 1."""
+
+    requests: float
+    batch: float
+    deviation: float
+
+
+def spans(run: Run) -> tuple[Sequence[float], Sequence[float]]:
+    """When each engine step ended, and its tokens; where a server tells no steps, the same of the equal spans of time
+    in which its client received them."""
+    stream = run.stream
+    if len(run.steps) or stream is None:
+        return run.steps.time_s, run.steps.new_tokens
+    return [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))], stream.tokens
+
+
+def window_steps(run: Run) -> range:
+    """Indices of the steps, or spans, whose end lies in the window."""
+    (opens, closes), (times, _) = run.window_s, spans(run)
+    return range(bisect_left(times, opens), bisect_right(times, closes))
+
+
+def piece(column: Sequence[T], steps: range) -> Sequence[T]:
+    """What a column of the trace has of them, taken at once: there are thousands."""
+    return column[steps.start : steps.stop]
+
+
+def span_s(run: Run) -> tuple[float, float] | None:
+    """From the first to the last step boundary in the window; None where that is no time at all."""
+    steps, (times, _) = window_steps(run), spans(run)
+    if len(steps) < 2:
+        return None
+    began, ended = times[steps[0]], times[steps[-1]]
+    return (began, ended) if ended > began else None
+
+
+def tokens_per_s(run: Run, steps: range) -> float | None:
+    """Output tokens per second between the ends of the first and the last of `steps`."""
+    if len(steps) < 2:
+        return None
+    times, tokens = spans(run)
+    seconds = times[steps[-1]] - times[steps[0]]
+    return sum(piece(tokens, steps[1:])) / seconds if seconds > 0 else None
+
+
+@once
+def output_tokens_per_s(run: Run) -> float | None:
+    """Output tokens of the trace in the window / window; None below two steps."""
+    return tokens_per_s(run, window_steps(run))
+
+
+def prompt_tokens_per_s(run: Run) -> float | None:
+    """Prompt tokens of the requests whose first token came in the window / its seconds; None of no window."""
+    opens, closes = run.window_s
+    rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
+    prompts = sum(tokens for tokens, first in rows if first is not None and opens <= first <= closes)
+    return prompts / (closes - opens) if closes > opens else None
+
+
+def step_s(run: Run) -> float | None:
+    """Mean time between successive engine steps: what a running request waits for its next token. None where a server
+    tells no steps."""
+    span = span_s(run) if len(run.steps) else None
+    return None if span is None else (span[1] - span[0]) / (len(window_steps(run)) - 1)
+
+
+def steps_with_prompts(run: Run) -> float | None:
+    """Share of the window's steps that processed a prompt, or a part of one. None where a server tells no steps."""
+    if not len(run.steps):
+        return None
+    prompts = piece(run.steps.prompt_tokens, window_steps(run))
+    return sum(tokens > 0 for tokens in prompts) / len(prompts) if prompts else None
+
+
+@once
+def mean_batch(run: Run) -> float | None:
+    """Mean number of sequences that a step carried to their next token, weighted by time.
+
+    It is the new tokens of a step, also where the step did some prefills: a prefill that ends in the step yields its
+    first token there and counts as the sequence it is. One whose prompt is not through yields none and does not count,
+    although it takes part: with chunked prefill the true number can be a little higher, never lower. Where a server
+    tells no steps, it is the mean number of requests in flight as its client saw them, those that wait among them.
+    """
+    if not len(run.steps) and run.stream is not None:
+        return _mean_open(run, run.samples.sent_s)
+    if (span := span_s(run)) is None:
+        return None
+    steps = window_steps(run)
+    times = piece(run.steps.time_s, steps)
+    tokens = piece(run.steps.new_tokens, steps[1:])
+    return math.fsum(map(mul, tokens, map(sub, times[1:], times))) / (span[1] - span[0])
+
+
+@once
+def requests_in_flight(run: Run) -> float | None:
+    """Mean number of admitted requests, integrated over their own intervals from admitted to last token.
+
+    A request cut off by the end of the run counts until the end of the window. None where no request says when it was
+    admitted, or the window has no steps.
+    """
+    return _mean_open(run, run.samples.admitted_s)
+
+
+def _mean_open(run: Run, begins: Sequence[float | None]) -> float | None:
+    """Mean number of requests between their beginning and their last token."""
+    span, samples = span_s(run), run.samples
+    if span is None or all(at is None for at in begins):
+        return None
+    inside, (opens, closes) = [], span
+    for began, last, finished in zip(begins, samples.last_token_s, samples.finished, strict=True):
+        if began is not None:
+            ended = last if finished and last is not None and last < closes else closes
+            inside.append(max(0.0, ended - max(began, opens)))
+    return math.fsum(inside) / (closes - opens)
+
+
+@once
+def littles_law(run: Run) -> LittlesLaw | None:
+    """Both counts of the requests in the engine; equal in an honest run, whatever its arrivals. None: not measured."""
+    requests, batch = requests_in_flight(run), mean_batch(run)
+    if requests is None or not batch:
+        return None
+    return LittlesLaw(requests, batch, requests / batch - 1)
+
+
+def kv_usage(run: Run) -> float | None:
+    """Largest share of the KV blocks in use in the window, 0 to 1."""
+    known = [v for v in _in_window(run, run.steps.kv_usage) if v is not None]
+    return max(known, default=None)
+
+
+def preemptions(run: Run) -> int:
+    """Requests thrown out of the engine in the window, to be computed again later."""
+    return sum(_in_window(run, run.steps.preempted))
+
+
+def _in_window(run: Run, column: Sequence[T]) -> Sequence[T]:
+    """Of a column of the step trace; nothing where a server tells no steps."""
+    return piece(column, window_steps(run)) if len(run.steps) else ()
+
+
+@once
+def finished_in_window(run: Run) -> Sequence[int]:
+    """Rows of the samples that finished with their last token in the window."""
+    opens, closes = run.window_s
+    rows = zip(run.samples.finished, run.samples.last_token_s, strict=True)
+    return [i for i, (finished, last) in enumerate(rows) if finished and last is not None and opens <= last <= closes]
+
+
+def tpot_s(e2e: float, ttft: float, output_tokens: int) -> float | None:
+    """Time per output token after the first; None where there is no second one."""
+    return (e2e - ttft) / (output_tokens - 1) if output_tokens > 1 else None
+
+
+@once
+def latency(run: Run) -> Latency:
+    """Latencies of the requests that finished in the window."""
+    samples, rows = run.samples, finished_in_window(run)
+    e2e, ttft, tpot, normalized = [], [], [], []
+    for i in rows:
+        sent, first, last, tokens = (
+            samples.sent_s[i],
+            samples.first_token_s[i],
+            samples.last_token_s[i],
+            samples.output_tokens[i],
+        )
+        if last is None or first is None:
+            continue
+        e2e.append(last - sent)
+        ttft.append(first - sent)
+        normalized.append((last - sent) / max(tokens, 1))
+        if (each := tpot_s(e2e[-1], ttft[-1], tokens)) is not None:
+            tpot.append(each)
+    return Latency(
+        requests=len(rows),
+        e2e_s=mean(e2e),
+        e2e_p50_s=percentile(e2e, 0.50),
+        e2e_p99_s=percentile(e2e, 0.99),
+        normalized_latency_s=mean(normalized),
+        ttft_s=mean(ttft),
+        ttft_p50_s=percentile(ttft, 0.50),
+        ttft_p99_s=percentile(ttft, 0.99),
+        tpot_s=mean(tpot),
+    )

@@ -1,0 +1,1 @@
+"""Points: the repeats of one case with their means and intervals."""

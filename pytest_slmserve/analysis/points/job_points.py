@@ -1,0 +1,219 @@
+"""Jobs: so many requests, arriving at a rate, served to the end. What one of them found, and which can be compared.
+
+Throughput is over the whole job, from its beginning to its last answer, as `vllm bench serve` has it: at a low rate it
+is the rate, and the last requests' time counts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.summary import Summary, finished_output_tokens, summarize
+from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.points.sweep_points import choose, mean_figures
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, pooled_relative_sd
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.loads import Job
+from pytest_slmserve.schema.records import Measurement, Resolved, measurement_key
+from pytest_slmserve.schema.specs import EngineSpec, short_hash
+from pytest_slmserve.schema.workloads import WorkloadReference
+
+CONTINUOUS = "continuous"  # how vLLM batches: a request joins at the next step, and leaves when it has ended
+
+AT_ONCE_S = 0.05  # a client needs a moment to send hundreds of requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary(Summary):
+    """Figures of one job, its rates over the whole of it. batch: at a rate, where the engine idles at times, the mean
+    number of admitted requests.
+
+    rate: at which its requests arrived, in fact; None where they came all at once. preemptions: over the whole job.
+    waste: share of what its batches computed for sequences that had ended, or for padding; None where batches are made
+    anew at every step.
+    """
+
+    rate: float | None = None
+    seconds: float | None = None
+    preemptions: float | None = None
+    waste: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPoint(JobSummary):
+    """One question, and the mean of its valid repeats. repeats: output tokens/s of each; e2e_repeats: their mean E2E.
+
+    The others are as in `points.Point`.
+    """
+
+    spec: EngineSpec
+    resolved: Resolved
+    environment: Environment
+    workload: WorkloadReference
+    load: Job
+    repeats: tuple[float, ...] = ()
+    e2e_repeats: tuple[float, ...] = ()
+    records: tuple[str, ...] = ()
+    each: tuple[JobSummary, ...] = field(default=(), repr=False)
+    left_out: int = 0
+    problems: tuple[str, ...] = ()
+    degraded: tuple[str, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """May a claim rest on it?"""
+        return 0 < len(self.repeats) == len(self.e2e_repeats)
+
+    @property
+    def model(self) -> str:
+        return short_name(self.spec.model)
+
+    @property
+    def output_tokens(self) -> float:
+        return self.workload.mean_output_tokens
+
+    @property
+    def kv_blocks(self) -> int | None:
+        return self.resolved.kv_blocks
+
+    @property
+    def capacity(self) -> int | None:
+        """Longest requests that fit into the KV cache at once."""
+        return kv_capacity(self.spec, self.workload.longest, self.resolved)
+
+    @property
+    def fits(self) -> bool:
+        """Is there room for all of its requests at once?"""
+        return self.capacity is not None and self.capacity >= min(self.load.requests, self.spec.max_num_seqs)
+
+    @property
+    def batching(self) -> str:
+        """How its engine made batches: "none", "static", "dynamic", or "continuous"."""
+        return str(dict(self.spec.extra).get("batching", CONTINUOUS))
+
+
+def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
+    """One for each question, in the order first asked; other loads are left out."""
+    groups: dict[str, list[Measurement]] = {}
+    for m in measurements:
+        if isinstance(m.load, Job) and m.alone and m.paired is None:
+            groups.setdefault(measurement_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
+    return tuple(_point(group) for group in groups.values())
+
+
+def _point(measurements: Sequence[Measurement]) -> JobPoint:
+    chosen, first = choose(measurements, standing), measurements[0]
+    assert isinstance(first.load, Job)
+    summaries = tuple(map(job_summary, chosen.used))
+    return JobPoint(
+        spec=first.spec,
+        resolved=chosen.used[0].resolved if chosen.used else first.resolved,
+        environment=first.environment,
+        workload=first.workload,
+        load=first.load,
+        repeats=tuple(s.output_tokens_per_s for s in summaries if s.output_tokens_per_s),
+        e2e_repeats=tuple(s.e2e_s for s in summaries if s.e2e_s),
+        records=tuple(m.id for m in chosen.used),
+        each=summaries,
+        left_out=chosen.left_out,
+        problems=chosen.problems,
+        degraded=chosen.degraded,
+        **mean_figures(summaries, JobSummary),
+    )
+
+
+def summary_of(measurement: Measurement) -> Summary:
+    """Of a job over all of it, of any other load over its window."""
+    return job_summary(measurement) if isinstance(measurement.load, Job) else summarize(measurement)
+
+
+def job_summary(measurement: Measurement) -> JobSummary:
+    """All figures of one job."""
+    run, plain = measurement.run, summarize(measurement)
+    began, ended = run.window_s
+    seconds, rate = ended - began, _arrived_per_s(run.samples.sent_s)
+    served = finished_output_tokens(run)
+    figures = {name: getattr(plain, name) for name in Summary.__dataclass_fields__}
+    figures |= {
+        "batch": plain.batch if rate is None else window.requests_in_flight(run) or plain.batch,
+        "requests_per_s": len(served) / seconds if seconds > 0 else None,
+        "output_tokens_per_s": sum(served) / seconds if seconds > 0 else None,
+    }
+    batched = "batching" in dict(measurement.spec.extra)
+    return JobSummary(
+        **figures,
+        rate=rate,
+        seconds=seconds,
+        preemptions=sum(run.steps.preempted) if len(run.steps) else None,
+        waste=_waste(measurement) if batched else None,
+    )
+
+
+def _arrived_per_s(sent_s: Sequence[float]) -> float | None:
+    """Requests over the time until the last of them had come; None where they came all at once."""
+    last = max(sent_s, default=0.0)
+    return len(sent_s) / last if last > AT_ONCE_S else None
+
+
+def _waste(measurement: Measurement) -> float | None:
+    """Of the tokens that batches computed, prompts and outputs, the share that nobody asked for."""
+    steps, samples = measurement.run.steps, measurement.run.samples
+    computed = sum(steps.prompt_tokens) + sum(n for n in steps.running if n is not None)
+    wanted = sum(samples.prompt_tokens) + sum(steps.new_tokens)
+    return 1 - wanted / computed if computed else None
+
+
+def grouped(points: Iterable[JobPoint], key: Callable[[JobPoint], Hashable]) -> list[list[JobPoint]]:
+    """Lists of equal keys, in the order first met."""
+    found: dict[Hashable, list[JobPoint]] = {}
+    for point in points:
+        found.setdefault(key(point), []).append(point)
+    return list(found.values())
+
+
+def most_varied(
+    points: Iterable[JobPoint], alike: Callable[[JobPoint], Hashable], varied: Callable[[JobPoint], Hashable]
+) -> list[JobPoint]:
+    """Of groups that are alike, the one with the most different values of what was varied; of equals the last."""
+    groups = grouped(points, alike)
+    return max(reversed(groups), key=lambda group: len({varied(p) for p in group}), default=[])
+
+
+def same_engine(point: JobPoint) -> Hashable:
+    """Jobs of one engine, of as many requests."""
+    load = point.load
+    return point.spec.key, point.environment.key, load.requests, load.max_concurrency, load.burstiness
+
+
+def same_but_kv(point: JobPoint) -> Hashable:
+    """Jobs that differ in nothing but the KV cache of their engine."""
+    extra = tuple(pair for pair in point.spec.extra if pair[0] != "num_gpu_blocks_override")
+    spec = replace(point.spec, kv_cache_bytes=1 << 30, extra=extra)
+    return spec.key, point.workload.hash, short_hash(repr(point.load)), point.environment.key
+
+
+def same_but_batching(point: JobPoint) -> Hashable:
+    """The same requests on the same device, whatever the engine."""
+    return point.model, point.workload.hash, short_hash(repr(point.load)), point.environment.gpu_name
+
+
+def ratio(of: JobPoint, to: JobPoint, points: Sequence[JobPoint]) -> Interval:
+    """Output tokens/s of one over that of another. Its noise is pooled over the repeats of `points`."""
+    return factor(log_ratio(to.repeats, of.repeats, pooled_relative_sd([p.repeats for p in points])))
+
+
+def e2e_ratio(of: JobPoint, to: JobPoint, points: Sequence[JobPoint]) -> Interval:
+    """The same of mean E2E."""
+    return factor(log_ratio(to.e2e_repeats, of.e2e_repeats, pooled_relative_sd([p.e2e_repeats for p in points])))
+
+
+def worst_problem(points: Sequence[JobPoint]) -> str | None:
+    """Why nothing can rest on these; None if something can."""
+    for point in points:
+        if not point.valid:
+            return "; ".join(point.problems) or "a job has no valid repeat"
+    return None

@@ -1,0 +1,292 @@
+"""Several engines on one device: what they serve together, and how that compares with one engine alone.
+
+Equal means equal: the same requests in flight in all, the same share of the memory in all, the same workload. Two ways
+of counting are told. Ours: tokens of all over the span that all windows have in common, latencies of all requests
+pooled. arXiv:2404.03353's: the sum of each replica's own throughput, and the largest of their mean latencies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
+from typing import Any
+
+from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
+from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.validity import not_steady, standing
+from pytest_slmserve.analysis.points.sweep_points import Point, choose
+from pytest_slmserve.analysis.stats.estimates import (
+    Interval,
+    factor,
+    log_ratio,
+    mean,
+    mean_of_known,
+    percentile,
+    pooled_relative_sd,
+)
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.literals import Sharing
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement, Run, replica_set
+from pytest_slmserve.schema.specs import ReplicaSpec, short_hash
+from pytest_slmserve.schema.workloads import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSummary:
+    """One run of several engines, over the span that their windows have in common; None is "not measured".
+
+    output_tokens_per_s: of all. each_tokens_per_s: of each replica there. sum_tokens_per_s: of each over its own
+    window, added up (the paper's way). e2e_s and percentiles: of all requests that ended in the span, pooled.
+    largest_e2e_s: the largest of the replicas' means (the paper's way). The rest is the device's, for all engines.
+    """
+
+    output_tokens_per_s: float | None = None
+    each_tokens_per_s: tuple[float, ...] = ()
+    sum_tokens_per_s: float | None = None
+    e2e_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p99_s: float | None = None
+    largest_e2e_s: float | None = None
+    step_s: float | None = None
+    gpu_util: float | None = None
+    engine_active: float | None = None
+    sm_active: float | None = None
+    sm_occupancy: float | None = None
+    tensor_active: float | None = None
+    dram_active: float | None = None
+    power_w: float | None = None
+    power_capped: float | None = None
+    power_imbalance: float | None = None
+    own_cores: float | None = None
+    energy_per_token_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPoint(SharedSummary):
+    """Repeats of one set of engines under one load: means over those that are used, as in a `Point`.
+
+    models: of each replica. concurrency: requests in flight in all. environment: where. workload: the hash of the
+    replicas' requests, None where they differ. starts: of their loads. tensor_parallel: GPUs of each engine.
+    """
+
+    models: tuple[str, ...]
+    sharing: Sharing
+    concurrency: int
+    loads: tuple[int, ...]
+    pinned: bool = False
+    thread_percentage: int | None = None
+    environment: Environment
+    workload: str | None = None
+    starts: str = "spread"
+    tensor_parallel: int = 1
+    repeats: tuple[float, ...] = ()
+    records: tuple[str, ...] = ()
+    each: tuple[SharedSummary, ...] = field(default=(), repr=False)
+    left_out: int = 0
+    problems: tuple[str, ...] = ()
+    degraded: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.models)
+
+    @property
+    def model(self) -> str | None:
+        """The one model of all replicas; None where there are several."""
+        return self.models[0] if len(set(self.models)) == 1 else None
+
+    @property
+    def e2e_repeats(self) -> tuple[float, ...]:
+        """Mean E2E of each repeat used."""
+        return tuple(s.e2e_s for s in self.each if s.e2e_s is not None)
+
+    @property
+    def valid(self) -> bool:
+        return bool(self.repeats) and all(0 < rate < float("inf") for rate in self.repeats)
+
+
+Members = tuple[Measurement, ...]
+
+
+def engines(models: Sequence[str]) -> str:
+    """ "2 x opt-125m", or "opt-125m + 2 x opt-1.3b" """
+    return " + ".join(f"{n} x {model}" if n > 1 else model for model, n in Counter(models).items())
+
+
+def shared_runs(measurements: Iterable[Measurement]) -> list[Members]:
+    """The runs of several engines among these, each with its replicas in order; none where a record is lost."""
+    found: dict[str, dict[int, Measurement]] = {}
+    for m in measurements:
+        if m.replica and m.replica.count > 1:
+            found.setdefault(m.replica.group, {})[m.replica.index] = m
+    return [
+        tuple(members[index] for index in sorted(members))
+        for members in found.values()
+        if len(members) == next(iter(members.values())).replica.count  # type: ignore[union-attr]
+    ]
+
+
+def shared_points(measurements: Iterable[Measurement]) -> tuple[SharedPoint, ...]:
+    """One point for each set of engines, way of sharing and load, in the order first measured."""
+    runs = sorted(shared_runs(measurements), key=lambda members: members[0].measured_at)
+    order = list(dict.fromkeys(map(asked, runs)))
+    runs.sort(key=lambda members: order.index(asked(members)))
+    return tuple(shared_point(list(group)) for _, group in groupby(runs, key=asked))
+
+
+def asked(members: Members) -> str:
+    """Equal where the same was asked on the same kind of host."""
+    first = members[0]
+    return short_hash([first.replica.set if first.replica else "", first.environment.key])
+
+
+def asked_of(
+    spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], environment: Environment
+) -> str:
+    """The same, before anything was measured."""
+    return short_hash([replica_set(spec, [w.hash for w in workloads], loads), environment.key])
+
+
+def summarize_shared(members: Members) -> SharedSummary:
+    """All figures of one run of several engines."""
+    runs = common_span([m.run for m in members])
+    rates = [window.output_tokens_per_s(run) for run in runs]
+    own = [window.output_tokens_per_s(m.run) for m in members]
+    latencies, means = _latencies(runs)
+    seen = next((device_figures(run) for run in runs if run.telemetry), DeviceFigures())
+    total = _sum(rates)
+    names = {f.name for f in fields(SharedSummary)} & {f.name for f in fields(DeviceFigures)}
+    return SharedSummary(
+        output_tokens_per_s=total,
+        each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
+        sum_tokens_per_s=_sum(own),
+        e2e_s=mean(latencies),
+        e2e_p50_s=percentile(latencies, 0.50),
+        e2e_p99_s=percentile(latencies, 0.99),
+        largest_e2e_s=max(means, default=None),
+        step_s=mean_of_known(window.step_s(run) for run in runs),
+        energy_per_token_j=seen.power_w / total if seen.power_w is not None and total else None,
+        **{name: getattr(seen, name) for name in names},
+    )
+
+
+def common_span(runs: Sequence[Run]) -> list[Run]:
+    """The same runs, each cut to the span that all windows have in common; as they are, where they have no common clock
+    (simulated engines have their own)."""
+    began = [run.began_s for run in runs if run.began_s is not None]
+    if len(began) < len(runs):
+        return list(runs)
+    opens = max(at + run.window_s[0] for at, run in zip(began, runs))
+    closes = min(at + run.window_s[1] for at, run in zip(began, runs))
+    return [replace(run, window_s=(opens - at, max(opens, closes) - at)) for at, run in zip(began, runs)]
+
+
+def _latencies(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
+    """E2E of all requests that ended in the windows, and the mean of each run that had any."""
+    each = [
+        [
+            last - run.samples.sent_s[i]
+            for i in window.finished_in_window(run)
+            if (last := run.samples.last_token_s[i]) is not None
+        ]
+        for run in runs
+    ]
+    means = [value for seen in each if (value := mean(seen)) is not None]
+    return [value for seen in each for value in seen], means
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    """None where one is not known: the rest is not all."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def sound_together(members: Members) -> bool:
+    """Neither invalid nor degraded, any of them."""
+    return not any(standing_together(members))
+
+
+def standing_together(members: Members) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Problems and degradations of any replica, with its number, are those of the whole. Steady are to be all engines
+    of one model together: one may lose what another gains meanwhile."""
+    problems: list[str] = []
+    doubts: list[str] = []
+    for number, m in enumerate(members, 1):
+        wrong, degraded = standing(m)
+        problems += [f"replica {number}: {text}" for text in wrong]
+        doubts += [f"replica {number}: {text}" for text in degraded]
+    return tuple(problems) or _not_steady(members), tuple(doubts)
+
+
+def _not_steady(members: Members) -> tuple[str, ...]:
+    runs = common_span([m.run for m in members])
+    by_model: dict[str, list[Measurement]] = {}
+    for m, run in zip(members, runs, strict=True):
+        by_model.setdefault(short_name(m.spec.model), []).append(replace(m, run=run))
+    return tuple(f"{model}: {text}" for model, same in by_model.items() for text in not_steady(same))
+
+
+def shared_point(runs: Sequence[Members]) -> SharedPoint:
+    """Of runs of one set of engines, one or more, wherever they were made."""
+    chosen = choose(runs, standing_together)
+    each = tuple(map(summarize_shared, chosen.used))
+    first = runs[0]
+    part = first[0].replica
+    assert part is not None
+    hashes = {m.workload.hash for m in first}
+    loads = tuple(m.load.concurrency if isinstance(m.load, ClosedLoop) else 0 for m in first)
+    return SharedPoint(
+        models=tuple(short_name(m.spec.model) for m in first),
+        sharing=part.sharing,
+        concurrency=sum(loads),
+        loads=loads,
+        pinned=part.pinned,
+        thread_percentage=part.thread_percentage,
+        environment=first[0].environment,
+        workload=hashes.pop() if len(hashes) == 1 else None,
+        starts=first[0].load.starts if isinstance(first[0].load, ClosedLoop) else "together",
+        tensor_parallel=first[0].spec.tensor_parallel,
+        repeats=tuple(s.output_tokens_per_s for s in each if s.output_tokens_per_s is not None),
+        records=tuple(m.id for members in chosen.used for m in members),
+        each=each,
+        left_out=chosen.left_out,
+        problems=chosen.problems,
+        degraded=chosen.degraded,
+        **_means(each),
+    )
+
+
+def _means(each: Sequence[SharedSummary]) -> dict[str, Any]:
+    names = [f.name for f in fields(SharedSummary) if f.name != "each_tokens_per_s"]
+    by_replica = [mean_of_known(rates) for rates in zip(*(s.each_tokens_per_s for s in each))]
+    return {name: mean_of_known(getattr(s, name) for s in each) for name in names} | {
+        "each_tokens_per_s": tuple(rate for rate in by_replica if rate is not None)
+    }
+
+
+def gain_over(alone: Point, shared: SharedPoint) -> Interval:
+    """Factor of the throughput of several engines over that of one, as many requests being in flight in all. The noise
+    is that of the repeats of both."""
+    noise = pooled_relative_sd([alone.repeats, shared.repeats])
+    return factor(log_ratio(alone.repeats, shared.repeats, noise))
+
+
+def latency_ratio(alone: Point, shared: SharedPoint, name: str) -> Interval | None:
+    """Factor of a latency ("e2e_p99_s", or "largest_e2e_s" against the mean of one engine alone); None where one of
+    them is not known."""
+    ours = "e2e_s" if name == "largest_e2e_s" else name
+    first = [value for s in alone.each if (value := getattr(s, ours)) is not None]
+    second = [value for s in shared.each if (value := getattr(s, name)) is not None]
+    return factor(log_ratio(first, second, pooled_relative_sd([first, second]))) if first and second else None
+
+
+def system_throughput(shared: SharedSummary, alone: Sequence[float]) -> float | None:
+    """Sum of each engine's throughput over what it has alone under its own load: 1 is what taking turns would give
+    (Eyerman and Eeckhout, IEEE Micro 2008). None where a replica's is not known."""
+    if len(shared.each_tokens_per_s) != len(alone) or not all(alone):
+        return None
+    return sum(rate / own for rate, own in zip(shared.each_tokens_per_s, alone))

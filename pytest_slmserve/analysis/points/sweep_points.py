@@ -1,0 +1,130 @@
+"""A point of a sweep: one concurrency, the mean of its valid repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import groupby
+from statistics import mode
+from typing import Any, Generic, TypeVar
+
+from pytest_slmserve.analysis.metrics.summary import Summary, summarize
+from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.stats.estimates import mean_of_known
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement, series_key
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Summary):
+    """The figures are means over the repeats used (of percentiles too; `little` is the one farthest from 0), None
+    where there is none. Used are the sound ones; where there are none of them, the degraded ones; never an invalid one.
+
+    each: the figures of each repeat used, in the order measured. repeats, e2e_repeats: their output tokens/s and mean
+    E2E; records are their ids. batch_repeats likewise. left_out: number of measurements not used; problems: what was
+    wrong with them. degraded: what the sensors say against those used.
+    """
+
+    concurrency: int
+    repeats: tuple[float, ...] = ()
+    e2e_repeats: tuple[float, ...] = ()
+    batch_repeats: tuple[float, ...] = ()
+    records: tuple[str, ...] = ()
+    each: tuple[Summary, ...] = field(default=(), repr=False)
+    left_out: int = 0
+    problems: tuple[str, ...] = ()
+    degraded: tuple[str, ...] = ()
+
+    @property
+    def valid(self) -> bool:
+        """May a claim rest on it? One valid repeat is enough; rates and latencies must be positive numbers."""
+        numbers = (*self.repeats, *self.e2e_repeats)
+        return 0 < len(self.repeats) == len(self.e2e_repeats) and all(0 < v < float("inf") for v in numbers)
+
+
+def concurrency_of(measurement: Measurement) -> int | None:
+    """The knob of a sweep, None for a load that has no steady window (a burst, a fixed number of requests), and for an
+    engine that shared its device with others, or was measured to be compared with such."""
+    load = measurement.load
+    if measurement.replica:
+        return None
+    return load.concurrency if isinstance(load, ClosedLoop) and load.requests is None else None
+
+
+def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
+    """Measurements by the curve they lie on, or lie beside, in the order first met; those of bursts, of gates and of
+    engines that shared their device are left out."""
+    found: dict[str, list[Measurement]] = {}
+    for m in measurements:
+        if m.alone and m.paired is None and isinstance(m.load, ClosedLoop) and m.load.requests is None:
+            found.setdefault(series_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
+    return found
+
+
+def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
+    """One point per concurrency, ascending, whatever the order of the measurements. Other loads are left out."""
+    rows = sorted(
+        ((c, m.measured_at, m.launch, m) for m in measurements if (c := concurrency_of(m)) is not None),
+        key=lambda row: row[:3],
+    )
+    return tuple(point_of(c, [row[3] for row in group]) for c, group in groupby(rows, key=lambda row: row[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen(Generic[T]):
+    """Which repeats count, and what is wrong with the others; degraded: what is said against those that count."""
+
+    used: tuple[T, ...]
+    left_out: int
+    problems: tuple[str, ...]
+    degraded: tuple[str, ...]
+
+
+def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Sequence[str]]]) -> Chosen[T]:
+    """The sound ones; where there are none of them, the degraded ones; never an invalid one. stand: what makes a repeat
+    invalid, and what degrades it."""
+    judged = [(repeat, *stand(repeat)) for repeat in repeats]
+    valid = [entry for entry in judged if not entry[1]]
+    used = [entry for entry in valid if not entry[2]] or valid
+    others = [entry for entry in judged if not any(entry is other for other in used)]
+    return Chosen(
+        used=tuple(repeat for repeat, _, _ in used),
+        left_out=len(others),
+        problems=tuple(dict.fromkeys(text for _, wrong, doubts in others for text in wrong or doubts)),
+        degraded=tuple(dict.fromkeys(text for _, _, doubts in used for text in doubts)),
+    )
+
+
+def point_of(concurrency: int, measurements: Sequence[Measurement]) -> Point:
+    """Of repeats of one load, whether they are of a sweep or not."""
+    chosen = choose(measurements, standing)
+    summaries = tuple(map(summarize, chosen.used))
+    return Point(
+        concurrency=concurrency,
+        repeats=tuple(s.output_tokens_per_s for s in summaries if s.output_tokens_per_s is not None),
+        e2e_repeats=tuple(s.e2e_s for s in summaries if s.e2e_s is not None),
+        batch_repeats=tuple(s.batch for s in summaries if s.batch is not None),
+        records=tuple(m.id for m in chosen.used),
+        each=summaries,
+        left_out=chosen.left_out,
+        problems=chosen.problems,
+        degraded=chosen.degraded,
+        **mean_figures(summaries),
+    )
+
+
+def mean_figures(summaries: Sequence[Summary], kind: type[Summary] = Summary) -> dict[str, Any]:
+    """Means of what is a number; of the law's deviations the worst, of the bounds the one found most often, and the
+    power limit where there was but one."""
+    figures: dict[str, Any] = {
+        f.name: mean_of_known(getattr(s, f.name) for s in summaries) for f in fields(kind) if f.name != "bound"
+    }
+    figures["little"] = max((s.little for s in summaries if s.little is not None), key=abs, default=None)
+    bounds = [s.bound for s in summaries if s.bound is not None]
+    limits = {s.power_limit_w for s in summaries if s.power_limit_w is not None}
+    return figures | {
+        "bound": mode(bounds) if bounds else None,
+        "power_limit_w": limits.pop() if len(limits) == 1 else None,
+    }

@@ -1,0 +1,295 @@
+"""Is an engine slower than a stored baseline? The cheaper mode: only one side is measured, and it sees less.
+
+Compared are the repeats of both sides under each load that both have. Repeats show the noise within a launch; what
+they cannot show, that launches and hosts differ, widens every interval by what was seen of it.
+
+Where kernels run all of the time, launches on one host are within 0.2 % of each other, and hosts within 4 %: so it was
+seen with OPT-125M, 1.3B and 2.7B on H200 hosts (the archives in benchmarks/baselines). The rest of the time is the
+host's, and may be any: the faster side waits for less, but no host makes the kernels themselves faster. So where the
+slower waited for a share w of its time, another host may have up to 1/(1 - w) times its rate; farthest apart were
+OPT-125M at 512 with w = 0.63, by a factor of 2.05 of 2.69. Two launches on one host were never farther apart than the
+root of that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from pytest_slmserve.analysis.points.replica_points import SharedPoint, engines, shared_point, shared_runs
+from pytest_slmserve.analysis.points.sweep_points import Point, point_of
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, percent, pooled_relative_sd
+from pytest_slmserve.analysis.stored.comparability import one_boot, sharing_of, why_not
+from pytest_slmserve.analysis.verdict import State, Verdict, below
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
+
+LAUNCH, LAUNCH_OF_WAITING = 0.002, 0.5
+HOST, HOST_OF_WAITING = 0.04, 1.0  # share of the logarithm: 0.5 is the root
+LEAST_BUSY = 0.001  # of a GPU that a sensor saw idle throughout nothing is known
+COMMON, THROUGHPUT, LATENCY = "baseline-in-common", "throughput-not-below-baseline", "latency-not-above-baseline"
+WARNING = (
+    "a stored baseline was measured at another time: a machine that has drifted since, the noise between hosts and "
+    "launches, and the order of measuring cannot be told from a change of the software. What matters is decided by "
+    "measuring both sides in turns: --slm-gate"
+)
+
+
+Served = Point | SharedPoint
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What was measured, whatever engine served it. model, workload, loads: of each engine, where several shared the
+    device; sharing: how they did, "alone" where there was but one."""
+
+    models: tuple[str, ...]
+    workloads: tuple[str, ...]
+    loads: tuple[ClosedLoop, ...]
+    sharing: str
+
+    @property
+    def engines(self) -> str:
+        """ "opt-1.3b", or "2 x opt-1.3b by mps" """
+        return self.models[0] if len(self.models) == 1 else f"{engines(self.models)} {self._how}"
+
+    @property
+    def _how(self) -> str:
+        return self.sharing.partition(" engines ")[2]
+
+    @property
+    def concurrency(self) -> int:
+        return sum(load.concurrency for load in self.loads)
+
+    @property
+    def name(self) -> str:
+        return f"{self.engines} at {self.concurrency} in flight"
+
+    @property
+    def details(self) -> str:
+        """What tells two of one name apart."""
+        load = self.loads[0]
+        asked = f"starts {load.starts}, window {load.window_s:g} s, settled {load.settle_lifetimes:g}"
+        return f"{asked}, workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both sides of one cell. obstacle: why nothing can be said of it, or ""."""
+
+    subject: str
+    baseline: Served
+    candidate: Served
+    obstacle: str
+    same_boot: bool
+
+    @property
+    def unseen(self) -> float | None:
+        return unseen(self.baseline, self.candidate, self.same_boot)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    claim: str
+    words: str
+    repeats: Callable[[Served], Sequence[float]]
+    higher_is_better: bool
+
+
+METRICS = (
+    Metric(THROUGHPUT, "output tokens/s", lambda served: served.repeats, higher_is_better=True),
+    Metric(LATENCY, "mean E2E", lambda served: served.e2e_repeats, higher_is_better=False),
+)
+
+
+def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurement], margin: float) -> list[Verdict]:
+    """For each model and load that both have: is the candidate worse than the baseline by more than `margin`?
+
+    Holds if the whole interval of the ratio lies within the margin, or on its better side; fails if the whole lies
+    beyond; undecided otherwise, where the two cannot be compared (`comparability.why_not`), and where they have nothing
+    in common. value, low, high: candidate over baseline; bound: the ratio at the margin, which for a rate is
+    1/(1 + margin): what takes 3 % longer has 1/1.03 of the rate.
+    """
+    pairs = _pairs(baseline, candidate)
+    if not pairs:
+        return [_nothing_in_common(baseline, candidate)]
+    return [_verdict(pair, metric, margin) for pair in pairs for metric in METRICS]
+
+
+def on_one_side(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[str, ...]:
+    """What was measured, but cannot be compared since the other side has not measured it; one sentence for each
+    side."""
+    there, here = cells(baseline), cells(candidate)
+    sides = (("the baseline", [c for c in there if c not in here]), ("this run", [c for c in here if c not in there]))
+    return tuple(f"measured by {side} alone: {_listed(only)}" for side, only in sides if only)
+
+
+def cells(measurements: Iterable[Measurement]) -> dict[Cell, list[Measurement]]:
+    """Measurements under a steady load, by what was measured: of engines alone, in the order first met, then of several
+    that shared a device, where all of them are there."""
+    found: dict[Cell, list[Measurement]] = {}
+    measurements = list(measurements)
+    for members in (*((m,) for m in measurements if m.alone), *shared_runs(measurements)):
+        loads = tuple(m.load for m in members if isinstance(m.load, ClosedLoop) and m.load.requests is None)
+        if len(loads) == len(members):
+            models = tuple(short_name(m.spec.model) for m in members)
+            cell = Cell(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
+            found.setdefault(cell, []).extend(members)
+    return found
+
+
+def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
+    """Those of one model; of several models that shared a device, those whose first it is."""
+    return [m for cell, found in cells(measurements).items() if cell.models[0] == model for m in found]
+
+
+def served(cell: Cell, measurements: Sequence[Measurement]) -> Served:
+    """The figures of one cell, wherever it was measured."""
+    if len(cell.models) == 1:
+        return point_of(cell.concurrency, measurements)
+    return shared_point(shared_runs(measurements))
+
+
+def unseen(baseline: Served, candidate: Served, same_boot: bool) -> float | None:
+    """By how much two launches may differ, whatever serves, as a difference of logarithms; None where nobody knows.
+
+    Where no sensor told of waiting, as on a CPU, launches are taken to differ as hosts do, and hosts by anything.
+    """
+    waits = waiting(baseline, candidate)
+    if waits is None:
+        return math.log1p(HOST) if same_boot else None
+    least, share = (LAUNCH, LAUNCH_OF_WAITING) if same_boot else (HOST, HOST_OF_WAITING)
+    return max(math.log1p(least), share * -math.log(max(1 - waits, LEAST_BUSY)))
+
+
+def waiting(*points: Served) -> float | None:
+    """Share of the time in which no kernel ran, the largest of those known: the device waited for its host."""
+    ran = [p.gpu_util if p.engine_active is None else p.engine_active for p in points]
+    return max((max(0.0, 1 - share) for share in ran if share is not None), default=None)
+
+
+# Pairs
+
+
+def _pairs(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> list[Pair]:
+    there, here = cells(baseline), cells(candidate)
+    common = [cell for cell in here if cell in there]
+    names = [cell.name for cell in common]
+    subjects = [cell.name if names.count(cell.name) == 1 else f"{cell.name} ({cell.details})" for cell in common]
+    return [_pair(subject, cell, there[cell], here[cell]) for subject, cell in zip(subjects, common, strict=True)]
+
+
+def _pair(subject: str, cell: Cell, there: Sequence[Measurement], here: Sequence[Measurement]) -> Pair:
+    there = _of_same_engine(there, here)
+    baseline, candidate = served(cell, there), served(cell, here)
+    used = [[m for m in side if m.id in point.records] for side, point in ((there, baseline), (here, candidate))]
+    reasons = [*_against("the baseline", baseline, there), *_against("this run", candidate, here)]
+    if not reasons:
+        alike = [pair for pair in product(*used) if len({_index(m) for m in pair}) == 1]
+        reasons = list(dict.fromkeys(clause for pair in alike for clause in why_not(*pair)))
+    same_boot = one_boot(*used[0], *used[1])
+    if not reasons and unseen(baseline, candidate, same_boot) is None:
+        reasons = ["another host or boot, and no sensor told how long the device waited for its host"]
+    return Pair(subject, baseline, candidate, "; ".join(reasons), same_boot)
+
+
+def _of_same_engine(there: Sequence[Measurement], here: Sequence[Measurement]) -> list[Measurement]:
+    """Of a baseline with several engines of the model, those that were asked for what is asked for here, if any."""
+    asked = set(map(_asked, here))
+    return [m for m in there if _asked(m) in asked] or list(there)
+
+
+def _asked(m: Measurement) -> str:
+    """Of engines that shared a device, all of them at once."""
+    return m.spec.key if m.alone or m.replica is None else m.replica.set
+
+
+def _index(m: Measurement) -> int:
+    return m.replica.index if m.replica else 0
+
+
+def _against(side: str, point: Served, measurements: Sequence[Measurement]) -> Iterator[str]:
+    """Why nothing may rest on this side."""
+    known = {(_asked(m), m.environment.vllm, m.environment.torch) for m in measurements}
+    if len(known) > 1:
+        yield f"{side} has {len(known)} different engines or releases under this load"
+    elif not point.valid:
+        yield f"{side} is invalid: {'; '.join(point.problems) or 'it has no valid repeat'}"
+    elif point.degraded:
+        yield f"{side} is degraded: {'; '.join(point.degraded)}"
+
+
+# Verdicts
+
+
+def _verdict(pair: Pair, metric: Metric, margin: float) -> Verdict:
+    """The noise is that of the repeats of both sides under this load: where the GPU waits for its host it is many times
+    what it is elsewhere."""
+    bound = 1 / (1 + margin) if metric.higher_is_better else 1 + margin
+    records = (*pair.baseline.records, *pair.candidate.records)
+    if pair.obstacle or pair.unseen is None:
+        why = f"cannot be compared: {pair.obstacle}"
+        return Verdict(metric.claim, pair.subject, State.UNDECIDED, why, bound=bound, n=len(records), records=records)
+    sides = metric.repeats(pair.baseline), metric.repeats(pair.candidate)
+    wide = _widened(log_ratio(*sides, pooled_relative_sd(sides)), pair.unseen)
+    state, seen = below(_cost(wide, metric), math.log1p(margin)), factor(wide)
+    why = f"{metric.words} {_against_baseline(seen)}, bound {_signed(bound)}{_remark(pair, seen, pair.unseen)}"
+    return Verdict(
+        metric.claim, pair.subject, state, why,
+        value=seen.value, low=seen.low, high=seen.high, bound=bound, n=len(records), records=records,
+    )  # fmt: skip
+
+
+def _widened(log: Interval, by: float) -> Interval:
+    low, high = (None if end is None else end + sign * by for end, sign in ((log.low, -1), (log.high, 1)))
+    return Interval(log.value, low, high)
+
+
+def _cost(log: Interval, metric: Metric) -> Interval:
+    """Larger is worse: a rate turned round."""
+    if not metric.higher_is_better:
+        return log
+    low, high = (None if end is None else -end for end in (log.high, log.low))
+    return Interval(-log.value, low, high)
+
+
+def _signed(ratio: float) -> str:
+    """1.03 as "+3 %" """
+    text = percent(ratio - 1)
+    return f"+{text}" if ratio > 1 and text != percent(0) else text
+
+
+def _against_baseline(seen: Interval) -> str:
+    told = "" if seen.low is None or seen.high is None else f" (95 %: {_signed(seen.low)} to {_signed(seen.high)})"
+    return f"{_signed(seen.value)}{told} against the baseline"
+
+
+def _remark(pair: Pair, seen: Interval, by: float) -> str:
+    if seen.low is None:
+        return "; noise unknown: one repeat on each side; --slm-repeats 2"
+    where, waits = (
+        "another launch" if pair.same_boot else "another host or boot",
+        waiting(pair.baseline, pair.candidate),
+    )
+    told = "" if waits is None else f", and a GPU that waits for its host for {percent(waits)} of the time"
+    return f"; widened by a factor of {math.exp(by):.4g} each way for {where}{told}"
+
+
+def _nothing_in_common(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Verdict:
+    there, here = (_listed(cells(side)) or "none" for side in (baseline, candidate))
+    why = f"no model was measured under one load with one workload on both sides: the baseline has {there}; this run"
+    return Verdict(COMMON, "baseline", State.UNDECIDED, f"{why} {here}")
+
+
+def _listed(some: Iterable[Cell]) -> str:
+    """ "opt-1.3b at 1, 2 in flight (starts spread, ...)" """
+    loads: dict[tuple[str, str], list[int]] = {}
+    for cell in some:
+        loads.setdefault((cell.engines, cell.details), []).append(cell.concurrency)
+    return ", ".join(
+        f"{model} at {', '.join(map(str, sorted(each)))} in flight ({details})"
+        for (model, details), each in loads.items()
+    )

@@ -1,0 +1,118 @@
+"""Judging stored measurements again, by the claims and plans that were stored with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pytest_slmserve.analysis.claims import claim, lookup, table, table1
+from pytest_slmserve.analysis.compare.deployments import with_wider
+from pytest_slmserve.analysis.points.replica_points import shared_points
+from pytest_slmserve.analysis.points.sweep_points import by_series
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
+from pytest_slmserve.analysis.sweep.labels import labels
+from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadArchive, SlmError
+from pytest_slmserve.schema.records import Measurement
+
+# {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "cut": [[4, "why"]]}}}, of an adaptive sweep also
+# "adaptive": {"tolerance": 0.1}; "beside": series keys of curves that are no sweeps
+Plan = Mapping[str, Any]
+Judged = tuple[Verdict, claim.Row]
+UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
+
+
+def unique(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Each record once: a copy is no repeat."""
+    return list({m.id: m for m in measurements}.values())
+
+
+def rows_from(stored: Mapping[str, Any]) -> tuple[claim.Row, ...]:
+    """The claims' rows that a session stored, and ours for claims it does not have. Raises BadArchive."""
+    try:
+        rows = tuple(lookup.row_from_record(facts) for facts in stored.get("rows", ()))
+        known = {row.claim for row in rows}
+    except UNUSABLE as error:
+        raise unusable("the claims", error) from None
+    return (*rows, *(row for row in table.ROWS if row.claim not in known))
+
+
+def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> tuple[Curve, ...]:
+    """A curve for each engine, workload, environment and way of loading, in the order first measured.
+
+    plans: of each session, with the time it started (ISO 8601, UTC), ascending. A curve's plan is the last one that
+    names it, of the sessions up to the one that measured it last. One that none of these names, though they name
+    others, was measured beside them. Raises BadArchive.
+    """
+    try:
+        curves = [_curve(series, group, plans) for series, group in by_series(measurements).items()]
+        return tuple(with_wider(with_shared(curves, shared_points(measurements))))
+    except UNUSABLE as error:
+        raise unusable("the plan", error) from None
+
+
+def _curve(series: str, measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Curve:
+    last = max(m.measured_at for m in measurements)
+    earlier = [plan for started, plan in reversed(plans) if started <= last]
+    sweeps = [plan.get("sweeps", {}) for plan in earlier]
+    sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
+    curve = curve_of(
+        short_name(measurements[0].spec.model),
+        measurements,
+        planned=[int(c) for c in sweep.get("concurrencies", ())],
+        cut=[(int(c), str(why)) for c, why in sweep.get("cut", ())],
+        adaptive=float(sweep["adaptive"]["tolerance"]) if sweep.get("adaptive") else None,
+    )
+    compared = any(series in plan.get("beside", ()) for plan in earlier)
+    return replace(curve, beside=(any(sweeps) or compared) and not sweep)
+
+
+def judge_all(curves: Sequence[Curve], rows: tuple[claim.Row, ...]) -> list[Judged]:
+    """Every claim that a curve can be judged by, and those that are arithmetic. Raises BadArchive for rows that do not
+    fit their claims. Verdicts on several curves of one model are told apart by their subjects."""
+    labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
+
+    def can_be_judged(claim: claim.Claim, curve: Curve) -> bool:
+        return claim.applies(curve) and there.issuperset(claim.reads(curve.subject))
+
+    def judged_by(claim: claim.Claim) -> list[tuple[Curve, str]]:
+        """A claim on several GPUs is told of a model once, so it is not told apart from its own curves on more; one on
+        jobs, which all curves of a model have, likewise."""
+        found = [pair for pair in labelled if can_be_judged(claim, pair[0])]
+        alone = [curve for curve, _ in found]
+        match claim.of:
+            case "gpus":
+                return list(zip(alone, labels(alone), strict=True))
+            case "jobs":
+                return [(curve, curve.subject) for curve in {curve.subject: curve for curve in alone}.values()]
+            case _:
+                return found
+
+    return [
+        _judge(claim.name, curve, label, rows, curves)
+        for claim in table.CLAIMS
+        for curve, label in _of_arithmetic(claim.name) or judged_by(claim)
+    ]
+
+
+def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
+    """For a claim that is arithmetic, its models with no curve."""
+    return [(Curve(subject=model), model) for model in table1.ARITHMETIC.get(claim, ())]
+
+
+def _judge(name: str, curve: Curve, label: str, rows: tuple[claim.Row, ...], curves: Sequence[Curve]) -> Judged:
+    here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
+    try:
+        door, starts = here.spec.door if here.spec else None, here.load.starts if here.load else None
+        row = lookup.row_for(name, curve.subject, here.environment, door, starts, rows)
+        return replace(lookup.judge(name, curve, row, curves), subject=label), row
+    except (SlmError, *UNUSABLE) as error:
+        raise unusable(f"the parameters of {name}", error) from None
+
+
+def unusable(what: str, error: Exception) -> BadArchive:
+    """The error for stored values that no judgement can be made of."""
+    reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+    return BadArchive(f"{what} in the archive cannot be used ({reason})", "an archive as --slm-records wrote it")

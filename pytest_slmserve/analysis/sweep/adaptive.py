@@ -1,0 +1,210 @@
+"""Which loads of a planned grid must be measured to know the plateau, and what the law says of the others.
+
+The saturation law holds between two measured loads: the time of a step, load over throughput, is a straight line from
+one to the other. So the smallest load (what a step takes whatever the batch) and the largest (no prediction tells
+whether there is more to come) say where the plateau should begin; what decides that is then measured: the load where it
+begins, the one before, which must still gain, and, where throughput grows by the tolerance or more between two loads
+past it, one between them. Each measurement moves the prediction. A plateau never rests on a predicted load.
+
+Throughput is taken as a function of the load asked for. Everything here is pure: points in, a decision out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval, percent
+from pytest_slmserve.analysis.sweep.gains import gains, noise_of, plateau, valid_points
+from pytest_slmserve.analysis.sweep.saturation import DESCRIBES, FEWEST_BATCHES
+from pytest_slmserve.analysis.verdict import State, below
+
+SHARE = 1 / 3  # of what the whole grid would take: no repeat is made beyond it
+SECOND_CHANCES = 1  # a load of which more measurements than these were left out is not repeated
+
+Seconds = Callable[[int, float], float]  # what a measurement takes, by its load and its tokens/s
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The next measurement. repeats: of this load in all, those that are known among them. why: in a few words."""
+
+    concurrency: int
+    repeats: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of a load that was not measured, by the law. The interval is as wide as the law misses loads that were measured
+    when it is told their neighbours only."""
+
+    concurrency: int
+    tokens_per_s: Interval
+
+
+def next_measurement(
+    grid: Sequence[int], points: Iterable[Point], tolerance: float, repeats: int, seconds: Seconds
+) -> Wanted | None:
+    """What to measure next, or None where nothing more is worth its time.
+
+    grid: the loads planned. points: what is known of this curve so far; loads beside the grid count for nothing here.
+    repeats: of a load at most. Loads come first, once each; then repeats, while the noise leaves the gain of the last
+    doubling on both sides of the tolerance, and as long as all that was measured takes no more than SHARE of what the
+    whole grid would. The first repeat is made in any case: without one no noise is known, and no verdict is possible.
+    """
+    known = tuple(points)
+    return next_load(grid, known, tolerance) or next_repeat(grid, known, tolerance, repeats, seconds)
+
+
+def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) -> Wanted | None:
+    """The next load that the plateau depends on; None where all are known. Loads without a valid repeat, though they
+    were tried, are passed over."""
+    known = _on(grid, points)
+    rates, loads = _rates(known), _usable(grid, known)
+    return next((Wanted(load, 1, why) for load, why in _deciding(loads, rates, tolerance) if load not in rates), None)
+
+
+def _on(grid: Sequence[int], points: Iterable[Point]) -> list[Point]:
+    return [p for p in points if p.concurrency in grid]
+
+
+def _rates(points: Sequence[Point]) -> dict[int, float]:
+    return {p.concurrency: fmean(p.repeats) for p in valid_points(points)}
+
+
+def _usable(grid: Sequence[int], points: Sequence[Point]) -> list[int]:
+    """Ascending, without what was tried in vain."""
+    return sorted(set(grid) - {p.concurrency for p in points if not p.valid})
+
+
+def _deciding(loads: Sequence[int], rates: Mapping[int, float], tolerance: float) -> Iterator[tuple[int, str]]:
+    """Loads that must be known, in the order in which they are asked for; a load that is not stands before all that
+    depend on it."""
+    if not loads:
+        return
+    yield loads[0], "the smallest load: what a step takes, whatever the batch"
+    yield loads[-1], "the largest load: no prediction tells whether there is more to come"
+    if loads[0] not in rates or loads[-1] not in rates:
+        return
+    yield from _around_the_plateau(loads, rates, tolerance)
+    if len(rates) < min(FEWEST_BATCHES, len(loads)):
+        unknown = [load for load in loads if load not in rates]
+        yield unknown[len(unknown) // 2], "two loads cannot tell whether the law holds"
+
+
+def _around_the_plateau(
+    loads: Sequence[int], rates: Mapping[int, float], tolerance: float
+) -> Iterator[tuple[int, str]]:
+    start = plateau([_imagined(load, predicted(rates, load)) for load in loads], tolerance).value
+    if start is None:
+        yield loads[max(len(loads) - 2, 0)], "the last doubling decides whether there is a plateau"
+        return
+    yield start, "the plateau should begin here"
+    yield loads[max(loads.index(start) - 1, 0)], "the load before the plateau, which must still gain"
+    yield from _within(loads, rates, tolerance, start)
+
+
+def _within(
+    loads: Sequence[int], rates: Mapping[int, float], tolerance: float, start: int
+) -> Iterator[tuple[int, str]]:
+    """Past the plateau's beginning: where throughput grows so much between two loads that a doubling in between may
+    gain more than the tolerance. A single load next to the beginning is left alone: it moves that by no more."""
+    for a, b in pairwise(sorted(load for load in rates if load >= start)):
+        between = [load for load in loads if a < load < b]
+        grown = rates[b] / rates[a] - 1
+        if grown < tolerance or len(between) < (2 if a == start else 1):
+            continue
+        where = between[0] if a == start else between[len(between) // 2]
+        yield where, f"from {a} to {b} in flight throughput grows by {percent(grown)}, perhaps in one doubling"
+
+
+def _imagined(load: int, rate: float) -> Point:
+    return Point(concurrency=load, repeats=(rate,), e2e_repeats=(load / rate,))
+
+
+def predicted(rates: Mapping[int, float], load: int) -> float:
+    """Tokens/s at a load between two that are known: a step's time is a straight line between theirs. Known loads are
+    as they are."""
+    if load in rates:
+        return rates[load]
+    known = sorted(rates)
+    after = bisect(known, load)
+    a, b = known[after - 1], known[after]
+    first, second = a / rates[a], b / rates[b]
+    return load / (first + (second - first) * (load - a) / (b - a))
+
+
+def next_repeat(
+    grid: Sequence[int], points: Iterable[Point], tolerance: float, repeats: int, seconds: Seconds
+) -> Wanted | None:
+    """The next repeat, of the loads around and past the plateau the smallest, then of the others; None where the gain
+    of the last doubling is clear, and where there is no time left."""
+    known = _on(grid, points)
+    valid = valid_points(known)
+    if len(valid) < 2 or below(last := gains(valid)[-1], tolerance) is not State.UNDECIDED:
+        return None
+    may = [p for p in valid if _may_repeat(p, repeats)]
+    left_s = SHARE * repeats * _once_s(grid, known, seconds) - _spent_s(known, seconds)
+    cheap = [p for p in may if _price_s(p, seconds) <= left_s]
+    start, noise = _from(valid, tolerance), noise_of(valid)
+    chosen = _first(cheap, start) or (_first(may, 0) if noise.sd is None else None)
+    why = "the noise is not known yet" if noise.sd is None else f"noise hides the gain from {last.start} to {last.end}"
+    return Wanted(chosen.concurrency, len(chosen.repeats) + 1, why) if chosen else None
+
+
+def _first(points: Sequence[Point], start: int) -> Point | None:
+    """The smallest load from `start` on, or else of all."""
+    return next((p for p in points if p.concurrency >= start), next(iter(points), None))
+
+
+def _from(valid: Sequence[Point], tolerance: float) -> int:
+    """The load before the plateau, or before the last."""
+    loads = [p.concurrency for p in valid]
+    start = plateau(valid, tolerance).value
+    return loads[max(loads.index(loads[-1] if start is None else start) - 1, 0)]
+
+
+def _may_repeat(point: Point, repeats: int) -> bool:
+    return len(point.repeats) < repeats and point.left_out <= SECOND_CHANCES
+
+
+def _price_s(point: Point, seconds: Seconds) -> float:
+    return seconds(point.concurrency, fmean(point.repeats))
+
+
+def _once_s(grid: Sequence[int], points: Sequence[Point], seconds: Seconds) -> float:
+    """What one measurement of each load of the grid would take; what was tried in vain is left out."""
+    rates = _rates(points)
+    return sum(seconds(load, predicted(rates, load)) for load in _usable(grid, points))
+
+
+def _spent_s(points: Sequence[Point], seconds: Seconds) -> float:
+    return sum((len(p.repeats) + p.left_out) * _price_s(p, seconds) for p in valid_points(points))
+
+
+def law_error(points: Iterable[Point]) -> tuple[float, int] | None:
+    """By how much the law misses a load that was measured when it is told the neighbours only, at most, and where.
+    None of fewer than three loads."""
+    rates = _rates(tuple(points))
+    loads = sorted(rates)
+    misses = [
+        (abs(predicted({a: rates[a], b: rates[b]}, load) / rates[load] - 1), load)
+        for a, load, b in zip(loads, loads[1:], loads[2:])
+    ]
+    return max(misses, default=None)
+
+
+def predictions(points: Iterable[Point], loads: Iterable[int]) -> tuple[Prediction, ...]:
+    """What the law says of loads between those measured; nothing where it does not describe this curve."""
+    known = tuple(points)
+    missed = law_error(known)
+    if missed is None or missed[0] > DESCRIBES:
+        return ()
+    rates, error = _rates(known), missed[0]
+    rows = [(load, predicted(rates, load)) for load in loads]
+    return tuple(Prediction(load, Interval(rate, rate / (1 + error), rate * (1 + error))) for load, rate in rows)

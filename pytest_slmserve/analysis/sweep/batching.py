@@ -1,0 +1,273 @@
+"""How large a batch is worth its latency: batching efficiency, a latency objective, and the largest load within both.
+
+After the batching configuration advisor of arXiv:2503.08311, as its published code has it:
+eff(B) = T(B)/(B T(1)), and B_opt the largest B measured with eff(B) > epsilon and a latency within the objective.
+Latencies are those that the points bring (`e2e_repeats`), be it per token or per request. With the saturation law both
+limits have a closed form: (1 + b_half)/epsilon - b_half, and for k times the latency at R k (R + b_half) - b_half. The
+second takes the b_half of the latencies: where prompts are worked off between steps, throughput has a smaller one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import MAX_LOG, Noise, percent, t_975
+from pytest_slmserve.analysis.sweep.gains import e2e_s, noise_of, valid_points
+from pytest_slmserve.analysis.sweep.saturation import Fit, fit_step, fit_t_inf
+from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
+
+EFFICIENCY = 0.1  # epsilon of the published figures
+NUMBER = r"\d+(?:\.\d*)?|\.\d+"
+RELATIVE = re.compile(rf"({NUMBER})x@(\d{{1,9}})", re.ASCII)
+ABSOLUTE = re.compile(rf"({NUMBER})(ms|s)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeSlo:
+    """At most `factor` times the latency at one load."""
+
+    factor: float
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbsoluteSlo:
+    """At most so many seconds."""
+
+    seconds: float
+
+
+Slo = RelativeSlo | AbsoluteSlo
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What one sequence alone is served at. repeats: 0 where the law says it, and no measurement."""
+
+    per_s: float
+    repeats: int
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A latency objective in seconds. at, repeats: the load and the number of repeats it was measured with, if any."""
+
+    seconds: float
+    at: int | None = None
+    repeats: int = 0
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLaw:
+    """The saturation law as latencies have it: latency(B) = (B + b_half)/pace, in seconds."""
+
+    pace: float
+    b_half: float
+
+    def seconds(self, batch: float) -> float:
+        return (batch + self.b_half) / self.pace
+
+    def batch(self, seconds: float) -> float:
+        return seconds * self.pace - self.b_half
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """value: the load chosen, None if there is none. low, high: the same by the ends of the 95 % intervals that are
+    the worst and the best for it. known: whether there are such ends, that is, whether any point was repeated."""
+
+    value: int | None
+    low: int | None = None
+    high: int | None = None
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """The largest batch by the law alone, for each condition; None where it cannot be said."""
+
+    efficiency: float | None = None
+    slo: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """All there is to say on the batch of one curve. limit: None without an objective. share: of the largest
+    throughput, at the load chosen. efficiency: eff(B) of each valid load. notes: what rests on more than measurement.
+    """
+
+    base: Base
+    limit: Limit | None
+    efficiency: dict[int, float]
+    choice: Choice
+    share: float | None
+    caps: Caps
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(note for note in (self.base.note, self.limit and self.limit.note) if note)
+
+
+def parse_slo(text: str) -> Slo:
+    """2x@32: twice the latency at 32. 30ms, 0.03s: a latency. Raises BadUsage."""
+    if found := RELATIVE.fullmatch(text):
+        factor, at = float(found[1]), int(found[2])
+        if 0 < factor < math.inf and at > 0:
+            return RelativeSlo(factor, at)
+    if found := ABSOLUTE.fullmatch(text):
+        seconds = float(found[1]) / (1e3 if found[2] == "ms" else 1)
+        if 0 < seconds < math.inf:
+            return AbsoluteSlo(seconds)
+    raise BadUsage(f"{text!r} is no latency objective", "2x@32 (twice the latency at 32) or 30ms or 0.03s")
+
+
+def batching(
+    points: Sequence[Point], slo: Slo | None, threshold: float, law: Fit | None, b_half: float | None = None
+) -> Batching:
+    """Efficiency, limits and the load chosen, of the valid points.
+
+    threshold: epsilon. law: of throughput, None where none could be fitted. b_half: where it is known, for the law of
+    latency. Raises TooFewPoints where the rate of one sequence or the objective cannot be told.
+    """
+    valid = valid_points(points)
+    waits = latency_law(valid, b_half)
+    base = base_of(valid, law)
+    limit = None if slo is None else limit_of(slo, valid, waits)
+    choice = b_opt(valid, base, limit, threshold)
+    return Batching(
+        base=base,
+        limit=limit,
+        efficiency={p.concurrency: efficiency(p, base) for p in valid},
+        choice=choice,
+        share=share_of_largest(valid, choice.value),
+        caps=Caps(efficiency_cap(threshold, law), slo_cap(slo, waits)),
+    )
+
+
+def base_of(points: Sequence[Point], law: Fit | None) -> Base:
+    """T(1), as measured, or by the law. Raises TooFewPoints where there is neither."""
+    single = _at(points, 1)
+    if single is not None:
+        return Base(fmean(single.repeats), len(single.repeats))
+    if law is None or law.b_half.value < 0:
+        raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it", "a point at 1")
+    trust = f"which is off by up to {percent(law.error_max)} elsewhere"
+    return Base(law.tokens_per_s(1), 0, f"no valid point at 1: T(1) is by the saturation law, {trust}")
+
+
+def latency_law(points: Sequence[Point], b_half: float | None = None) -> LatencyLaw | None:
+    """Through the mean latencies of the valid points; None where they do not grow with the load, or are too few."""
+    pairs = [(float(p.concurrency), p.concurrency / fmean(p.e2e_repeats)) for p in valid_points(points)]
+    try:
+        pace, half = fit_step(pairs) if b_half is None else (fit_t_inf(pairs, b_half), b_half)
+    except TooFewPoints:
+        return None
+    return None if half < 0 else LatencyLaw(pace, half)
+
+
+def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit:
+    """The objective in seconds: measured where its load was. Raises TooFewPoints where that cannot be told."""
+    if isinstance(slo, AbsoluteSlo):
+        return Limit(slo.seconds)
+    reference = _at(points, slo.at)
+    if reference is not None:
+        return Limit(slo.factor * fmean(reference.e2e_repeats), slo.at, len(reference.e2e_repeats))
+    seconds, how = _latency_between(points, slo.at) or _latency_by_law(slo.at, law)
+    return Limit(slo.factor * seconds, note=f"no valid point at {slo.at}: its latency is {how}")
+
+
+def _at(points: Sequence[Point], load: int) -> Point | None:
+    return next((p for p in valid_points(points) if p.concurrency == load), None)
+
+
+def _latency_between(points: Sequence[Point], load: int) -> tuple[float, str] | None:
+    """A straight line between neighbours: by the law a step's time is one."""
+    for a, b in pairwise(valid_points(points)):
+        if a.concurrency < load < b.concurrency:
+            share = (load - a.concurrency) / (b.concurrency - a.concurrency)
+            seconds = (1 - share) * fmean(a.e2e_repeats) + share * fmean(b.e2e_repeats)
+            return seconds, f"interpolated between {a.concurrency} and {b.concurrency}"
+    return None
+
+
+def _latency_by_law(load: int, law: LatencyLaw | None) -> tuple[float, str]:
+    if law is None:
+        raise TooFewPoints(f"nothing was measured at {load}, nor below and above it", "an objective like 30ms")
+    return law.seconds(load), "by the saturation law, beyond what was measured"
+
+
+def efficiency(point: Point, base: Base) -> float:
+    """eff(B) = T(B)/(B T(1)): 1 where every sequence is served as if it were alone."""
+    return fmean(point.repeats) / (point.concurrency * base.per_s)
+
+
+def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float) -> Choice:
+    """The largest valid load with eff(B) > threshold and a latency within the limit, both by the means; low and high
+    where both are as bad, and as good, as the repeats' noise allows."""
+    speed, wait = noise_of(points), noise_of(points, e2e_s)
+
+    def largest(sign: int) -> int | None:
+        return max(_within(points, base, limit, threshold, speed, wait, sign), default=None)
+
+    known = wait.sd is not None
+    return Choice(largest(0), largest(-1) if known else None, largest(1) if known else None, known)
+
+
+def _within(
+    points: Sequence[Point],
+    base: Base,
+    limit: Limit | None,
+    threshold: float,
+    speed: Noise,
+    wait: Noise,
+    sign: int,
+) -> Iterator[int]:
+    """Loads within both conditions. sign: of the noise granted to them, 0 for none."""
+    for p in valid_points(points):
+        faster = 0.0 if p.concurrency == 1 and base.repeats else _half(speed, len(p.repeats), base.repeats)
+        enough = efficiency(p, base) * math.exp(sign * faster) > threshold
+        if limit is None:
+            in_time = True
+        else:
+            own = p.concurrency == limit.at  # a point has no noise against itself
+            sooner = 0.0 if own else _half(wait, len(p.e2e_repeats), limit.repeats)
+            in_time = fmean(p.e2e_repeats) * math.exp(-sign * sooner) <= limit.seconds
+        if enough and in_time:
+            yield p.concurrency
+
+
+def _half(noise: Noise, repeats: int, others: int) -> float:
+    """Half width of the interval of ln(a/b), where `others` is 0 if b is a plain number."""
+    if noise.sd is None:
+        return 0.0
+    half = t_975(noise.df) * noise.sd * math.sqrt(1 / repeats + (1 / others if others else 0.0))
+    return min(half, MAX_LOG)
+
+
+def share_of_largest(points: Sequence[Point], load: int | None) -> float | None:
+    """Throughput at a load over the largest of all valid points; None where no load was chosen."""
+    point = None if load is None else _at(points, load)
+    return None if point is None else fmean(point.repeats) / max(fmean(p.repeats) for p in valid_points(points))
+
+
+def efficiency_cap(threshold: float, law: Fit | None) -> float | None:
+    """The largest batch with eff(B) = (1 + b_half)/(B + b_half) above the threshold; None without a law."""
+    if law is None or law.b_half.value < 0:
+        return None
+    return (1 + law.b_half.value) / threshold - law.b_half.value
+
+
+def slo_cap(slo: Slo | None, law: LatencyLaw | None) -> float | None:
+    """The largest batch within the objective, 0 where none is; None without a law or an objective."""
+    if slo is None or law is None:
+        return None
+    seconds = slo.seconds if isinstance(slo, AbsoluteSlo) else slo.factor * law.seconds(slo.at)
+    return max(law.batch(seconds), 0.0)

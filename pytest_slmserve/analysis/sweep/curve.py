@@ -1,0 +1,354 @@
+"""A sweep of one engine over the load, and the claims that can be judged from it alone.
+
+Every judgement is total: what is missing, invalid or drowned in noise makes it undecided, never green.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pytest_slmserve.analysis.points.job_points import JobPoint
+from pytest_slmserve.analysis.points.replica_points import SharedPoint
+from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
+from pytest_slmserve.analysis.stats.estimates import Interval, ends, percent, percent_interval
+from pytest_slmserve.analysis.sweep import adaptive as sparse
+from pytest_slmserve.analysis.sweep import gains as over
+from pytest_slmserve.analysis.sweep.adaptive import Prediction
+from pytest_slmserve.analysis.sweep.gains import Gain, Plateau
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement, Resolved
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import WorkloadReference
+
+FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
+TOLERANCE = 0.10
+MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
+PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Points in ascending order of the concurrency, and the measurements they were made of, invalid ones too.
+
+    cut: planned, but not measured for a known reason (concurrency, reason). missing: planned, not cut, and not there;
+    of an adaptive sweep that has not ended, the load that was next. adaptive, unneeded: such a sweep, and the planned
+    loads that it found not to be needed.
+    beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
+    replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
+    on more GPUs. jobs: those of the model.
+    """
+
+    subject: str
+    points: tuple[Point, ...] = ()
+    cut: tuple[tuple[int, str], ...] = ()
+    missing: tuple[int, ...] = ()
+    adaptive: bool = False
+    unneeded: tuple[int, ...] = ()
+    beside: bool = False
+    shared: tuple[SharedPoint, ...] = ()
+    alone: tuple[Point, ...] = ()
+    wider: tuple[Curve, ...] = field(default=(), repr=False)
+    jobs: tuple[JobPoint, ...] = field(default=(), repr=False)
+    measurements: tuple[Measurement, ...] = field(default=(), repr=False)
+
+    @property
+    def first(self) -> Measurement | None:
+        """Any one of the measurements: engine, workload, environment and load (but for its concurrency) are those of
+        all."""
+        return self.measurements[0] if self.measurements else None
+
+    @property
+    def spec(self) -> EngineSpec | None:
+        return self.first.spec if self.first else None
+
+    @property
+    def environment(self) -> Environment | None:
+        if self.first is None:
+            return self.jobs[0].environment if self.jobs else None
+        return self.first.environment
+
+    @property
+    def workload(self) -> WorkloadReference | None:
+        return self.first.workload if self.first else None
+
+    @property
+    def load(self) -> ClosedLoop | None:
+        return self.first.load if self.first and isinstance(self.first.load, ClosedLoop) else None
+
+    @property
+    def resolved(self) -> tuple[Resolved, ...]:
+        """What the engine made of its specification, one per launch."""
+        return tuple({m.launch: m.resolved for m in self.measurements}.values())
+
+    @property
+    def trusted(self) -> list[Measurement]:
+        """The valid measurements, on which the points rest."""
+        records = {record for point in self.points for record in point.records}
+        return [m for m in self.measurements if m.id in records]
+
+    @property
+    def kv_capacity(self) -> int | None:
+        """Longest requests that fit into the KV cache at once."""
+        return kv_capacity(self.first.spec, self.first.workload.longest, self.first.resolved) if self.first else None
+
+    def one_engine(self, concurrency: int) -> Point | None:
+        """What one engine alone served under a load: measured for comparisons, or as a point of the sweep."""
+        points = (*over.valid_points(self.alone), *self.valid)
+        return next((point for point in points if point.concurrency == concurrency), None)
+
+    @property
+    def valid(self) -> list[Point]:
+        """Points on which a claim may rest."""
+        return over.valid_points(self.points)
+
+    @property
+    def predictions(self) -> tuple[Prediction, ...]:
+        """What the saturation law says of the loads that were not needed; nothing where it does not describe them."""
+        return sparse.predictions(self.points, self.unneeded)
+
+    def gains(self) -> tuple[Gain, ...]:
+        """Relative gain of throughput per doubling, between neighbouring valid points."""
+        return over.gains(self.points)
+
+    def plateau(self, tolerance: float = TOLERANCE) -> Plateau:
+        """Where throughput stops to grow by `tolerance` per doubling."""
+        return over.plateau(self.points, tolerance)
+
+    def pareto_front(self) -> tuple[Point, ...]:
+        """Valid points that no other beats in throughput and mean E2E."""
+        return over.pareto_front(self.points)
+
+    def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
+        """Does throughput reach a plateau within the points measured?"""
+        return pareto_plateau(self, tolerance)
+
+    def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
+        """Past the plateau, does each doubling still raise the mean E2E by more than `tolerance`?"""
+        return latency_keeps_rising(self, tolerance)
+
+    def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
+        """Is every point up to the plateau worth having?"""
+        return pareto_up_to_plateau(self, tolerance, margin)
+
+
+def curve_of(
+    subject: str,
+    measurements: Iterable[Measurement],
+    *,
+    planned: Sequence[int] = (),
+    cut: Sequence[tuple[int, str]] = (),
+    adaptive: float | None = None,
+) -> Curve:
+    """The curve of measurements that differ in their concurrency only; those of other loads are left out.
+
+    planned: every concurrency that was to be measured, so that one that is not there makes a claim undecided.
+    adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on.
+    Raises BadUsage where engines, workloads or environments differ (`points.by_series` sorts them).
+    """
+    series = by_series(measurements)
+    if len(series) > 1:
+        raise BadUsage(
+            f"{subject}: measurements of {len(series)} different engines, workloads, environments or ways of loading "
+            "are not one curve",
+            "one model, one workload, one way of loading and one machine at a time",
+        )
+    loaded = tuple(m for group in series.values() for m in group)
+    points = points_of(loaded)
+    known = {p.concurrency for p in points} | {concurrency for concurrency, _ in cut}
+    missing = tuple(sorted(set(planned) - known))
+    unneeded: tuple[int, ...] = ()
+    if adaptive is not None:
+        wanted = sparse.next_load(planned, points, adaptive)
+        missing, unneeded = ((wanted.concurrency,), ()) if wanted else ((), missing)
+    return Curve(
+        subject=subject,
+        points=points,
+        cut=tuple(cut),
+        missing=missing,
+        adaptive=adaptive is not None,
+        unneeded=unneeded,
+        alone=points_of(replace(m, replica=None) for m in loaded if m.replica),
+        measurements=loaded,
+    )
+
+
+def with_shared(curves: Iterable[Curve], shared: Sequence[SharedPoint]) -> list[Curve]:
+    """Each curve with what replicas of its model served, on the same kind of host and with the same requests."""
+    return [replace(curve, shared=tuple(s for s in shared if _is_of(s, curve))) for curve in curves]
+
+
+def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
+    """Each curve with the jobs of its model, and one more for each model of which jobs alone were served."""
+    known = list(curves)
+    alone = dict.fromkeys(job.model for job in jobs if job.model not in {curve.subject for curve in known})
+    return [
+        replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
+        for curve in (*known, *(Curve(subject=model) for model in alone))
+    ]
+
+
+def _is_of(shared: SharedPoint, curve: Curve) -> bool:
+    where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
+    if where is None or load is None or workload is None or spec is None:
+        return False
+    asked = (curve.subject, where.per_gpu_key, workload.hash, load.starts, spec.tensor_parallel)
+    engines = (shared.model, shared.environment.per_gpu_key, shared.workload, shared.starts, shared.tensor_parallel)
+    return engines == asked
+
+
+def is_sweep(curve: Curve) -> bool:
+    """Was it planned or measured over enough loads to have a shape? Some points are measured for a figure alone."""
+    return curve.adaptive or len(curve.points) + len(curve.cut) + len(curve.missing) >= FEWEST_POINTS
+
+
+def is_main_sweep(curve: Curve) -> bool:
+    """Was it one of the sweeps that its run was for?"""
+    return is_sweep(curve) and not curve.beside
+
+
+def obstacle(curve: Curve) -> str | None:
+    """Why nothing can be said of this curve yet, or None."""
+    invalid = [p for p in curve.points if not p.valid]
+    if curve.missing:
+        return f"not measured at {_listed(curve.missing)} in flight"
+    if invalid:
+        reason = "; ".join(invalid[0].problems) or "it has no valid repeat"
+        return f"invalid at {_listed(p.concurrency for p in invalid)} in flight ({reason})"
+    if len(curve.points) < FEWEST_POINTS:
+        return f"{len(curve.points)} points measured, {FEWEST_POINTS} are needed"
+    if over.noise_of(curve.points).sd is None:
+        return "noise unknown: one repeat of each point; --slm-repeats 2"
+    return None
+
+
+def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
+    """Does throughput reach a plateau within the points measured?
+
+    Holds if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; fails if the
+    last one gains more with the same confidence. value, low, high: the gain of the last doubling, which decides.
+    """
+    if reason := obstacle(curve):
+        return _verdict(curve, PLATEAU, State.UNDECIDED, reason, tolerance)
+    last = curve.gains()[-1]
+    state = below(last, tolerance)
+    last_text = (
+        f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, bound {percent(tolerance)}"
+    )
+    match state:
+        case State.HOLDS:
+            why = _plateau_text(curve, tolerance)
+        case State.FAILS:
+            why = f"no plateau up to {last.end} in flight: {last_text}{_limits(curve)}"
+        case State.UNDECIDED:
+            why = f"{last_text}: too noisy to tell; {_more(curve)}"
+    return _verdict(curve, PLATEAU, state, why, tolerance, last)
+
+
+def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
+    """Past the plateau, does each doubling raise the mean E2E by more than `tolerance`?
+
+    Holds if every one does with 97.5 % confidence, fails if one does not with the same confidence. value, low, high:
+    of the doubling that decides.
+    """
+    knee, reason = _knee(curve, tolerance)
+    if knee is None:
+        return _verdict(curve, LATENCY, State.UNDECIDED, reason, tolerance)
+    rises = [g for g in over.gains(curve.points, over.e2e_s) if g.start >= knee]
+    flattest = min(rises, key=lambda g: ends(g)[1])
+    if below(flattest, tolerance) is not State.HOLDS:
+        flattest = min(rises, key=lambda g: ends(g)[0])
+    state = above(flattest, tolerance)
+    why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
+    why += f"the least does by {percent_interval(flattest)} ({flattest.start} to {flattest.end})"
+    return _verdict(curve, LATENCY, state, why, tolerance, flattest)
+
+
+def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
+    """Is every point up to the plateau Pareto-optimal, that is, does no other beat it by more than `margin` both in
+    throughput and in mean E2E?
+
+    Without a margin two points of equal latency would be told apart by noise alone. value, low, high: the advantage
+    of another point over one of these that decides.
+    """
+    knee, reason = _knee(curve, tolerance)
+    if knee is None:
+        return _verdict(curve, PARETO, State.UNDECIDED, reason, margin)
+    upto = [p for p in curve.valid if p.concurrency <= knee]
+    rivals = [(p, q, by) for p in upto for q, by in over.advantages(curve.points, p)]
+    point, rival, by = max(rivals, key=lambda row: ends(row[2])[0])
+    if below(by, margin) is not State.FAILS:
+        point, rival, by = max(rivals, key=lambda row: ends(row[2])[1])
+    state = below(by, margin)
+    if state is State.HOLDS:
+        why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
+        why += f"than {_listed(p.concurrency for p in upto)} in flight"
+    else:
+        verb = "beats" if state is State.FAILS else "may beat"
+        why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
+        why += f"in the lesser of them by {percent_interval(by)}, bound {percent(margin)}"
+    return _verdict(curve, PARETO, state, why, margin, by)
+
+
+def _knee(curve: Curve, tolerance: float) -> tuple[int | None, str]:
+    """Where the plateau begins, or None and why there is none to speak of."""
+    if reason := obstacle(curve):
+        return None, reason
+    return curve.plateau(tolerance).value, f"no plateau within the points measured (bound {percent(tolerance)})"
+
+
+def _verdict(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval | None = None) -> Verdict:
+    """A verdict that rests on all valid measurements of the curve."""
+    return Verdict(
+        claim,
+        curve.subject,
+        state,
+        f"{why}{sparsely(curve)}",
+        value=None if seen is None else seen.value,
+        low=None if seen is None else seen.low,
+        high=None if seen is None else seen.high,
+        bound=bound,
+        n=sum(len(p.repeats) for p in curve.valid),
+        records=tuple(i for p in curve.valid for i in p.records),
+    )
+
+
+def _listed(concurrencies: Iterable[int]) -> str:
+    return ", ".join(str(c) for c in concurrencies)
+
+
+def _plateau_text(curve: Curve, tolerance: float) -> str:
+    """Where it begins, and by how much throughput still rises or falls past it."""
+    flat = curve.plateau(tolerance)
+    later = [g for g in curve.gains() if g.start >= (flat.value or 0)]
+    most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
+    gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
+    range_text = f"(95 %: {flat.low} to {flat.high})"
+    text = f"plateau from {flat.value} in flight {range_text}: later doublings {gain} (bound {percent(tolerance)})"
+    if least.value >= -MARGIN or least is most:
+        return text
+    return f"{text}; from {least.start} to {least.end} throughput falls by {percent(-least.value)}"
+
+
+def sparsely(curve: Curve) -> str:
+    """What a reader of a verdict must know of an adaptive sweep: there are loads that were not measured."""
+    if not curve.unneeded:
+        return ""
+    return f" (adaptive sweep: judged at {_listed(p.concurrency for p in curve.valid)} in flight)"
+
+
+def _more(curve: Curve) -> str:
+    if curve.unneeded:
+        return "--slm-sweep full with --slm-resume measures the rest"
+    return "more repeats or a longer window"
+
+
+def _limits(curve: Curve) -> str:
+    """What kept the sweep from going on."""
+    if curve.cut:
+        return f"; {curve.cut[0][0]} was cut: {curve.cut[0][1]}"
+    return "" if curve.kv_capacity is None else f"; the KV cache holds {curve.kv_capacity} requests"
