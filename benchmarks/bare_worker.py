@@ -7,7 +7,7 @@ import gc
 import time
 from typing import Any
 
-from worker import Server, Trace, main  # the package's worker folder is on the path
+from vllm_worker import Server, Trace, main  # the package's worker folder is on the path
 
 
 class BareServer(Server):

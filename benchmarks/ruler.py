@@ -35,7 +35,7 @@ from zipfile import ZipFile
 import psutil
 from tabulate import tabulate
 
-from pytest_slmserve.engines.process import Child
+from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.schema.records import Samples
 
 HERE = Path(__file__).parent
@@ -142,7 +142,7 @@ class Ours:
     name: str = "pytest-slmserve"
 
     def serve(self, trial: Trial, url: str, truth: Truth) -> Seen:
-        child = Child([sys.executable, "-m", "pytest_slmserve.client"], dict(os.environ), cores=self.cores)
+        child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ), cores=self.cores)
         try:
             child.send(url=f"{url}/v1/completions", headers={}, timeout_s=120.0, processes=1)
             expect(child, "ready")

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
-from pytest_slmserve.engines.sharing import cannot_share
+from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan import (
     DEFAULTS,

@@ -155,7 +155,7 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
         pinned: bool | None = None,
         thread_percentage: int | None = None,
     ) -> SharedEngines:
-        from pytest_slmserve.engines.sharing import cannot_share
+        from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
         from pytest_slmserve.schema.errors import BadUsage
         from pytest_slmserve.shared_engines import SharedEngines
 

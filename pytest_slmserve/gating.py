@@ -31,9 +31,9 @@ from pytest_slmserve.analysis.metrics.validity import sound
 from pytest_slmserve.analysis.stored.gates import stored_gates
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_of
-from pytest_slmserve.engines.abreast import abreast
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
-from pytest_slmserve.engines.launch_caches import caches
+from pytest_slmserve.engines.launch.compile_caches import caches
+from pytest_slmserve.engines.prelaunch import abreast
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
 from pytest_slmserve.options.read import Options, as_words, joined
 from pytest_slmserve.report.gate import calibration_text

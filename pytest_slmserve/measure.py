@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from pytest_slmserve.engines.base import Engine, Tell, silent
-from pytest_slmserve.engines.replicas import Replicas
+from pytest_slmserve.engines.replicas.replica_set import Replicas
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Measurement, Replica, Run, replica_set

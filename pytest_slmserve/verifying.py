@@ -21,7 +21,7 @@ from pytest_slmserve.analysis.advice.verification import (
     verified_together,
 )
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.engines.sharing import cannot_share
+from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
 from pytest_slmserve.options.read import Options, read_options
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import MUST_MATCH, Environment

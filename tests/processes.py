@@ -42,7 +42,7 @@ def workers_of(parent: int) -> list[int]:
     return [
         pid
         for pid, of, words in alive()
-        if pid == of and words[-1:] == [str(parent)] and any(word.endswith("worker.py") for word in words)
+        if pid == of and words[-1:] == [str(parent)] and any(word.endswith("vllm_worker.py") for word in words)
     ]
 
 

@@ -19,6 +19,7 @@ FOLDER = Path(pytest_slmserve.__file__).parent
 
 # The rooms, from the top of the house to its ground: each may import itself and what stands below it.
 ROOMS = (
+    "engines",
     "analysis",
     "telemetry",
     "workload",
@@ -27,11 +28,11 @@ ROOMS = (
 )
 NOT_YET_MOVED = (
     "__main__ advising agenda ahead baselines calibrations client cluster codec commands devices doctor",
-    "engines fixtures foreign foreign_replicas gathering gating groups holding items jobs known makespan",
-    "measure merging ordering parameters plan planned plugin pricing report resuming scheduling session",
+    "fixtures foreign foreign_replicas gathering gating groups holding items jobs known makespan measure",
+    "merging ordering parameters plan planned plugin pricing report resuming scheduling session",
     "shared_engines spreading store sweeping verdicts verifying waivers watched worker workers",
 )
-WORKER, LOADGEN, PACING = "worker", "client", "worker.admission"
+WORKER, LOADGEN, PACING = "engines.worker", "engines.loadgen", "engines.worker.slm_pacing"
 # The file of pacing is pure, so that a simulated engine and the load generator send requests by the worker's own rule.
 OUT_OF_THE_WORKER = {PACING}
 MAY_IMPORT_RAY = "cluster"
@@ -184,10 +185,10 @@ PLANTED = [
     ("only the plugin imports pytest", {"session": "from _pytest.config import Config"}),
     ("only the cluster imports ray", {"plugin": "def connect():\n    import ray"}),
     ("only the cluster imports ray", {"session": "from ray.util import scheduling_strategies"}),
-    ("the worker needs only the standard library and vLLM", {f"{WORKER}.worker": "import numpy as np"}),
+    ("the worker needs only the standard library and vLLM", {f"{WORKER}.vllm_worker": "import numpy as np"}),
     (
         "the worker needs only the standard library and vLLM",
-        {f"{WORKER}.worker": "import pytest_slmserve.schema.errors"},
+        {f"{WORKER}.vllm_worker": "import pytest_slmserve.schema.errors"},
     ),
     ("nobody imports the worker", {"engines.base": f"from pytest_slmserve.{WORKER} import versions"}),
     ("the load generator needs only the standard library", {f"{LOADGEN}.streams": "import psutil"}),
@@ -227,7 +228,7 @@ def test_every_rule_was_tried() -> None:
 def test_allowed_imports_are_not_found() -> None:
     allowed_here = {
         "engines.base": f"from pytest_slmserve.schema.errors import SlmError\nfrom pytest_slmserve.{PACING} import A",
-        f"{WORKER}.worker": f"import asyncio\nfrom {PACING.rpartition('.')[2]} import A\nfrom vllm import B",
+        f"{WORKER}.vllm_worker": f"import asyncio\nfrom {PACING.rpartition('.')[2]} import A\nfrom vllm import B",
         f"{LOADGEN}.run": f"import gc\nfrom pytest_slmserve.{PACING} import A",
         "plugin": "import pytest\nfrom pytest_slmserve.engines.base import Engine",
         f"{MAY_IMPORT_RAY}.connection": "import ray",

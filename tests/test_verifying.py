@@ -25,7 +25,7 @@ from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.commands.archives import curves_of, read_all
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.engines.pool import DeviceLock
+from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
-from pytest_slmserve.client.loads import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.commands import loads, requests
 from pytest_slmserve.commands.loads import Asked, asked, some_seconds
 from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
+from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.urls import KEY

@@ -12,7 +12,8 @@ from itertools import chain, combinations
 from urllib.parse import urlsplit
 
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, silent
-from pytest_slmserve.engines.client import TIMEOUT_S, Client, ask_once, completion, run_of
+from pytest_slmserve.engines.http_once import ask_once
+from pytest_slmserve.engines.load_client import TIMEOUT_S, Client, completion, run_of
 from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Load

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Gate, Outputs, Tell, check_fits, check_load, silent
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoop, Schedule
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Burst, Job, Load, OpenLoop
@@ -25,7 +26,6 @@ from pytest_slmserve.schema.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACT
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.simulated import simulated
-from pytest_slmserve.worker.admission import ClosedLoop, Schedule
 
 BLOCK_SIZE = 16
 BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else

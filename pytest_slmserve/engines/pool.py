@@ -3,26 +3,21 @@ the device."""
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import tempfile
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from pytest_slmserve.engines.base import Engine
-from pytest_slmserve.engines.batched import BatchedEngine, FakeBatches
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.engines.offline import NOWHERE_ELSE, OfflineEngine
-from pytest_slmserve.engines.replicas import Replicas
+from pytest_slmserve.engines.hf_generate import BatchedEngine, FakeBatches
+from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
+from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
+from pytest_slmserve.engines.replicas.replica_set import Replicas
 from pytest_slmserve.engines.server import ServerEngine
-from pytest_slmserve.engines.sharing import start_replicas
-from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
+from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
 Spec = TypeVar("Spec", EngineSpec, ReplicaSpec)
@@ -50,61 +45,6 @@ def hold(spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Waiting |
     if spec.backend not in ("cuda", "cpu") or spec.door not in ("offline", "server"):
         return None
     return (ServerEngine if spec.door == "server" else OfflineEngine)(spec, place=place, held=True)
-
-
-class DeviceLock:
-    """Held by one process at a time; the kernel lets go of it when that process ends, however it ends."""
-
-    def __init__(self, device: str, folder: Path | None = None) -> None:
-        self.path = (folder or Path(tempfile.gettempdir())) / f"pytest-slmserve-{device}.lock"
-        self.is_gpu = device.startswith(("GPU-", "MIG-"))
-        self.file: IO[str] | None = None
-
-    def acquire(self) -> None:
-        """Raises DeviceBusy, naming the holder, when another run has it."""
-        file = self._open()
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = _holder(file.read())
-            file.close()
-            raise DeviceBusy(
-                f"this device is being measured by another run ({holder}): two at once would measure each other",
-                "wait until it ends" + (", or choose another GPU with CUDA_VISIBLE_DEVICES" if self.is_gpu else ""),
-            ) from None
-        if file.writable():
-            file.truncate(0)
-            json.dump({"pid": os.getpid(), "since": time.strftime("%H:%M:%S"), "folder": str(Path.cwd())}, file)
-            file.flush()
-        self.file = file
-
-    def _open(self) -> IO[str]:
-        """The file may be another user's: reading it is enough to lock it. It is never removed, for then a third
-        process could lock a new file of the same name while a second still holds the old one."""
-        try:
-            self.path.touch()
-            self.path.chmod(0o666)
-        except PermissionError:
-            pass
-        try:
-            return self.path.open("r+", encoding="utf-8")
-        except PermissionError:
-            return self.path.open("r", encoding="utf-8")
-
-    def release(self) -> None:
-        if self.file:
-            if self.file.writable():
-                self.file.truncate(0)
-            self.file.close()
-            self.file = None
-
-
-def _holder(text: str) -> str:
-    try:
-        facts = json.loads(text)
-        return f"process {facts['pid']}, since {facts['since']}, in {facts['folder']}"
-    except (ValueError, KeyError, TypeError):
-        return "it has not said which"
 
 
 class Pool:

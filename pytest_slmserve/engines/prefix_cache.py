@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from pytest_slmserve.engines.client import ask_once
+from pytest_slmserve.engines.http_once import ask_once
 from pytest_slmserve.schema.workloads import Request, Workload
 
 COMMON = (

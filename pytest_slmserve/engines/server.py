@@ -21,18 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_schedule, silent
-from pytest_slmserve.engines.client import Client, ask_once, completion, run_of
-from pytest_slmserve.engines.described import model_for
-from pytest_slmserve.engines.offline import (
+from pytest_slmserve.engines.child_messages import resolved_from
+from pytest_slmserve.engines.http_once import ask_once
+from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.launch.model_files import model_for
+from pytest_slmserve.engines.launch.staggered_start import START_S, Held, Turn
+from pytest_slmserve.engines.launch.vllm_arguments import (
     NOWHERE_ELSE,
     WORKER,
     engine_arguments,
     engine_environment,
     place_of,
-    resolved_from,
 )
-from pytest_slmserve.engines.process import Child
-from pytest_slmserve.engines.turn import START_S, Held, Turn
+from pytest_slmserve.engines.load_client import Client, completion, run_of
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import Load
@@ -40,11 +41,11 @@ from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Request, Workload
 
-SERVE = WORKER.with_name("serve.py")
+SERVE = WORKER.with_name("vllm_serve.py")
 ONE_FRONT_END, VLLM_SERVE = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"
 HOST = "127.0.0.1"
 NAME = "slm"  # of the model, as requests call it
-GUARD = "slm_key.Guard"  # of the worker's folder, which is on the server's path
+GUARD = "slm_auth.Guard"  # of the worker's folder, which is on the server's path
 LOOK_S = 0.1  # between two looks whether it is ready
 ANSWER_S = 10.0
 IDLE_S = 0.2  # without a step; a long one of many prompts takes as much

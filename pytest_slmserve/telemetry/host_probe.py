@@ -21,7 +21,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Backend
 from pytest_slmserve.schema.specs import short_hash
 
-VERSIONS = Path(__file__).parents[1] / "worker" / "versions.py"
+VERSIONS = Path(__file__).parents[1] / "engines" / "worker" / "versions.py"
 OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2
 TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"cuda": ((0, 20), (0, 26)), "cpu": ((0, 27), (0, 32))}
 PROBE_S = 60

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import EVENT_STREAM, chunked, cuts, pieces, stream, token, usage
 
-from pytest_slmserve.client.answer import Answer, Failed, tokens_in
+from pytest_slmserve.engines.loadgen.response import Answer, Failed, tokens_in
 
 HEAD = EVENT_STREAM + b"Transfer-Encoding: chunked\r\n\r\n"
 

@@ -18,7 +18,7 @@ import pytest
 from processes import gone, until
 from scripts import benchmark_script
 
-from pytest_slmserve.engines.process import Child
+from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.schema.errors import EngineFailed
 
 SERVER = benchmark_script("truth_server")
@@ -62,7 +62,7 @@ class Client:
 
     def __init__(self, url, timeout_s=20.0, processes=1, env=None):
         self.said = []
-        self.child = Child([sys.executable, "-m", "pytest_slmserve.client"], {**os.environ, **(env or {})})
+        self.child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], {**os.environ, **(env or {})})
         headers = {"Authorization": f"Bearer {KEY}"}
         self.child.send(url=url, headers=headers, timeout_s=timeout_s, processes=processes)
         self.ready = self.hear()
@@ -394,8 +394,8 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path, process
 
 PARENT = """
 import json, os, sys
-from pytest_slmserve.engines.process import Child
-child = Child([sys.executable, "-m", "pytest_slmserve.client"], dict(os.environ))
+from pytest_slmserve.engines.launch.child_process import Child
+child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ))
 print(child.process.pid, flush=True)
 child.send(url=sys.argv[1], headers={}, timeout_s=20.0, processes=int(sys.argv[2]))
 child.receive(10, "starting")

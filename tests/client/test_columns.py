@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.client.columns import BIN_S, GROWTH, LEAST_S, Lost, Row, found_in, gap_bin, gaps, lost_in, merged
+from pytest_slmserve.engines.loadgen.columns import (
+    BIN_S,
+    GROWTH,
+    LEAST_S,
+    Lost,
+    Row,
+    found_in,
+    gap_bin,
+    gaps,
+    lost_in,
+    merged,
+)
 
 stamps = st.lists(st.floats(1000, 1003), min_size=1, max_size=30).map(sorted)
 NOTHING = {

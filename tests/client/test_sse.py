@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import cuts, pieces
 
-from pytest_slmserve.client import sse
-from pytest_slmserve.client.sse import Events
+from pytest_slmserve.engines.loadgen import sse
+from pytest_slmserve.engines.loadgen.sse import Events
 
 texts = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), min_size=1, max_size=20)
 lines = st.sampled_from(["\n", "\r\n", "\r"])

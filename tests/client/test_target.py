@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.client.target import HIDDEN, SHORTEST, secrets_in, target_of
+from pytest_slmserve.engines.loadgen.target import HIDDEN, SHORTEST, secrets_in, target_of
 
 keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=SHORTEST, max_size=40)
 

@@ -13,7 +13,7 @@ from planted import put
 from pytest_slmserve.doctor import software
 from pytest_slmserve.doctor.finding import Finding
 from pytest_slmserve.doctor.page import lines
-from pytest_slmserve.engines.pool import DeviceLock
+from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, SM_ACTIVE, TEMPERATURE
 

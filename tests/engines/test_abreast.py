@@ -9,11 +9,11 @@ import pytest
 from doors import FAKE, stand_in
 from processes import gone
 
-from pytest_slmserve.engines.abreast import abreast
+from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.launch.staggered_start import Turn
 from pytest_slmserve.engines.pool import Pool, hold
-from pytest_slmserve.engines.process import Child
+from pytest_slmserve.engines.prelaunch import abreast
 from pytest_slmserve.engines.server import ServerEngine
-from pytest_slmserve.engines.turn import Turn
 from pytest_slmserve.schema.errors import EngineFailed
 
 OTHER = stand_in(step_s=0.003)

@@ -11,7 +11,7 @@ from doors import FAKE, small_workload
 from real_engine import SPEC
 
 from pytest_slmserve.analysis.points.job_points import job_points
-from pytest_slmserve.engines.batched import FakeBatches
+from pytest_slmserve.engines.hf_generate import FakeBatches
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.jobs import shortened
 from pytest_slmserve.measure import measure

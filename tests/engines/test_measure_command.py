@@ -15,7 +15,7 @@ from pytest_slmserve import foreign
 from pytest_slmserve.__main__ import main, parser, run
 from pytest_slmserve.commands.loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.process import Child
+from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import layout
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import Job

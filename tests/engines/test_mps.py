@@ -14,8 +14,8 @@ from engines.fake_mps import CONTROL, SERVER, install
 from processes import alive, gone, until
 from telemetry.fake_nvml import UUID, FakeNvml, installed
 
-from pytest_slmserve.engines import mps
-from pytest_slmserve.engines.mps import Card, Mps, MpsDaemon, card, unable
+from pytest_slmserve.engines.replicas import mps
+from pytest_slmserve.engines.replicas.mps import Card, Mps, MpsDaemon, card, unable
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="MPS runs on Linux only")
@@ -269,7 +269,7 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(told, tmp_pa
     clients(told, 11)
     code = f"""
         import time
-        from pytest_slmserve.engines.mps import Mps, MpsDaemon
+        from pytest_slmserve.engines.replicas.mps import Mps, MpsDaemon
         daemon = MpsDaemon(Mps({UUID!r}))
         daemon.clients()
         print(daemon.process.pid, daemon.pipe.parent, flush=True)

@@ -11,7 +11,8 @@ import pytest
 from doors import FAKE, small_workload
 
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.engines.pool import DeviceLock, Pool, start
+from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.engines.pool import Pool, start
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, EngineFailed
 from pytest_slmserve.schema.loads import Burst
 
@@ -19,7 +20,7 @@ OTHER = replace(FAKE, model="opt-125m")
 HOLD = """
 import sys, time
 from pathlib import Path
-from pytest_slmserve.engines.pool import DeviceLock
+from pytest_slmserve.engines.launch.device_lock import DeviceLock
 lock = DeviceLock("gpu-0", Path(sys.argv[1]))
 lock.acquire()
 print("held", flush=True)

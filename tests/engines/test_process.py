@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from processes import gone, group, kill_group, until
 
-from pytest_slmserve.engines import process
-from pytest_slmserve.engines.process import Child
+from pytest_slmserve.engines.launch import child_process
+from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.worker import __file__ as worker_package
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.worker import __file__ as worker_package
 
 GUARDIAN = Path(worker_package).with_name("guardian.py")
 SPEAK = """
@@ -71,7 +71,7 @@ def test_a_kill_is_named_by_its_signal(child):
 
 
 def test_a_child_that_closes_its_end_but_lives_is_told_apart(child, monkeypatch):
-    monkeypatch.setattr(process.subprocess.Popen, "wait", impatient(process.subprocess.Popen.wait))
+    monkeypatch.setattr(child_process.subprocess.Popen, "wait", impatient(child_process.subprocess.Popen.wait))
     mute = child("end.shutdown(socket.SHUT_RDWR); time.sleep(60)")
     with pytest.raises(EngineFailed, match="ended .it closed its end."):
         mute.receive(20, "serving")

@@ -18,7 +18,7 @@ from processes import gone, group
 
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.engines.replicas import Replicas, Stopped, Together, cores_of_each, wait_until_stable
+from pytest_slmserve.engines.replicas.replica_set import Replicas, Stopped, Together, cores_of_each, wait_until_stable
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import ReplicaSpec

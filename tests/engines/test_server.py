@@ -17,7 +17,7 @@ from doors import STAND_IN, small_workload, stand_in
 from processes import gone, group
 
 from pytest_slmserve.engines import server
-from pytest_slmserve.engines.client import completion
+from pytest_slmserve.engines.load_client import completion
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.server import (
     ServerEngine,

@@ -8,11 +8,11 @@ import pynvml
 import pytest
 from doors import FAKE, stand_in
 
-from pytest_slmserve.engines import sharing
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.engines.sharing import cannot_share, mig_instances, processes, start_replicas
+from pytest_slmserve.engines.replicas import gpu_sharing
+from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share, mig_instances, processes, start_replicas
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ReplicaSpec
 
@@ -58,9 +58,9 @@ def no_daemon_of_another_test(monkeypatch):
 @pytest.fixture
 def under_mps(monkeypatch):
     """Replicas on an imagined GPU that MPS can run on."""
-    monkeypatch.setattr(sharing.mps, "unable", lambda gpu: None)
-    monkeypatch.setattr(sharing.mps, "MpsDaemon", Daemon)
-    monkeypatch.setattr(sharing, "_launch", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
+    monkeypatch.setattr(gpu_sharing.mps, "unable", lambda gpu: None)
+    monkeypatch.setattr(gpu_sharing.mps, "MpsDaemon", Daemon)
+    monkeypatch.setattr(gpu_sharing, "_launch", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
 
 
 def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(under_mps):
@@ -88,14 +88,14 @@ def test_a_daemon_is_closed_when_no_engine_starts(under_mps, monkeypatch):
     def refuse(spec, **how):
         raise EngineFailed("no room")
 
-    monkeypatch.setattr(sharing, "_launch", refuse)
+    monkeypatch.setattr(gpu_sharing, "_launch", refuse)
     with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\): no room"):
         start_replicas(ReplicaSpec((CUDA, CUDA), "mps"), GPU)
     assert Daemon.log[-1] == "close"
 
 
 def test_where_mps_cannot_run_the_reason_is_said(monkeypatch):
-    monkeypatch.setattr(sharing.mps, "unable", lambda gpu: f"{gpu} has no MPS")
+    monkeypatch.setattr(gpu_sharing.mps, "unable", lambda gpu: f"{gpu} has no MPS")
     spec = ReplicaSpec((CUDA, CUDA), "mps")
     assert cannot_share(spec, GPU) == "GPU-1234 has no MPS"
     with pytest.raises(BadUsage, match=r"GPU-1234 has no MPS\n  try: another way of sharing: time-slicing"):
@@ -140,7 +140,7 @@ class Nvml:
 
 def test_instances_that_are_there_are_used_and_none_is_made(monkeypatch):
     Nvml(monkeypatch)
-    monkeypatch.setattr(sharing, "_launch", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
+    monkeypatch.setattr(gpu_sharing, "_launch", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
     assert mig_instances(GPU) == ["MIG-a", "MIG-b"]
     replicas = start_replicas(ReplicaSpec((CUDA, CUDA), "mig"), GPU)
     assert [engine.place for engine in replicas.engines] == [

@@ -13,7 +13,7 @@ from pytest_slmserve.agenda import url_lock
 from pytest_slmserve.analysis.claims import lookup
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points.replica_points import shared_points
-from pytest_slmserve.engines.pool import DeviceLock
+from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.options.parsers import urls
 
 # The stand-in takes 8 requests at a time, so its throughput ends there.

@@ -2,7 +2,7 @@
 
 from inside import usage_error
 
-from pytest_slmserve.engines.offline import engine_environment
+from pytest_slmserve.engines.launch.vllm_arguments import engine_environment
 from pytest_slmserve.schema.specs import EngineSpec
 
 

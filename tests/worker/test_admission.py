@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_slmserve.worker.admission import ClosedLoop, Schedule, next_batch
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoop, Schedule, next_batch
 
 PHASES = ["ramp", "settle", "window", "over"]
 

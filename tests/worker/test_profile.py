@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.worker import __file__ as package
+from pytest_slmserve.engines.worker import __file__ as package
 
 LOAD = {"kind": "closed_loop", "concurrency": 3, "window_s": 60.0, "settle_lifetimes": 1.0, "requests": None}
 LENGTH = 6
@@ -25,7 +25,7 @@ def worker():
     there = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [folder, *sys.path])
-        yield importlib.import_module("worker")
+        yield importlib.import_module("vllm_worker")
     for name in set(sys.modules) - there:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
             del sys.modules[name]

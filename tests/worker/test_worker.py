@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_slmserve.worker import __file__ as package
+from pytest_slmserve.engines.worker import __file__ as package
 
 FOLDER = Path(package).parent
 LENGTH, USERS = 6, 3
@@ -26,8 +26,8 @@ def worker():
     """The module, found as in its own process: only its folder is on the path, not its package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(FOLDER), *sys.path])
-        yield importlib.import_module("worker")
-    sys.modules.pop("worker"), sys.modules.pop("admission")
+        yield importlib.import_module("vllm_worker")
+    sys.modules.pop("vllm_worker"), sys.modules.pop("slm_pacing")
 
 
 class Engine:
@@ -248,17 +248,17 @@ def test_limits_that_a_release_does_not_report_are_none(worker):
 
 
 def test_importing_it_brings_in_the_standard_library_only():
-    code = "import sys, worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    code = "import sys, vllm_worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=60, check=True)
-    ours = {"worker", "admission", "leash", "slm_steps", "__main__"}
+    ours = {"vllm_worker", "slm_pacing", "slm_guarded", "slm_steps", "__main__"}
     assert set(done.stdout.split()) - sys.stdlib_module_names == ours
 
 
 def test_it_ends_when_its_parent_closes_the_line():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-S", str(FOLDER / "worker.py"), str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-S", str(FOLDER / "vllm_worker.py"), str(theirs.fileno()), str(os.getpid())]
         process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], start_new_session=True, stderr=subprocess.DEVNULL
         )
@@ -269,7 +269,7 @@ def test_it_ends_when_its_parent_closes_the_line():
 
 FORKS = """
 import os, sys
-from worker import main
+from vllm_worker import main
 
 class Forks:
     def __init__(self, reader, writer):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from pytest_slmserve.engines.base import Gate, Tell
-from pytest_slmserve.engines.offline import run_from
-from pytest_slmserve.engines.process import Child, converse
+from pytest_slmserve.engines.child_messages import run_from
+from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Job, Load, OpenLoop
 from pytest_slmserve.schema.records import Run, Stream
@@ -21,7 +18,6 @@ from pytest_slmserve.schema.workloads import Request, Workload
 
 READY_S = 30.0
 TIMEOUT_S = 120.0  # that a request may last, where nobody says otherwise
-MOST_BYTES = 1 << 22  # of an answer to one question: the page of a server's metrics has some ten thousand
 REQUEST, PROMPT_TOKENS = 0, 5  # columns of the samples
 
 
@@ -38,7 +34,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         processes: int = 1,
     ) -> None:
-        command = [sys.executable, "-m", "pytest_slmserve.client"]
+        command = [sys.executable, "-m", "pytest_slmserve.engines.loadgen"]
         self._loaded: str | None = None
         self.child = Child(command, dict(os.environ), cores=cores, name="the client")
         self.child.send(url=url, headers=dict(headers), timeout_s=timeout_s, processes=processes)
@@ -69,28 +65,6 @@ class Client:
 
     def kill(self) -> None:
         self.child.kill()
-
-
-def ask_once(
-    method: str, url: str, headers: Mapping[str, str], body: str | None, within_s: float
-) -> tuple[int, str, str]:
-    """Status, content type and text of one answer, which has come whole `within_s`; of a long one, the beginning.
-    Raises OSError or HTTPException."""
-    until = time.monotonic() + within_s
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=within_s)
-    try:
-        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), body, dict(headers))
-        wire, answer, text = connection.sock, connection.getresponse(), bytearray()
-        while len(text) < MOST_BYTES and (piece := answer.read1(MOST_BYTES)):
-            text += piece
-            if (left_s := until - time.monotonic()) <= 0:  # a socket's own limit begins anew with every byte
-                raise TimeoutError(f"no end within {within_s:g} s")
-            wire.settimeout(left_s)
-        return answer.status, answer.headers.get("content-type", ""), text.decode(errors="replace")
-    finally:
-        connection.close()
 
 
 def message_of(load: Load) -> dict[str, Any]:

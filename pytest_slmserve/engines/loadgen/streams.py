@@ -12,9 +12,9 @@ import ssl
 import time
 from collections import deque
 
-from pytest_slmserve.client.answer import Answer, Failed
-from pytest_slmserve.client.connection import STAMP, Address, Connection, SecureConnection, address_of
-from pytest_slmserve.client.target import Target
+from pytest_slmserve.engines.loadgen.connection import STAMP, Address, Connection, SecureConnection, address_of
+from pytest_slmserve.engines.loadgen.response import Answer, Failed
+from pytest_slmserve.engines.loadgen.target import Target
 
 CONNECTING = 64  # at once: more would overflow the queue of a server that accepts slowly
 CONNECT_S = 10.0

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from pytest_slmserve.engines.process import LOG_LINES
+from pytest_slmserve.engines.launch.child_process import LOG_LINES
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 PROGRAM = "nvidia-cuda-mps-control"

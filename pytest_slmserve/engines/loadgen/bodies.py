@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_slmserve.client.target import Target
+from pytest_slmserve.engines.loadgen.target import Target
 
 
 class Bodies:

@@ -1,6 +1,6 @@
 """One engine in its own process: JSON lines in, JSON lines out, over an inherited socket.
 
-    python worker.py FD PARENT_PID
+    python vllm_worker.py FD PARENT_PID
 
 Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts,
 `run` a load, `tokens` asks for outputs, and `profile` for a trace of a load; `close` ends it, unanswered. Lines out:
@@ -22,8 +22,8 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
 
-from admission import ClosedLoop, Schedule  # this folder is on the path, its package is not
-from leash import guarded
+from slm_guarded import guarded
+from slm_pacing import ClosedLoop, Schedule  # this folder is on the path, its package is not
 from slm_steps import resolved, step_row
 
 LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB

@@ -1,6 +1,6 @@
 """Becomes vLLM's own server, after it has started the guardian of this process group.
 
-    python serve.py MODULE ARGUMENTS... FD PARENT_PID
+    python vllm_serve.py MODULE ARGUMENTS... FD PARENT_PID
 
 The descriptor is what every child of ours is given; a server is spoken to by HTTP and needs none.
 """

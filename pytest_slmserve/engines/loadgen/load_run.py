@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_slmserve.client.bodies import Bodies
-from pytest_slmserve.client.columns import Lost, Row, found_in, lost_in
-from pytest_slmserve.client.lead import Lead
-from pytest_slmserve.client.loads import FAILED_SHARE, FAILURES, OpenLoop, closed_loop, most_within
-from pytest_slmserve.client.streams import Stream, Streams
-from pytest_slmserve.worker.admission import ClosedLoop
+from pytest_slmserve.engines.loadgen.bodies import Bodies
+from pytest_slmserve.engines.loadgen.columns import Lost, Row, found_in, lost_in
+from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE, FAILURES, OpenLoop, closed_loop, most_within
+from pytest_slmserve.engines.loadgen.step_detector import Lead
+from pytest_slmserve.engines.loadgen.streams import Stream, Streams
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoop
 
 PROGRESS_S = 0.5
 AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most

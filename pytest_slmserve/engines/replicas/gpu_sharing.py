@@ -7,12 +7,12 @@ from functools import partial
 
 import psutil
 
-from pytest_slmserve.engines import mps
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.engines.replicas import HeldEngine, Replicas, cores_of_each
+from pytest_slmserve.engines.replicas import mps
+from pytest_slmserve.engines.replicas.replica_set import HeldEngine, Replicas, cores_of_each
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Sharing

@@ -1,6 +1,6 @@
-"""Transformers' generate() in its own process, on batches that are made one after the other: JSON lines, as worker.py.
+"""Transformers' generate() in its own process, on batches made one after the other: JSON lines, as vllm_worker.py.
 
-    python generate.py FD PARENT_PID
+    python hf_worker.py FD PARENT_PID
 
 Needs the standard library, torch and Transformers, which come with vLLM. A batch is computed until its longest output
 is there, prompts padded to the longest, and all of its requests are answered at its end. A row of the steps has the
@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from admission import next_batch
-from leash import guarded
+from slm_guarded import guarded
+from slm_pacing import next_batch
 
 PROGRESS_S = 0.5
 PADDING = 1  # an id like any other: the attention mask leaves it out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from pytest_slmserve.client.answer import Answer
+from pytest_slmserve.engines.loadgen.response import Answer
 
 SAME_STEP = 0.5  # of a step's usual time: it is told to the streams one after the other
 NEVER = float("-inf")

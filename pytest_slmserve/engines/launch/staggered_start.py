@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_slmserve.engines.process import Child
+from pytest_slmserve.engines.launch.child_process import Child
 
 LOOK_S = 0.05
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk

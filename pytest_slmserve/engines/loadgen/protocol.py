@@ -8,11 +8,11 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_slmserve.client.bodies import Bodies
-from pytest_slmserve.client.parts import Parts
-from pytest_slmserve.client.run import Run
-from pytest_slmserve.client.streams import Streams
-from pytest_slmserve.client.target import target_of
+from pytest_slmserve.engines.loadgen.bodies import Bodies
+from pytest_slmserve.engines.loadgen.load_run import Run
+from pytest_slmserve.engines.loadgen.processes import Parts
+from pytest_slmserve.engines.loadgen.streams import Streams
+from pytest_slmserve.engines.loadgen.target import target_of
 
 Message = dict[str, Any]
 

@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_slmserve.client.http11 import Malformed, Response
-from pytest_slmserve.client.sse import Events
+from pytest_slmserve.engines.loadgen.http11 import Malformed, Response
+from pytest_slmserve.engines.loadgen.sse import Events
 
 DECODER = json.JSONDecoder()
 READ_OF_A_BODY = 1 << 16  # bytes

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_slmserve.worker.admission import ClosedLoop
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoop
 
 FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
 

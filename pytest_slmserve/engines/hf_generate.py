@@ -8,16 +8,17 @@ from typing import Any
 
 from pytest_slmserve.engines.base import Gate, Tell, silent
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.engines.offline import WORKER, OfflineEngine
+from pytest_slmserve.engines.launch.vllm_arguments import WORKER
+from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.engines.worker.slm_pacing import next_batch
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Burst, Job, Load
 from pytest_slmserve.schema.records import Run, Samples, Steps
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.worker.admission import next_batch
 
 Row = tuple[Any, ...]
-GENERATE = WORKER.with_name("generate.py")
+GENERATE = WORKER.with_name("hf_worker.py")
 
 
 class BatchedEngine(OfflineEngine):

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from pytest_slmserve.client.columns import merged
-from pytest_slmserve.client.loads import parts_of
+from pytest_slmserve.engines.loadgen.columns import merged
+from pytest_slmserve.engines.loadgen.schedules import parts_of
 
 BEGIN_S, OPEN_S = 0.2, 0.1  # from saying when to begin, or to open the window, to doing so: all have heard it by then
 PHASES = ("ramp", "settle", "window", "over")

@@ -1,0 +1,1 @@
+"""Several engines on one device or several: the set, the ways of sharing a GPU, MPS."""
