@@ -19,8 +19,8 @@ from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
 
-from pytest_slmserve.merging import Merged, merge, move_parts, part_of, parts_of
-from pytest_slmserve.store import BULK, Archive, stored_in
+from pytest_slmserve.archive.merge import Merged, merge, move_parts, part_of, parts_of
+from pytest_slmserve.archive.store import BULK, Archive, stored_in
 
 RECORDS = 10_000
 PARTS = 8

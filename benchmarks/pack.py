@@ -31,10 +31,10 @@ from typing import TypeVar
 
 from pytest_slmserve.__main__ import main as command
 from pytest_slmserve.analysis.metrics.summary import summarize
-from pytest_slmserve.codec import measurement_line
+from pytest_slmserve.archive.codec import measurement_line
+from pytest_slmserve.archive.store import FORMAT, Contents, Found, decode, facts_of, read, stored_in
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Samples, Steps, Telemetry
-from pytest_slmserve.store import FORMAT, Contents, Found, decode, facts_of, read, stored_in
 
 Table = TypeVar("Table", Samples, Steps)
 BESIDE = 2  # rows before and after a window that stay

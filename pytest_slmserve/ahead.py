@@ -28,5 +28,5 @@ def question_of(session: Session, item: Any) -> Question | None:
     if gpus := parameters.get("slm_gpus_point"):
         return GpusPoint(session, gpus).question()
     if job := parameters.get("slm_job_point"):
-        return session.question(*jobs.asked_of(agenda, job))
+        return session.question(*jobs.job_case(agenda, job))
     return None

@@ -192,7 +192,7 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
     """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; rate None (the
     default) is all at once, without lengths those of the options. burstiness: as of a `Job`."""
     from pytest_slmserve.analysis.points.job_points import job_points
-    from pytest_slmserve.jobs import requests_of
+    from pytest_slmserve.jobs import sized_workload
     from pytest_slmserve.workload.arrivals import job
 
     def serve(
@@ -203,7 +203,7 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
         burstiness: float | None = 1.0,
         repeats: int | None = None,
     ) -> JobPoint:
-        workload = requests_of(slm_session.agenda, slm_spec.model, requests, lengths)
+        workload = sized_workload(slm_session.agenda, slm_spec.model, requests, lengths)
         load = job(requests, rate, slm_session.options.seed, burstiness=burstiness)
         found = slm_session.measure(slm_spec, workload, load, repeats or slm_session.options.repeats)
         return job_points(found)[0]

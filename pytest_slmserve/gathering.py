@@ -8,14 +8,14 @@ from pathlib import Path
 from pytest_slmserve.agenda import check_there
 from pytest_slmserve.analysis.compare import interference
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.points.replica_points import asked, shared_runs
-from pytest_slmserve.merging import folder_of_parts, move_parts, parts_of
+from pytest_slmserve.analysis.points.replica_points import group_key, shared_runs
+from pytest_slmserve.archive.merge import folder_of_parts, move_parts, parts_of
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.plan import point_title
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.session import Session
-from pytest_slmserve.store import read
 from pytest_slmserve.workers import Outcome, Seat, as_seen, outcomes_of, seats, sweep_up
 
 UNCHECKED = (
@@ -112,7 +112,7 @@ def _know(session: Session, measurements: list[Measurement]) -> None:
     measurements = [m for m in measurements if m.id not in ids]
     known.add(measurements)
     known.asked.update((m.key, None) for m in measurements if m.alone)
-    known.asked_shared.update((asked(members), None) for members in shared_runs(measurements))
+    known.asked_shared.update((group_key(members), None) for members in shared_runs(measurements))
 
 
 def _ask_for(session: Session, outcome: Outcome) -> None:

@@ -30,7 +30,9 @@ from pytest_slmserve.analysis.gate.waivers import Waiver, waiver_for
 from pytest_slmserve.analysis.metrics.validity import sound
 from pytest_slmserve.analysis.stored.gates import stored_gates
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.calibrations import Kept, Place, beside, find, keep, place_of
+from pytest_slmserve.archive.calibrations import Kept, Place, beside, find, keep, place_of
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.archive.waivers import read_waivers
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
 from pytest_slmserve.engines.launch.compile_caches import caches
 from pytest_slmserve.engines.prelaunch import abreast
@@ -46,8 +48,6 @@ from pytest_slmserve.schema.records import Measurement, Paired
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.session import Session, wanted
-from pytest_slmserve.store import read
-from pytest_slmserve.waivers import read_waivers
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports

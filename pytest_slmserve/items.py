@@ -80,11 +80,11 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     if is_skipped(item):
         return None
     if plan := parameters.get("slm_replica_point"):
-        return replica_engine(session, plan)
+        return replica_engine(session.agenda, plan)
     if gpus := parameters.get("slm_gpus_point"):
-        return gpus_engine(session, gpus)[0]
+        return gpus_engine(session.agenda, gpus)[0]
     if job := parameters.get("slm_job_point"):
-        return job_engine(session, job)
+        return job_engine(session.agenda, job)
     if sides := parameters.get("slm_gate"):
         return session.agenda.spec(sides[0])
     if model := parameters.get("slm_model"):

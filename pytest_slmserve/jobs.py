@@ -104,11 +104,11 @@ def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
 
 def workload_of(agenda: Agenda, plan: JobPlan) -> Workload:
     """As many requests as the job has."""
-    workload = requests_of(agenda, plan.model, plan.requests, plan.lengths or (None, None))
+    workload = sized_workload(agenda, plan.model, plan.requests, plan.lengths or (None, None))
     return workload if plan.shorter == 1 else shortened(workload, plan.shorter)
 
 
-def requests_of(
+def sized_workload(
     agenda: Agenda, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
 ) -> Workload:
     """So many requests; lengths: None for those of the options, a pair of None for natural ones."""
@@ -124,6 +124,6 @@ def shortened(workload: Workload, by: int) -> Workload:
     return Workload(workload.spec, requests, f"{workload.source}, outputs over {by}")
 
 
-def asked_of(agenda: Agenda, plan: JobPlan) -> tuple[EngineSpec, Workload, Job]:
+def job_case(agenda: Agenda, plan: JobPlan) -> tuple[EngineSpec, Workload, Job]:
     """What is measured: engine, requests, load."""
     return spec_of(agenda, plan), workload_of(agenda, plan), job(plan.requests, plan.rate, agenda.options.seed)

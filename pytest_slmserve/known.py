@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pytest_slmserve.analysis.points.job_points import JobPoint, job_points
-from pytest_slmserve.analysis.points.replica_points import Members, SharedPoint, asked, shared_points, shared_runs
+from pytest_slmserve.analysis.points.replica_points import Members, SharedPoint, group_key, shared_points, shared_runs
 from pytest_slmserve.schema.records import Measurement
 
 
@@ -26,7 +26,7 @@ class Known:
     def add(self, measurements: Sequence[Measurement]) -> None:
         """As if they had been made in this process."""
         for members in shared_runs(measurements):
-            self.shared.setdefault(asked(members), []).append(members)
+            self.shared.setdefault(group_key(members), []).append(members)
         for m in measurements:
             if m.alone and m.paired is None:
                 self.measured.setdefault(m.key, []).append(m)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_slmserve.agenda import Variant, replica_load
+from pytest_slmserve.agenda import Agenda, Variant, replica_load
 from pytest_slmserve.analysis.claims.lookup import claim_of
 from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS
 from pytest_slmserve.jobs import JobPlan, plans_of, spec_of, why_not
@@ -193,9 +193,9 @@ def usual_loads(model: str) -> tuple[int, ...]:
 def _unless_there(session: Session, plan: GpusPlan) -> list[pytest.MarkDecorator]:
     try:
         if plan.replicas:
-            why = session.agenda.unshareable([plan.model] * replicas_of(session, plan), "gpus", plan.concurrency)
+            why = session.agenda.unshareable([plan.model] * replicas_of(session.agenda, plan), "gpus", plan.concurrency)
         else:
-            engine, load = gpus_engine(session, plan)
+            engine, load = gpus_engine(session.agenda, plan)
             session.agenda.compares(engine_alone(engine), load)
             why = None
     except BadUsage as error:
@@ -203,16 +203,15 @@ def _unless_there(session: Session, plan: GpusPlan) -> list[pytest.MarkDecorator
     return [pytest.mark.skip(reason=why)] if why else []
 
 
-def replicas_of(session: Session, plan: GpusPlan) -> int:
+def replicas_of(agenda: Agenda, plan: GpusPlan) -> int:
     """Replicas that the GPUs of a plan have room for, each on as many as the options give an engine."""
-    return plan.gpus // session.options.tensor_parallel[0]
+    return plan.gpus // agenda.options.tensor_parallel[0]
 
 
-def gpus_engine(session: Session, plan: GpusPlan) -> tuple[EngineSpec | ReplicaSpec, ClosedLoop]:
+def gpus_engine(agenda: Agenda, plan: GpusPlan) -> tuple[EngineSpec | ReplicaSpec, ClosedLoop]:
     """What runs on the GPUs of a plan, and the load of each engine. Raises BadUsage where it cannot be had."""
-    agenda = session.agenda
     if plan.replicas:
-        replicas = replicas_of(session, plan)
+        replicas = replicas_of(agenda, plan)
         return agenda.replicas([plan.model] * replicas, "gpus"), agenda.load(plan.concurrency // replicas)
     spec = agenda.spec_on(plan.model, plan.gpus, plan.largest)
     return spec, agenda.load_on(spec, plan.concurrency, plan.largest)
@@ -286,11 +285,11 @@ def named_models(session: Session, claim: str | None, named: Sequence[str]) -> l
     return [model for model in named if all(map(there, claim_of(claim).reads(model) if claim else (model,)))]
 
 
-def replica_engine(session: Session, plan: ReplicaPlan) -> EngineSpec | ReplicaSpec:
+def replica_engine(agenda: Agenda, plan: ReplicaPlan) -> EngineSpec | ReplicaSpec:
     if plan.count == 1:
-        return session.agenda.spec(plan.model)
-    return session.agenda.replicas([plan.model] * plan.count, plan.sharing)
+        return agenda.spec(plan.model)
+    return agenda.replicas([plan.model] * plan.count, plan.sharing)
 
 
-def job_engine(session: Session, plan: JobPlan) -> EngineSpec:
-    return spec_of(session.agenda, plan)
+def job_engine(agenda: Agenda, plan: JobPlan) -> EngineSpec:
+    return spec_of(agenda, plan)

@@ -64,7 +64,7 @@ class PlannedJob:
     def measure(self) -> Verdict:
         """Serve it (unless it is known already). The verdict tells whether the measurements can be trusted."""
         repeats = self.session.options.repeats
-        found = self.session.measure(*jobs.asked_of(self.session.agenda, self.plan), repeats)
+        found = self.session.measure(*jobs.job_case(self.session.agenda, self.plan), repeats)
         self.carry(found)
         return trustworthy(repr(self), found, repeats)
 

@@ -83,10 +83,10 @@ def _cost(session: Session, item: Any, parameters: Mapping[str, Any]) -> Cost | 
         load = agenda.load(replicas.concurrency)  # as if one engine served all of it
         return Cost(replicas, engine_of(session, item), load, point_price_s(agenda, replicas.model, load))
     if gpus := parameters.get("slm_gpus_point"):
-        engine, load = gpus_engine(session, gpus)
+        engine, load = gpus_engine(agenda, gpus)
         return Cost(gpus, engine, load, point_price_s(agenda, gpus.model, load, spec=engine_alone(engine)))
     if plan := parameters.get("slm_job_point"):
-        spec, workload, job = jobs.asked_of(agenda, plan)
+        spec, workload, job = jobs.job_case(agenda, plan)
         return Cost(plan, spec, job, job_price_s(spec, job, workload))
     return None
 

@@ -22,17 +22,18 @@ from pytest_slmserve.analysis.metrics.validity import problems, sound
 from pytest_slmserve.analysis.points.replica_points import (
     Members,
     SharedPoint,
-    asked_of,
+    case_key,
     shared_points,
     shared_runs,
     sound_together,
     standing_together,
 )
+from pytest_slmserve.archive.merge import move_parts
+from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.known import Known
 from pytest_slmserve.measure import measure, measure_together
-from pytest_slmserve.merging import move_parts
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan import Sweep, engine_title, point_title
 from pytest_slmserve.report.export import Export, export_to
@@ -44,7 +45,6 @@ from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, Load
 from pytest_slmserve.schema.records import Measurement, Paired, Progress, Replica, replica_set
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.host_probe import Host, probe
 from pytest_slmserve.verdicts import Verdicts
 from pytest_slmserve.workers import Desk, as_seen
@@ -239,7 +239,7 @@ class Session:
     def question_of_replicas(
         self, spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop]
     ) -> Question:
-        key = asked_of(spec, workloads, loads, self.agenda.environment(spec))
+        key = case_key(spec, workloads, loads, self.agenda.environment(spec))
         return Question(key, spec, tuple(workloads), tuple(loads))
 
     def answered(self, question: Question, repeats: int, why: str = "") -> list[Measurement]:

@@ -74,7 +74,7 @@ class GpusPoint:
 
     def question(self) -> Question:
         session, plan = self.session, self.plan
-        engine, load = gpus_engine(session, plan)
+        engine, load = gpus_engine(session.agenda, plan)
         if isinstance(engine, ReplicaSpec):
             return SharedEngines(session, engine).question(plan.concurrency)
         return session.question(engine, session.agenda.workload(plan.model), load)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.merging import part_of
+from pytest_slmserve.archive.merge import part_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.telemetry.host_probe import Host, near_cores, visible_names
 

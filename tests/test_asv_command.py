@@ -16,8 +16,8 @@ from scripts import benchmark_script, loaded
 from strategies import H200, RESOLVED, law, measurement
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.store import Archive
 
 pytest.importorskip("asv_runner", reason="needs asv")
 SCRIPT = benchmark_script("asv/make_ledger")

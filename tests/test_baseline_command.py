@@ -12,8 +12,8 @@ import pytest
 from stored_records import KNOWN, engine_alone, repeats
 
 from pytest_slmserve.__main__ import main
+from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.schema.records import Replica
-from pytest_slmserve.store import Archive
 
 NAME = "h200-vllm-0.26.0"
 HEAVY = ("matplotlib", "pytest", "_pytest", "numpy", "vllm", "torch", "transformers", "pynvml")

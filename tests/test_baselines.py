@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stored_records import BUSY, KNOWN, engine_alone, repeats
 
 from pytest_slmserve.analysis.stored.baseline import against_stored
-from pytest_slmserve.baselines import (
+from pytest_slmserve.archive.baselines import (
     FOLDER,
     SUFFIX,
     accept,
@@ -21,13 +21,13 @@ from pytest_slmserve.baselines import (
     device_name,
     find_baseline,
 )
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import baseline as command
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.loads import Burst
 from pytest_slmserve.schema.records import Replica
-from pytest_slmserve.store import read
 
 GOOD = repeats([1000, 1001, 1002])
 ON_CPU = Environment(backend="cpu", vllm="0.32.0", cpu="Xeon", cores=2)

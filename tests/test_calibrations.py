@@ -9,7 +9,7 @@ import pytest
 
 from pytest_slmserve.analysis.gate.calibration import Calibration, Noise, Rates
 from pytest_slmserve.analysis.gate.decision import Terms
-from pytest_slmserve.calibrations import Kept, beside, find, keep, place_of, read
+from pytest_slmserve.archive.calibrations import Kept, beside, find, keep, place_of, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import CSV, ROWS
 
-from pytest_slmserve.foreign import (
+from pytest_slmserve.archive.external import (
     Columns,
     Row,
     Setting,

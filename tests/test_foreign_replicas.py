@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.foreign import Columns, Row
-from pytest_slmserve.foreign_replicas import ReplicaColumns, engine_sets, remarks
+from pytest_slmserve.archive.external import Columns, Row
+from pytest_slmserve.archive.external_replicas import ReplicaColumns, engine_sets, remarks
 from pytest_slmserve.schema.errors import BadUsage
 
 NAMES = ReplicaColumns(

@@ -22,6 +22,7 @@ from pytest_slmserve.agenda import Agenda
 from pytest_slmserve.analysis.gate.decision import Terms
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import Pool
@@ -32,7 +33,6 @@ from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session
-from pytest_slmserve.store import read
 from pytest_slmserve.telemetry.host_probe import Host
 
 MODEL = "opt-125m"

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from strategies import measurements
 from test_store import DATA, DISK, EACH, change, example, write, written
 
-from pytest_slmserve import merging
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.merging import merge, move, move_parts, part_of, parts_of
+from pytest_slmserve.archive.merge import Merged, merge, move, move_parts, part_of, parts_of
+from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.records import Replica
-from pytest_slmserve.store import Archive, read
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def three(tmp_path: Path) -> Path:
     return write(tmp_path / "three.jsonl", example(1), example(2), example(4))
 
 
-def merged_into(path: Path, *parts: Path) -> merging.Merged:
+def merged_into(path: Path, *parts: Path) -> Merged:
     with Archive.open(path) as into:
         return merge(parts, into)
 
@@ -208,7 +207,7 @@ def test_parts_go_when_all_of_them_is_in_the_archive(tmp_path):
     with Archive.open(records) as into:
         moved = move_parts(into)
         assert (moved.written, moved.notes) == (3, ())
-        assert move_parts(into) == merging.Merged()
+        assert move_parts(into) == Merged()
     assert launches(records) == ALL and [*tmp_path.iterdir()] == [records]
 
 
@@ -283,7 +282,7 @@ def test_where_the_archive_cannot_be_written_all_parts_stay(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with Archive.open(records) as into:
-        monkeypatch.setattr("pytest_slmserve.store._append", full)
+        monkeypatch.setattr("pytest_slmserve.archive.store._append", full)
         notes = move_parts(into).notes
         with pytest.raises(BadUsage, match="No space left"):
             merge(parts_of(records), into)

@@ -12,9 +12,9 @@ from scripts import benchmark_script, loaded
 from strategies import measurement
 
 from pytest_slmserve.analysis.metrics.summary import summarize
+from pytest_slmserve.archive.store import FORMAT, Archive, read
 from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.store import FORMAT, Archive, read
 from pytest_slmserve.workload.arrivals import job
 
 SCRIPT = benchmark_script("pack")

@@ -13,6 +13,7 @@ from pytest_slmserve import session as module
 from pytest_slmserve.agenda import check_there
 from pytest_slmserve.analysis.metrics.validity import problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options
@@ -23,7 +24,6 @@ from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session
-from pytest_slmserve.store import read
 from pytest_slmserve.telemetry.host_probe import Gpu, Host
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.telemetry.simulated import SimulatedSource

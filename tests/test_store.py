@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import measurements
 
-from pytest_slmserve.codec import measurement_line
+from pytest_slmserve.archive.codec import measurement_line
+from pytest_slmserve.archive.store import FORMAT, Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -30,7 +31,6 @@ from pytest_slmserve.schema.records import Failures, Measurement, Paired, Resolv
 from pytest_slmserve.schema.sensors import SENSORS
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
-from pytest_slmserve.store import FORMAT, Archive, read
 
 DATA = Path(__file__).parent / "data"
 CLAIMS = {"plateau": {"tolerance": 0.1}}

@@ -10,11 +10,11 @@ from simulated_sessions import BATCHES, MODEL, point, sweep
 from pytest_slmserve.analysis.claims import lookup, table1
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.archives import judged_again
 from pytest_slmserve.report.tables import run_lines
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.session import Session
-from pytest_slmserve.store import read
 
 
 def reported(session: Session) -> str:

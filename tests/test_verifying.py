@@ -23,6 +23,7 @@ from pytest_slmserve.analysis.advice.subjects import of_curves
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.archives import curves_of, read_all
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
@@ -33,7 +34,6 @@ from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 from pytest_slmserve.session import Session
-from pytest_slmserve.store import read
 from pytest_slmserve.telemetry.host_probe import Host
 from pytest_slmserve.verifying import Terms, Trial, as_advised, joint_of, opened, same_requests, trials, verify
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_slmserve.archive.merge import folder_of_parts
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.gathering import open_for
-from pytest_slmserve.merging import folder_of_parts
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.codec import engine_line, engine_of, measurement_line, measurement_of
+from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_line, measurement_of
 from pytest_slmserve.schema.errors import SlmError
 from pytest_slmserve.schema.records import Measurement
 

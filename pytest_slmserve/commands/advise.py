@@ -78,6 +78,7 @@ def advise(given: argparse.Namespace) -> int:
     """Batch, memory and number of engines, from archives or from results that are not ours."""
     from pytest_slmserve.analysis.advice import subjects
     from pytest_slmserve.analysis.advice.advisor import plan
+    from pytest_slmserve.archive import external
     from pytest_slmserve.report import advice, advice_json
     from pytest_slmserve.report.gpu_tables import gpus_advice
 
@@ -87,7 +88,7 @@ def advise(given: argparse.Namespace) -> int:
         if terms:
             raise BadUsage("results that are not ours do not tell enough to be verified", "records of --slm-records")
         settings, notes = read_foreign(given)
-        asked = subjects.of_settings(settings, model, longest, given.b_half, given.latency, notes)
+        asked = external.of_settings(settings, model, longest, given.b_half, given.latency, notes)
     else:
         contents = read_all(given.paths, given.skip_damaged)
         curves = curves_of(contents)

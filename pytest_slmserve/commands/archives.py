@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.metrics.goodput import Slo
     from pytest_slmserve.analysis.stored.claims import Judged
     from pytest_slmserve.analysis.sweep.curve import Curve
-    from pytest_slmserve.store import Contents
+    from pytest_slmserve.archive.store import Contents
 
 REPORT_STATUS = (
     f"{HOLDS} all verdicts are as expected and gates pass, {FAILS} one is not or fails, {UNDECIDED} none is wrong but "
@@ -105,7 +105,7 @@ def make(folder: Path) -> None:
 
 
 def read_each(paths: Sequence[Path], skip_damaged: bool) -> list[Contents]:
-    from pytest_slmserve.store import read
+    from pytest_slmserve.archive.store import read
 
     return [read(path, skip_damaged=skip_damaged) for path in paths]
 
@@ -135,7 +135,7 @@ def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[
 def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
     from pytest_slmserve.analysis.gate.launch_pairs import weaker
-    from pytest_slmserve.calibrations import beside, find, place_of
+    from pytest_slmserve.archive.calibrations import beside, find, place_of
     from pytest_slmserve.report.gate import calibration_text
 
     if not gated.pairs:
@@ -184,7 +184,7 @@ def judged_again(
 def merged(archives: Sequence[Contents]) -> Contents:
     """Records of all, each once; sessions by the time they started, so that the last one's claims rule."""
     from pytest_slmserve.analysis.stored.claims import unique
-    from pytest_slmserve.store import Contents
+    from pytest_slmserve.archive.store import Contents
 
     return Contents(
         tuple(unique(m for contents in archives for m in contents.measurements)),

@@ -13,7 +13,7 @@ from pytest_slmserve.commands.archives import read_all
 from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, Parser, add_archives, add_command
 
 if TYPE_CHECKING:
-    from pytest_slmserve.baselines import Baseline, LeftOut
+    from pytest_slmserve.archive.baselines import Baseline, LeftOut
     from pytest_slmserve.schema.records import Measurement
 
 FOLDER = ".slm/baselines"  # that of `baselines`, which is imported late
@@ -65,7 +65,7 @@ def _default() -> str:
 
 def accept(given: argparse.Namespace) -> int:
     """Says what was kept where, and what was left out and why."""
-    from pytest_slmserve import baselines
+    from pytest_slmserve.archive import baselines
 
     contents = read_all(given.paths, given.skip_damaged)
     kept, left_out = baselines.accept(contents.measurements, given.into, replace=given.replace, claims=contents.claims)
@@ -82,7 +82,7 @@ def accept(given: argparse.Namespace) -> int:
 
 def list_all(given: argparse.Namespace) -> int:
     """A line for each baseline; those that cannot be read too, with the reason."""
-    from pytest_slmserve.baselines import baselines
+    from pytest_slmserve.archive.baselines import baselines
     from pytest_slmserve.report.layout import grid
 
     found = baselines(given.folder)
@@ -103,7 +103,7 @@ def list_all(given: argparse.Namespace) -> int:
 
 def show(given: argparse.Namespace) -> int:
     """Models, loads, repeats, launches, dates and environment of one baseline."""
-    from pytest_slmserve.baselines import baseline
+    from pytest_slmserve.archive.baselines import baseline
 
     found = baseline(given.folder, given.name)
     if given.json:

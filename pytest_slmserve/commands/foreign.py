@@ -12,7 +12,7 @@ from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.batching import Slo
-    from pytest_slmserve.foreign import Columns, Setting
+    from pytest_slmserve.archive.external import Columns, Setting
     from pytest_slmserve.report.judging import Question
 
 STATUS = f"{HOLDS} it could be judged, {USAGE} wrong usage, or a file that cannot be judged."
@@ -97,36 +97,36 @@ def judge(given: argparse.Namespace) -> int:
 
 def replicas(given: argparse.Namespace) -> int:
     """What several engines on one device serve over one, from results that are not ours."""
-    from pytest_slmserve import foreign, foreign_replicas
     from pytest_slmserve.analysis.compare.external_replicas import compare
+    from pytest_slmserve.archive import external, external_replicas
     from pytest_slmserve.report import replica_judging
 
-    columns = foreign.Columns(
+    columns = external.Columns(
         knob=given.knob,
         throughput=given.throughput,
         latency=given.latency,
         latency_unit=given.latency_unit,
         preemptions=given.preemptions,
     )
-    names = foreign_replicas.ReplicaColumns(columns=columns, replicas=given.replicas, power=given.power)
-    rows = foreign.matching([row for path in given.paths for row in foreign.read(path)], given.where)
-    found = compare(foreign_replicas.engine_sets(rows, names, given.baseline))
-    notes = list(foreign_replicas.remarks(rows, names, given.baseline))
+    names = external_replicas.ReplicaColumns(columns=columns, replicas=given.replicas, power=given.power)
+    rows = external.matching([row for path in given.paths for row in external.read(path)], given.where)
+    found = compare(external_replicas.engine_sets(rows, names, given.baseline))
+    notes = list(external_replicas.remarks(rows, names, given.baseline))
     print((replica_judging.as_json if given.json else replica_judging.text)(found, names, notes))
     return HOLDS
 
 
 def read_foreign(given: argparse.Namespace) -> tuple[Sequence[Setting], Sequence[str]]:
     """What stands in the files, and what is odd about them. Raises BadUsage."""
-    from pytest_slmserve import foreign
+    from pytest_slmserve.archive import external
 
     names = columns_of(given)
-    rows = [row for path in given.paths for row in foreign.read(path)]
-    foreign.check_columns(
+    rows = [row for path in given.paths for row in external.read(path)]
+    external.check_columns(
         rows, [names.knob, names.throughput, names.latency, names.preemptions, names.running, names.output]
     )
-    chosen = foreign.matching(rows, given.where)
-    return foreign.settings_of(chosen, names), foreign.mixtures(chosen)
+    chosen = external.matching(rows, given.where)
+    return external.settings_of(chosen, names), external.mixtures(chosen)
 
 
 def question_of(given: argparse.Namespace) -> Question:
@@ -156,7 +156,7 @@ def check_wanted(given: argparse.Namespace) -> Slo | None:
 
 def columns_of(given: argparse.Namespace) -> Columns:
     """Raises BadUsage where one that is needed is not named."""
-    from pytest_slmserve.foreign import Columns
+    from pytest_slmserve.archive.external import Columns
 
     if missing := [f"--{name}" for name in ("knob", "throughput", "latency") if getattr(given, name) is None]:
         raise BadUsage("results that are not ours need to be told their columns", f"{' '.join(missing)} NAME")

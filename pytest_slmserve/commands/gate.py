@@ -13,7 +13,7 @@ from pytest_slmserve.schema.errors import BadUsage
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.gate.decision import Pair
     from pytest_slmserve.analysis.verdict import State
-    from pytest_slmserve.foreign import Row
+    from pytest_slmserve.archive.external import Row
 
 SIDES = ("baseline", "candidate")
 STATUS = f"{HOLDS} it passes, {FAILS} it fails, {UNDECIDED} inconclusive, {USAGE} wrong usage, or a file without pairs."
@@ -33,15 +33,15 @@ def add(commands: Commands) -> None:
 
 def gate(given: argparse.Namespace) -> int:
     """The verdict, by as many of the pairs as it takes."""
-    from pytest_slmserve import foreign
     from pytest_slmserve.analysis.gate import decision
+    from pytest_slmserve.archive import external
     from pytest_slmserve.report import comparisons as report
 
     check_share("margin", given.margin)
-    rows = foreign.read(given.path)
+    rows = external.read(given.path)
     if not rows:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
-    foreign.check_columns(rows, SIDES)
+    external.check_columns(rows, SIDES)
     series = decision.Series(given.path.stem, given.direction, tuple(map(_pair, rows)))
     (found,) = decision.gate([series], decision.Terms(given.margin))
     print(json.dumps(report.as_values(found)) if given.json else report.text([found]))
@@ -55,7 +55,7 @@ def status_of(outcome: State) -> int:
 
 def _pair(row: Row) -> Pair:
     """An empty cell is a value that is missing. Raises BadUsage for what is no number."""
-    from pytest_slmserve.foreign import positive, text_of
+    from pytest_slmserve.archive.external import positive, text_of
 
     baseline, candidate = (positive(row, side) if text_of(row, side) else None for side in SIDES)
     return baseline, candidate

@@ -115,9 +115,9 @@ def terms_of(given: argparse.Namespace) -> Terms:
 def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool) -> list[Measurement]:
     """One after the other; each is in the archive, and exported, when the next one begins. own_prompts: a prompt that
     comes again is not the same."""
+    from pytest_slmserve.archive.store import Archive
     from pytest_slmserve.engines.endpoint import EndpointEngine
     from pytest_slmserve.measure import measure
-    from pytest_slmserve.store import Archive
     from pytest_slmserve.telemetry.host_probe import remote
 
     may = given.allow_prefix_cache

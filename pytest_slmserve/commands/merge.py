@@ -22,14 +22,14 @@ def add(commands: Commands) -> None:
 
 
 def merge(given: argparse.Namespace) -> int:
-    from pytest_slmserve import merging
-    from pytest_slmserve.store import Archive
+    from pytest_slmserve.archive import merge
+    from pytest_slmserve.archive.store import Archive
 
     for path in given.paths:
         if not path.is_file():  # or OUT would be made for nothing
             raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
     with Archive.open(given.out) as into:
-        merged = merging.merge(given.paths, into)
+        merged = merge.merge(given.paths, into)
     for note in (*into.notes, *merged.notes):
         print(f"note: {note}")
     print(f"{given.out}: {merged.written} measurements added, {merged.known} were there")

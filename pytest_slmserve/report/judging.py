@@ -15,13 +15,11 @@ from pytest_slmserve.analysis.sweep.batching import EFFICIENCY, Batching, Choice
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS, MARGIN, TOLERANCE
 from pytest_slmserve.analysis.sweep.gains import Gain, Plateau, gains, pareto_front, plateau, valid_points
 from pytest_slmserve.analysis.sweep.saturation import Fit, fit
-from pytest_slmserve.foreign import Columns, Setting
+from pytest_slmserve.archive.external import NOT_THE_BATCH, Columns, Setting
 from pytest_slmserve.report.findings import UNSETTLED
 from pytest_slmserve.report.layout import grid, named
 from pytest_slmserve.report.rounding import ABSENT, between, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.schema.errors import TooFewPoints
-
-NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a reader is told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

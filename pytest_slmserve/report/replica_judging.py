@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.compare.external_replicas import Compared, Comparison, EngineSet
 from pytest_slmserve.analysis.stats.estimates import Interval, mean, percent
-from pytest_slmserve.foreign_replicas import ReplicaColumns
+from pytest_slmserve.archive.external_replicas import ReplicaColumns
 from pytest_slmserve.report.judging import ends, stem
 from pytest_slmserve.report.layout import grid, named
 from pytest_slmserve.report.rounding import ABSENT, figure, hundredths, milliseconds

@@ -19,8 +19,8 @@ from strategies import point
 from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
 from pytest_slmserve.analysis.sweep import gains
 from pytest_slmserve.analysis.sweep.adaptive import SHARE
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.store import read
 
 BASELINES = Path(__file__).parents[2] / "benchmarks" / "baselines"
 SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("spread", "together", "sensors"))

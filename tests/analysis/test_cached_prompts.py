@@ -10,7 +10,7 @@ from strategies import measurement, planted_run
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.prefix_cache import BOUND, cached, polluted
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.codec import measurement_line, measurement_of
+from pytest_slmserve.archive.codec import measurement_line, measurement_of
 from pytest_slmserve.schema.records import Stream
 
 STREAM = Stream(0.01, 0.0, (), {"growth": 1.01, "least_s": 1e-4, "counts": {}})

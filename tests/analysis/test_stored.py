@@ -26,10 +26,10 @@ from pytest_slmserve.analysis.stored.baseline import (
     unseen,
 )
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import Burst, ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Replica
-from pytest_slmserve.store import read
 
 MARGIN = 0.03
 ARCHIVES = Path(__file__).parents[2] / "benchmarks" / "baselines"

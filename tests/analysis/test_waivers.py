@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.gate.waivers import NAMES, Waiver, expired, explained, waiver_for, waivers_of
+from pytest_slmserve.archive.waivers import read_waivers
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.waivers import read_waivers
 
 UNTIL = date(2027, 1, 31)
 WAIVER = Waiver("requests_per_s", "opt-1.3b", "H200", "Ada", "slower attention kernel, fixed upstream", UNTIL)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from simulated_sessions import MODEL
 
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.cluster.dispatch import Cluster
 from pytest_slmserve.cluster.errand import carried_out
 from pytest_slmserve.cluster.messages import Arrived, Found, Message
@@ -19,7 +20,6 @@ from pytest_slmserve.cluster.nodes import nodes_of
 from pytest_slmserve.plan import Cell
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.session import Question, Session
-from pytest_slmserve.store import read
 
 OTHER = "opt-1.3b"
 LOADS = (1, 2, 4, 8)

@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.cluster import dispatch
 from pytest_slmserve.cluster.messages import Found
-from pytest_slmserve.store import read
 
 pytestmark = pytest.mark.slow
 

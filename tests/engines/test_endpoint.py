@@ -14,7 +14,7 @@ from doors import FAKE, small_workload, somebodys_server, url_of, wrong_but_for_
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.codec import engine_line, engine_of, measurement_line, measurement_of
+from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_line, measurement_of
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import text_of

@@ -11,15 +11,15 @@ import pytest
 from conversations import write_dataset
 from doors import somebodys_server, url_of
 
-from pytest_slmserve import foreign
 from pytest_slmserve.__main__ import main, parser, run
+from pytest_slmserve.archive import external
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import layout
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import Job
-from pytest_slmserve.store import read
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.sharegpt import read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
@@ -90,8 +90,8 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
     for theirs, ours in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "e2e"), ("itl", "itl")):
         assert told[f"p99_{theirs}_ms"] == pytest.approx(1e3 * found["latency_s"][ours]["p99"])
     assert told["mean_itl_ms"] == pytest.approx(told["mean_tpot_ms"], rel=0.1)
-    columns = foreign.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
-    (setting,) = foreign.settings_of(foreign.read(saved), columns)
+    columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
+    (setting,) = external.settings_of(external.read(saved), columns)
     assert setting.knob == 4 and setting.latency_s == pytest.approx((found["latency_s"]["tpot"]["mean"],))
 
 

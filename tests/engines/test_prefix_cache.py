@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.prefix_cache import cached
 from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import FRESH, LEAST_ID, MARK, counted, fresh, lookups
@@ -21,7 +22,6 @@ from pytest_slmserve.measure import measure
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import Request, Workload
-from pytest_slmserve.store import read
 from pytest_slmserve.telemetry.host_probe import remote
 
 BURST = ClosedLoop(2, requests=40)  # of 32 requests: the first eight come again

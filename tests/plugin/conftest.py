@@ -62,7 +62,7 @@ def sweep(pytester):
 @pytest.fixture
 def archive(pytester):
     """What the inner run wrote: `archive()` reads the default archive."""
-    from pytest_slmserve.store import read
+    from pytest_slmserve.archive.store import read
 
     return lambda path=".slm/records.jsonl": read(pytester.path / path)
 

@@ -7,7 +7,7 @@ import pytest
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.gate.calibration import Calibration, Noise, Rates
 from pytest_slmserve.analysis.gate.decision import Terms
-from pytest_slmserve.calibrations import Kept, Place, keep
+from pytest_slmserve.archive.calibrations import Kept, Place, keep
 from pytest_slmserve.telemetry.host_probe import probe
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")

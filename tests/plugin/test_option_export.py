@@ -5,10 +5,10 @@ import json
 import pytest
 from inside import usage_error
 
-from pytest_slmserve import foreign
 from pytest_slmserve.analysis.metrics.window import output_tokens_per_s
+from pytest_slmserve.archive import external
 
-COLUMNS = foreign.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_e2el_ms")
+COLUMNS = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_e2el_ms")
 
 
 def test_a_folder_gets_a_file_of_each_measurement(sweep, archive, pytester):
@@ -26,7 +26,7 @@ def test_a_folder_gets_a_file_of_each_measurement(sweep, archive, pytester):
 
 def test_a_file_gets_an_object_a_line_that_judge_reads(sweep, pytester):
     sweep("--slm-export=vllm-bench=all.json", "--slm-batches=1,16")
-    settings = foreign.settings_of(foreign.read(pytester.path / "all.json"), COLUMNS)
+    settings = external.settings_of(external.read(pytester.path / "all.json"), COLUMNS)
     assert [(each.knob, len(each.throughput)) for each in settings] == [(1, 2), (16, 2)]
 
 

@@ -10,7 +10,7 @@ import pytest
 from inside import usage_error
 from shipped import put
 
-from pytest_slmserve.store import read
+from pytest_slmserve.archive.store import read
 
 pytest.importorskip("xdist")
 

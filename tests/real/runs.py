@@ -13,8 +13,8 @@ from pathlib import Path
 
 from processes import GONE_S, alive, gone, kill_group, until, workers_of
 
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.store import read
 
 START_S = 300.0  # a start takes 15 to 35 s on two cores, 120 s and more where six workers share them
 POINTS = """

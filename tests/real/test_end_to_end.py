@@ -14,8 +14,8 @@ from shipped import put
 
 from pytest_slmserve.analysis.claims.kv_blocks import BLOCK_TOLERANCE
 from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.kv_cache import predicted_blocks
-from pytest_slmserve.store import read
 
 BATCHES = (1, 8, 32)
 MARGIN = 0.35  # of what was predicted: two cores, shared with others

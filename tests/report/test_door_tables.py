@@ -12,8 +12,8 @@ from pytest_slmserve.analysis.compare.http_overhead import at_both_doors
 from pytest_slmserve.analysis.metrics.window import window_steps
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.sweep.labels import labels
+from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.report.door_tables import doors_report
-from pytest_slmserve.store import Archive
 
 LOADS = (4, 8, 16)
 

@@ -11,9 +11,9 @@ from gpus import on_gpus, replicas
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.compare.deployments import deployments
 from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.report.figures import pictures
 from pytest_slmserve.report.gpu_tables import gpus_report, name_of
-from pytest_slmserve.store import Archive
 
 
 @pytest.fixture(scope="module")

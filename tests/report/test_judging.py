@@ -10,7 +10,7 @@ from published import ROWS
 from strategies import law
 
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
-from pytest_slmserve.foreign import Columns, Setting
+from pytest_slmserve.archive.external import Columns, Setting
 from pytest_slmserve.report.judging import Judgement, Question, as_json, judge, record, text
 from pytest_slmserve.schema.errors import TooFewPoints
 

@@ -9,8 +9,8 @@ import pytest
 from published import REPLICAS
 
 from pytest_slmserve.analysis.compare.external_replicas import EngineSet, compare
-from pytest_slmserve.foreign import Columns
-from pytest_slmserve.foreign_replicas import ReplicaColumns
+from pytest_slmserve.archive.external import Columns
+from pytest_slmserve.archive.external_replicas import ReplicaColumns
 from pytest_slmserve.report.replica_judging import as_json, findings, record, text
 
 NAMES = ReplicaColumns(

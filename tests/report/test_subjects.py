@@ -8,9 +8,9 @@ import pytest
 from published import ROWS
 from strategies import H200, law, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.advice.subjects import of_curves, of_settings
+from pytest_slmserve.analysis.advice.subjects import of_curves
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.foreign import Setting
+from pytest_slmserve.archive.external import Setting, of_settings
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.device.sensor_health import health
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.records import Telemetry
 from pytest_slmserve.schema.sensors import POWER, SM_ACTIVE
-from pytest_slmserve.store import read
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.replay import ReplaySource, open_replay
 from pytest_slmserve.telemetry.sampler import Recording

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement
 
+from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, SM_ACTIVE
-from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Recording, Sampler, merged
 

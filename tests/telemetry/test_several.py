@@ -6,9 +6,9 @@ import pytest
 from strategies import measurement
 from test_sampler import Planted, recorded
 
+from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, SM_ACTIVE
-from pytest_slmserve.store import Archive, read
 from pytest_slmserve.telemetry import source
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.multi_gpu import SeveralGpus

@@ -5,25 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.advice.batch_choice import Engine, Subject, with_tpot
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.device.gpu_figures import watched
-from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve, work_of_curve
-from pytest_slmserve.foreign import Setting
-from pytest_slmserve.report.judging import NOT_THE_BATCH
 from pytest_slmserve.report.rounding import listed
 from pytest_slmserve.report.tables import device
-from pytest_slmserve.schema.catalog import Shape, hub_name, shape_of, short_name
+from pytest_slmserve.schema.catalog import hub_name, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import (
     RESERVE_BYTES,
-    VALUE_BYTES,
     block_size_of,
     known_shape,
     kv_bytes_per_token,
@@ -201,52 +196,3 @@ def _argument(name: str, value: Any) -> Iterator[str]:
 
 
 # Results that are not ours
-
-
-def of_settings(
-    settings: Sequence[Setting],
-    model: str | None,
-    longest: int | None,
-    b_half: float | None,
-    latency: str,
-    notes: Sequence[str] = (),
-) -> Asked:
-    """model: tells shape and weights, where it is known; None: only the batch can be advised. latency: its column.
-    Raises BadUsage."""
-    shares = [rate / all_tokens for s in settings for rate, all_tokens in zip(s.output_per_s, s.throughput)]
-    lost = [s.knob for s in settings if s.preempted]
-    over = [s.knob for s in settings if (n := s.in_flight) is not None and n > (1 + NOT_THE_BATCH) * s.knob]
-    said = [f"left out, for they preempted: {listed(lost)}"] if lost else []
-    if over:
-        said.append(f"output rate x latency is more than the knob at {listed(over)}: the knob is taken as the batch")
-    subject = Subject(
-        name="results" if model is None else short_name(model),
-        points=tuple(_with_batch(s, not over) for s in settings),
-        engine=None if model is None else _engine_of_shape(model, shape_of(model), longest),
-        output_share=fmean(shares) if shares else None,
-        b_half=b_half,
-        notes=(*notes, *said),
-    )
-    return Asked((subject,), Source("results that are not ours", latency))
-
-
-def _with_batch(setting: Setting, by_law: bool) -> Point:
-    """Its batch by Little's law, where the output rate is known."""
-    point = setting.point
-    if not (by_law and setting.output_per_s and point.valid):
-        return point
-    pairs = zip(setting.output_per_s, setting.latency_s, strict=True)
-    return replace(point, batch_repeats=tuple(rate * wait for rate, wait in pairs))
-
-
-def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> Engine:
-    dtype = str(dict(shape.config).get("torch_dtype") or dict(shape.config).get("dtype") or "float16")
-    each = VALUE_BYTES.get(dtype)
-    weights = shape.weight_bytes(each) if each else None
-    footprint = None
-    if weights is not None and each is not None and longest is not None:
-        footprint = Footprint(weight_bytes=weights, kv_bytes_per_token=shape.kv_bytes_per_token(each), longest=longest)
-    why_not = (
-        "the longest request is not known: --max-model-len" if weights is not None else "its weights are not known"
-    )
-    return Engine(model=hub_name(model), dtype=dtype, footprint=footprint, no_footprint=why_not)

@@ -133,18 +133,18 @@ def shared_runs(measurements: Iterable[Measurement]) -> list[Members]:
 def shared_points(measurements: Iterable[Measurement]) -> tuple[SharedPoint, ...]:
     """One point for each set of engines, way of sharing and load, in the order first measured."""
     runs = sorted(shared_runs(measurements), key=lambda members: members[0].measured_at)
-    order = list(dict.fromkeys(map(asked, runs)))
-    runs.sort(key=lambda members: order.index(asked(members)))
-    return tuple(shared_point(list(group)) for _, group in groupby(runs, key=asked))
+    order = list(dict.fromkeys(map(group_key, runs)))
+    runs.sort(key=lambda members: order.index(group_key(members)))
+    return tuple(shared_point(list(group)) for _, group in groupby(runs, key=group_key))
 
 
-def asked(members: Members) -> str:
+def group_key(members: Members) -> str:
     """Equal where the same was asked on the same kind of host."""
     first = members[0]
     return short_hash([first.replica.set if first.replica else "", first.environment.key])
 
 
-def asked_of(
+def case_key(
     spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], environment: Environment
 ) -> str:
     """The same, before anything was measured."""

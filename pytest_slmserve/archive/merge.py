@@ -15,8 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.archive.store import (
+    BULK,
+    Archive,
+    Found,
+    decode,
+    engine_before,
+    facts_of,
+    found_in,
+    stored_in,
+    torn_end,
+)
 from pytest_slmserve.schema.errors import BadArchive, SlmError
-from pytest_slmserve.store import BULK, Archive, Found, decode, engine_before, facts_of, found_in, stored_in, torn_end
 
 _NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
 _RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it

@@ -24,7 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_slmserve.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
+from pytest_slmserve.archive.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.records import Measurement, Resolved

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.compare.external_replicas import EngineSet
-from pytest_slmserve.foreign import (
+from pytest_slmserve.archive.external import (
     LARGEST,
     SECONDS,
     Columns,

@@ -15,11 +15,11 @@ from typing import Any
 
 from pytest_slmserve.analysis.metrics.validity import standing
 from pytest_slmserve.analysis.points.replica_points import Members, shared_runs, standing_together
+from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.store import Archive, read
 
 FOLDER = Path(".slm/baselines")
 SUFFIX = ".jsonl.xz"

@@ -1,0 +1,1 @@
+"""What is on disk: archives, baselines, calibrations, waivers and results of other tools. Nothing here judges them."""
