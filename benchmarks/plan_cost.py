@@ -19,11 +19,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pytest_slmserve.groups import groups_of
-from pytest_slmserve.makespan import divided, least_s, makespan_s, spread
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.parameters import GpusPlan
-from pytest_slmserve.plan import Cell, clock, plan_lines
+from pytest_slmserve.plan.cases import GpusPlan
+from pytest_slmserve.plan.costs import Cell
+from pytest_slmserve.plan.listing import plan_lines
+from pytest_slmserve.plan.schedule import divided, groups_of, least_s, makespan_s, spread
+from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.pricing import plan_rows
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session

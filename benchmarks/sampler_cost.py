@@ -32,7 +32,8 @@ from pytest_slmserve.analysis.stats.estimates import Interval, ends, student_int
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan import engine_spec, workload_spec
+from pytest_slmserve.plan.engine_specs import engine_spec
+from pytest_slmserve.plan.sweeps import workload_spec
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run

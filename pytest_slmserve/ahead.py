@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_slmserve import jobs
 from pytest_slmserve.items import is_skipped, variant_asked_for
-from pytest_slmserve.session import Question, Session
+from pytest_slmserve.plan import cases
+from pytest_slmserve.plan.cases import Question
+from pytest_slmserve.session import Session
 from pytest_slmserve.shared_engines import GpusPoint, ReplicaPoint
 
 
@@ -28,5 +29,5 @@ def question_of(session: Session, item: Any) -> Question | None:
     if gpus := parameters.get("slm_gpus_point"):
         return GpusPoint(session, gpus).question()
     if job := parameters.get("slm_job_point"):
-        return session.question(*jobs.job_case(agenda, job))
+        return session.question(*cases.job_case(agenda, job))
     return None

@@ -7,13 +7,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from pytest_slmserve.agenda import Agenda, url_lock
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import check_endpoints
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
 from pytest_slmserve.engines.replicas.replica_set import Replicas
+from pytest_slmserve.plan.planner import Agenda, url_lock
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.host_probe import Host, memory_used
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler

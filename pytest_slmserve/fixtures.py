@@ -192,7 +192,7 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
     """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; rate None (the
     default) is all at once, without lengths those of the options. burstiness: as of a `Job`."""
     from pytest_slmserve.analysis.points.job_points import job_points
-    from pytest_slmserve.jobs import sized_workload
+    from pytest_slmserve.plan.cases import sized_workload
     from pytest_slmserve.workload.arrivals import job
 
     def serve(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pytest_slmserve.agenda import check_there
 from pytest_slmserve.analysis.compare import interference
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points.replica_points import group_key, shared_runs
 from pytest_slmserve.archive.merge import folder_of_parts, move_parts, parts_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.plan import point_title
+from pytest_slmserve.plan.planner import check_there
+from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_slmserve.agenda import Variant
     from pytest_slmserve.holding import StoredBaseline
+    from pytest_slmserve.plan.planner import Variant
     from pytest_slmserve.schema.loads import ClosedLoop
     from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
     from pytest_slmserve.session import Session
@@ -55,14 +55,14 @@ def is_named_point(item: Any) -> bool:
 
 def variant_asked_for(item: Any) -> Variant:
     """The requests and the starts that an item's marker asks for."""
-    from pytest_slmserve.parameters import variant_of
+    from pytest_slmserve.plan.cases import variant_of
 
     marker = item.get_closest_marker("slm")
     return variant_of(marker.kwargs if marker else {})
 
 
 def load_for(session: Session, spec: EngineSpec, concurrency: int, variant: Variant) -> ClosedLoop:
-    from pytest_slmserve.plan import load_of
+    from pytest_slmserve.plan.sweeps import load_of
 
     return load_of(session.options, spec.backend, concurrency, variant.starts)
 
@@ -70,7 +70,7 @@ def load_for(session: Session, spec: EngineSpec, concurrency: int, variant: Vari
 def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
     here, and where it is skipped. Raises BadUsage for an impossible marker."""
-    from pytest_slmserve.parameters import gpus_engine, job_engine, replica_engine
+    from pytest_slmserve.plan.cases import gpus_engine, job_engine, replica_engine
 
     marker = item.get_closest_marker("slm")
     words = dict(marker.kwargs) if marker else {}

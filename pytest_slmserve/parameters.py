@@ -4,28 +4,36 @@ words of a marker."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from pytest_slmserve.agenda import Agenda, Variant, replica_load
 from pytest_slmserve.analysis.claims.lookup import claim_of
 from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS
-from pytest_slmserve.jobs import JobPlan, plans_of, spec_of, why_not
-from pytest_slmserve.options.read import Options
-from pytest_slmserve.plan import engine_alone
+from pytest_slmserve.plan.cases import (
+    ENOUGH_FOR_A_REPLICA,
+    USUAL_GPUS,
+    GpusPlan,
+    JobPlan,
+    ReplicaPlan,
+    gpus_engine,
+    plans_of,
+    point_id,
+    replica_load,
+    replicas_of,
+    usual_loads,
+    variant_of,
+    ways_to_replicate,
+    why_not,
+)
+from pytest_slmserve.plan.titles import engine_alone
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.session import Session
 
 MarkedPoint = tuple[str, ClosedLoop, list[pytest.MarkDecorator]]
 
-USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
-ENOUGH_FOR_A_REPLICA = 32  # requests in flight
 # The one parameter of an item where models were chosen that are none of its own, or where none fits.
 NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
 
@@ -65,10 +73,6 @@ class Clock:
 CLOCK = Clock()
 
 
-def point_id(model: str, load: ClosedLoop) -> str:
-    return f"{short_name(model)}-{load.concurrency}"
-
-
 def point_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     """A parameter per point, marked so that pytest-benchmark reads the engine's clock."""
     unused = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # a point may have nothing to show
@@ -96,24 +100,6 @@ def named_points(session: Session, words: Mapping[str, Any]) -> list[MarkedPoint
     return found
 
 
-def variant_of(words: Mapping[str, Any]) -> Variant:
-    return Variant(words.get("lengths"), words.get("starts"))
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaPlan:
-    """So many engines of a model on the device, and the requests in flight in all; one is an engine alone."""
-
-    model: str
-    count: int
-    sharing: Sharing
-    concurrency: int
-
-    def __str__(self) -> str:
-        how = f"-{self.sharing}" if self.count > 1 else ""
-        return f"{short_name(self.model)}-{self.concurrency}-x{self.count}{how}"
-
-
 def replica_parameters(session: Session) -> list[Any]:
     """For each model of the run one engine alone, then the numbers of replicas by each way of sharing; those that this
     device cannot have are skipped."""
@@ -127,13 +113,6 @@ def replica_parameters(session: Session) -> list[Any]:
     return [pytest.param(plan, id=str(plan), marks=_unless_shareable(session, plan)) for plan in plans] or [NONE_THERE]
 
 
-def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
-    """How, and how many engines: by the options, or all URLs of an endpoint (two of one are told to be missing)."""
-    if options.endpoint:
-        return [("urls", max(2, len(options.endpoint)))]
-    return [(how, n) for how in options.sharing for n in options.replicas if n > 1]
-
-
 def _unless_shareable(session: Session, plan: ReplicaPlan) -> list[pytest.MarkDecorator]:
     alone = plan.count == 1
     if alone:
@@ -141,22 +120,6 @@ def _unless_shareable(session: Session, plan: ReplicaPlan) -> list[pytest.MarkDe
     else:
         why = session.agenda.unshareable([plan.model] * plan.count, plan.sharing, plan.concurrency)
     return [pytest.mark.skip(reason=why)] if why else []
-
-
-@dataclass(frozen=True, slots=True)
-class GpusPlan:
-    """A model on so many GPUs, and the requests in flight in all: one engine over them, or a replica on each. largest:
-    of the loads that its engine is measured under."""
-
-    model: str
-    gpus: int
-    replicas: bool
-    concurrency: int
-    largest: int
-
-    def __str__(self) -> str:
-        how = "replicas" if self.replicas else "tp"
-        return f"{short_name(self.model)}-{self.concurrency}-{how}{self.gpus}"
 
 
 def gpus_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
@@ -182,14 +145,6 @@ def gpus_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     return [pytest.param(plan, id=str(plan), marks=_unless_there(session, plan)) for plan in plans] or [NONE_THERE]
 
 
-def usual_loads(model: str) -> tuple[int, ...]:
-    """Of tests of tensor parallelism. In the place of the nearest is the one under which replicas on one GPU are
-    measured: so all that can be done with several GPUs is known under one load, and costs no cell more."""
-    common = replica_load(model)
-    nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
-    return tuple(common if load == nearest else load for load in USUAL_LOADS)
-
-
 def _unless_there(session: Session, plan: GpusPlan) -> list[pytest.MarkDecorator]:
     try:
         if plan.replicas:
@@ -201,20 +156,6 @@ def _unless_there(session: Session, plan: GpusPlan) -> list[pytest.MarkDecorator
     except BadUsage as error:
         why = error.problem
     return [pytest.mark.skip(reason=why)] if why else []
-
-
-def replicas_of(agenda: Agenda, plan: GpusPlan) -> int:
-    """Replicas that the GPUs of a plan have room for, each on as many as the options give an engine."""
-    return plan.gpus // agenda.options.tensor_parallel[0]
-
-
-def gpus_engine(agenda: Agenda, plan: GpusPlan) -> tuple[EngineSpec | ReplicaSpec, ClosedLoop]:
-    """What runs on the GPUs of a plan, and the load of each engine. Raises BadUsage where it cannot be had."""
-    if plan.replicas:
-        replicas = replicas_of(agenda, plan)
-        return agenda.replicas([plan.model] * replicas, "gpus"), agenda.load(plan.concurrency // replicas)
-    spec = agenda.spec_on(plan.model, plan.gpus, plan.largest)
-    return spec, agenda.load_on(spec, plan.concurrency, plan.largest)
 
 
 def job_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
@@ -283,13 +224,3 @@ def named_models(session: Session, claim: str | None, named: Sequence[str]) -> l
         return session.agenda.swept(model) if session.options.models else session.agenda.misfit(model) is None
 
     return [model for model in named if all(map(there, claim_of(claim).reads(model) if claim else (model,)))]
-
-
-def replica_engine(agenda: Agenda, plan: ReplicaPlan) -> EngineSpec | ReplicaSpec:
-    if plan.count == 1:
-        return agenda.spec(plan.model)
-    return agenda.replicas([plan.model] * plan.count, plan.sharing)
-
-
-def job_engine(agenda: Agenda, plan: JobPlan) -> EngineSpec:
-    return spec_of(agenda, plan)

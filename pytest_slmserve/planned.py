@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_slmserve import jobs
-from pytest_slmserve.agenda import Variant
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.jobs import JobPlan
-from pytest_slmserve.parameters import point_id
+from pytest_slmserve.plan import cases
+from pytest_slmserve.plan.cases import JobPlan, point_id
+from pytest_slmserve.plan.planner import Variant
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.session import Session
@@ -64,7 +63,7 @@ class PlannedJob:
     def measure(self) -> Verdict:
         """Serve it (unless it is known already). The verdict tells whether the measurements can be trusted."""
         repeats = self.session.options.repeats
-        found = self.session.measure(*jobs.job_case(self.session.agenda, self.plan), repeats)
+        found = self.session.measure(*cases.job_case(self.session.agenda, self.plan), repeats)
         self.carry(found)
         return trustworthy(repr(self), found, repeats)
 

@@ -288,8 +288,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     slm = session.config.stash.get(SESSION, None)
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
-    from pytest_slmserve.makespan import spread_lines
-    from pytest_slmserve.plan import plan_lines
+    from pytest_slmserve.plan.listing import plan_lines, spread_lines
     from pytest_slmserve.pricing import plan_rows, price_notes
     from pytest_slmserve.schema.errors import BadUsage
 

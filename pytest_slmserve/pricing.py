@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pytest_slmserve import jobs
-from pytest_slmserve.agenda import AS_THE_OPTIONS_SAY, Agenda, Variant
 from pytest_slmserve.ahead import question_of
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.gating import launches_left, loads_of
@@ -20,20 +18,19 @@ from pytest_slmserve.items import (
     variant_asked_for,
 )
 from pytest_slmserve.options.read import Options
-from pytest_slmserve.parameters import gpus_engine
-from pytest_slmserve.plan import (
+from pytest_slmserve.plan import cases
+from pytest_slmserve.plan.cases import gpus_engine
+from pytest_slmserve.plan.costs import (
     ADAPTIVE_PRICE,
     ENDPOINT_PRICE,
     Cell,
-    Engines,
-    engine_alone,
     job_price_s,
-    price_s,
+    point_price_s,
     start_price_s,
 )
-from pytest_slmserve.schema.loads import ClosedLoop, Load
+from pytest_slmserve.plan.titles import Engines, engine_alone
+from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.records import Progress
-from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.session import Session
 
 
@@ -86,7 +83,7 @@ def _cost(session: Session, item: Any, parameters: Mapping[str, Any]) -> Cost | 
         engine, load = gpus_engine(agenda, gpus)
         return Cost(gpus, engine, load, point_price_s(agenda, gpus.model, load, spec=engine_alone(engine)))
     if plan := parameters.get("slm_job_point"):
-        spec, workload, job = jobs.job_case(agenda, plan)
+        spec, workload, job = cases.job_case(agenda, plan)
         return Cost(plan, spec, job, job_price_s(spec, job, workload))
     return None
 
@@ -98,15 +95,6 @@ def _left(session: Session, item: Any) -> int:
     question = question_of(session, item)
     assert question is not None, "its parameter says what it measures"
     return session.left(question)
-
-
-def point_price_s(
-    agenda: Agenda, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY, spec: EngineSpec | None = None
-) -> float:
-    """Seconds that one repeat will take, warm-up included. spec: of another engine than the options have."""
-    workload = agenda.workload(model, variant)
-    context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-    return price_s(spec or agenda.spec(model), load, workload.mean_output_tokens, context)
 
 
 def gate_price_s(session: Session, model: str) -> float:

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
-from pytest_slmserve.agenda import Agenda, check_there
 from pytest_slmserve.analysis.claims import lookup, table
 from pytest_slmserve.analysis.gate.decision import Terms
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
@@ -22,7 +21,6 @@ from pytest_slmserve.analysis.metrics.validity import problems, sound
 from pytest_slmserve.analysis.points.replica_points import (
     Members,
     SharedPoint,
-    case_key,
     shared_points,
     shared_runs,
     sound_together,
@@ -35,7 +33,10 @@ from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.known import Known
 from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.options.read import Options
-from pytest_slmserve.plan import Sweep, engine_title, point_title
+from pytest_slmserve.plan.cases import Question, case_key, title
+from pytest_slmserve.plan.planner import Agenda, check_there
+from pytest_slmserve.plan.sweeps import Sweep
+from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.report.export import Export, export_to
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -53,20 +54,6 @@ T = TypeVar("T")
 SECOND_CHANCES = 1
 WARM_UP = 64  # requests at once
 ALONE: Sharing = "time-slicing"  # of one engine: nobody to share with
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """What is asked of an engine, or of several at once, and the key that its measurements are known by.
-
-    workloads, loads: of each engine. one: of an engine alone that several are to be compared with; no point of a sweep.
-    """
-
-    key: str
-    engine: EngineSpec | ReplicaSpec
-    workloads: tuple[Workload, ...]
-    loads: tuple[Load, ...]
-    one: Replica | None = None
 
 
 class Elsewhere(Protocol):
@@ -394,13 +381,6 @@ def _host(options: Options, backend: Backend, root: Path) -> Host:
             raise
         assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
         return Host(Environment(backend=backend), "none", (assumed,))
-
-
-def title(question: Question) -> str:
-    if isinstance(question.engine, ReplicaSpec):
-        loads = cast(tuple[ClosedLoop, ...], question.loads)
-        return f"{engine_title(question.engine)} at {sum(load.concurrency for load in loads)}"
-    return point_title(question.engine, question.loads[0])
 
 
 def _planned(sweep: Sweep, adaptive: float | None) -> dict[str, object]:

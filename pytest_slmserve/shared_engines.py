@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_slmserve.agenda import uneven
 from pytest_slmserve.analysis.compare import replicas
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.points.replica_points import SharedPoint
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.parameters import GpusPlan, ReplicaPlan, gpus_engine
-from pytest_slmserve.plan import engine_title
+from pytest_slmserve.plan.cases import GpusPlan, Question, ReplicaPlan, gpus_engine
+from pytest_slmserve.plan.planner import uneven
+from pytest_slmserve.plan.titles import engine_title
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import ReplicaSpec
-from pytest_slmserve.session import Question, Session
+from pytest_slmserve.session import Session
 
 
 @dataclass(frozen=True, repr=False)

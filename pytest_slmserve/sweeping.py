@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pytest_slmserve.analysis.sweep.adaptive import Wanted, next_measurement
-from pytest_slmserve.plan import duration_s
+from pytest_slmserve.plan.costs import duration_s
 from pytest_slmserve.report.unneeded import why_not
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import SlmError

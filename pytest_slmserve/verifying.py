@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_slmserve.agenda import requests_for
 from pytest_slmserve.analysis.advice.advisor import Advice, Plan
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint, utilization
 from pytest_slmserve.analysis.advice.verification import (
@@ -23,6 +22,7 @@ from pytest_slmserve.analysis.advice.verification import (
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
 from pytest_slmserve.options.read import Options, read_options
+from pytest_slmserve.plan.planner import requests_for
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import MUST_MATCH, Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed, of_a_command

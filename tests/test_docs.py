@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_slmserve.options.table import OPTS, Opt
-from pytest_slmserve.plan import DEFAULTS
+from pytest_slmserve.plan.engine_specs import DEFAULTS
 
 CHECKOUT = Path(__file__).parent.parent
 README = CHECKOUT / "README.md"

@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launches import pairs
 
-from pytest_slmserve import agenda as agendas
 from pytest_slmserve import gating
-from pytest_slmserve.agenda import Agenda
 from pytest_slmserve.analysis.gate.decision import Terms
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
 from pytest_slmserve.analysis.verdict import State
@@ -28,6 +26,8 @@ from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.gating import MAX_DROPPED, Gates, check_gate, loads_of, order, sides
 from pytest_slmserve.options.read import Options, read_options
+from pytest_slmserve.plan import planner as agendas
+from pytest_slmserve.plan.planner import Agenda
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Measurement

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.groups import Group, groups_of, in_order, seconds_of
-from pytest_slmserve.makespan import divided, least_s, makespan_s, spread, spread_lines
-from pytest_slmserve.plan import Cell, start_price_s
+from pytest_slmserve.plan.costs import Cell, start_price_s
+from pytest_slmserve.plan.listing import spread_lines
+from pytest_slmserve.plan.schedule import Group, divided, groups_of, in_order, least_s, makespan_s, seconds_of, spread
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec

@@ -11,18 +11,11 @@ from hypothesis import strategies as st
 from strategies import H200
 
 from pytest_slmserve.options.read import Options, read_options
-from pytest_slmserve.plan import (
-    DEFAULTS,
-    Cell,
-    clock,
-    doublings,
-    engine_spec,
-    plan_lines,
-    plan_sweep,
-    price_s,
-    start_price_s,
-    workload_spec,
-)
+from pytest_slmserve.plan.costs import Cell, price_s, start_price_s
+from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
+from pytest_slmserve.plan.listing import plan_lines
+from pytest_slmserve.plan.sweeps import doublings, plan_sweep, workload_spec
+from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.schema.catalog import CATALOGUE, hub_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

@@ -9,8 +9,7 @@ import pytest
 from simulated_sessions import MODEL
 
 from pytest_slmserve.ahead import question_of
-from pytest_slmserve.jobs import JobPlan
-from pytest_slmserve.parameters import GpusPlan, ReplicaPlan
+from pytest_slmserve.plan.cases import GpusPlan, JobPlan, ReplicaPlan
 from pytest_slmserve.pricing import plan_rows
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import ReplicaSpec

@@ -10,13 +10,13 @@ from simulated_sessions import MODEL, point, sweep
 
 from pytest_slmserve import devices as places
 from pytest_slmserve import session as module
-from pytest_slmserve.agenda import check_there
 from pytest_slmserve.analysis.metrics.validity import problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options
+from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.tables import run_lines
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed

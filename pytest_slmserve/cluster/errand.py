@@ -11,11 +11,12 @@ from pathlib import Path
 from pytest_slmserve.cluster.messages import Arrived, Failed, Found, Message, Through, Told, packed
 from pytest_slmserve.cluster.nodes import differences
 from pytest_slmserve.options.read import Options
+from pytest_slmserve.plan.cases import Question
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.session import Question, Session
+from pytest_slmserve.session import Session
 from pytest_slmserve.telemetry.host_probe import Host, probe
 
 Members = tuple[Measurement, ...]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_slmserve.plan import Engines, gpus_of
+from pytest_slmserve.plan.titles import Engines, gpus_of
 from pytest_slmserve.schema.environment import MUST_MATCH, Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Backend

@@ -17,9 +17,10 @@ from pytest_slmserve.cluster.dispatch import Cluster
 from pytest_slmserve.cluster.errand import carried_out
 from pytest_slmserve.cluster.messages import Arrived, Found, Message
 from pytest_slmserve.cluster.nodes import nodes_of
-from pytest_slmserve.plan import Cell
+from pytest_slmserve.plan.cases import Question
+from pytest_slmserve.plan.costs import Cell
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.session import Question, Session
+from pytest_slmserve.session import Session
 
 OTHER = "opt-1.3b"
 LOADS = (1, 2, 4, 8)

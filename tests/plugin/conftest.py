@@ -30,13 +30,13 @@ def imported_once():
 @pytest.fixture(scope="session", autouse=True)
 def requests_made_once(imported_once):
     """Half a million token ids and their hash, which are the same in one inner run as in the next."""
-    from pytest_slmserve import agenda
+    from pytest_slmserve.plan import planner
 
-    make = agenda.requests_for
+    make = planner.requests_for
     remembered = lru_cache(maxsize=4)(make)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            agenda, "requests_for", lambda spec, *of: (remembered if spec.source == "lengths" else make)(spec, *of)
+            planner, "requests_for", lambda spec, *of: (remembered if spec.source == "lengths" else make)(spec, *of)
         )
         yield
 

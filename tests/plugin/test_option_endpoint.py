@@ -9,12 +9,12 @@ from doors import somebodys_server, url_of, wrong_but_for_noise
 from inside import SWEEP, usage_error
 from shipped import BENCHMARKS, put
 
-from pytest_slmserve.agenda import url_lock
 from pytest_slmserve.analysis.claims import lookup
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.options.parsers import urls
+from pytest_slmserve.plan.planner import url_lock
 
 # The stand-in takes 8 requests at a time, so its throughput ends there.
 SMALL = ("--slm-models=slm", "--slm-batches=1,4,8,16,32", "--slm-lengths=16/8", "--slm-window=0.6")

@@ -30,9 +30,8 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Measurement, Run, replica_set
-from pytest_slmserve.schema.specs import ReplicaSpec, short_hash
-from pytest_slmserve.schema.workloads import Workload
+from pytest_slmserve.schema.records import Measurement, Run
+from pytest_slmserve.schema.specs import short_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +141,6 @@ def group_key(members: Members) -> str:
     """Equal where the same was asked on the same kind of host."""
     first = members[0]
     return short_hash([first.replica.set if first.replica else "", first.environment.key])
-
-
-def case_key(
-    spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], environment: Environment
-) -> str:
-    """The same, before anything was measured."""
-    return short_hash([replica_set(spec, [w.hash for w in workloads], loads), environment.key])
 
 
 def summarize_shared(members: Members) -> SharedSummary:

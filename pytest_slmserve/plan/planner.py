@@ -7,20 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from pytest_slmserve.analysis.claims.table1 import PUBLISHED
 from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
 from pytest_slmserve.options.read import Options
-from pytest_slmserve.plan import (
-    DEFAULTS,
-    Sweep,
-    endpoint_spec,
-    engine_alone,
-    engine_spec,
-    gpus_of,
-    load_of,
-    plan_sweep,
-    workload_spec,
-)
+from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
+from pytest_slmserve.plan.sweeps import Sweep, load_of, plan_sweep, workload_spec
+from pytest_slmserve.plan.titles import engine_alone, gpus_of
 from pytest_slmserve.schema.catalog import OPT_POSITIONS, hub_name, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -293,10 +284,3 @@ def uneven(concurrency: int, replicas: int) -> str | None:
     if concurrency >= replicas and concurrency % replicas == 0:
         return None
     return f"{concurrency} requests in flight cannot be divided evenly among {replicas} replicas"
-
-
-def replica_load(model: str) -> int:
-    """Requests in flight in all replicas of a model: 3, 6, 12 ..., which two, three and four of them divide, up to the
-    paper's largest batch of the model (arXiv:2404.03353, table 1), or to 96."""
-    largest = PUBLISHED.get(short_name(model), 96)
-    return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))

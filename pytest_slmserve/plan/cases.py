@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
-from pytest_slmserve.agenda import Agenda
-from pytest_slmserve.plan import workload_spec
+from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.options.read import Options
+from pytest_slmserve.plan.planner import Agenda, Variant
+from pytest_slmserve.plan.sweeps import workload_spec
+from pytest_slmserve.plan.titles import engine_title, point_title
 from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, kv_capacity
-from pytest_slmserve.schema.literals import Batching
-from pytest_slmserve.schema.loads import Job
-from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.literals import Batching, Sharing
+from pytest_slmserve.schema.loads import ClosedLoop, Job, Load
+from pytest_slmserve.schema.records import (
+    Replica,
+    replica_set,
+)
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
 from pytest_slmserve.schema.workloads import Request, Workload
 from pytest_slmserve.workload.arrivals import job
 
@@ -127,3 +135,121 @@ def shortened(workload: Workload, by: int) -> Workload:
 def job_case(agenda: Agenda, plan: JobPlan) -> tuple[EngineSpec, Workload, Job]:
     """What is measured: engine, requests, load."""
     return spec_of(agenda, plan), workload_of(agenda, plan), job(plan.requests, plan.rate, agenda.options.seed)
+
+
+def replica_load(model: str) -> int:
+    """Requests in flight in all replicas of a model: 3, 6, 12 ..., which two, three and four of them divide, up to the
+    paper's largest batch of the model (arXiv:2404.03353, table 1), or to 96."""
+    largest = PUBLISHED.get(short_name(model), 96)
+    return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))
+
+
+def case_key(
+    spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], environment: Environment
+) -> str:
+    """The same, before anything was measured."""
+    return short_hash([replica_set(spec, [w.hash for w in workloads], loads), environment.key])
+
+
+USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
+
+
+ENOUGH_FOR_A_REPLICA = 32  # requests in flight
+
+
+def point_id(model: str, load: ClosedLoop) -> str:
+    return f"{short_name(model)}-{load.concurrency}"
+
+
+def variant_of(words: Mapping[str, Any]) -> Variant:
+    return Variant(words.get("lengths"), words.get("starts"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """So many engines of a model on the device, and the requests in flight in all; one is an engine alone."""
+
+    model: str
+    count: int
+    sharing: Sharing
+    concurrency: int
+
+    def __str__(self) -> str:
+        how = f"-{self.sharing}" if self.count > 1 else ""
+        return f"{short_name(self.model)}-{self.concurrency}-x{self.count}{how}"
+
+
+def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
+    """How, and how many engines: by the options, or all URLs of an endpoint (two of one are told to be missing)."""
+    if options.endpoint:
+        return [("urls", max(2, len(options.endpoint)))]
+    return [(how, n) for how in options.sharing for n in options.replicas if n > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class GpusPlan:
+    """A model on so many GPUs, and the requests in flight in all: one engine over them, or a replica on each. largest:
+    of the loads that its engine is measured under."""
+
+    model: str
+    gpus: int
+    replicas: bool
+    concurrency: int
+    largest: int
+
+    def __str__(self) -> str:
+        how = "replicas" if self.replicas else "tp"
+        return f"{short_name(self.model)}-{self.concurrency}-{how}{self.gpus}"
+
+
+def usual_loads(model: str) -> tuple[int, ...]:
+    """Of tests of tensor parallelism. In the place of the nearest is the one under which replicas on one GPU are
+    measured: so all that can be done with several GPUs is known under one load, and costs no cell more."""
+    common = replica_load(model)
+    nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
+    return tuple(common if load == nearest else load for load in USUAL_LOADS)
+
+
+def replicas_of(agenda: Agenda, plan: GpusPlan) -> int:
+    """Replicas that the GPUs of a plan have room for, each on as many as the options give an engine."""
+    return plan.gpus // agenda.options.tensor_parallel[0]
+
+
+def gpus_engine(agenda: Agenda, plan: GpusPlan) -> tuple[EngineSpec | ReplicaSpec, ClosedLoop]:
+    """What runs on the GPUs of a plan, and the load of each engine. Raises BadUsage where it cannot be had."""
+    if plan.replicas:
+        replicas = replicas_of(agenda, plan)
+        return agenda.replicas([plan.model] * replicas, "gpus"), agenda.load(plan.concurrency // replicas)
+    spec = agenda.spec_on(plan.model, plan.gpus, plan.largest)
+    return spec, agenda.load_on(spec, plan.concurrency, plan.largest)
+
+
+def replica_engine(agenda: Agenda, plan: ReplicaPlan) -> EngineSpec | ReplicaSpec:
+    if plan.count == 1:
+        return agenda.spec(plan.model)
+    return agenda.replicas([plan.model] * plan.count, plan.sharing)
+
+
+def job_engine(agenda: Agenda, plan: JobPlan) -> EngineSpec:
+    return spec_of(agenda, plan)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """What is asked of an engine, or of several at once, and the key that its measurements are known by.
+
+    workloads, loads: of each engine. one: of an engine alone that several are to be compared with; no point of a sweep.
+    """
+
+    key: str
+    engine: EngineSpec | ReplicaSpec
+    workloads: tuple[Workload, ...]
+    loads: tuple[Load, ...]
+    one: Replica | None = None
+
+
+def title(question: Question) -> str:
+    if isinstance(question.engine, ReplicaSpec):
+        loads = cast(tuple[ClosedLoop, ...], question.loads)
+        return f"{engine_title(question.engine)} at {sum(load.concurrency for load in loads)}"
+    return point_title(question.engine, question.loads[0])

@@ -1,0 +1,1 @@
+"""Options and host become engines, workloads, cases, estimates and an order. Nothing here starts an engine."""

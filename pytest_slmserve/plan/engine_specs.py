@@ -1,0 +1,106 @@
+"""What to run, in which order, and what it will cost. Arithmetic: needs no GPU and starts nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from pytest_slmserve.options.read import Options
+from pytest_slmserve.schema.catalog import catalogue_name, shape_of
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import kv_budget_bytes
+from pytest_slmserve.schema.literals import Backend
+from pytest_slmserve.schema.specs import GIB, EngineSpec
+
+LARGEST_LOAD = 1024
+IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What an option that was not given means on a backend."""
+
+    models: tuple[str, ...]
+    lengths: tuple[int, int]
+    window_s: float
+    largest: int
+    dtype: str
+    start_s: float  # what a start costs, for the price of a plan; seen, not promised
+    turn_s: float  # and what each further replica adds
+
+
+DEFAULTS: dict[Backend, Defaults] = {
+    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 55.0, 27.0),
+    "cpu": Defaults(("opt-tiny",), (64, 32), 4.0, 256, "bfloat16", 30.0, 5.0),
+    "fake": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 0.0, 0.0),
+    "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0),
+}
+
+
+ALIBI = "MPTForCausalLM"
+LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those that it had)
+# Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).
+ENGINE_ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {ALIBI: (("attention_backend", "TRITON_ATTN"),)}
+
+
+def unserved(architecture: str, backend: Backend, vllm: str | None) -> str | None:
+    """Why no engine serves it here; None where one should."""
+    if architecture == ALIBI and backend == "cpu":
+        return "its attention has biases (ALiBi), which vLLM's CPU backend has not"
+    last = LAST_RELEASE.get(architecture)
+    if last and vllm and tuple(map(int, re.findall(r"\d+", vllm)[:2])) > last:
+        return f"vLLM {vllm} has no {architecture}, the last release that has is {last[0]}.{last[1]}"
+    return None
+
+
+def engine_spec(
+    options: Options, backend: Backend, model: str, environment: Environment, gpus: int | None = None
+) -> EngineSpec:
+    """The engine that serves `model` under these options; every limit that moves its speed is set. gpus: other than
+    the options say."""
+    shape, defaults = shape_of(model), DEFAULTS[backend]
+    if why := unserved(shape.architecture, backend, environment.vllm):
+        raise BadUsage(f"{model}: {why}", "another model")
+    spec = EngineSpec(
+        model=catalogue_name(model) or model,
+        backend=backend,
+        weights=options.weights,
+        dtype=defaults.dtype,
+        max_model_len=shape.context,
+        max_num_seqs=max(LARGEST_LOAD, *(options.batches or (1,))),
+        kv_cache_bytes=GIB,
+        memory_share=options.memory_share,
+        enforce_eager=backend == "cpu",
+        seed=options.seed,
+        python=options.python,
+        env=options.env,
+        extra=(*ENGINE_ARGUMENTS.get(shape.architecture, ()), *options.engine_arg)
+        if backend == "cuda"
+        else options.engine_arg,
+        door=options.door,
+        tensor_parallel=gpus or options.tensor_parallel[0],
+        allow_prefix_cache=options.allow_prefix_cache,
+    )
+    if why := shape.indivisible(spec.tensor_parallel):
+        raise BadUsage(why, "--slm-tensor-parallel with numbers that do")
+    if backend == "cpu":
+        return spec
+    weights = shape.weight_bytes()
+    if weights is None:
+        raise BadUsage(
+            f"{model}: the weights of a {shape.architecture} cannot be counted, so its KV cache cannot be planned",
+            "an EngineSpec of your own with kv_cache_bytes set",
+        )
+    memory = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
+    return replace(
+        spec, kv_cache_bytes=kv_budget_bytes(memory, options.memory_share, -(-weights // spec.tensor_parallel))
+    )
+
+
+def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
+    """What answers at a URL, as its server calls it: of its limits nothing is known."""
+    allowed = options.allow_prefix_cache
+    return EngineSpec(
+        model, backend="remote", weights=options.weights, door="endpoint", url=url, allow_prefix_cache=allowed
+    )

