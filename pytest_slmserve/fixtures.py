@@ -324,7 +324,7 @@ class BenchmarkCarrier:
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Carry:
         from pytest_slmserve.parameters import CLOCK
-        from pytest_slmserve.report.carrier import extra_info, seconds_per_request
+        from pytest_slmserve.report.export.pytest_benchmark import extra_info, seconds_per_request
 
         def carry(measurements: Sequence[Measurement]) -> None:
             rounds = iter(seconds := seconds_per_request(measurements))

@@ -38,8 +38,8 @@ from pytest_slmserve.engines.launch.compile_caches import caches
 from pytest_slmserve.engines.prelaunch import abreast
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
 from pytest_slmserve.options.read import Options, as_words, joined
-from pytest_slmserve.report.gate import calibration_text
-from pytest_slmserve.report.rounding import counted
+from pytest_slmserve.report.gate.text import calibration_text
+from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError, naming
 from pytest_slmserve.schema.literals import Backend, Side

@@ -419,7 +419,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         or not (session.known.measured or session.verdicts.judged or session.gates or session.notes)
     ):
         return
-    from pytest_slmserve.report.terminal import write_summary
+    from pytest_slmserve.report.summary import write_summary
 
     terminalreporter.section("slmserve")
     write_summary(terminalreporter, session)

@@ -37,7 +37,7 @@ from pytest_slmserve.plan.cases import Question, case_key, title
 from pytest_slmserve.plan.planner import Agenda, check_there
 from pytest_slmserve.plan.sweeps import Sweep
 from pytest_slmserve.plan.titles import point_title
-from pytest_slmserve.report.export import Export, export_to
+from pytest_slmserve.report.export.writer import Export, export_to
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.claims import claim, lookup, table, table1
 from pytest_slmserve.analysis.points.sweep_points import by_series
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.schema.records import Run
 
 BATCHES = (16, 32, 64, 128, 256, 512)

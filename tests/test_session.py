@@ -17,7 +17,7 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.planner import check_there
-from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop

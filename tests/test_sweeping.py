@@ -11,7 +11,7 @@ from pytest_slmserve import session as module
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.archives import judged_again
 from pytest_slmserve.measure import measure
-from pytest_slmserve.report.tables import run_lines
+from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.session import Session
 from pytest_slmserve.sweeping import AdaptiveSweeps

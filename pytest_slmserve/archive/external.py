@@ -20,7 +20,6 @@ from pytest_slmserve.analysis.advice.batch_choice import Engine, Subject
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.advice.subjects import Asked, Source
 from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.report.rounding import listed
 from pytest_slmserve.schema.catalog import Shape, hub_name, shape_of, short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import (
@@ -344,9 +343,10 @@ def of_settings(
     shares = [rate / all_tokens for s in settings for rate, all_tokens in zip(s.output_per_s, s.throughput)]
     lost = [s.knob for s in settings if s.preempted]
     over = [s.knob for s in settings if (n := s.in_flight) is not None and n > (1 + NOT_THE_BATCH) * s.knob]
-    said = [f"left out, for they preempted: {listed(lost)}"] if lost else []
+    said = [f"left out, for they preempted: {', '.join(map(str, lost))}"] if lost else []
     if over:
-        said.append(f"output rate x latency is more than the knob at {listed(over)}: the knob is taken as the batch")
+        at = ", ".join(map(str, over))
+        said.append(f"output rate x latency is more than the knob at {at}: the knob is taken as the batch")
     subject = Subject(
         name="results" if model is None else short_name(model),
         points=tuple(_with_batch(s, not over) for s in settings),

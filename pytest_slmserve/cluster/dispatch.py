@@ -21,7 +21,7 @@ from pytest_slmserve.plan.cases import Question, title
 from pytest_slmserve.plan.costs import Cell, start_price_s
 from pytest_slmserve.plan.schedule import Group, groups_of, in_order
 from pytest_slmserve.plan.titles import clock, engine_title
-from pytest_slmserve.report.rounding import counted
+from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ReplicaSpec
 from pytest_slmserve.session import Session

@@ -79,8 +79,8 @@ def advise(given: argparse.Namespace) -> int:
     from pytest_slmserve.analysis.advice import subjects
     from pytest_slmserve.analysis.advice.advisor import plan
     from pytest_slmserve.archive import external
-    from pytest_slmserve.report import advice, advice_json
-    from pytest_slmserve.report.gpu_tables import gpus_advice
+    from pytest_slmserve.report.advice import as_json, text
+    from pytest_slmserve.report.tables.several_gpus import gpus_advice
 
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
     curves: Sequence[Curve] = ()
@@ -98,9 +98,9 @@ def advise(given: argparse.Namespace) -> int:
         return verify(found, asked.source, curves, terms, given.json)
     mine = of_model(curves, model)
     if given.json:
-        print(advice_json.as_json(found, asked.source, mine))
+        print(as_json.as_json(found, asked.source, mine))
     else:
-        print(advice.text(found, asked.source), *gpus_advice(mine), sep="\n")
+        print(text.text(found, asked.source), *gpus_advice(mine), sep="\n")
     return HOLDS if found.possible else UNDECIDED
 
 
@@ -112,7 +112,7 @@ def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
 def verify(found: Plan, source: Source, curves: Sequence[Curve], terms: Terms, as_json: bool) -> int:
     """The advice, and whether engines that are started so serve what it predicts."""
     from pytest_slmserve import verifying
-    from pytest_slmserve.report import advice, verified
+    from pytest_slmserve.report.advice import text, verification
 
     alone = verifying.trials(found, curves, terms.python)
     joint = verifying.joint_of(found, alone, terms.sharing)
@@ -120,12 +120,14 @@ def verify(found: Plan, source: Source, curves: Sequence[Curve], terms: Terms, a
         with verifying.opened(alone, joint, terms) as session:
             session.tell = teller()
             if not as_json:
-                print(f"{advice.text(found, source)}\n", flush=True)
+                print(f"{text.text(found, source)}\n", flush=True)
             seen = verifying.verify(session, alone, joint, terms)
     except KeyboardInterrupt:
         print(f"interrupted: nothing runs any more; what was measured is in {terms.records}", file=sys.stderr)
         return INTERRUPTED
-    print(verified.as_json(found, source, seen, session.notes) if as_json else verified.text(seen, session.notes))
+    print(
+        verification.as_json(found, source, seen, session.notes) if as_json else verification.text(seen, session.notes)
+    )
     return {"holds": HOLDS, "fails": FAILS}.get(seen.state.value, UNDECIDED)
 
 

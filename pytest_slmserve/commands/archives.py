@@ -51,8 +51,8 @@ def report(given: argparse.Namespace) -> int:
             raise BadUsage("--figure draws archives of ours, and these are results that are not", "no --figure")
         return judge(given)
     from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
-    from pytest_slmserve.report.rates import open_loop_texts
-    from pytest_slmserve.report.served import Terms, counted_loop_texts
+    from pytest_slmserve.report.loads.open_loop import open_loop_texts
+    from pytest_slmserve.report.loads.single_load import Terms, counted_loop_texts
 
     slo = slo_of_requests(given.slo)
     archives = read_each(given.paths, given.skip_damaged)
@@ -67,7 +67,7 @@ def report(given: argparse.Namespace) -> int:
     for note in (*contents.notes, *remarks, *nothing):
         print(f"note: {note}")
     if given.figure is not None:
-        from pytest_slmserve.report.figures import draw_sweeps
+        from pytest_slmserve.report.figures.sweeps import draw_sweeps
 
         draw_sweeps(curves, given.figure)
         print(f"drawn: {given.figure}")
@@ -79,8 +79,8 @@ def report(given: argparse.Namespace) -> int:
 def figures(given: argparse.Namespace) -> int:
     """Every picture that the archives have the measurements for, and why there is no other."""
     from pytest_slmserve.analysis.points.job_points import job_points
-    from pytest_slmserve.report.drawing import save
-    from pytest_slmserve.report.figures import pictures
+    from pytest_slmserve.report.figures.drawing import save
+    from pytest_slmserve.report.figures.sweeps import pictures
 
     contents = read_all(given.paths, given.skip_damaged)
     for note in contents.notes:
@@ -136,7 +136,7 @@ def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
     from pytest_slmserve.analysis.gate.launch_pairs import weaker
     from pytest_slmserve.archive.calibrations import beside, find, place_of
-    from pytest_slmserve.report.gate import calibration_text
+    from pytest_slmserve.report.gate.text import calibration_text
 
     if not gated.pairs:
         return gated, ""
@@ -151,7 +151,7 @@ def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
 def gate_texts(gates: Sequence[Gated]) -> list[str]:
     if not gates:
         return []
-    from pytest_slmserve.report.gate import gate_text
+    from pytest_slmserve.report.gate.text import gate_text
 
     return [f"{gate_text(gated)}\n" for gated in gates]
 
@@ -171,7 +171,7 @@ def judged_again(
     from pytest_slmserve.analysis.points.replica_points import shared_points
     from pytest_slmserve.analysis.stored.claims import judge_all, rows_from
     from pytest_slmserve.analysis.sweep.curve import with_jobs
-    from pytest_slmserve.report.tables import run_lines
+    from pytest_slmserve.report.tables.run import run_lines
 
     curves = curves_of(contents)
     shared, jobs = shared_points(contents.measurements), job_points(contents.measurements)
@@ -194,7 +194,7 @@ def merged(archives: Sequence[Contents]) -> Contents:
 
 
 def exit_status(judged: Sequence[Judged], strict: bool) -> int:
-    from pytest_slmserve.report.tables import outcome
+    from pytest_slmserve.report.tables.run import outcome
 
     seen = {outcome(verdict, row, strict=strict) for verdict, row in judged}
     return FAILS if "unexpected" in seen else UNDECIDED if "undecided" in seen else HOLDS

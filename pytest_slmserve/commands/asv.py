@@ -15,8 +15,8 @@ from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, add_archives,
 from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
-    from pytest_slmserve.report.asv import Place, Seen, Value
-    from pytest_slmserve.report.asv_files import Commit, File
+    from pytest_slmserve.report.export.asv import Place, Seen, Value
+    from pytest_slmserve.report.export.asv_files import Commit, File
     from pytest_slmserve.schema.environment import Environment
     from pytest_slmserve.schema.records import Measurement
 
@@ -36,8 +36,8 @@ def add(commands: Commands) -> None:
 
 def asv(given: argparse.Namespace) -> int:
     """A file for each release and machine, the machine's own, and the list of benchmarks."""
-    from pytest_slmserve.report.asv import seen, values
-    from pytest_slmserve.report.rounding import counted
+    from pytest_slmserve.report.export.asv import seen, values
+    from pytest_slmserve.report.numbers import counted
 
     contents = read_all(given.paths, given.skip_damaged)
     found = seen(contents.measurements)
@@ -57,8 +57,8 @@ def asv(given: argparse.Namespace) -> int:
 def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: str | None) -> Iterator[str]:
     """What was left out, and what was taken together."""
     from pytest_slmserve.analysis.points.sweep_points import concurrency_of
-    from pytest_slmserve.report.asv import kind, release_of
-    from pytest_slmserve.report.rounding import counted
+    from pytest_slmserve.report.export.asv import kind, release_of
+    from pytest_slmserve.report.numbers import counted
 
     if invalid := sum(concurrency_of(m) is not None for m in measurements) - len(found):
         yield f"left out: {counted(invalid, 'measurement')}, invalid"
@@ -75,7 +75,7 @@ def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: s
 
 def machines(found: Sequence[Seen], machine: str | None) -> dict[str, Environment]:
     """Each by its name."""
-    from pytest_slmserve.report.asv import kind
+    from pytest_slmserve.report.export.asv import kind
 
     where = (each.measurement.environment for each in found)
     return {machine or kind(environment): environment for environment in where}
@@ -90,7 +90,7 @@ def checked_name(machine: str | None) -> str | None:
 
 def read_ledger(folder: Path) -> dict[str, Commit]:
     """The commit of each release. Raises BadUsage where there is no ledger."""
-    from pytest_slmserve.report.asv_files import Commit
+    from pytest_slmserve.report.export.asv_files import Commit
 
     form = "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
     command = ["git", "--git-dir", str(folder / "ledger"), "for-each-ref", form, "refs/tags/v*"]
@@ -118,7 +118,7 @@ def write(
 ) -> dict[Path, int]:
     """Number of values by the result file that got them. What is there is read before anything is written; a machine
     that is described already stays as it is."""
-    from pytest_slmserve.report import asv_files
+    from pytest_slmserve.report.export import asv_files
 
     there = {path: load(path) for path in folder.glob("*/*.json") if path.name != "machine.json"}
     made: dict[Path, File] = {}
@@ -139,7 +139,7 @@ def write(
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
     """Raises BadUsage where what is there is not what asv or this command writes."""
-    from pytest_slmserve.report.asv_files import UNUSABLE
+    from pytest_slmserve.report.export.asv_files import UNUSABLE
 
     try:
         yield

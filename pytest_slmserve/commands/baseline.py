@@ -83,7 +83,7 @@ def accept(given: argparse.Namespace) -> int:
 def list_all(given: argparse.Namespace) -> int:
     """A line for each baseline; those that cannot be read too, with the reason."""
     from pytest_slmserve.archive.baselines import baselines
-    from pytest_slmserve.report.layout import grid
+    from pytest_slmserve.report.text_table import grid
 
     found = baselines(given.folder)
     if given.json:
@@ -117,8 +117,8 @@ def show(given: argparse.Namespace) -> int:
 
 
 def _page(found: Baseline) -> str:
-    from pytest_slmserve.report.layout import grid, named
-    from pytest_slmserve.report.rounding import ABSENT, counted, figure
+    from pytest_slmserve.report.numbers import ABSENT, counted, figure
+    from pytest_slmserve.report.text_table import grid, named
 
     rows, launches = _rows(found.measurements), counted(_launches(found.measurements), "launch")
     hosts = counted(len(_values(found.measurements, "host")), "host")
@@ -179,7 +179,7 @@ def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
 
 def _told(left_out: Iterable[LeftOut]) -> list[str]:
     """A line for each load and reason, with how often."""
-    from pytest_slmserve.report.tables import load_in_short
+    from pytest_slmserve.report.tables.run import load_in_short
     from pytest_slmserve.schema.catalog import short_name
 
     def title(each: LeftOut) -> str:
@@ -226,6 +226,6 @@ def _dates(measurements: Iterable[Measurement]) -> str:
 
 
 def _count(measurements: Sequence[Measurement]) -> str:
-    from pytest_slmserve.report.rounding import counted
+    from pytest_slmserve.report.numbers import counted
 
     return counted(len(measurements), "measurement")

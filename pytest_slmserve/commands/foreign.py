@@ -13,7 +13,7 @@ from pytest_slmserve.schema.errors import BadUsage
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.batching import Slo
     from pytest_slmserve.archive.external import Columns, Setting
-    from pytest_slmserve.report.judging import Question
+    from pytest_slmserve.report.external.sweep import Question
 
 STATUS = f"{HOLDS} it could be judged, {USAGE} wrong usage, or a file that cannot be judged."
 COLUMN_OPTIONS = (
@@ -86,12 +86,12 @@ def are_foreign(given: argparse.Namespace) -> bool:
 
 def judge(given: argparse.Namespace) -> int:
     """Plateau, Pareto front, saturation law and the batch to choose, from results that are not ours."""
-    from pytest_slmserve.report import judging
+    from pytest_slmserve.report.external import sweep
 
     question = question_of(given)
     settings, notes = read_foreign(given)
-    found = judging.judge(settings, question, notes)
-    print(judging.as_json(found) if given.json else judging.text(found))
+    found = sweep.judge(settings, question, notes)
+    print(sweep.as_json(found) if given.json else sweep.text(found))
     return HOLDS
 
 
@@ -99,7 +99,7 @@ def replicas(given: argparse.Namespace) -> int:
     """What several engines on one device serve over one, from results that are not ours."""
     from pytest_slmserve.analysis.compare.external_replicas import compare
     from pytest_slmserve.archive import external, external_replicas
-    from pytest_slmserve.report import replica_judging
+    from pytest_slmserve.report.external import replicas
 
     columns = external.Columns(
         knob=given.knob,
@@ -112,7 +112,7 @@ def replicas(given: argparse.Namespace) -> int:
     rows = external.matching([row for path in given.paths for row in external.read(path)], given.where)
     found = compare(external_replicas.engine_sets(rows, names, given.baseline))
     notes = list(external_replicas.remarks(rows, names, given.baseline))
-    print((replica_judging.as_json if given.json else replica_judging.text)(found, names, notes))
+    print((replicas.as_json if given.json else replicas.text)(found, names, notes))
     return HOLDS
 
 
@@ -131,7 +131,7 @@ def read_foreign(given: argparse.Namespace) -> tuple[Sequence[Setting], Sequence
 
 def question_of(given: argparse.Namespace) -> Question:
     """Raises BadUsage where a number is out of range."""
-    from pytest_slmserve.report.judging import Question
+    from pytest_slmserve.report.external.sweep import Question
 
     slo = check_wanted(given)
     check_share("tolerance", given.tolerance)

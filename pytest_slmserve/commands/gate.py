@@ -35,7 +35,7 @@ def gate(given: argparse.Namespace) -> int:
     """The verdict, by as many of the pairs as it takes."""
     from pytest_slmserve.analysis.gate import decision
     from pytest_slmserve.archive import external
-    from pytest_slmserve.report import comparisons as report
+    from pytest_slmserve.report.gate import comparisons as report
 
     check_share("margin", given.margin)
     rows = external.read(given.path)

@@ -20,8 +20,8 @@ from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.urls import KEY
 
 if TYPE_CHECKING:
-    from pytest_slmserve.report.export import Export
-    from pytest_slmserve.report.served import Terms
+    from pytest_slmserve.report.export.writer import Export
+    from pytest_slmserve.report.loads.single_load import Terms
     from pytest_slmserve.schema.records import Measurement, Progress
 
 SECRETS = ("key", "secret", "password", "access_token", "authorization")  # how fields that hold one end
@@ -82,7 +82,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 def measure_all(given: argparse.Namespace) -> int:
     """Serve, store, print."""
-    from pytest_slmserve.report.export import export_to
+    from pytest_slmserve.report.export.writer import export_to
 
     terms = terms_of(given)
     export = export_to(given.export, terms.slo) if given.export else None
@@ -99,7 +99,7 @@ def measure_all(given: argparse.Namespace) -> int:
 
 def terms_of(given: argparse.Namespace) -> Terms:
     from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
-    from pytest_slmserve.report.served import Terms
+    from pytest_slmserve.report.loads.single_load import Terms
 
     attainment = ATTAINMENT if given.attainment is None else given.attainment
     if not 0 < attainment <= 1:
@@ -149,15 +149,15 @@ def valid(measurement: Measurement, terms: Terms) -> bool:
 def page(found: list[Measurement], terms: Terms, as_object: bool) -> str:
     """What is printed: of one load, of a ramp, or of several rates."""
     from pytest_slmserve.analysis.metrics.ramp import steps_of
-    from pytest_slmserve.report import rates, served
+    from pytest_slmserve.report.loads import open_loop, single_load
 
     if len(found) > 1:
-        several = rates.rates_json if as_object else rates.rates_text
+        several = open_loop.rates_json if as_object else open_loop.rates_text
         told_of: Any = several(found, terms)
     elif steps_of(found[0]):
-        told_of = (rates.ramp_json if as_object else rates.ramp_text)(found[0], terms)
+        told_of = (open_loop.ramp_json if as_object else open_loop.ramp_text)(found[0], terms)
     else:
-        told_of = (served.as_json if as_object else served.as_text)(found[0], terms)
+        told_of = (single_load.as_json if as_object else single_load.as_text)(found[0], terms)
     return json.dumps(told_of, indent=2) if as_object else str(told_of)
 
 

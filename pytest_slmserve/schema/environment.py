@@ -41,6 +41,19 @@ class Environment:
         further = OF_AN_ENDPOINT if self.backend == "remote" else ()
         return short_hash([getattr(self, name) for name in (*MUST_MATCH, *further)])
 
+    @property
+    def title(self) -> str:
+        """The device as people read it: name of the GPU, CPU and cores, or URL."""
+        match self.backend:
+            case "fake":
+                return "a SIMULATED ENGINE: these numbers come from a formula, NOT FROM A DEVICE"
+            case "remote":
+                return f"whatever serves at {self.url or 'an endpoint'}"
+            case "cpu":
+                return f"{self.cpu or 'an unknown CPU'}, {self.cores or '-'} cores"
+            case _:
+                return self.gpu_name or "an unknown GPU"
+
     @cached_property
     def per_gpu_key(self) -> str:
         """Equal where engines have as many cores for each of their GPUs, if these are divided among them."""

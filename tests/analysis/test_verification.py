@@ -34,7 +34,7 @@ from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.report.verified import record, text
+from pytest_slmserve.report.advice.verification import record, text
 from pytest_slmserve.schema.records import Measurement, Replica, Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 

@@ -17,7 +17,7 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.launch.child_process import Child
-from pytest_slmserve.report import layout
+from pytest_slmserve.report import text_table
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import Job
 from pytest_slmserve.workload.arrivals import job
@@ -145,7 +145,7 @@ def test_a_table_of_several_rates(there, tmp_path):
     assert {row[-1] for row in rows[:2]} <= {"yes", "NO"} and {row[-1] for row in rows[2:]} == {"0"}, "none dropped"
     assert "how much of them a prefix cache served is not told" in out
     assert "good: ttft:1s,e2e:2s" in out and "attainment" not in out
-    assert max(map(len, out.splitlines())) <= layout.WIDTH
+    assert max(map(len, out.splitlines())) <= text_table.WIDTH
     again = io.StringIO()
     with redirect_stdout(again):
         assert main(["report", str(tmp_path / "r.jsonl"), "--slo", SLO[1]]) == 0

@@ -16,15 +16,15 @@ from shipped import put
 def imported_once():
     """pytester forgets what is imported while it works, and each inner run would import it anew: so before."""
     for name in (
-        "advising",
-        "gating",
-        "makespan",
-        "report.carrier",
-        "analysis.stored.gates",
-        "report.terminal",
-        "sweeping",
+        "pytest_slmserve.advising",
+        "pytest_slmserve.gating",
+        "pytest_slmserve.plan.schedule",
+        "pytest_slmserve.report.export.pytest_benchmark",
+        "pytest_slmserve.analysis.stored.gates",
+        "pytest_slmserve.report.summary",
+        "pytest_slmserve.sweeping",
     ):
-        import_module(f"pytest_slmserve.{name}")
+        import_module(name)
 
 
 @pytest.fixture(scope="session", autouse=True)

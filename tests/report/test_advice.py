@@ -17,9 +17,9 @@ from pytest_slmserve.analysis.advice.batch_choice import Engine, Subject, Wish
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.advice.subjects import Source
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.report.advice import objective, text
-from pytest_slmserve.report.advice_json import as_json, record
-from pytest_slmserve.report.serving import line, lines, serve, starts
+from pytest_slmserve.report.advice.as_json import as_json, record
+from pytest_slmserve.report.advice.deploy_commands import line, lines, serve, starts
+from pytest_slmserve.report.advice.text import objective, text
 from pytest_slmserve.schema.specs import GIB
 
 SOURCE = Source("NVIDIA H200", "TPOT", 140 * GIB)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve.report import asv, asv_files
-from pytest_slmserve.report.asv import START, Place, Seen, Value
+from pytest_slmserve.report.export import asv, asv_files
+from pytest_slmserve.report.export.asv import START, Place, Seen, Value
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Burst, ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Paired, Replica

@@ -7,7 +7,7 @@ from strategies import H200, RESOLVED, measurement
 from traces import traced
 
 from pytest_slmserve.analysis.gate.diagnosis import Difference, diagnose, splits
-from pytest_slmserve.report.diagnosis import SPLIT_LEGEND, diagnosis_lines, difference_text, findings, split_text
+from pytest_slmserve.report.gate.diagnosis import SPLIT_LEGEND, diagnosis_lines, difference_text, findings, split_text
 
 
 def split(baseline, candidate):

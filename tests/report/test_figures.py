@@ -7,7 +7,7 @@ import pytest
 from strategies import H200, law, measurement, noisy_curve
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.report.figures import draw_sweeps
+from pytest_slmserve.report.figures.sweeps import draw_sweeps
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 

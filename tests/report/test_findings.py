@@ -7,7 +7,7 @@ from strategies import H200, law, measurement, noisy_curve, point
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.sweep.labels import labels
-from pytest_slmserve.report.findings import findings, hosts, spread
+from pytest_slmserve.report.tables.findings import findings, hosts, spread
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 

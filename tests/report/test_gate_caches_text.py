@@ -9,7 +9,7 @@ from launches import pairs
 
 from pytest_slmserve.analysis.gate.decision import Terms
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
-from pytest_slmserve.report.gate import caches_text
+from pytest_slmserve.report.gate.text import caches_text
 
 SECONDS = {"baseline": (0.5, 0.7, 9.0, 0.6), "candidate": (11.0, 11.0, 12.0, None)}
 

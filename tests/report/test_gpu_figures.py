@@ -12,8 +12,8 @@ from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.compare.deployments import deployments
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.figures import pictures
-from pytest_slmserve.report.gpu_tables import gpus_report, name_of
+from pytest_slmserve.report.figures.sweeps import pictures
+from pytest_slmserve.report.tables.several_gpus import gpus_report, name_of
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from strategies import job_point
 
-from pytest_slmserve.report.drawing import save
-from pytest_slmserve.report.figures import pictures
-from pytest_slmserve.report.job_tables import job_report
+from pytest_slmserve.report.figures.drawing import save
+from pytest_slmserve.report.figures.sweeps import pictures
+from pytest_slmserve.report.tables.jobs import job_report
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.specs import EngineSpec
 

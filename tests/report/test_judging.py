@@ -11,7 +11,7 @@ from strategies import law
 
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.archive.external import Columns, Setting
-from pytest_slmserve.report.judging import Judgement, Question, as_json, judge, record, text
+from pytest_slmserve.report.external.sweep import Judgement, Question, as_json, judge, record, text
 from pytest_slmserve.schema.errors import TooFewPoints
 
 COLUMNS = Columns(

@@ -17,9 +17,9 @@ from pytest_slmserve.analysis.points.replica_points import SharedPoint, gain_ove
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stored.claims import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.drawing import COLOURS, Picture, shown
-from pytest_slmserve.report.figures import draw_sweeps, pictures
-from pytest_slmserve.report.replica_figures import TITLES, replica_pictures
+from pytest_slmserve.report.figures.drawing import COLOURS, Picture, shown
+from pytest_slmserve.report.figures.replicas import TITLES, replica_pictures
+from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Sharing

@@ -11,7 +11,7 @@ from published import REPLICAS
 from pytest_slmserve.analysis.compare.external_replicas import EngineSet, compare
 from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.archive.external_replicas import ReplicaColumns
-from pytest_slmserve.report.replica_judging import as_json, findings, record, text
+from pytest_slmserve.report.external.replicas import as_json, findings, record, text
 
 NAMES = ReplicaColumns(
     columns=Columns(knob="max_num_seqs", throughput="tok_per_s", latency="itl_ms", preemptions="lost"),

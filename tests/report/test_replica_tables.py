@@ -13,8 +13,8 @@ from strategies import H200, measurement, point, shared_point
 from pytest_slmserve.analysis.points.replica_points import SharedPoint
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.layout import WIDTH
-from pytest_slmserve.report.replica_tables import LEGEND, alone_at, replica_report
+from pytest_slmserve.report.tables.replicas import LEGEND, alone_at, replica_report
+from pytest_slmserve.report.text_table import WIDTH
 from pytest_slmserve.schema.environment import Environment
 
 OTHER = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")

@@ -14,9 +14,9 @@ from strategies import H200, measurement, point
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.drawing import COLOURS, load_axis, panels, shown
-from pytest_slmserve.report.figures import pictures
-from pytest_slmserve.report.sensor_figures import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
+from pytest_slmserve.report.figures.drawing import COLOURS, load_axis, panels, shown
+from pytest_slmserve.report.figures.sensors import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
+from pytest_slmserve.report.figures.sweeps import pictures
 from pytest_slmserve.schema.environment import Environment
 
 to_hex = pytest.importorskip("matplotlib.colors").to_hex

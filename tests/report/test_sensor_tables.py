@@ -10,8 +10,8 @@ from strategies import H200, WELL, law, measurement, planted_telemetry, point
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.report.sensor_tables import COLUMNS, LEGEND, energy_report, legend, sensor_table
-from pytest_slmserve.report.tables import run_lines, sweep_report
+from pytest_slmserve.report.tables.run import run_lines, sweep_report
+from pytest_slmserve.report.tables.sensors import COLUMNS, LEGEND, energy_report, legend, sensor_table
 from pytest_slmserve.schema import sensors
 
 BATCHES = (1, 8, 1024)

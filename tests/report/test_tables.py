@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.claims.claim import Row
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.tables import (
+from pytest_slmserve.report.tables.run import (
     outcome,
     point_table,
     run_lines,

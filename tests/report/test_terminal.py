@@ -6,7 +6,7 @@ from strategies import law, measurement
 
 from pytest_slmserve.analysis.claims import lookup
 from pytest_slmserve.analysis.sweep.curve import curve_of
-from pytest_slmserve.report.terminal import write_summary
+from pytest_slmserve.report.summary import write_summary
 
 
 class Terminal:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from strategies import law, measurement
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.report.tables import sweep_report
-from pytest_slmserve.report.unneeded import amount, remark, why_not
+from pytest_slmserve.report.tables.adaptive_notes import amount, remark, why_not
+from pytest_slmserve.report.tables.run import sweep_report
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 

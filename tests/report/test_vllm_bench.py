@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from strategies import measurement
 
-from pytest_slmserve.report.vllm_bench import as_vllm_bench
+from pytest_slmserve.report.export.vllm_bench import as_vllm_bench
 from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Run, Samples, Steps, Stream
 

@@ -12,8 +12,6 @@ from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.device.gpu_figures import watched
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve, work_of_curve
-from pytest_slmserve.report.rounding import listed
-from pytest_slmserve.report.tables import device
 from pytest_slmserve.schema.catalog import hub_name, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -69,7 +67,7 @@ def of_curves(curves: Sequence[Curve], model: str | None, longest: int | None, n
     subjects = tuple(_of_sweeps([row for row in named if row[0].subject == name], longest) for name in names)
     if where is None:
         return Asked(subjects, Source("nothing was measured", LATENCY, None, tuple(notes)))
-    return Asked(subjects, Source(device(where), LATENCY, where.gpu_memory_bytes, tuple(notes)))
+    return Asked(subjects, Source(where.title, LATENCY, where.gpu_memory_bytes, tuple(notes)))
 
 
 def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
@@ -117,9 +115,9 @@ def _of_curve(curve: Curve, longest: int | None) -> Subject:
 
 def _left_out(curve: Curve) -> Iterator[str]:
     if degraded := [p.concurrency for p in curve.points if p.valid and p.degraded]:
-        yield f"left out, for their sensors tell of a disturbance: {listed(degraded)} in flight"
+        yield f"left out, for their sensors tell of a disturbance: {', '.join(map(str, degraded))} in flight"
     if invalid := [p.concurrency for p in curve.points if not p.valid]:
-        yield f"left out, for they are not valid: {listed(invalid)} in flight"
+        yield f"left out, for they are not valid: {', '.join(map(str, invalid))} in flight"
 
 
 def _engine(curve: Curve, longest: int | None) -> Engine | None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, peaks_of_engine, work_of_workload
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.rounding import ABSENT
 from pytest_slmserve.schema.specs import EngineSpec
 
 
@@ -35,7 +34,7 @@ def _facts(curve: Curve) -> list[str]:
         f"window {load.window_s:g} s",
         f"settled {load.settle_lifetimes:g}",
         where.url or where.gpu_name or where.cpu or "unknown device",
-        f"vLLM {where.vllm or ABSENT}",
+        f"vLLM {where.vllm or '-'}",
         f"workload {first.workload.hash[:6]}",
         f"engine {_limits(first.spec)[:6]}",
     ]

@@ -1,0 +1,1 @@
+"""Advice in words, commands and JSON."""

@@ -1,0 +1,330 @@
+"""What the advisor says: a table, the reasons, the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pytest_slmserve.analysis.advice.advisor import Advice, Needs, Offer, Plan, Replicas, least_latency_s
+from pytest_slmserve.analysis.advice.batch_choice import Decision, conditions
+from pytest_slmserve.analysis.advice.gpu_memory import Footprint
+from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains
+from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
+from pytest_slmserve.report.advice.deploy_commands import lines, starts
+from pytest_slmserve.report.numbers import ABSENT, between, figure, hundredths, milliseconds
+from pytest_slmserve.report.text_table import WIDTH, grid_of_known, hanging, named
+from pytest_slmserve.schema.specs import GIB
+
+COLUMNS = (
+    "\nmodel",
+    "\nbatch",
+    "tokens\n/s",
+    "ms/\ntoken",
+    "of most\n%",
+    "eff.\n%",
+    "KV\nGiB",
+    "freed\nGiB",
+    "engine\nGiB",
+    "fit, B\neach",
+    "B/n\neach",
+    "turns:\nup to",
+    "MPS:\nup to",
+    "cost/M\ntokens",
+    "\n",
+)
+SIDES = ("left", *("right",) * 13, "left")
+NEAR_LIMIT = 0.9  # share of the power limit that a reader is warned of
+ALWAYS = 3  # columns that are shown even where nothing is known
+LEGEND = (
+    "batch: what max_num_seqs should be. ms/token: between output tokens. of most: of the largest throughput measured. "
+    "eff.: T(B)/(B T(1)). KV: for the batch at full length; freed: what the engine had beyond that. engine: with "
+    "weights, activations, graphs and context. fit: engines on this GPU, each with the batch, or with its part of it. "
+    "up to: upper bound of the throughput of several engines over that of one, where they take turns (time slicing) or "
+    "overlap (MPS)."
+)
+ALONE = (
+    "Tokens/s are those that each had alone: they share the GPU's time as well as its memory, so expect less where "
+    "they work at once."
+)
+ORDER = (
+    "start one after the other, each when the one before answers /health: engines that start at once count each "
+    "other's memory as their own"
+)
+MPS_FIRST = "start the MPS daemon before them (nvidia-cuda-mps-control -d), else they take turns"
+
+
+def text(plan: Plan, source: Source) -> str:
+    """Heading, table, reasons, commands."""
+    pieces = [heading(plan, source)]
+    if plan.possible:
+        pieces += [table(plan), hanging(LEGEND, 0)]
+    pieces += [reasons(advice, plan) for advice in plan.advices]
+    if remarks := list(general(plan, source)):
+        pieces.append("\n".join(hanging(remark, 2) for remark in remarks))
+    return "\n\n".join([*pieces, *commands(plan)])
+
+
+def heading(plan: Plan, source: Source) -> str:
+    wish, memory = plan.wish, ""
+    if wish.gpu_bytes is not None:
+        memory = f", {_gib(wish.gpu_bytes)} GiB of memory, of which engines may take {percent(wish.memory_share)}"
+    asked = f"wanted: an efficiency above {percent(wish.threshold)}"
+    slo = "" if wish.slo is None else f", and {objective(wish.slo)} ({source.latency})"
+    return f"{source.device}{memory}\n{asked}{slo}"
+
+
+def objective(slo: Slo) -> str:
+    if isinstance(slo, RelativeSlo):
+        return f"at most {slo.factor:g} times the latency at {slo.at}"
+    return f"a latency of at most {milliseconds(slo.seconds)} ms"
+
+
+def _gib(number: float) -> str:
+    return figure(number / GIB)
+
+
+# Table
+
+
+def table(plan: Plan) -> str:
+    """A row for each model; columns of which nothing is known are left out."""
+    rows = [_cells(advice) for advice in plan.advices]
+    return grid_of_known(rows, COLUMNS, SIDES, ALWAYS)
+
+
+def _cells(advice: Advice) -> tuple[str, ...]:
+    return (
+        advice.subject.name,
+        ABSENT if advice.batch is None else str(advice.batch),
+        *_served(advice.advised),
+        *_memory_cells(advice.needs),
+        *_fit_cells(advice.replicas),
+        *_gain_cells(advice.gains),
+        figure(advice.advised.cost.value if advice.advised and advice.advised.cost else None),
+        _mark(advice),
+    )
+
+
+def _served(offer: Offer | None) -> tuple[str, ...]:
+    if offer is None:
+        return (ABSENT,) * 4
+    wait = milliseconds(offer.latency_s.value if offer.latency_s else None)
+    return figure(offer.tokens_per_s.value, 4), wait, hundredths(offer.share), hundredths(offer.efficiency)
+
+
+def _memory_cells(needs: Needs | None) -> tuple[str, ...]:
+    if needs is None:
+        return (ABSENT,) * 3
+    freed = ABSENT if needs.freed_bytes is None else _gib(needs.freed_bytes)
+    return _gib(needs.kv_bytes), freed, _gib(needs.total_bytes)
+
+
+def _fit_cells(fit: Replicas | None) -> tuple[str, ...]:
+    return (ABSENT,) * 2 if fit is None else (f"{fit.at_batch:,}", f"{fit.split:,}")
+
+
+def _gain_cells(gains: Gains | None) -> tuple[str, ...]:
+    bounds = (None, None) if gains is None else (gains.time_slicing, gains.mps)
+    return tuple(ABSENT if bound is None else f"x {figure(bound.factor)}" for bound in bounds)
+
+
+def _mark(advice: Advice) -> str:
+    best, fit = advice.decision.batch, advice.replicas
+    if advice.batch is None:
+        return "does not fit" if best else "no advice"
+    lowered = f"not {best}" if advice.batch != best else ""
+    trial = f"try {fit.advised} of {fit.each}" if fit and fit.advised > 1 else ""
+    return ", ".join(word for word in ("predicted" if advice.decision.predicted else "", lowered, trial) if word)
+
+
+# Reasons
+
+
+def reasons(advice: Advice, plan: Plan) -> str:
+    notes = [("note", note) for note in (*advice.decision.notes, *advice.subject.notes)]
+    pairs = [(f"  {name}", said) for name, said in (*_findings(advice, plan), *notes)]
+    return f"{advice.subject.name}\n{named(pairs)}"
+
+
+def _findings(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
+    """Pairs of what is looked at and what was found."""
+    yield "batch", _batch(advice, plan)
+    if allowed := _caps(advice.decision):
+        yield "law", allowed
+    if advice.batch is None:
+        return
+    yield "memory", _memory(advice)
+    if advice.gains and (advice.gains.ceilings or advice.replicas):
+        yield "gain", _gain(advice.gains)
+    if advice.replicas:
+        yield "engines", _replicas(advice.replicas, advice)
+    if costs := _costs(advice):
+        yield "cost", costs
+
+
+def _batch(advice: Advice, plan: Plan) -> str:
+    seen = advice.decision
+    if seen.batch is None:
+        return f"none: {seen.reason}"
+    interval = f" (95 %: {_or_none(seen.low)} to {_or_none(seen.high)})" if seen.known else ""
+    how = "predicted as the largest" if seen.predicted else "the largest measured"
+    said = f"B_opt is {seen.batch} in flight{interval}, {how} with {conditions(plan.wish, seen.limit)}"
+    if advice.batch is None:
+        return f"{said}; but the memory does not even hold one request of each model"
+    lowered = "" if advice.batch == seen.batch else f"; the memory does not hold that, so {advice.batch}"
+    return f"{said}{lowered}{_rate(advice.advised)}"
+
+
+def _or_none(load: int | None) -> str:
+    return "none" if load is None else str(load)
+
+
+def _rate(offer: Offer | None) -> str:
+    if offer is None:
+        return ""
+    rate = f"{figure(offer.tokens_per_s.value, 4)} tokens/s{between(offer.tokens_per_s)}"
+    return f": {rate}, {percent(offer.share)} of the most that was measured"
+
+
+def _caps(seen: Decision) -> str:
+    pairs = (("efficiency", seen.caps.efficiency), ("latency", seen.caps.slo))
+    said = [f"{figure(cap)} by {name}" for name, cap in pairs if cap is not None]
+    return f"by the saturation law alone the batch could be up to {', '.join(said)}" if said else ""
+
+
+def _memory(advice: Advice) -> str:
+    footprint, seen = advice.subject.footprint, advice.needs
+    if footprint is None or seen is None:
+        return f"not known: {no_memory(advice)}"
+    blocks = f"{seen.kv_blocks:,} blocks of {footprint.block_size} tokens"
+    said = f"{seen.batch} requests of {footprint.longest:,} tokens take {blocks}, {_gib(seen.kv_bytes)} GiB of KV cache"
+    return f"{said}; {_sum(footprint, seen)}{_freed(seen)}"
+
+
+def no_memory(advice: Advice) -> str:
+    """Why the memory is not known."""
+    return advice.subject.engine.no_footprint if advice.subject.engine else "the model is not known: --model NAME"
+
+
+def _sum(footprint: Footprint, seen: Needs) -> str:
+    how = "as the sensors saw" if footprint.allowance_seen else "assumed"
+    rest = f"{_gib(footprint.allowance_bytes)} for activations, graphs and context ({how})"
+    return f"with {_gib(footprint.weight_bytes)} of weights and {rest} it is {_gib(seen.total_bytes)} GiB"
+
+
+def _freed(seen: Needs) -> str:
+    if seen.freed_bytes is None:
+        return ""
+    had = f"; the engine had {_gib(seen.freed_bytes + seen.kv_bytes)} GiB of KV cache"
+    if seen.freed_bytes <= 0:
+        return f"{had}, which is no more"
+    share = "" if seen.freed_share is None else f" ({percent(seen.freed_share)} of the GPU)"
+    return f"{had}, so {_gib(seen.freed_bytes)} GiB{share} are freed"
+
+
+def _gain(gains: Gains) -> str:
+    turns, overlap = gains.time_slicing, gains.mps
+    if turns is None:
+        return "of several engines: not bounded by any sensor or data sheet"
+    if overlap is None or turns is overlap:
+        said = f"several engines have at most {_times(turns)}, however they share the GPU"
+    else:
+        said = f"several engines that take turns have at most {_times(turns)}; under MPS at most {_times(overlap)}"
+    power = gains.power_share
+    if power is not None and power >= NEAR_LIMIT:
+        said += f"; but power is at {percent(power)} of its limit, where the clock falls"
+    return f"{said}; seen at {gains.at} in flight"
+
+
+def _times(bound: Ceiling) -> str:
+    return f"{figure(bound.factor)} times the throughput of one ({why(bound)})"
+
+
+def why(bound: Ceiling) -> str:
+    """What a bound rests on, with its number."""
+    match bound.unit:
+        case "host":
+            return f"the host: no kernel runs for {percent(max(0.0, 1 - bound.busy))} of the time"
+        case "dram":
+            return f"the memory: {_active(bound.busy, REACHABLE_DRAM)}"
+        case "tensor":
+            return f"the tensor cores: {_active(bound.busy, REACHABLE_TENSOR)}"
+        case "roofline":
+            return f"the roofline: {percent(bound.busy)} of what the data sheet allows is reached"
+
+
+def _active(busy: float, reachable: float) -> str:
+    return f"active {percent(busy * reachable)} of the time, of {percent(reachable)} that can be reached"
+
+
+def _replicas(fit: Replicas, advice: Advice) -> str:
+    said = f"{fit.at_batch:,} with {advice.batch} each fit, {fit.split:,} where they divide the {advice.batch}"
+    if fit.advised == 1:
+        return f"{said}; one is advised: {fit.why}"
+    limit, least = advice.decision.limit, least_latency_s(advice, fit.advised)
+    over = ""
+    if limit is not None and least is not None and least > limit.seconds:
+        over = f" (not {advice.batch}: that would take {milliseconds(least)} ms per output token at the least)"
+    return f"{said}; try {fit.advised} with {fit.each} each{over}: {fit.why}"
+
+
+def _costs(advice: Advice) -> str:
+    """Of the batch advised, of the largest load and of one request; each batch once."""
+    offers = {o.batch: o for o in (advice.advised, advice.largest, advice.single) if o is not None and o.cost}
+    what = {advice.subject.usable[-1].concurrency: ", the largest measured", 1: ", alone"} if offers else {}
+    said = [
+        f"{figure(offer.cost.value)}{between(offer.cost)} at {batch}{what.get(batch, '')}"
+        for batch, offer in offers.items()
+        if offer.cost
+    ]
+    return f"of a million output tokens: {'; '.join(said)}" if said else ""
+
+
+def general(plan: Plan, source: Source) -> Iterator[str]:
+    """What is said of all models."""
+    yield from (f"note: {note}" for note in source.notes)
+    if not plan.advices:
+        yield "note: no sweep was measured"
+    if plan.wish.slo is None:
+        yield "note: no latency limit was given (--slo-itl): the batch is by efficiency alone"
+    if source.gpu_bytes not in (None, plan.wish.gpu_bytes):
+        yield f"note: speeds are those of the GPU that was measured on, which has {_gib(source.gpu_bytes or 0)} GiB"
+    if plan.wish.gpu_bytes is None and any(advice.subject.footprint for advice in plan.advices):
+        yield "note: the memory of the GPU is not known, so nothing was fitted into it: --gpu-memory 80GiB"
+    if plan.wish.price_per_hour is not None and any(a.subject.output_share is None for a in plan.advices):
+        yield "note: no cost: how many of the tokens are output is not known: --output-throughput NAME"
+    yield from _together(plan)
+
+
+def _together(plan: Plan) -> Iterator[str]:
+    seen, many = plan.together, sum(advice.batch is not None for advice in plan.advices)
+    if seen is None:
+        return
+    total, budget = _gib(seen.total_bytes), _gib(seen.budget_bytes)
+    if not seen.fits:
+        yield f"note: nothing fits: with one request each it takes {total} GiB, of {budget} GiB: {_smaller(plan)}"
+    elif many > 1:
+        of = f"{total} of the {budget} GiB that engines may take"
+        yield f"together: these {many} models take {of}{_lowered(seen.lowered)}. {ALONE}"
+
+
+def _smaller(plan: Plan) -> str:
+    return "fewer of them (--model)" if len(plan.advices) > 1 else "a larger GPU, or a larger --memory-share"
+
+
+def _lowered(names: Sequence[str]) -> str:
+    if not names:
+        return ", each with its B_opt"
+    return f"; {', '.join(names)} with less than B_opt, there where the least throughput is lost per byte"
+
+
+# Commands
+
+
+def commands(plan: Plan) -> Iterator[str]:
+    """Each way to start engines, broken for a terminal."""
+    for start in starts(plan):
+        sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
+        yield "\n".join([hanging("; ".join(sentences), 2), *(lines(words, WIDTH) for words in start.commands)])

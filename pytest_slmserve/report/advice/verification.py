@@ -1,0 +1,187 @@
+"""What was predicted of engines beside what they served: as text, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pytest_slmserve.analysis.advice.advisor import Plan
+from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.advice.verification import Verification, Verified, VerifiedTogether
+from pytest_slmserve.analysis.points.replica_points import engines
+from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
+from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.report.advice.as_json import record as advice_record
+from pytest_slmserve.report.numbers import ABSENT, between, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.tables.run import verdict_lines
+from pytest_slmserve.report.text_table import grid_of_known, hanging
+from pytest_slmserve.schema.specs import GIB
+
+COLUMNS = (
+    "\nmodel",
+    "\nbatch",
+    "tokens/s\npredicted",
+    "\nmeasured",
+    "of it\n%",
+    "95 %\n",
+    "ms/token\npredicted",
+    "\nmeasured",
+    "\nat most",
+    "KV blocks\npredicted",
+    "\nreported",
+    "GiB\npredicted",
+    "\nin use",
+    "pre-\nempted",
+)
+SIDES = ("left", *("right",) * 4, "left", *("right",) * 8)
+ALWAYS = 4  # columns that are shown even where nothing is known
+LEGEND = (
+    "of it: measured over predicted tokens/s. ms/token: between output tokens; at most: the latency wanted. KV blocks: "
+    "of the cache that this engine was given. in use: of the device's memory at most, by anybody, where sensors tell."
+)
+TURNS = "1 is what taking turns would give"
+
+
+def text(seen: Verification, notes: Sequence[str] = ()) -> str:
+    """Table, what several engines served together, verdicts, notes."""
+    pieces = [_heading(seen), table(seen.alone), hanging(LEGEND, 0)]
+    if seen.together and seen.together.point:
+        pieces.append(hanging(_together(seen.together, seen.alone), 2))
+    pieces.append("\n".join(line for line, _ in verdict_lines([(verdict, None) for verdict in seen.verdicts])))
+    if notes:
+        pieces.append("\n".join(hanging(f"note: {note}", 2) for note in notes))
+    return "\n\n".join(pieces)
+
+
+def _heading(seen: Verification) -> str:
+    engines = "the engine" if len(seen.alone) == 1 else "each engine"
+    return f"verified: {engines} as advised, measured anew, {counted(seen.repeats, 'repeat')} each"
+
+
+def table(alone: Sequence[Verified]) -> str:
+    """A row for each model; columns of which nothing is known are left out."""
+    rows = [tuple(_cells(each)) for each in alone]
+    return grid_of_known(rows, COLUMNS, SIDES, ALWAYS)
+
+
+def _cells(seen: Verified) -> Iterator[str]:
+    advice, limit = seen.advice, seen.advice.decision.limit
+    offer = advice.advised
+    yield from (advice.subject.name, str(advice.batch))
+    yield figure(offer.tokens_per_s.value if offer else None, 4)
+    yield figure(seen.tokens_per_s.value if seen.tokens_per_s else None, 4)
+    yield hundredths(seen.ratio.value if seen.ratio else None)
+    yield _ends(seen.ratio)
+    yield milliseconds(offer.latency_s.value if offer and offer.latency_s else None)
+    yield milliseconds(seen.latency_s.value if seen.latency_s else None)
+    yield milliseconds(limit.seconds if limit else None)
+    yield from (ABSENT if blocks is None else f"{blocks:,}" for blocks in seen.kv_blocks)
+    yield figure(advice.needs.total_bytes / GIB if advice.needs else None)
+    yield figure(None if seen.memory_bytes is None else seen.memory_bytes / GIB)
+    yield str(seen.preemptions) if seen.point else ABSENT
+
+
+def _ends(seen: Interval | None) -> str:
+    if seen is None or seen.low is None or seen.high is None:
+        return ABSENT
+    return f"{hundredths(seen.low)} to {hundredths(seen.high)}"
+
+
+def _together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
+    """What several engines served at once, against one alone and against the bound."""
+    point = seen.point
+    said = f"together, by {seen.sharing}: {engines(seen.models)} at {listed(seen.loads)} in flight"
+    if point is None or not point.valid:
+        return said
+    said = f"{said} serve {figure(point.output_tokens_per_s, 4)} tokens/s"
+    if len(set(seen.models)) > 1:
+        said += f" ({', '.join(_parts(seen, alone))})"
+    if seen.gain:
+        what = (
+            f"the sum of their shares of what each has alone is {figure(seen.gain.value)}{between(seen.gain)}, {TURNS}"
+        )
+        said += f"; {what}" if len(set(seen.models)) > 1 else f", {times(seen.gain)} what the one engine does"
+        said += "; nothing bounds it" if seen.bound is None else f"; the bound is {figure(seen.bound)}"
+    if seen.latency_s is not None:
+        said += f"; the slowest takes {milliseconds(seen.latency_s)} ms per output token"
+    return said
+
+
+def _parts(seen: VerifiedTogether, alone: Sequence[Verified]) -> Iterator[str]:
+    """Each model's part of what it has alone."""
+    own = {each.advice.subject.name: each.tokens_per_s for each in alone}
+    for model, rate in zip(seen.models, seen.point.each_tokens_per_s if seen.point else ()):
+        by_itself = own.get(model)
+        yield f"{model}: {percent(rate / by_itself.value) if by_itself else ABSENT} of its own"
+
+
+# JSON
+
+
+def as_json(plan: Plan, source: Source, seen: Verification, notes: Sequence[str] = ()) -> str:
+    """What the advisor says, with a further entry."""
+    return json.dumps(advice_record(plan, source) | {"verification": record(seen, notes)}, indent=2, allow_nan=False)
+
+
+def record(seen: Verification, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Units in the keys, nothing rounded; estimates have "value", "low" and "high" (95 %)."""
+    return {
+        "state": seen.state.value,
+        "margin_ratio": seen.margin,
+        "repeats_count": seen.repeats,
+        "models": [_model(each) for each in seen.alone],
+        "together": None if seen.together is None else _joint(seen.together),
+        "notes": list(notes),
+    }
+
+
+def _model(seen: Verified) -> dict[str, Any]:
+    advice, point, limit = seen.advice, seen.point, seen.advice.decision.limit
+    return {
+        "model": advice.subject.name,
+        "batch_requests": advice.batch,
+        "predicted": {
+            "tokens_per_s": _estimate(advice.advised.tokens_per_s if advice.advised else None),
+            "latency_s": _estimate(advice.advised.latency_s if advice.advised else None),
+            "kv_blocks": seen.kv_blocks[0],
+            "memory_bytes": advice.needs.total_bytes if advice.needs else None,
+        },
+        "measured": {
+            "tokens_per_s": _estimate(seen.tokens_per_s),
+            "latency_s": _estimate(seen.latency_s),
+            "kv_blocks": seen.kv_blocks[1],
+            "memory_bytes": seen.memory_bytes,
+            "preemptions_count": seen.preemptions if point else None,
+            "valid_repeats_count": len(point.repeats) if point else 0,
+        },
+        "measured_of_predicted_ratio": _estimate(seen.ratio),
+        "latency_limit_s": limit.seconds if limit else None,
+        "verdicts": list(map(_verdict, seen.verdicts)),
+        "records": list(point.records) if point else [],
+    }
+
+
+def _joint(seen: VerifiedTogether) -> dict[str, Any]:
+    point = seen.point
+    return {
+        "models": list(seen.models),
+        "batch_requests": list(seen.loads),
+        "sharing": seen.sharing,
+        "tokens_per_s": point.output_tokens_per_s if point else None,
+        "each_tokens_per_s": list(point.each_tokens_per_s) if point else [],
+        "of_alone_ratio": _estimate(seen.gain),
+        "at_most_ratio": seen.bound,
+        "latency_s": seen.latency_s,
+        "preemptions_count": seen.preemptions if point else None,
+        "verdicts": list(map(_verdict, seen.verdicts)),
+        "records": list(point.records) if point else [],
+    }
+
+
+def _estimate(seen: Interval | None) -> dict[str, float | None]:
+    return {end: None if seen is None else getattr(seen, end) for end in ("value", "low", "high")}
+
+
+def _verdict(seen: Verdict) -> dict[str, Any]:
+    return {"claim": seen.claim, "state": seen.state.value, "why": seen.why}

@@ -1,0 +1,1 @@
+"""Views for other tools: pytest-benchmark, asv, vLLM's JSON, CSV."""

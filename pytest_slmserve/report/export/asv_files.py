@@ -1,0 +1,161 @@
+"""The files of asv (airspeed velocity), as release 0.6 reads them: results and benchmarks 2, machine 1.
+
+A result file is of one release on one machine. In it a benchmark has a row, whose entries are lists over the product of
+the benchmark's parameters; here they are taken apart, so that new values can join old ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pytest_slmserve.report.export.asv import METRICS, SERVING, START, STARTING, Place, Value, rounded
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage
+
+VERSION = "1"  # of every benchmark: asv passes over results of another
+PER_VALUE = (
+    *("result", "stats_ci_99_a", "stats_ci_99_b", "stats_q_25", "stats_q_75"),
+    *("stats_number", "stats_repeat", "samples"),
+)
+COLUMNS = ("result", "params", "version", "started_at", "duration", *PER_VALUE[1:])
+UNITS = {metric.name: metric.unit for metric in METRICS}
+UNUSABLE = (LookupError, TypeError, ValueError, AttributeError)  # plain values of any kind may stand in a file
+
+File = dict[str, Any]
+Facts = dict[str, Any]  # of one value: its entry of each column of PER_VALUE
+Axes = list[list[str]]  # values of each parameter, as asv writes them
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Of a release, in the ledger."""
+
+    hash: str
+    authored_s: int
+
+
+@dataclass(slots=True)
+class Row:
+    """A benchmark in a result file."""
+
+    facts: dict[tuple[str, ...], Facts]
+    started_at: int = 0  # ms
+
+
+def path_of(place: Place, commit: Commit) -> str:
+    return f"{place.machine}/{commit.hash[:8]}-{place.env_name}.json"
+
+
+def result_file(place: Place, commit: Commit, found: Iterable[Value], old: File | None = None) -> File:
+    """What asv would have written, had it measured this. old: what is there; what was not measured now is kept.
+
+    Raises BadUsage where asv_runner is not installed, and one of UNUSABLE where `old` is no such file.
+    """
+    rows = {} if old is None else rows_of(old)
+    for value in found:
+        row = rows.setdefault(value.benchmark, Row({}))
+        row.facts[value.parameters] = facts_of(value.samples)
+        row.started_at = max(row.started_at, round(1000 * datetime.fromisoformat(value.measured_at).timestamp()))
+    return {
+        "version": 2,
+        "commit_hash": commit.hash,
+        "env_name": place.env_name,
+        "date": 1000 * commit.authored_s,
+        "params": {"machine": place.machine, **dict(place.curve)},
+        "python": "",
+        "requirements": {"vllm": place.release, "torch": place.torch},
+        "env_vars": {},
+        "result_columns": list(COLUMNS),
+        "results": {name: _packed(row) for name, row in sorted(rows.items())},
+        "durations": {},
+    }
+
+
+def facts_of(samples: Sequence[float]) -> Facts:
+    """A value, the median, with asv's statistics. Raises BadUsage where asv_runner is not installed."""
+    try:
+        from asv_runner.statistics import compute_stats
+    except ImportError:
+        raise BadUsage("asv's statistics need asv_runner", "pip install 'pytest-slmserve[asv]'") from None
+    result, stats = compute_stats(list(samples), 1)
+    return {
+        "result": rounded(result),
+        "samples": list(samples),
+        **{f"stats_{name}": _short(v) for name, v in stats.items()},
+    }
+
+
+def _short(value: float) -> float:
+    """As asv writes statistics."""
+    return float(f"{value:.4e}") if isinstance(value, float) else value
+
+
+def rows_of(file: File) -> dict[str, Row]:
+    """Rows of a result file, by benchmark; asv leaves out the columns at the end that have nothing."""
+    rows = {}
+    for name, row in file["results"].items():
+        columns = dict(zip(file["result_columns"], row))
+        lists = {column: columns[column] for column in PER_VALUE if columns.get(column) is not None}
+        keys = itertools.product(*columns["params"])
+        facts = {key: {column: found[i] for column, found in lists.items()} for i, key in enumerate(keys)}
+        known = {key: each for key, each in facts.items() if each.get("result") is not None}
+        rows[name] = Row(known, columns.get("started_at") or 0)
+    return rows
+
+
+def _packed(row: Row) -> list[Any]:
+    axes = _axes(row.facts)
+    each = [row.facts.get(key, {}) for key in itertools.product(*axes)]
+    lists = [[facts.get(column) for facts in each] for column in PER_VALUE]
+    return [lists[0], axes, VERSION, row.started_at or None, None, *lists[1:]]
+
+
+def _axes(keys: Iterable[tuple[str, ...]]) -> Axes:
+    return [sorted(set(values), key=_by_number) for values in zip(*keys)]
+
+
+def _by_number(text: str) -> tuple[float, str]:
+    try:
+        return float(text), text
+    except ValueError:
+        return math.inf, text
+
+
+def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
+    """What all result files hold together: asv shows no parameter that is not listed here. old: what is there; what is
+    not ours in it is kept."""
+    keys: dict[str, set[tuple[str, ...]]] = {}
+    for file in results:
+        for name, row in rows_of(file).items():
+            keys.setdefault(name, set()).update(row.facts)
+    ours = {name: _benchmark(name, _axes(found)) for name, found in sorted(keys.items()) if _is_ours(name) and found}
+    others = {name: found for name, found in (old or {}).items() if name != "version" and not _is_ours(name)}
+    return {"version": 2, **others, **ours}
+
+
+def _is_ours(name: str) -> bool:
+    return name == START or name.rpartition(".")[2] in UNITS
+
+
+def _benchmark(name: str, axes: Axes) -> File:
+    return {
+        "code": "",
+        "name": name,
+        "param_names": list(STARTING if name == START else SERVING),
+        "params": axes,
+        "timeout": 0,
+        "type": "track",
+        "unit": "seconds" if name == START else UNITS[name.rpartition(".")[2]],
+        "version": VERSION,
+    }
+
+
+def machine_file(name: str, environment: Environment) -> File:
+    """What is known of a machine: None is left out."""
+    known = {"cpu": environment.cpu, "gpu": environment.gpu_name, "num_cpu": environment.cores}
+    return {"machine": name, "version": 1, **{key: str(value) for key, value in known.items() if value is not None}}

@@ -1,0 +1,1 @@
+"""Reports on results of other tools."""

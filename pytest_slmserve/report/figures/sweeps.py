@@ -1,0 +1,138 @@
+"""The pictures of some sweeps; the one that needs no sensors is made here: throughput against load and latency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
+from pytest_slmserve.analysis.points.job_points import JobPoint
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.saturation import Fit, fit
+from pytest_slmserve.report.figures.drawing import (
+    GREY,
+    Picture,
+    Shown,
+    dress,
+    has_valid,
+    load_axis,
+    panels,
+    plain,
+    save,
+    shown,
+)
+from pytest_slmserve.report.figures.jobs import job_pictures
+from pytest_slmserve.report.figures.replicas import replica_pictures
+from pytest_slmserve.report.figures.sensors import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
+from pytest_slmserve.report.figures.several_gpus import gpus_pictures
+from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
+
+SAMPLES = 60  # of a smooth line
+
+
+def pictures(curves: Sequence[Curve], jobs: Sequence[JobPoint] = ()) -> list[Picture]:
+    """What can be drawn, and what cannot. Raises BadUsage where matplotlib is missing, or no point is valid."""
+    of_jobs = job_pictures(jobs)
+    known = [] if of_jobs and not any(map(has_valid, curves)) else shown(curves)
+    replicas = [*(replica_pictures(known) if known else []), *(gpus_pictures(known) if known else []), *of_jobs]
+    if not (sweeps := _swept(known)):
+        return replicas
+    sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound, decoding))
+    return [Picture("sweeps", _draw(sweeps)), *sensed, *replicas]
+
+
+def draw_sweeps(curves: Sequence[Curve], path: Path) -> None:
+    """Write the picture to `path`, in the format of its suffix; points without a valid repeat are left out.
+
+    Left: output tokens/s against requests in flight, with the fitted law and the roofline's bound. Right: the Pareto
+    plane, output tokens/s against mean E2E. Raises BadUsage where matplotlib is missing, where `path` cannot be
+    written, and where there is no valid point.
+    """
+    sweeps = _swept(shown(curves))
+    if not sweeps:
+        raise BadUsage("there are replicas only, and no sweep", "python -m pytest_slmserve figures draws them")
+    save(_draw(sweeps), path)
+
+
+def _swept(known: Sequence[Shown]) -> list[Shown]:
+    """Not those of which replicas alone were measured."""
+    return [one for one in known if one.curve.valid]
+
+
+def _draw(sweeps: Sequence[Shown]) -> Any:
+    figure, (load, plane) = panels(2, sweeps)
+    for sweep in sweeps:
+        _draw_load(load, sweep)
+        _draw_plane(plane, sweep)
+    _dress(load, "requests in flight")
+    load_axis(load, sweeps)
+    _dress(plane, "mean E2E latency, s")
+    plane.set_xscale("log")
+    plane.xaxis.set_major_formatter(plain)
+    _key(load, [sweep.curve for sweep in sweeps])
+    return figure
+
+
+def _xy(points: Sequence[Point], x: str) -> tuple[list[float], list[float]]:
+    return [getattr(p, x) for p in points], [p.output_tokens_per_s or 0.0 for p in points]
+
+
+def _draw_load(axes: Any, sweep: Shown) -> None:
+    """Points, the law (solid, where it describes them), the roofline (dashed), a ring where the plateau begins."""
+    curve, colour = sweep.curve, sweep.colour
+    axes.plot(*_xy(curve.valid, "concurrency"), sweep.marker, color=colour, markersize=4, label=sweep.name)
+    loads = _between(curve.valid[0].concurrency, curve.valid[-1].concurrency)
+    if law := _law(curve):
+        axes.plot(loads, [law.tokens_per_s(load) for load in loads], "-", color=colour, linewidth=1)
+    work, peaks = work_of_curve(curve), peaks_of_curve(curve)
+    if work and peaks:
+        bound = [ceiling_tokens_per_s(work, peaks, load) for load in loads]
+        axes.plot(loads, bound, "--", color=colour, linewidth=1, alpha=0.6)
+    knee = [p for p in curve.valid if p.concurrency == curve.plateau().value]
+    axes.plot(*_xy(knee, "concurrency"), "o", color=colour, markersize=10, fillstyle="none")
+
+
+def _law(curve: Curve) -> Fit | None:
+    """The fitted law, None where there is none or it does not describe the curve."""
+    try:
+        law = fit(curve.points)
+    except TooFewPoints:
+        return None
+    return law if law.describes else None
+
+
+def _draw_plane(axes: Any, sweep: Shown) -> None:
+    """All points, those of the front joined and the load written beside every other one of them."""
+    curve, look = sweep.curve, {"color": sweep.colour, "marker": sweep.marker, "markersize": 4}
+    axes.plot(*_xy(curve.valid, "e2e_s"), linestyle="", alpha=0.5, label=sweep.name, **look)
+    front = sorted(curve.pareto_front(), key=lambda p: p.e2e_s or 0.0)
+    axes.plot(*_xy(front, "e2e_s"), linewidth=1, **look)
+    for p in front[::-2]:
+        where = (p.e2e_s, p.output_tokens_per_s)
+        axes.annotate(f"{p.concurrency}", where, (5, -9), textcoords="offset points", fontsize=7, color=sweep.colour)
+
+
+def _between(first: float, last: float) -> list[float]:
+    """Loads as far apart as eyes on a logarithmic axis want them."""
+    return [first * (last / first) ** (i / (SAMPLES - 1)) for i in range(SAMPLES)]
+
+
+def _dress(axes: Any, x_label: str) -> None:
+    """Logarithmic both ways: models differ tenfold, loads a thousandfold."""
+    dress(axes, x_label, "output tokens/s")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(plain)
+
+
+def _key(axes: Any, curves: Sequence[Curve]) -> None:
+    """Colours are models; the strokes are told once, in grey."""
+    if any(map(_law, curves)):
+        axes.plot([], [], "-", color=GREY, linewidth=1, label="fitted law")
+    if any(peaks_of_curve(curve) and work_of_curve(curve) for curve in curves):
+        axes.plot([], [], "--", color=GREY, linewidth=1, alpha=0.6, label="roofline")
+    if any(curve.plateau().value is not None for curve in curves):
+        axes.plot([], [], "o", color=GREY, markersize=10, fillstyle="none", label="plateau from here")
+    axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,1 @@
+"""Reports of gates and of their diagnosis."""

@@ -1,0 +1,133 @@
+"""Why a side is slower, in words and small tables: where its time went, and what is not the same on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pytest_slmserve.analysis.gate.diagnosis import (
+    FEWEST_ALONE,
+    Change,
+    Diagnosis,
+    Difference,
+    Split,
+    Windows,
+    explaining,
+)
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths
+from pytest_slmserve.report.tables.run import load_in_short
+from pytest_slmserve.report.text_table import grid, hanging
+
+COLUMNS = ("", "baseline", "candidate", "change", "%")
+SIDES = ("left", *("right",) * 4)
+NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
+SPLIT_LEGEND = (
+    "prefill: what prompts add to the steps. decode: the steps without that. host gap: no kernel ran on the GPU. Two "
+    "views of one time: prefill and decode add up to all of it, host gap and kernels too."
+)
+
+
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """All there is to say, as pieces of text; nothing where nothing was measured on both sides."""
+    for split in diagnosis.splits:
+        yield split_text(split)
+    if diagnosis.splits:
+        yield hanging(SPLIT_LEGEND, 0)
+    for start in diagnosis.start_ups:
+        yield f"start-up of {start.model}: {_from_to(start.change, 1, 's')}, mean of each side's launches"
+    if diagnosis.splits or diagnosis.start_ups or diagnosis.differences:
+        yield difference_text(diagnosis.differences)
+
+
+def split_text(split: Split) -> str:
+    """Heading, table and findings of one load."""
+    counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
+    heading = f"where the time goes: {split.model}, {load_in_short(split.load)}, seconds per 1,000 requests ({counts})"
+    rows = [_row(each, 1000) for each in (split.total, *split.by_step, *split.by_device)]
+    rows += [_row(split.steps, 1), _row(split.step, 1000, "ms per step")]
+    return "\n".join([heading, grid(rows, COLUMNS, SIDES), *(hanging(line, 2) for line in findings(split))])
+
+
+def findings(split: Split) -> Iterator[str]:
+    """Which part explains most of the change, by steps and by the GPU; what is unknown, and why."""
+    change = split.total.relative
+    if change is None or abs(change) < NOTABLE:
+        yield f"time per request changed by less than {percent(NOTABLE)}: there is nothing to explain at this load"
+    else:
+        yield from _explained(split)
+    if not split.by_step:
+        yield _unsplit(split)
+    if not split.by_device:
+        yield f"host gap unknown: no sensor told how long the GPU ran no kernel ({_lacking(split)})"
+
+
+def difference_text(differences: Sequence[Difference]) -> str:
+    """A row for each fact that is not the same."""
+    if not differences:
+        return "nothing differs in the environments, in what the engines resolved, or in what was asked of them"
+    rows = [(d.field, _values(d.baseline), _values(d.candidate)) for d in differences]
+    table = grid(rows, ("", "baseline", "candidate"), ("left",) * 3)
+    return f"what differs between the sides:\n{table}"
+
+
+def _row(change: Change, scale: float, name: str = "") -> tuple[str, ...]:
+    return (
+        name or change.name,
+        figure(scale * change.baseline),
+        figure(scale * change.candidate),
+        _difference(scale * change.absolute, figure(scale * change.baseline)),
+        _percents(change.relative),
+    )
+
+
+def _difference(value: float, beside: str) -> str:
+    """With as many decimals as the value beside it."""
+    text = f"{value:+,.{len(beside.partition('.')[2])}f}"
+    return text if text.strip("+-0.,") else text[1:]
+
+
+def _percents(relative: float | None) -> str:
+    text = hundredths(relative, signed=True)
+    return "0.0" if text == "+0.0" else text
+
+
+def _from_to(change: Change, scale: float, unit: str) -> str:
+    relative = f" ({_percents(change.relative)} %)" if change.relative is not None else ""
+    return f"{figure(scale * change.baseline)} -> {figure(scale * change.candidate)} {unit}{relative}"
+
+
+def _explained(split: Split) -> Iterator[str]:
+    for parts in (split.by_step, split.by_device):
+        if (found := explaining(parts)) is not None:
+            part, share = found
+            more = ", and the other part went the other way" if round(share, 2) > 1 else ""
+            yield f"most of the change is {part.name}: {percent(share)} of it{more}"
+    count, step = split.steps.relative, split.step.relative
+    yield f"steps per request {_percents(count)} %, time per step {_percents(step)} %"
+
+
+def _unsplit(split: Split) -> str:
+    """Why prefill and decode cannot be told apart."""
+    if unnamed := [name for name, side in _sides(split) if not side.with_prompt]:
+        return f"prefill and decode unknown: no step is known to hold a prompt ({_joined(unnamed)})"
+    seen = f"{split.baseline.alone} and {split.candidate.alone}"
+    return (
+        f"prefill and decode unknown: nearly every step holds a prompt at this load ({seen} steps only decode, "
+        f"{FEWEST_ALONE} are wanted of each side); a smaller load tells them apart"
+    )
+
+
+def _lacking(split: Split) -> str:
+    return _joined([name for name, side in _sides(split) if side.idle is None])
+
+
+def _sides(split: Split) -> tuple[tuple[str, Windows], tuple[str, Windows]]:
+    return ("baseline", split.baseline), ("candidate", split.candidate)
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " and ".join(names)
+
+
+def _values(values: Sequence[str | None]) -> str:
+    return " or ".join(ABSENT if value is None else value for value in values)

@@ -1,0 +1,174 @@
+"""What a gate found for a model: as text at the end of a run, as Markdown for a pull request, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from pytest_slmserve.analysis.gate.calibration import Calibration
+from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
+from pytest_slmserve.analysis.gate.launch_pairs import EXACT, SIDES, Gated
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.report.gate.comparisons import KEY, WORDS, as_values, row, text
+from pytest_slmserve.report.gate.diagnosis import diagnosis_lines
+from pytest_slmserve.report.numbers import counted, figure
+from pytest_slmserve.report.text_table import hanging
+from pytest_slmserve.schema.literals import Side
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
+
+CACHES = {
+    "warm": "compile caches were warm: each side was launched before the first pair",
+    "cold": "compile caches were cold: each launch had empty ones",
+}
+
+
+def gate_text(gated: Gated) -> str:
+    """What was compared, the table, why it failed if it did, and what does not count."""
+    found = text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
+    pieces = [title(gated), *(f"  {side}: {words}" for side, words in _sides(gated)), f"  {caches_text(gated)}"]
+    pieces += ["", found, *_exact(gated)]
+    pieces += [outputs] if (outputs := outputs_text(gated)) else []
+    pieces += [f"left out: {why}" for why in gated.dropped]
+    pieces += ["", hanging(KEY, 0)]
+    for lines in diagnosis_lines(diagnosis(gated)) if gated.outcome is State.FAILS else ():
+        pieces += ["", lines]
+    return "\n".join(pieces)
+
+
+def title(gated: Gated) -> str:
+    return f"{gated.model}: {WORDS[gated.outcome].upper()} after {len(gated.pairs)} pairs of launches"
+
+
+def diagnosis(gated: Gated) -> Diagnosis:
+    """From the launches that count."""
+    baseline, candidate = (measurements(gated, side) for side in SIDES)
+    return diagnose(baseline, candidate)
+
+
+def measurements(gated: Gated, side: Side) -> list[Measurement]:
+    return [m for pair in gated.pairs for m in pair.launch(side).measurements]
+
+
+def _exact(gated: Gated) -> Iterator[str]:
+    """A line for each verdict on what is no matter of chance."""
+    for endpoint in EXACT:
+        if (verdict := gated.verdict(endpoint.name)) is not None:
+            yield f"{endpoint.label}: {WORDS[verdict.state]}, {verdict.why}"
+
+
+def caches_text(gated: Gated) -> str:
+    """Which compiled code there was, and what compiling it or reading it took of a start, where the engines tell: a
+    cache is warm where it is hit."""
+    sides = ((side, [m.resolved.compile_s for m in measurements(gated, side)]) for side in SIDES)
+    told = {side: median(known) for side, values in sides if (known := [s for s in values if s is not None])}
+    if len(told) < len(SIDES):
+        return CACHES[gated.caches]
+    took = " and ".join(figure(told[side], 2) for side in SIDES)
+    return f"{CACHES[gated.caches]}; compiling took {took} s of a start"
+
+
+def outputs_text(gated: Gated) -> str:
+    """Whether both sides give the same tokens; nothing where nobody asked them."""
+    seen = gated.answers
+    if seen is None:
+        return ""
+    asked = f"outputs: the first {seen.tokens} greedy tokens of {counted(seen.requests, 'request')}"
+    unsteady = "" if seen.steady else "; launches of one side differ among themselves"
+    if seen.differs is None:
+        return f"{asked} are the same{unsteady}"
+    at = seen.differs
+    tokens = f"{at.baseline} and {at.candidate}"
+    return f"{asked} differ from token {at.position} of request {at.request} on ({tokens}){unsteady}"
+
+
+def calibration_text(model: str, calibration: Calibration, measured_at: str) -> str:
+    """What gates of a model can find on this runner."""
+    seen, margin = calibration.unchanged, percent(calibration.terms.margin)
+    worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in calibration.worse.items())
+    return (
+        f"{model}, by {calibration.n} pairs of equal sides ({measured_at[:10]}): an unchanged candidate passes in "
+        f"{percent(seen.passed)} and fails in {percent(seen.fail)} of gates, after {seen.pairs:.1f} pairs in the mean; "
+        f"one that is worse by the margin ({margin}, or an endpoint's own) fails: {worse}"
+    )
+
+
+def _sides(gated: Gated) -> Iterator[tuple[Side, str]]:
+    """What each side was, from its first launch that counts."""
+    for side in SIDES if gated.pairs else ():
+        each = gated.pairs[0].launch(side).measurements
+        loads = " and ".join(str(m.load.concurrency) for m in each if isinstance(m.load, ClosedLoop))
+        vllm = each[0].environment.vllm
+        yield side, f"{f'vLLM {vllm}' if vllm else 'no vLLM'}, {engine_words(each[0])}, at {loads} requests in flight"
+
+
+def engine_words(measurement: Measurement) -> str:
+    """What its specification asks for beyond the model: interpreter, limits, variables and arguments."""
+    spec = measurement.spec
+    words = [spec.python] if spec.python else []
+    words += [f"max_num_seqs {spec.max_num_seqs:,}", f"max_num_batched_tokens {spec.max_num_batched_tokens:,}"]
+    words += ["eager"] if spec.enforce_eager else []
+    return ", ".join([*words, *(f"{name}={value}" for name, value in (*spec.env, *spec.extra))])
+
+
+# For others
+
+
+def as_markdown(gates: Sequence[Gated]) -> str:
+    """For the summary of a workflow, or a comment on a pull request."""
+    return "\n".join(line for gated in gates for line in _markdown(gated))
+
+
+def _markdown(gated: Gated) -> Iterator[str]:
+    yield f"### {title(gated)}"
+    yield ""
+    yield from (f"- {side}: {words}" for side, words in _sides(gated))
+    yield f"- {caches_text(gated)}"
+    yield ""
+    yield "| endpoint | better | pairs | candidate / baseline | 95 % | margin | outcome |"
+    yield "|---|---|---:|---:|---|---:|---|"
+    for each in (*gated.gated, *gated.shown):
+        name, better, pairs, ratio, interval, _, _, margin, outcome = row(each, gated=each in gated.gated)
+        yield f"| {name} | {better} | {pairs} | {ratio} | {interval} | {margin} | {outcome} |"
+    yield ""
+    yield "\n\n".join(_exact(gated))
+    yield from ("", outputs) if (outputs := outputs_text(gated)) else ()
+    yield from (f"\nleft out: {why}" for why in gated.dropped)
+    if gated.outcome is State.FAILS and (lines := list(diagnosis_lines(diagnosis(gated)))):
+        yield from ("", "<details><summary>Where the time goes, and what differs</summary>", "", "```")
+        yield from lines
+        yield from ("```", "", "</details>")
+    yield ""
+
+
+def gate_values(gated: Gated) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "model": gated.model,
+        "outcome": WORDS[gated.outcome],
+        "pairs": len(gated.pairs),
+        "left_out": list(gated.dropped),
+        "sides": dict(_sides(gated)),
+        "gated": [as_values(each) for each in gated.gated],
+        "shown": [_shown_values(each) for each in gated.shown],
+        "outputs": None if gated.answers is None else asdict(gated.answers),
+        "caches": gated.caches,
+        **{each.name.replace("-", "_"): _exact_values(gated.verdict(each.name)) for each in EXACT},
+    }
+
+
+def _exact_values(verdict: Verdict | None) -> dict[str, Any] | None:
+    """None where nothing told it. bound: of the ratio."""
+    if verdict is None:
+        return None
+    state, ratio, bound = verdict.state.value, verdict.value, verdict.bound
+    return {"state": state, "ratio": ratio, "bound": bound, "why": verdict.why}
+
+
+def _shown_values(seen: Comparison) -> dict[str, Any]:
+    """Without what only a gated endpoint has."""
+    return {name: value for name, value in as_values(seen).items() if name not in ("outcome", "why", "margin")}

@@ -1,0 +1,1 @@
+"""Reports of single loads and of request rates, as `measure` prints them."""

@@ -1,0 +1,181 @@
+"""What a server made of several rates of requests, each measured by itself or as a step of a ramp: for `measure`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo
+from pytest_slmserve.analysis.metrics.ramp import steps_of
+from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
+from pytest_slmserve.analysis.metrics.summary import summarize
+from pytest_slmserve.analysis.metrics.validity import problems, standing
+from pytest_slmserve.analysis.sweep.peak_goodput import HighestLoad, Peak, highest_load, peak
+from pytest_slmserve.report.loads.single_load import (
+    STRICT,
+    Terms,
+    as_json,
+    asked_of,
+    failed_text,
+    figures_of,
+    good,
+    latencies,
+    told_of,
+)
+from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
+from pytest_slmserve.report.text_table import grid, hanging
+from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import short_hash
+
+COLUMNS = ("requests/s\nasked", "\ndue", "\nsent", "\nserved", "late ms\np99", "tokens\n/s")
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+LEGEND = (
+    "asked, due, sent, served: requests/s of the load, by its schedule in the window, really sent, and by the tokens "
+    "that came. late: sent after it was due. tokens: of output. Latencies are of the requests sent in the window, ITL "
+    "of all gaps between tokens in it."
+)
+GOODPUT = ("requests/s\nasked", "goodput\n/s", "good\n%")
+LEGEND_OF_GOODPUT = (
+    "good: of the requests sent in the window, those that finished within every bound. dropped: that failed, or did "
+    "not end."
+)
+
+
+def open_loop_texts(measurements: Sequence[Measurement], terms: Terms = STRICT) -> Iterator[str]:
+    """Pages on all open loops among these: a ramp by itself, the others with those that differ in their rate alone."""
+    together: dict[str, list[Measurement]] = {}
+    for m in measurements:
+        if isinstance(m.load, OpenLoop):
+            asked = replace(m.workload.spec, requests=1)
+            alike = [m.spec.key, asdict(asked), m.environment.key, _process(m), m.load.settle_s, m.load.window_s]
+            together.setdefault(m.id if m.load.steps else short_hash(alike), []).append(m)
+    for group in together.values():
+        points = sorted(group, key=_rate)
+        yield (ramp_text(points[0], terms) if steps_of(points[0]) else rates_text(points, terms))
+
+
+def rates_text(points: Sequence[Measurement], terms: Terms) -> str:
+    """A page on loads that differ in their rate."""
+    first = points[0].load
+    assert isinstance(first, OpenLoop)
+    judged = f"each judged for {first.window_s:g} s after {first.settle_s:g} s"
+    timing = f"{_process(points[0])}: one load after the other, {judged}"
+    return "\n".join([*asked_of(points[0]), *_told(points), timing, "", *_body(points, terms)])
+
+
+def rates_json(points: Sequence[Measurement], terms: Terms) -> dict[str, Any]:
+    """A point for each rate, and what is found over all of them: null without an SLO."""
+    each = [{"rate": _rate(m), **as_json(m, terms)} for m in points]
+    return {"points": each, **_over_all(points, terms)}
+
+
+def ramp_text(measurement: Measurement, terms: Terms) -> str:
+    """A page on one ramp."""
+    load = measurement.load
+    assert isinstance(load, OpenLoop)
+    timing = f"{load.arrivals}; the first {load.settle_s:g} s of a step are not judged"
+    return "\n".join([*asked_of(measurement), *told_of(measurement), timing, "", *_body(steps_of(measurement), terms)])
+
+
+def ramp_json(measurement: Measurement, terms: Terms) -> dict[str, Any]:
+    """The whole ramp, and the figures of its steps."""
+    steps = steps_of(measurement)
+    each = [
+        {"rate": _rate(m), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1], **figures_of(m, terms)}
+        for m in steps
+    ]
+    return {**as_json(measurement, terms), "steps": each, **_over_all(steps, terms)}
+
+
+def _told(points: Sequence[Measurement]) -> Iterator[str]:
+    """What is so at all rates, then what is of one."""
+    each = [list(told_of(m)) for m in points]
+    common = [text for text in each[0] if all(text in told for told in each)]
+    yield from common
+    for m, told in zip(points, each, strict=True):
+        yield from (f"{_rate(m):g} requests/s: {text}" for text in told if text not in common)
+
+
+def _body(points: Sequence[Measurement], terms: Terms) -> Iterator[str]:
+    """The tables, how to read them, what was found, and what is wrong."""
+    yield _table(points, terms)
+    yield ""
+    yield hanging(LEGEND, 0)
+    if terms.slo:
+        yield ""
+        yield from _goodput(points, terms, terms.slo)
+    yield from _doubts(points, terms)
+
+
+def _table(points: Sequence[Measurement], terms: Terms) -> str:
+    latency = [text for name in LATENCIES for text in (f"{name.upper()} ms\np50", "\np99")]
+    columns = [*COLUMNS, *latency, "\nvalid"]
+    return grid([_row(m, terms) for m in points], columns, ["right"] * (len(columns) - 1) + ["left"])
+
+
+def _row(m: Measurement, terms: Terms) -> list[str]:
+    delay, seen = delay_of(m.run), latencies(m)
+    invalid, degraded = standing(m, terms.failed_share)
+    served, sent = summarize(m), [delay.requested_per_s, delay.achieved_per_s] if delay else [None, None]
+    row = [f"{_rate(m):g}", *(figure(rate, 4) for rate in (*sent, served.requests_per_s))]
+    row += [milliseconds(delay.p99_s if delay else None), figure(served.output_tokens_per_s, 4)]
+    row += [milliseconds(value) for name in LATENCIES for value in (seen[name].p50, seen[name].p99)]
+    return [*row, "NO" if invalid else "degraded" if degraded else "yes"]
+
+
+def _goodput(points: Sequence[Measurement], terms: Terms, slo: Slo) -> Iterator[str]:
+    columns = [*GOODPUT, *(f"{name}\n%" for name in slo.bounds), "\ndropped"]
+    served = [(m, found) for m in points if (found := good(m, slo))]
+    yield f"good: {slo}"
+    yield grid([_goodput_row(m, found) for m, found in served], columns, ["right"] * len(columns))
+    best, highest = found_in(points, terms)
+    yield from (hanging(each.why, 2) for each in (best, highest) if each)
+    if best is None:
+        yield "no rate has a valid measurement: nothing can be said of where goodput peaks"
+    yield hanging(LEGEND_OF_GOODPUT, 0)
+
+
+def _goodput_row(m: Measurement, found: Goodput) -> list[str]:
+    shares = [found.attainment, *(share for _, share in found.by_slo)]
+    return [f"{_rate(m):g}", figure(found.per_s, 4), *map(hundredths, shares), f"{found.dropped}"]
+
+
+def found_in(points: Sequence[Measurement], terms: Terms) -> tuple[Peak | None, HighestLoad | None]:
+    """Where goodput peaks, and up to which rate enough requests are good, by the valid points."""
+    stands = [(m, not problems(m, terms.failed_share)) for m in points]
+    valid = [(m, served) for m, stand in stands if stand and (served := good(m, terms.slo))]
+    invalid = [_rate(m) for m, stand in stands if not stand]
+    best = peak([(_rate(m), served.per_s) for m, served in valid], invalid)
+    attained = [(_rate(m), served.attainment) for m, served in valid if served.attainment is not None]
+    return best, highest_load(attained, terms.attainment, invalid)
+
+
+def _over_all(points: Sequence[Measurement], terms: Terms) -> Mapping[str, Any]:
+    best, highest = found_in(points, terms) if terms.slo else (None, None)
+    return {
+        "peak": best and {**asdict(best), "bracketed": best.bracketed, "why": best.why},
+        "highest_load": highest and {**asdict(highest), "why": highest.why},
+    }
+
+
+def _doubts(points: Sequence[Measurement], terms: Terms) -> list[str]:
+    lines = [f"failed: {_rate(m):g} requests/s: {failed_text(m)}" for m in points if m.run.failures]
+    for m in points:
+        invalid, degraded = standing(m, terms.failed_share)
+        lines += [f"INVALID: {_rate(m):g} requests/s: {text}" for text in invalid]
+        lines += [f"degraded: {_rate(m):g} requests/s: {text}" for text in degraded]
+    return ["", *(hanging(line, 2) for line in lines)] if lines else []
+
+
+def _process(m: Measurement) -> str:
+    """What the arrivals of loads have in common that differ in their rate: "gamma 1"."""
+    assert isinstance(m.load, OpenLoop)
+    return m.load.arrivals.partition(",")[0]
+
+
+def _rate(m: Measurement) -> float:
+    """Of the load as it was asked for: the schedule's own rate is chance's."""
+    assert isinstance(m.load, OpenLoop)
+    return m.load.rate

@@ -1,0 +1,233 @@
+"""What one load on one server found, as a page of text or an object: for `measure`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from tabulate import tabulate
+
+from pytest_slmserve.analysis.metrics.client_queueing import held_back
+from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
+from pytest_slmserve.analysis.metrics.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
+from pytest_slmserve.analysis.metrics.prefix_cache import cached
+from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
+from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
+from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, standing
+from pytest_slmserve.analysis.metrics.window import prompt_tokens_per_s
+from pytest_slmserve.analysis.points.job_points import summary_of
+from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
+from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
+from pytest_slmserve.schema.loads import ClosedLoop, Job, OpenLoop, load_facts
+from pytest_slmserve.schema.records import Measurement
+
+COLUMNS = ("mean", "p50", "p90", "p95", "p99")
+FIGURES = ("batch", "requests_per_s", "output_tokens_per_s", "kv_usage")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """By what loads are judged. slo: None is no goodput. attainment: the share of good requests that is enough.
+    failed_share: of requests, that may fail without making a measurement invalid."""
+
+    slo: Slo | None = None
+    attainment: float = ATTAINMENT
+    failed_share: float = FAILED_SHARE
+
+
+CHUNK = 0.05  # tokens: a busy server now and then sends two at once, and an end of text may have no chunk
+STRICT = Terms()
+
+
+def latencies(measurement: Measurement) -> dict[str, Percentiles]:
+    """By name, in seconds; ITL of the gaps in the window."""
+    seen, stream = latencies_of(measurement), measurement.run.stream
+    found = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2e": seen.e2e_s, "normalized": seen.normalized_latency_s}
+    return found | ({"itl": gap_percentiles(gap_histogram(stream.gaps))} if stream else {})
+
+
+def good(measurement: Measurement, slo: Slo | None) -> Goodput | None:
+    return goodput_of(measurement, slo) if slo else None
+
+
+def failed_text(measurement: Measurement) -> str:
+    """ "3 failed (HTTP 503: 2, timeout: 1)" """
+    run = measurement.run
+    kinds = Counter(run.failed.kind if run.failed else ())
+    each = ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())
+    return f"{run.failures} failed{f' ({each})' if each else ''}"
+
+
+def as_json(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
+    """What was asked of whom, and the figures."""
+    stream = measurement.run.stream
+    return {
+        "id": measurement.id,
+        "model": measurement.spec.model,
+        "door": measurement.spec.door,
+        "url": measurement.spec.url,
+        "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
+        "load": load_facts(measurement.load),
+        **figures_of(measurement, terms),
+        "tokens_per_chunk": stream and stream.tokens_per_chunk,
+        "client_cpu_s": stream and stream.cpu_s,
+        "salt": stream and stream.salt,
+        "not_asked_for": list(stream.without) if stream else [],
+    }
+
+
+def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
+    """Seconds, tokens and ratios of 1; null is not measured."""
+    invalid, degraded = standing(measurement, terms.failed_share)
+    run, seen, summary = measurement.run, latencies_of(measurement), asdict(summary_of(measurement))
+    delay, served, from_cache = delay_of(measurement.run), good(measurement, terms.slo), cached(run)
+    held = held_back(run)
+    return {
+        "valid": not invalid,
+        "problems": [*invalid, *degraded],
+        "requests": seen.requests,
+        "unfinished": seen.unfinished,
+        "failures": run.failures,
+        "failed": Counter(run.failed.kind) if run.failed else None,
+        "first_failure": run.first_failure,
+        "window_s": run.window_s[1] - run.window_s[0],
+        **{name: summary[name] for name in FIGURES},
+        "prompt_tokens_per_s": prompt_tokens_per_s(run),
+        "latency_s": {name: asdict(each) for name, each in latencies(measurement).items()},
+        "cached_prompt_share": from_cache and from_cache.share,
+        "schedule_delay": delay and asdict(delay),
+        "held_back": held and asdict(held),
+        "goodput": served and {**asdict(served), "slo": str(served.slo)},
+    }
+
+
+def as_text(measurement: Measurement, terms: Terms = STRICT) -> str:
+    """A head, a table of latencies, what was good, and what is wrong."""
+    told = [_served(served)] if (served := good(measurement, terms.slo)) else []
+    return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement, terms)])
+
+
+def _load(m: Measurement) -> str:
+    """What was put on the server, and, where there was a schedule, how the client kept it."""
+    delay = delay_of(m.run)
+    late = f", late by {milliseconds(delay.p99_s)} ms (p99) at most" if delay else ""
+    match m.load:
+        case OpenLoop(arrivals=arrivals) if delay:
+            sent = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
+            return f"{arrivals}: {sent}{late}"
+        case Job(requests=requests, rate=rate, seed=seed):
+            came = "at once" if rate is None else f"at {rate:g}/s, seed {seed}"
+            return f"{requests:,} requests {came}{m.load.further}{late}"
+        case ClosedLoop(concurrency=users, requests=requests):
+            return f"{users:,} users, {'a steady window' if requests is None else f'{requests:,} requests'}"
+    return m.load.kind
+
+
+def _held_back(m: Measurement) -> Iterator[str]:
+    """Who waited before a server heard of it."""
+    if held := held_back(m.run):
+        yield (
+            f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
+            f"{figure(held.p99_s)} s (p99), which is no part of their latencies"
+        )
+
+
+def asked_of(m: Measurement) -> Iterator[str]:
+    """Who was asked, and for how much."""
+    prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
+    yield f"{m.spec.model} at {m.spec.url or f'the {m.spec.door} door'}"
+    source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
+    yield f"{prompt:,.4g} prompt and {output:,.4g} output tokens asked for in the mean{source}"
+
+
+def told_of(m: Measurement) -> Iterator[str]:
+    """What else its server was asked for, what it did otherwise than was asked, and what it does not tell."""
+    for say in (further, without, _ended_early, chunks, _cached):
+        yield from say(m)
+
+
+def _head(m: Measurement) -> Iterator[str]:
+    figures, seen, (opened, closed) = summary_of(m), latencies_of(m), m.run.window_s
+    yield from asked_of(m)
+    yield from told_of(m)
+    yield _load(m)
+    yield from _held_back(m)
+    prompts = figure(prompt_tokens_per_s(m.run), 4)
+    tokens = f"{figure(figures.output_tokens_per_s, 4)} output and {prompts} prompt tokens/s"
+    yield f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s"
+    yield f"{figure(figures.batch, 4)} requests in flight"
+    which = "sent in the window" if isinstance(m.load, OpenLoop) else "ended in the window"
+    yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {failed_text(m)}"
+
+
+def counted_loop_texts(measurements: Sequence[Measurement], terms: Terms = STRICT) -> Iterator[str]:
+    """Pages on endpoints' closed loops of so many requests: each by itself, for they are no points of a sweep."""
+    for m in measurements:
+        if m.spec.door == "endpoint" and m.alone and isinstance(m.load, ClosedLoop) and m.load.requests is not None:
+            yield as_text(m, terms)
+
+
+def further(m: Measurement) -> Iterator[str]:
+    """Fields of its requests that are not ours."""
+    if m.spec.door == "endpoint" and m.spec.extra:
+        yield f"each request with {', '.join(f'{name}: {value}' for name, value in m.spec.extra)}"
+
+
+def without(m: Measurement) -> Iterator[str]:
+    """What its server did not let us ask for."""
+    if m.run.stream and m.run.stream.without:
+        yield f"asked without {', '.join(m.run.stream.without)}, which this server refuses"
+
+
+def chunks(m: Measurement) -> Iterator[str]:
+    """How its tokens were counted, where a chunk is not one by the server's own count."""
+    stream = m.run.stream
+    if stream is None or not any(m.run.samples.finished):
+        return
+    if (each := stream.tokens_per_chunk) is None:
+        yield "the server does not say how many tokens it sent: each chunk counts as one"
+    elif abs(each - 1) > CHUNK:
+        yield f"{each:.2f} tokens came in a chunk, in the mean: ITL is between chunks"
+
+
+def _cached(m: Measurement) -> Iterator[str]:
+    """Where the prompts came from, as far as is known."""
+    seen, stream = cached(m.run), m.run.stream
+    own = "no prompt begins like another's" if stream and stream.salt else "prompts as the seed or the file has them"
+    if seen is None:
+        yield f"{own}; how much of them a prefix cache served is not told"
+    else:
+        yield f"{own}; {hundredths(seen.share)} % of their tokens came from a prefix cache, {seen.told_by}"
+
+
+def _ended_early(m: Measurement) -> Iterator[str]:
+    """Of a request of known length, fewer tokens than were asked for."""
+    asked, came = m.workload.spec.output_tokens, finished_output_tokens(m.run)
+    early = sum(tokens < asked for tokens in came) if asked else 0
+    if early:
+        yield f"{early} of {len(came)} requests ended early, {fmean(came):,.4g} output tokens in the mean"
+
+
+def _table(found: dict[str, Percentiles]) -> str:
+    rows = [
+        [name.upper() if len(name) < 5 else "E2E/token", *(milliseconds(getattr(each, column)) for column in COLUMNS)]
+        for name, each in found.items()
+    ]
+    text: str = tabulate(rows, ["ms", *COLUMNS], disable_numparse=True, colalign=("left", *["right"] * len(COLUMNS)))
+    return text
+
+
+def _served(found: Goodput) -> str:
+    each = ", ".join(f"{name} {hundredths(share)} %" for name, share in found.by_slo)
+    share = f"{hundredths(found.attainment)} % of {found.requests} requests are good ({each})"
+    return f"\ngoodput {figure(found.per_s, 4)} requests/s within {found.slo}: {share}, {found.dropped} dropped"
+
+
+def _doubts(m: Measurement, terms: Terms) -> list[str]:
+    invalid, degraded = standing(m, terms.failed_share)
+    lines = [f"INVALID: {text}" for text in invalid] + [f"degraded: {text}" for text in degraded]
+    return ["", *lines] if lines else []

@@ -1,0 +1,1 @@
+"""Tables of a run, one module for each kind of row."""

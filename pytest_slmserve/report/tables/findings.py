@@ -1,0 +1,229 @@
+"""What a sweep shows, one line each: plateau, Pareto front, saturation law, roofline, and how far to trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, regime
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.sweep.curve import MARGIN, Curve, obstacle
+from pytest_slmserve.analysis.sweep.gains import Gain
+from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.saturation import Fit, fit, fixed_s_from_shapes
+from pytest_slmserve.report.numbers import ABSENT, between, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import TooFewPoints
+
+UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
+FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue
+FED = 0.75  # of what was sent; a request's way in and out takes a few per cent of its life
+
+
+def served_on(where: Environment | None) -> str:
+    """The device, and the release of vLLM."""
+    device = where and (where.url or where.gpu_name or where.cpu or where.backend)
+    vllm = f", vLLM {where.vllm}" if where and where.vllm else ""
+    return f"{device or 'unknown device'}{vllm}"
+
+
+def hosts(curve: Curve) -> int:
+    """Number of known hosts that the valid points were measured on, 0 where none was noted."""
+    return len({m.environment.host for m in curve.trusted} - {None})
+
+
+def spread(point: Point) -> float | None:
+    """Largest less smallest of the repeats' output tokens/s, over their mean; None for a single one."""
+    if len(point.repeats) < 2:
+        return None
+    return (max(point.repeats) - min(point.repeats)) / fmean(point.repeats)
+
+
+def findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, str]]:
+    """Pairs of what is looked at and what was found. tolerance: gain per doubling below which throughput is flat."""
+    work, peaks = work_of_curve(curve), peaks_of_curve(curve)
+    yield "plateau", _plateau(curve, tolerance)
+    if curve.valid:
+        yield "most tokens/s", _best(curve)
+    yield "Pareto-optimal", _front(curve)
+    yield from _law(curve, work, peaks)
+    yield "roofline", _roofline(curve, peaks)
+    if work and peaks:
+        yield "regime", _regime(work, peaks)
+    if seen := _decoding(curve):
+        yield "decoding", seen
+    yield "Little's law", _little(curve)
+    if young := _unsettled(curve):
+        yield "latency", young
+    if outside := _outside_the_engine(curve):
+        yield "front end", outside
+    yield "repeats", _agreement(curve)
+
+
+def _plateau(curve: Curve, tolerance: float) -> str:
+    gains, flat = curve.gains(), curve.plateau(tolerance)
+    if not gains:
+        return f"{ABSENT} (two valid points are needed)"
+    reason = obstacle(curve)
+    certain = "" if reason is None else f"; not certain: {reason}"
+    past = f"past it a doubling gains less than {percent(tolerance)}"
+    dip = _flat_for_a_while(gains, tolerance)
+    if flat.value is None:
+        chance = "" if not flat.known or flat.low is None else f", so it may be from {flat.low} in flight on"
+        return f"not reached: {_gain_text(gains[-1])}{chance}{dip}{certain}"
+    high = "not reached" if flat.high is None else flat.high
+    interval = f" (95 %: {flat.low} to {high})" if flat.known else ""
+    return f"from {flat.value} in flight{interval}: {past}{dip}{certain}"
+
+
+def _gain_text(last: Gain) -> str:
+    return f"the last doubling ({last.start} to {last.end}) still gains {percent(last.value)}{between(last, 100, ' %')}"
+
+
+def _flat_for_a_while(gains: Sequence[Gain], tolerance: float) -> str:
+    """A stretch that looks like a plateau, were it not for what follows."""
+    found = next(((a, b) for a, b in pairwise(gains) if a.value < tolerance <= b.value), None)
+    if found is None:
+        return ""
+    flat, again = found
+    return (
+        f"; it is flat from {flat.start} to {flat.end} ({percent(flat.value)}), "
+        f"but gains {percent(again.value)} again from {again.start} to {again.end}"
+    )
+
+
+def _best(curve: Curve) -> str:
+    """The largest mean, and what the largest load has less."""
+    best, last = max(curve.valid, key=lambda p: fmean(p.repeats)), curve.valid[-1]
+    text = f"{figure(fmean(best.repeats), 4)} at {best.concurrency} in flight"
+    if best is last:
+        return f"{text}, the largest load {'that fits' if curve.cut else 'measured: more is not excluded'}"
+    less = 1 - fmean(last.repeats) / fmean(best.repeats)
+    falls = f"has {percent(less)} less" if less > MARGIN else "has about the same"
+    return f"{text}; {last.concurrency} in flight {falls}"
+
+
+def _front(curve: Curve) -> str:
+    front = [point.concurrency for point in curve.pareto_front()]
+    if not front:
+        return ABSENT
+    which = "all points" if len(front) == len(curve.valid) > 1 else f"{listed(front)} in flight"
+    return f"{which} (by mean tokens/s and mean E2E, whatever the noise)"
+
+
+def _law(curve: Curve, work: Work | None, peaks: Peaks | None) -> Iterator[tuple[str, str]]:
+    try:
+        law = fit(curve.points)
+    except TooFewPoints as error:
+        yield "saturation law", f"not fitted: {error.problem}"
+        return
+    errors = f"off by {percent(law.error_mean)} in the mean, {percent(law.error_max)} at most"
+    if not law.describes:
+        yield "saturation law", f"T(B) = T_inf B/(B + b_half) does not describe this curve: at its best {errors}"
+        return
+    numbers = f"T_inf {figure(law.t_inf.value)} tokens/s, b_half {figure(law.b_half.value)} sequences"
+    yield "saturation law", f"T(B) = T_inf B/(B + b_half): {numbers}{between(law.b_half)}; {errors}"
+    yield "fixed part", _fixed_part(law, work, peaks)
+
+
+def _fixed_part(law: Fit, work: Work | None, peaks: Peaks | None) -> str:
+    """The part of a step that no batch changes, against the time to read the weights."""
+    seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
+    if work is None:
+        return f"{seen}; the model's shape is unknown, so it cannot be split into weights and host"
+    shapes = f"b_half from shapes is {figure(work.b_half)} sequences"
+    if peaks is None:
+        return f"{seen}; {shapes}; no data sheet for this device, so it cannot be split into weights and host"
+    reading = fixed_s_from_shapes(work, peaks)
+    against = f"{milliseconds(reading)} ms to read the weights at {figure(peaks.bytes_per_s / 1e9, 4)} GB/s ({shapes})"
+    return f"{seen}, {against}: {_host(law, reading)}"
+
+
+def _host(law: Fit, reading_s: float) -> str:
+    """One plain sentence on what the difference is."""
+    more = law.fixed_s.value - reading_s
+    if more <= 0 or (law.fixed_s.low is not None and law.fixed_s.low <= reading_s):
+        return "no time is left for the host that this fit could tell from noise"
+    return f"the other {milliseconds(more)} ms is the host, the launching of kernels, and memory below its data sheet"
+
+
+def _roofline(curve: Curve, peaks: Peaks | None) -> str:
+    shares = [(p.roofline_fraction, p.concurrency) for p in curve.valid if p.roofline_fraction is not None]
+    if not shares:
+        return ABSENT if peaks else f"{ABSENT} (no data sheet for this device)"
+    share, where = max(shares)
+    return f"at most {percent(share)} of what the data sheet allows, at {where} in flight"
+
+
+def _regime(work: Work, peaks: Peaks) -> str:
+    seen = regime(work, peaks)
+    return (
+        f"{seen.bound}-bound by shapes: decoding tends to {figure(seen.intensity)} FLOP/byte as the batch grows, "
+        f"the ridge of {peaks.family} is {figure(seen.ridge)}"
+    )
+
+
+def _decoding(curve: Curve) -> str:
+    """The counters while no prompt was processed. Empty where that is not known of the largest load: of small ones
+    alone it would lead astray."""
+    seen = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
+    if not seen or seen[-1] is not curve.valid[-1]:
+        return ""
+    dram, tensor = (", ".join(hundredths(getattr(p, name)) for p in seen) for name in ("decode_dram", "decode_tensor"))
+    return (
+        f"while no prompt is processed, DRAM is active {dram} % of the time, the tensor cores {tensor} %, "
+        f"at {listed(p.concurrency for p in seen)} in flight"
+    )
+
+
+def _little(curve: Curve) -> str:
+    seen = [(p.little, p.concurrency) for p in curve.valid if p.little is not None]
+    if not seen:
+        return ABSENT
+    worst, where = max(seen, key=lambda pair: abs(pair[0]))
+    return f"requests' own intervals and step trace at most {percent(abs(worst))} apart, at {where} in flight"
+
+
+def _unsettled(curve: Curve) -> str | None:
+    """Where requests/s x mean E2E is not the batch: E2E looks back over a whole request, the batch does not."""
+    seen = [
+        (p.requests_per_s * p.e2e_s / p.batch - 1, p.concurrency)
+        for p in curve.valid
+        if p.requests_per_s is not None and p.e2e_s is not None and p.batch
+    ]
+    off, where = min(seen, default=(0.0, 0))
+    if off > -UNSETTLED:
+        return None
+    settled = "" if curve.load is None else f" (the load had settled for {curve.load.settle_lifetimes:g} lifetimes)"
+    return (
+        f"requests/s x mean E2E is up to {percent(-off)} less than the batch (at {where} in flight): requests that "
+        f"ended in the window were sent under a smaller load, so their E2E and TTFT are too low{settled}"
+    )
+
+
+def _outside_the_engine(curve: Curve) -> str | None:
+    """Where an engine holds much less than was sent to its server, though it has room: the server is the limit."""
+    if curve.spec is None or curve.spec.door != "server":
+        return None
+    room = curve.spec.max_num_seqs
+    held = [(p.batch, p.concurrency) for p in curve.valid if p.batch is not None and (p.kv_usage or 0.0) < FULL]
+    batch, sent = min(held, key=lambda pair: pair[0] / min(pair[1], room), default=(1.0, 1))
+    if batch > FED * min(sent, room):
+        return None
+    return (
+        f"at {sent} in flight the engine holds {figure(batch, 3)} in the mean, though it has room: the others are on "
+        "their way through the server's one front end; --slm-engine-arg api_server_count=4 starts several"
+    )
+
+
+def _agreement(curve: Curve) -> str:
+    seen = [(share, p.concurrency) for p in curve.valid if (share := spread(p)) is not None]
+    if not seen:
+        return f"{ABSENT} (no point has two valid ones)"
+    worst, where = max(seen)
+    middle = median(share for share, _ in seen)
+    text = f"differ by {percent(middle)} in the median, {percent(worst)} at most (at {where} in flight)"
+    several = hosts(curve)
+    return f"{text}; {counted(several, 'host')} took part, whose difference is in it" if several > 1 else text

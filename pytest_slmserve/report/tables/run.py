@@ -1,0 +1,316 @@
+"""The text at the end of a run, and of `python -m pytest_slmserve report`: the same for both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Literal
+
+from pytest_slmserve.analysis.claims.claim import Row
+from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.metrics.goodput import Slo
+from pytest_slmserve.analysis.points.job_points import JobPoint
+from pytest_slmserve.analysis.points.replica_points import SharedPoint
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve
+from pytest_slmserve.analysis.sweep.labels import front_ends, labels
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.report.loads.single_load import chunks, further, without
+from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.tables.adaptive_notes import amount, remark
+from pytest_slmserve.report.tables.findings import findings, hosts, spread
+from pytest_slmserve.report.tables.goodput import slo_report
+from pytest_slmserve.report.tables.http_overhead import doors_report
+from pytest_slmserve.report.tables.jobs import job_report
+from pytest_slmserve.report.tables.replicas import replica_report
+from pytest_slmserve.report.tables.sensors import energy_report, legend, sensor_table
+from pytest_slmserve.report.tables.several_gpus import gpus_report
+from pytest_slmserve.report.tables.valid_column import standing
+from pytest_slmserve.report.text_table import grid, hanging, named
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.records import Resolved
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.workloads import WorkloadReference
+
+Judged = tuple[Verdict, Row | None]
+Colour = Literal["green", "red", "yellow"]
+Outcome = Literal["as expected", "unexpected", "undecided"]
+
+STATES = len("fails, as expected")
+COLUMNS = (
+    "in\nflight",
+    "\nbatch",
+    "requests\n/s",
+    "tokens\n/s",
+    "spread\n%",
+    "E2E s\nmean",
+    "\np50",
+    "\np99",
+    "ms/\ntoken",
+    "TTFT\nms",
+    "TPOT\nms",
+    "step\nms",
+    "gain\n%",
+    "roof-\nline %",
+    "\nPareto",
+    "\nvalid",
+)
+LEGEND = (
+    "batch: sequences that a step really held (requests in flight, where a server does not tell its steps). tokens: of "
+    "output.\nspread: largest less smallest repeat, over the mean. ms/token: E2E over output tokens. gain: of tokens/s "
+    "since the row\nabove, per doubling of the load. roofline: share of what the data sheet allows at this batch. "
+    "-: not measured."
+)
+
+
+def sweep_report(curve: Curve, *, tolerance: float = TOLERANCE, slo: Slo | None = None) -> str:
+    """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat.
+    slo: adds how many requests met it."""
+    further = [sensor_table(curve), slo_report(curve, slo) if slo else ""]
+    lines = [*heading(curve), "", point_table(curve), *remarks(curve)]
+    lines += [line for table in further if table for line in ("", table)] + [""]
+    return "\n".join([*lines, named(list(findings(curve, tolerance)))])
+
+
+def run_lines(
+    curves: Sequence[Curve],
+    judged: Sequence[Judged],
+    *,
+    shared: Sequence[SharedPoint] = (),
+    jobs: Sequence[JobPoint] = (),
+    strict: bool = False,
+    slo: Slo | None = None,
+) -> Iterator[tuple[str, Colour | None]]:
+    """All there is to say at the end of a run: sweeps, how to read them, verdicts. Pieces of text with a colour."""
+    tolerances = {v.subject: row.parameters["tolerance"] for v, row in judged if row and v.claim == PLATEAU}
+    labelled = [pair for pair in zip(curves, labels(curves), strict=True) if _is_of_a_sweep(pair[0])]
+    for curve, label in labelled:
+        tolerance = tolerances.get(label) or tolerances.get(curve.subject, TOLERANCE)
+        yield f"{sweep_report(curve, tolerance=tolerance, slo=slo)}\n", None
+    if labelled:
+        yield f"{LEGEND}\n", None
+    if read := legend(curves):
+        yield f"{hanging(read, 0)}\n", None
+    for text in replica_report(curves, shared):
+        yield f"{text}\n", None
+    for text in gpus_report(curves):
+        yield f"{text}\n", None
+    for text in doors_report(curves):
+        yield f"{text}\n", None
+    for text in job_report(jobs):
+        yield f"{text}\n", None
+    for text in energy_report(curves):
+        yield f"{text}\n", None
+    if judged:
+        yield from verdict_lines(judged, strict=strict)
+
+
+def _is_of_a_sweep(curve: Curve) -> bool:
+    """One that has nothing but an engine alone, to compare replicas with, stands in their table."""
+    return bool(curve.points) or not curve.alone
+
+
+# Heading
+
+
+def heading(curve: Curve) -> Iterator[str]:
+    """What was measured, on what, how often."""
+    spec, where = curve.spec, curve.environment
+    if spec is None or where is None:
+        yield f"{curve.subject}: nothing was measured"
+        return
+    if spec.door == "endpoint":
+        yield f"{curve.subject} at {spec.url}, endpoint door"
+        if first := curve.first:
+            yield from (f"  {text}" for text in (*further(first), *without(first), *chunks(first)))
+    else:
+        several = f"{spec.tensor_parallel} x " if spec.tensor_parallel > 1 and spec.backend == "cuda" else ""
+        yield f"{curve.subject} on {several}{where.title}"
+        yield f"  {_engine(spec, where, curve.resolved)}"
+    if curve.workload:
+        yield hanging(f"  workload: {workload_text(curve.workload)}", 4)
+    if curve.load:
+        yield f"  load: {load_text(curve.load)}"
+    if spec.door != "endpoint":
+        yield hanging(f"  engine: {_limits(spec, curve.resolved)}{_capacity(curve)}", 4)
+    yield f"  measured: {_amount(curve)}"
+
+
+def _engine(spec: EngineSpec, where: Environment, resolved: Sequence[Resolved]) -> str:
+    vllm = "no vLLM" if spec.backend == "fake" else f"vLLM {where.vllm or ABSENT}"
+    dtype = next((r.dtype for r in resolved if r.dtype), spec.dtype)
+    return f"{vllm}, {spec.door} door{front_ends(spec)}, {dtype}, {spec.weights} weights"
+
+
+def workload_text(workload: WorkloadReference) -> str:
+    """ "512/256 tokens, 1,024 requests, synthetic token ids, hash 0123456789ab" """
+    spec = workload.spec
+    fixed = spec.prompt_tokens is not None
+    natural = f"natural lengths, {workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f} tokens in the mean"
+    lengths = f"{spec.prompt_tokens}/{spec.output_tokens} tokens" if fixed else natural
+    return f"{lengths}, {workload.requests:,} requests, {workload.source}, hash {workload.hash}"
+
+
+def load_in_short(load: Load) -> str:
+    """ "8 in flight", "10 requests/s", "20 at once" """
+    match load:
+        case ClosedLoop():
+            return f"{load.concurrency} in flight"
+        case OpenLoop():
+            return f"{load.rate:g} requests/s"
+        case Job():
+            return (
+                f"{load.requests} requests, {'all at once' if load.rate is None else f'{load.rate:g}/s'}{load.further}"
+            )
+        case _:
+            return f"{load.requests} at once"
+
+
+def load_text(load: ClosedLoop) -> str:
+    """ "closed loop, starts spread, window 5 s after settling for 1 lifetime of a request" """
+    settled = f"{load.settle_lifetimes:g} lifetime{'' if load.settle_lifetimes == 1 else 's'}"
+    return f"closed loop, starts {load.starts}, window {load.window_s:g} s after settling for {settled} of a request"
+
+
+def _limits(spec: EngineSpec, resolved: Sequence[Resolved]) -> str:
+    """As the engines report them; several values where launches differ."""
+
+    def each(name: str) -> str:
+        values = {getattr(r, name) for r in resolved}
+        return " or ".join(sorted(ABSENT if v is None else f"{v:,}" if isinstance(v, int) else str(v) for v in values))
+
+    if not resolved:
+        return f"max_num_seqs {spec.max_num_seqs:,} asked for"
+    return (
+        f"max_num_seqs {each('max_num_seqs')}, max_num_batched_tokens {each('max_num_batched_tokens')}, "
+        f"KV {each('kv_blocks')} blocks x {each('block_size')} tokens, attention {each('attention_backend')}, "
+        f"event loop {each('event_loop')}"
+    )
+
+
+def _capacity(curve: Curve) -> str:
+    if curve.kv_capacity is None or curve.workload is None:
+        return ""
+    return f"; room for {curve.kv_capacity:,} requests of {curve.workload.longest:,} tokens"
+
+
+def _amount(curve: Curve) -> str:
+    """Points, repeats, launches, and hosts where known."""
+    repeats = sorted({len(p.repeats) for p in curve.valid})
+    each = "no valid repeat" if not repeats else f"{repeats[0]} to {counted(repeats[-1], 'repeat')} each"
+    if len(repeats) == 1:
+        each = f"{counted(repeats[0], 'repeat')} each"
+    launches = counted(len({m.launch for m in curve.trusted}), "launch")
+    on_hosts = f", {counted(known, 'host')}" if (known := hosts(curve)) else ""
+    return f"{amount(curve)}, {each}, {launches}{on_hosts}"
+
+
+# Table
+
+
+def point_table(curve: Curve) -> str:
+    """One row per point, valid or not."""
+    gains = {gain.end: gain.value for gain in curve.gains()}
+    front = {point.concurrency for point in curve.pareto_front()}
+    rows = [_row(p, gains.get(p.concurrency), p.concurrency in front) for p in curve.points]
+    sides = ("right",) * (len(COLUMNS) - 2) + ("center", "left")
+    return grid(rows, COLUMNS, sides)
+
+
+def _row(point: Point, gain: float | None, optimal: bool) -> tuple[str, ...]:
+    return (
+        str(point.concurrency),
+        figure(point.batch, 4),
+        figure(point.requests_per_s, 4),
+        figure(point.output_tokens_per_s, 4),
+        hundredths(spread(point)),
+        figure(point.e2e_s),
+        figure(point.e2e_p50_s),
+        figure(point.e2e_p99_s),
+        milliseconds(point.normalized_latency_s),
+        milliseconds(point.ttft_s),
+        milliseconds(point.tpot_s),
+        milliseconds(point.step_s),
+        hundredths(gain, signed=True),
+        hundredths(point.roofline_fraction),
+        "*" if optimal else "",
+        standing(point),
+    )
+
+
+def remarks(curve: Curve) -> Iterator[str]:
+    """What the table does not show, and why."""
+    for reason in dict.fromkeys(why for _, why in curve.cut):
+        loads = listed(concurrency for concurrency, why in curve.cut if why == reason)
+        yield hanging(f"cut: {loads} in flight: {reason}", 2)
+    if unneeded := remark(curve):
+        yield hanging(unneeded, 2)
+    if curve.missing:
+        yield hanging(f"not measured, though planned: {listed(curve.missing)} in flight", 2)
+    for point in curve.points:
+        if point.left_out or not point.valid:
+            kind = "left out" if point.valid else "INVALID"
+            seen = f"{len(point.repeats)} of {len(point.repeats) + point.left_out} measurements are used"
+            yield hanging(f"{kind}: {point.concurrency} in flight: {': '.join([seen, *_joined(point.problems)])}", 2)
+        if point.degraded:
+            yield hanging(f"degraded: {point.concurrency} in flight: {'; '.join(point.degraded)}", 2)
+
+
+def _joined(reasons: Sequence[str]) -> list[str]:
+    return ["; ".join(reasons)] if reasons else []
+
+
+# Verdicts
+
+
+def outcome(verdict: Verdict, row: Row | None, *, strict: bool = False) -> Outcome:
+    """Against what was expected: that a claim holds, unless its row knows better. strict: always that it holds."""
+    expected = State.FAILS if row is not None and row.expected == "fails" and not strict else State.HOLDS
+    if verdict.state is State.UNDECIDED:
+        return "undecided"
+    return "as expected" if verdict.state is expected else "unexpected"
+
+
+def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator[tuple[str, Colour | None]]:
+    """A line per judged claim, grouped by claim, and how many of each kind there are; each with its colour."""
+    order = {claim.name: number for number, claim in enumerate(CLAIMS)}
+    pairs = sorted(judged, key=lambda pair: order.get(pair[0].claim, len(order)))
+    width = max((len(v.subject) for v, _ in pairs), default=0)
+    for claim, group in groupby(pairs, key=lambda pair: pair[0].claim):
+        statement = next((c.statement for c in CLAIMS if c.name == claim), "")
+        yield f"{claim}: {statement}".rstrip(": "), None
+        for verdict, row in group:
+            line = hanging(_verdict_line(verdict, row, width, strict), 6 + STATES + width)
+            yield line, _colour(outcome(verdict, row, strict=strict))
+    yield _tally([outcome(verdict, row, strict=strict) for verdict, row in pairs]), None
+
+
+def _verdict_line(verdict: Verdict, row: Row | None, width: int, strict: bool) -> str:
+    match outcome(verdict, row, strict=strict):
+        case "undecided":
+            state = "undecided"
+        case "as expected":
+            state = "holds" if verdict.state is State.HOLDS else "fails, as expected"
+        case "unexpected":
+            state = "FAILS" if verdict.state is State.FAILS else "HOLDS, UNEXPECTED"
+    line = f"  {state:<{STATES}}  {verdict.subject:<{width}}  {verdict.why}"
+    if not state.isupper() or row is None or not row.evidence:
+        return line
+    return f"{line}; the claims table expects that it {row.expected}: {row.evidence}"
+
+
+def _colour(seen: Outcome) -> Colour:
+    match seen:
+        case "as expected":
+            return "green"
+        case "unexpected":
+            return "red"
+        case "undecided":
+            return "yellow"
+
+
+def _tally(seen: Sequence[Outcome]) -> str:
+    kinds: tuple[Outcome, ...] = ("as expected", "unexpected", "undecided")
+    counts = [f"{seen.count(kind)} {kind}" for kind in kinds if kind in seen]
+    return f"{counted(len(seen), 'verdict')}: {', '.join(counts)}" if seen else "no claim was judged"

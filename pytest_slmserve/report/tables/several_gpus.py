@@ -1,0 +1,180 @@
+"""Several GPUs and one model: a row for each way to deploy it, under the same requests in flight in all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus, speedup
+from pytest_slmserve.analysis.device.gpu_figures import figures_of_each_gpu
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.report.numbers import ABSENT, changes, counted, figure, hundredths
+from pytest_slmserve.report.tables.findings import served_on
+from pytest_slmserve.report.tables.valid_column import standing
+from pytest_slmserve.report.text_table import grid_of_known, hanging
+
+COLUMNS = (
+    "in\nflight",
+    "\nGPUs",
+    "\ndeployment",
+    "\nbatch",
+    "KV\nblocks",
+    "requests\n/s",
+    "tokens\n/s",
+    "tokens/s\nper GPU",
+    "gain\n%",
+    "95 %\n",
+    "E2E s\nmean",
+    "\np99",
+    "power\nW",
+    "imbal-\nance %",
+    "J/\nrequest",
+    "\nvalid",
+)
+WORDS = {"\ndeployment", "95 %\n", "\nvalid"}
+# What one may wish of a deployment, in words, and its unit.
+WISHES = {
+    "requests_per_s": ("most requests/s", ""),
+    "e2e_s": ("lowest E2E", " s"),
+    "joules_per_request": ("fewest joules", " J/request"),
+}
+LEGEND = (
+    "in flight: in all engines. batch: sequences that a step really held, below the load where some had to wait for KV "
+    "memory. gain: of tokens/s over one engine on the fewest GPUs under that load. power: of all GPUs together; "
+    "imbalance: between the one that takes most and the one that takes least, over their mean."
+)
+
+
+def gpus_report(curves: Sequence[Curve]) -> Iterator[str]:
+    """A table for each model that was served on several GPUs, what to deploy by it, and how to read it."""
+    texts = [text for curve in curves if on_several_gpus(curve) and (text := _of_model(curve))]
+    yield from texts
+    if texts:
+        yield hanging(LEGEND, 0)
+
+
+def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
+    """What to deploy on several GPUs, by what was measured of each model there; nothing where there was no choice."""
+    for curve in curves:
+        if on_several_gpus(curve):
+            for text in _answers(curve, deployments(curve)):
+                yield hanging(f"{curve.subject} on {text}", 2)
+
+
+def _of_model(curve: Curve) -> str:
+    """Empty where nothing of it stands on several GPUs."""
+    found = deployments(curve)
+    if not any(one.gpus > 1 for one in found):
+        return ""
+    rows = [row for _, under in groupby(found, key=_load) for row in _rows(curve, list(under))]
+    sides = ["left" if name in WORDS else "right" for name in COLUMNS]
+    table = grid_of_known(rows, COLUMNS, sides)
+    said = [hanging(text, 2) for text in (*_waiting(found), *_each_gpu(curve), *_answers(curve, found))]
+    return "\n".join([f"{curve.subject} on several GPUs: {served_on(curve.environment)}", "", table, *said])
+
+
+def _load(one: Deployment) -> int:
+    return one.concurrency
+
+
+def _rows(curve: Curve, under: Sequence[Deployment]) -> Iterator[list[str]]:
+    base = next((one for one in under if one.sharing is None), None)
+    for one in under:
+        served = one.served
+        gain = speedup(base, one) if base and one is not base else None
+        yield [
+            str(one.concurrency),
+            str(one.gpus),
+            name_of(one),
+            figure(served.batch) if isinstance(served, Point) else ABSENT,
+            ABSENT if one.kv_blocks is None else f"{one.kv_blocks:,}",
+            figure(requests_per_s(curve, one)),
+            figure(one.tokens_per_s, 4),
+            figure(one.tokens_per_s / one.gpus, 4),
+            hundredths(None if gain is None else gain.value - 1, signed=True),
+            ABSENT if gain is None else changes(gain),
+            figure(one.e2e_s),
+            figure(served.e2e_p99_s),
+            figure(served.power_w),
+            hundredths(served.power_imbalance),
+            figure(joules_per_request(curve, one)),
+            standing(served),
+        ]
+
+
+def name_of(one: Deployment) -> str:
+    """ "one engine", "one engine, TP 2", "2 replicas, a GPU each", "2 replicas, mps" """
+    parallel = "" if one.tensor_parallel == 1 else f", TP {one.tensor_parallel}"
+    if one.sharing is None:
+        return f"one engine{parallel}"
+    how = "a GPU each" if one.sharing == "gpus" else str(one.sharing)
+    return f"{one.engines} replicas, {how}{parallel}"
+
+
+def requests_per_s(curve: Curve, one: Deployment) -> float | None:
+    return one.tokens_per_s / curve.workload.mean_output_tokens if curve.workload else None
+
+
+def joules_per_request(curve: Curve, one: Deployment) -> float | None:
+    per_token = one.served.energy_per_token_j
+    return None if per_token is None or curve.workload is None else per_token * curve.workload.mean_output_tokens
+
+
+def _waiting(found: Sequence[Deployment]) -> Iterator[str]:
+    for one in found:
+        if not one.fits and isinstance(one.served, Point):
+            yield (
+                f"{one.concurrency} in flight do not fit into the KV memory of {counted(one.gpus, 'GPU')}: "
+                f"{figure(one.served.batch)} ran at once, the others waited. What more GPUs gain there is memory, not "
+                f"speed"
+            )
+
+
+def _each_gpu(curve: Curve) -> Iterator[str]:
+    """Of the largest load of each engine over several GPUs: what each of them took and did."""
+    for wide in curve.wider:
+        if not wide.valid or wide.spec is None:
+            continue
+        largest = wide.valid[-1]
+        last = next((m for m in wide.trusted if m.id in largest.records), None)
+        each = figures_of_each_gpu(last.run) if last else ()
+        if any(gpu.power_w is not None for gpu in each):
+            told = (
+                f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
+                for i, g in enumerate(each)
+            )
+            yield f"TP {wide.spec.tensor_parallel}, {largest.concurrency} in flight: {'; '.join(told)}"
+
+
+def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
+    """What to deploy on so many GPUs, by each of three wishes, where there was a choice."""
+    for gpus, load, best in best_on_several(curve, found):
+        wishes = [
+            f"{WISHES[wish][0]}: {name_of(one)} ({figure(value)}{WISHES[wish][1]})"
+            for wish, (one, value) in best.items()
+        ]
+        yield f"{gpus} GPUs, {load} in flight: {'; '.join(wishes)}"
+
+
+def best_on_several(
+    curve: Curve, found: Sequence[Deployment]
+) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
+    """For each number of GPUs and load with a choice, what serves each wish best, and how well; a wish of which
+    something is not known of all is left out."""
+    by_gpus = sorted((one for one in found if one.gpus > 1), key=lambda one: (one.gpus, one.concurrency))
+    for (gpus, load), under in groupby(by_gpus, key=lambda one: (one.gpus, one.concurrency)):
+        choices = list(under)
+        if len(choices) < 2:
+            continue
+        most = max(choices, key=lambda one: one.tokens_per_s)
+        best: dict[str, tuple[Deployment, float | None]] = {"requests_per_s": (most, requests_per_s(curve, most))}
+        costs = {
+            "e2e_s": [one.e2e_s for one in choices],
+            "joules_per_request": [joules_per_request(curve, one) for one in choices],
+        }
+        for wish, values in costs.items():
+            known = [(value, i) for i, value in enumerate(values) if value is not None]
+            if len(known) == len(choices):
+                best[wish] = choices[min(known)[1]], min(known)[0]
+        yield gpus, load, best
