@@ -24,9 +24,9 @@ from pytest_slmserve.plan.costs import Cell
 from pytest_slmserve.plan.schedule import Group, divided, groups_of, least_s, makespan_s, spread
 from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.pricing import plan_rows
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.literals import OwnDoor
-from pytest_slmserve.session import Session
 
 GPUS = (4, 8, 16, 32, 64)
 MODELS = [name for name in CATALOGUE if not name.endswith("tiny")]

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.stats.estimates import student_interval
 from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.sweeps import workload_spec
+from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop

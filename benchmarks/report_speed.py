@@ -23,7 +23,7 @@ from pathlib import Path
 from pytest_slmserve.analysis.claims import lookup, table
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.measure import measure
+from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop

@@ -30,10 +30,10 @@ from typing import Any
 
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, student_interval, t_975
 from pytest_slmserve.engines.pool import start
-from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.sweeps import workload_spec
+from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run

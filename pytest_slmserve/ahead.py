@@ -8,7 +8,7 @@ from typing import Any
 from pytest_slmserve.items import is_skipped, variant_asked_for
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan.cases import Question
-from pytest_slmserve.session import Session
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.shared_engines import GpusPoint, ReplicaPoint
 
 

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
-    from pytest_slmserve.gating import Gates
-    from pytest_slmserve.holding import StoredBaseline
     from pytest_slmserve.planned import Carry, PlannedJob, PlannedPoint
+    from pytest_slmserve.run.adaptive import AdaptiveSweeps
+    from pytest_slmserve.run.baseline import StoredBaseline
+    from pytest_slmserve.run.gate import Gates
+    from pytest_slmserve.run.session import Session
     from pytest_slmserve.schema.literals import Sharing
     from pytest_slmserve.schema.records import Measurement
     from pytest_slmserve.schema.specs import EngineSpec
     from pytest_slmserve.schema.workloads import Workload
-    from pytest_slmserve.session import Session
     from pytest_slmserve.shared_engines import GpusPoint, ReplicaPoint, SharedEngines
-    from pytest_slmserve.sweeping import AdaptiveSweeps
     from pytest_slmserve.watched import Watched
 
     Watching = Callable[[], AbstractContextManager[Watched]]
@@ -110,7 +110,7 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
     `model`. Measures nothing: where fewer than two loads are known, the test is undecided."""
 
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
-        from pytest_slmserve.advising import advice_of
+        from pytest_slmserve.run.advice import advice_of
 
         return advice_of(slm_session, model or slm_spec.model, slo_itl, efficiency)
 
@@ -122,7 +122,7 @@ def slm_adaptive(slm_session: Session) -> AdaptiveSweeps | None:
     """The adaptive sweeps of this run, None where every planned load is measured."""
     if slm_session.options.sweep == "full":
         return None
-    from pytest_slmserve.sweeping import AdaptiveSweeps
+    from pytest_slmserve.run.adaptive import AdaptiveSweeps
 
     return AdaptiveSweeps(slm_session)
 
@@ -244,7 +244,7 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
 def slm_alone(slm_session: Session, slm_model: str) -> Callable[[], None]:
     """Measures two cells of `slm_model` once more, when no other worker of the run has an engine: the smallest and the
     largest load of those that were measured beside others. Skipped without `-n`."""
-    from pytest_slmserve.gathering import measure_alone
+    from pytest_slmserve.run.gather import measure_alone
 
     return lambda: measure_alone(slm_session, slm_model)
 
@@ -266,7 +266,7 @@ def slm_against_baseline(slm_baseline: StoredBaseline, slm_model: str) -> Callab
 @pytest.fixture(scope="session")
 def slm_gates(slm_session: Session) -> Gates:
     """The gates of this run: `slm_gates.of("opt-1.3b")` measures pairs of launches until the outcome is known."""
-    from pytest_slmserve.gating import Gates
+    from pytest_slmserve.run.gate import Gates
 
     return Gates(slm_session)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_slmserve.holding import StoredBaseline
     from pytest_slmserve.plan.planner import Variant
+    from pytest_slmserve.run.baseline import StoredBaseline
+    from pytest_slmserve.run.session import Session
     from pytest_slmserve.schema.loads import ClosedLoop
     from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
-    from pytest_slmserve.session import Session
 
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made

@@ -18,7 +18,7 @@ from pytest_slmserve.items import (
     reads_several,
     why_not,
 )
-from pytest_slmserve.session import Session
+from pytest_slmserve.run.session import Session
 
 
 def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pytest.Item]:

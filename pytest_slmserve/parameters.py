@@ -27,10 +27,10 @@ from pytest_slmserve.plan.cases import (
     why_not,
 )
 from pytest_slmserve.plan.titles import engine_alone
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.session import Session
 
 MarkedPoint = tuple[str, ClosedLoop, list[pytest.MarkDecorator]]
 
@@ -185,7 +185,7 @@ def _no_jobs() -> Exception:
 def gate_parameters(session: Session) -> list[Any]:
     """For each model of the run what a gate compares, where one was asked for. Raises BadUsage for a gate that could
     not be carried out."""
-    from pytest_slmserve.gating import check_gate
+    from pytest_slmserve.run.gate import check_gate
 
     if not session.options.gate:
         return [pytest.param(None, id="-")]

@@ -12,10 +12,10 @@ from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan.cases import JobPlan, point_id
 from pytest_slmserve.plan.planner import Variant
+from pytest_slmserve.run.adaptive import AdaptiveSweeps
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.session import Session
-from pytest_slmserve.sweeping import AdaptiveSweeps
 
 Carry = Callable[[Sequence[Measurement]], None]  # shows measurements to whoever else is there
 

@@ -16,9 +16,9 @@ import pytest
 from pytest_slmserve.items import BASELINE, PARAMETRISED, PROBLEM, SESSION, is_gate, is_measured
 
 if TYPE_CHECKING:
-    from pytest_slmserve.cluster.dispatch import Cluster
     from pytest_slmserve.options.read import Options
-    from pytest_slmserve.session import Session
+    from pytest_slmserve.run.ray.driver import Cluster
+    from pytest_slmserve.run.session import Session
 
 EXIT_UNDECIDED = 10
 CLUSTER = pytest.StashKey["Cluster"]()
@@ -51,12 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if options.ray and _is_spread(config):
         raise pytest.UsageError("slmserve: --slm-ray spreads cells over a cluster by itself; leave out -n")
+    from pytest_slmserve.run.session import Session
     from pytest_slmserve.schema.errors import SlmError
-    from pytest_slmserve.session import Session
 
     try:
         if options.ray and not options.plan:
-            from pytest_slmserve.cluster.dispatch import Cluster
+            from pytest_slmserve.run.ray.driver import Cluster
 
             config.stash[CLUSTER] = Cluster.of(options, config.rootpath)
             config.stash[SESSION] = Session.of(options, config.rootpath, host=config.stash[CLUSTER].host)
@@ -238,7 +238,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             _resume(slm, session)
             return
         if slm.options.baseline:
-            from pytest_slmserve.holding import StoredBaseline
+            from pytest_slmserve.run.baseline import StoredBaseline
 
             session.config.stash[BASELINE] = StoredBaseline.of(slm)
         slm.open()

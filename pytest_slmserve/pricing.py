@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from pytest_slmserve.ahead import question_of
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
-from pytest_slmserve.gating import launches_left, loads_of
 from pytest_slmserve.items import (
     asks_as_it_goes,
     asks_the_engine,
@@ -29,9 +28,10 @@ from pytest_slmserve.plan.costs import (
     start_price_s,
 )
 from pytest_slmserve.plan.titles import Engines, engine_alone
+from pytest_slmserve.run.gate import launches_left, loads_of
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.records import Progress
-from pytest_slmserve.session import Session
 
 
 def plan_rows(session: Session, items: Sequence[Any]) -> list[Cell]:

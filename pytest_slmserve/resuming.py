@@ -8,10 +8,10 @@ from typing import Any
 from pytest_slmserve.ahead import question_of
 from pytest_slmserve.analysis.stored.differences import Asked, _question, difference
 from pytest_slmserve.items import engine_of, is_gate, is_measured, is_reader, is_skipped
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
-from pytest_slmserve.session import Session
 
 
 def asked_by(session: Session, items: Sequence[Any]) -> Iterator[Asked]:

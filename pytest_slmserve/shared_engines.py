@@ -12,9 +12,9 @@ from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.cases import GpusPlan, Question, ReplicaPlan, gpus_engine
 from pytest_slmserve.plan.planner import uneven
 from pytest_slmserve.plan.titles import engine_title
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import ReplicaSpec
-from pytest_slmserve.session import Session
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
-from pytest_slmserve.measure import measure, measure_together
+from pytest_slmserve.run.measure import measure, measure_together
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement

@@ -16,23 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launches import pairs
 
-from pytest_slmserve import gating
 from pytest_slmserve.analysis.gate.decision import Terms
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.gating import MAX_DROPPED, Gates, check_gate, loads_of, order, sides
 from pytest_slmserve.options.read import Options, read_options
 from pytest_slmserve.plan import planner as agendas
 from pytest_slmserve.plan.planner import Agenda
+from pytest_slmserve.run import gate
+from pytest_slmserve.run.devices import Devices
+from pytest_slmserve.run.gate import MAX_DROPPED, Gates, check_gate, loads_of, order, sides
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.session import Session
 from pytest_slmserve.telemetry.host_probe import Host
 
 MODEL = "opt-125m"
@@ -293,7 +293,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
         def close(self) -> None:
             events.append("end")
 
-    monkeypatch.setattr(gating, "MANY_CORES", enough_cores)
+    monkeypatch.setattr(gate, "MANY_CORES", enough_cores)
     session = opened(gate_pairs="5")
     session.devices.pool = Pool(hold_engine=lambda spec, place: Waits(spec))
     gated = Gates(session).of(MODEL)
@@ -311,7 +311,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
 
 def test_it_ends_at_planned_looks_only():
     made = pairs(12)
-    over = [n for n in range(1, 13) if gating._is_over(judge_gate(made[: 4 * n], Terms()))]
+    over = [n for n in range(1, 13) if gate._is_over(judge_gate(made[: 4 * n], Terms()))]
     assert over == [4, 6, 8, 12]
 
 
@@ -471,7 +471,7 @@ def test_a_plan_knows_how_many_launches_are_left(opened, launches, given, left):
         Gates(opened()).of(MODEL)
     elif launches:
         begun(opened, launches)
-    assert gating.launches_left(opened(resume=True, **given), MODEL) == left
+    assert gate.launches_left(opened(resume=True, **given), MODEL) == left
 
 
 def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):
@@ -479,12 +479,12 @@ def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):
     session = opened(resume=True, candidate_engine_arg=["b_half=9"])
     (found,), host = {m.paired.side: m for m in stored(session)}.values(), session.host.environment.host
     both = sides(session.agenda.spec(MODEL), session.options)
-    one = gating.OneGate(session, MODEL, both)
+    one = gate.OneGate(session, MODEL, both)
     assert found.paired.side == "baseline" and found.environment.host == host
     assert one.cold([]) == SIDES and one.cold([found]) == ("candidate",)
     for other in (None, "another boot"):
         assert one.cold([replace(found, environment=replace(found.environment, host=other))]) == SIDES
-    same = gating.OneGate(session, MODEL, dict.fromkeys(SIDES, both["baseline"]))
+    same = gate.OneGate(session, MODEL, dict.fromkeys(SIDES, both["baseline"]))
     assert same.cold([]) == ("baseline",) and same.cold([found]) == ()
 
 

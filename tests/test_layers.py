@@ -19,6 +19,7 @@ FOLDER = Path(pytest_slmserve.__file__).parent
 
 # The rooms, from the top of the house to its ground: each may import itself and what stands below it.
 ROOMS = (
+    "run",
     "report",
     "plan",
     "archive",
@@ -30,14 +31,13 @@ ROOMS = (
     "schema",
 )
 NOT_YET_MOVED = (
-    "__main__ advising ahead client cluster commands devices doctor fixtures gathering gating holding",
-    "items known measure ordering parameters planned plugin pricing resuming scheduling session",
-    "shared_engines spreading sweeping verdicts verifying watched worker workers",
+    "__main__ ahead client cluster commands doctor fixtures items ordering parameters planned plugin",
+    "pricing resuming scheduling shared_engines spreading watched worker",
 )
 WORKER, LOADGEN, PACING = "engines.worker", "engines.loadgen", "engines.worker.slm_pacing"
 # The file of pacing is pure, so that a simulated engine and the load generator send requests by the worker's own rule.
 OUT_OF_THE_WORKER = {PACING}
-MAY_IMPORT_RAY = "cluster"
+MAY_IMPORT_RAY = "run.ray"
 MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items", "ordering", "parameters", "planned", "spreading"}
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}

@@ -8,22 +8,23 @@ from dataclasses import replace
 import pytest
 from simulated_sessions import MODEL, point, sweep
 
-from pytest_slmserve import devices as places
-from pytest_slmserve import session as module
 from pytest_slmserve.analysis.metrics.validity import problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.measure import measure
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.run import devices as places
+from pytest_slmserve.run import executor
+from pytest_slmserve.run import session as module
+from pytest_slmserve.run.measure import measure
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.session import Session
 from pytest_slmserve.telemetry.host_probe import Gpu, Host
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.telemetry.simulated import SimulatedSource
@@ -67,7 +68,7 @@ def test_an_invalid_measurement_is_kept_and_measured_once_more(opened, monkeypat
 def test_there_is_no_third_chance(opened, monkeypatch):
     broken_at_first(monkeypatch, 9)
     found = point(opened())
-    assert len(found) == 2 + module.SECOND_CHANCES and not trustworthy("opt-125m-8", found, 2)
+    assert len(found) == 2 + executor.SECOND_CHANCES and not trustworthy("opt-125m-8", found, 2)
 
 
 def test_what_was_measured_before_an_engine_died_is_on_disk(opened):

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_slmserve import session as module
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.archives import judged_again
-from pytest_slmserve.measure import measure
 from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.run import session as module
+from pytest_slmserve.run.adaptive import AdaptiveSweeps
+from pytest_slmserve.run.measure import measure
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.session import Session
-from pytest_slmserve.sweeping import AdaptiveSweeps
 
 MODEL = "opt-125m"
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -13,8 +13,8 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.archives import judged_again
 from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.session import Session
 
 
 def reported(session: Session) -> str:

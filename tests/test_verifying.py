@@ -14,8 +14,6 @@ import pytest
 from strategies import H200, law, measurement
 from test_main import run
 
-from pytest_slmserve import session as sessions
-from pytest_slmserve import verifying
 from pytest_slmserve.analysis.advice.advisor import Plan, plan
 from pytest_slmserve.analysis.advice.batch_choice import Wish
 from pytest_slmserve.analysis.advice.gpu_memory import utilization
@@ -28,14 +26,16 @@ from pytest_slmserve.commands.archives import curves_of, read_all
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.options.read import read_options
+from pytest_slmserve.run import session as sessions
+from pytest_slmserve.run import verify_advice
+from pytest_slmserve.run.session import Session
+from pytest_slmserve.run.verify_advice import Terms, Trial, as_advised, joint_of, opened, same_requests, trials, verify
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB, EngineSpec
-from pytest_slmserve.session import Session
 from pytest_slmserve.telemetry.host_probe import Host
-from pytest_slmserve.verifying import Terms, Trial, as_advised, joint_of, opened, same_requests, trials, verify
 
 GRID = "1,8,32,64,128"
 Make = Callable[..., Path]
@@ -277,7 +277,7 @@ def test_records_of_another_kind_of_host(swept, tmp_path, capsys):
 
 
 def test_records_of_a_gpu_where_there_is_none(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(verifying, "same_requests", lambda source: None)
+    monkeypatch.setattr(verify_advice, "same_requests", lambda source: None)
     monkeypatch.setattr(sessions, "probe", lambda *_: (_ for _ in ()).throw(BadUsage("no GPU here", "--slm-cpu")))
     curve = curve_of("opt-1.3b", h200())
     asked = plan(of_curves([curve], None, None).subjects, Wish(slo=RelativeSlo(2, 32)))
@@ -345,7 +345,7 @@ def test_wrong_usage(tmp_path, capsys, arguments, words):
 
 def test_mps_where_there_is_none_is_said_before_anything_is_measured(swept, tmp_path, capsys, monkeypatch):
     path = swept(models="opt-125m,opt-1.3b")
-    monkeypatch.setattr(verifying, "cannot_share", lambda *_: "no MPS here")
+    monkeypatch.setattr(verify_advice, "cannot_share", lambda *_: "no MPS here")
     status, out, err = advise(capsys, path, "--gpu-memory", "140GiB", "--sharing", "mps")
     assert (status, out) == (4, "") and "no MPS here" in err and "--sharing time-slicing" in err
     assert not (tmp_path / ".slm").exists()

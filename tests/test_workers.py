@@ -17,15 +17,25 @@ from hypothesis import strategies as st
 
 from pytest_slmserve.archive.merge import folder_of_parts
 from pytest_slmserve.engines.pool import Pool
-from pytest_slmserve.gathering import open_for
 from pytest_slmserve.options.read import read_options
+from pytest_slmserve.run.gather import open_for
+from pytest_slmserve.run.gpu_slots import (
+    Desk,
+    Outcome,
+    Seat,
+    agreed,
+    as_seen,
+    equal_parts,
+    outcomes_of,
+    seats,
+    sweep_up,
+)
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.literals import Backend
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.session import Session
 from pytest_slmserve.telemetry.host_probe import Gpu, Host
-from pytest_slmserve.workers import Desk, Outcome, Seat, agreed, as_seen, equal_parts, outcomes_of, seats, sweep_up
 
 NODES = st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4)
 

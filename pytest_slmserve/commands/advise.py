@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.batch_choice import Wish
     from pytest_slmserve.analysis.advice.subjects import Source
     from pytest_slmserve.analysis.sweep.curve import Curve
+    from pytest_slmserve.run.verify_advice import Terms
     from pytest_slmserve.schema.records import Progress
-    from pytest_slmserve.verifying import Terms
 
 STATUS = (
     f"{HOLDS} something is advised, {UNDECIDED} nothing can be, {USAGE} wrong usage or a file that cannot "
@@ -111,17 +111,17 @@ def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
 
 def verify(found: Plan, source: Source, curves: Sequence[Curve], terms: Terms, as_json: bool) -> int:
     """The advice, and whether engines that are started so serve what it predicts."""
-    from pytest_slmserve import verifying
     from pytest_slmserve.report.advice import text, verification
+    from pytest_slmserve.run import verify_advice
 
-    alone = verifying.trials(found, curves, terms.python)
-    joint = verifying.joint_of(found, alone, terms.sharing)
+    alone = verify_advice.trials(found, curves, terms.python)
+    joint = verify_advice.joint_of(found, alone, terms.sharing)
     try:
-        with verifying.opened(alone, joint, terms) as session:
+        with verify_advice.opened(alone, joint, terms) as session:
             session.tell = teller()
             if not as_json:
                 print(f"{text.text(found, source)}\n", flush=True)
-            seen = verifying.verify(session, alone, joint, terms)
+            seen = verify_advice.verify(session, alone, joint, terms)
     except KeyboardInterrupt:
         print(f"interrupted: nothing runs any more; what was measured is in {terms.records}", file=sys.stderr)
         return INTERRUPTED
@@ -153,7 +153,7 @@ def terms_of(given: argparse.Namespace) -> Terms | None:
             option = "--verify-margin" if "margin" in chosen else f"--{next(iter(chosen))}"
             raise BadUsage(f"{option} says how to verify an advice, and nothing is verified", f"--verify {option} ...")
         return None
-    from pytest_slmserve.verifying import Terms
+    from pytest_slmserve.run.verify_advice import Terms
 
     terms = Terms(**chosen)
     check_share("verify-margin", terms.margin)

@@ -117,7 +117,7 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
     comes again is not the same."""
     from pytest_slmserve.archive.store import Archive
     from pytest_slmserve.engines.endpoint import EndpointEngine
-    from pytest_slmserve.measure import measure
+    from pytest_slmserve.run.measure import measure
     from pytest_slmserve.telemetry.host_probe import remote
 
     may = given.allow_prefix_cache

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from sparse import h200_seconds, in_turn, play
 from strategies import law, point, rates
 
-from pytest_slmserve import session
 from pytest_slmserve.analysis.sweep import adaptive, gains
 from pytest_slmserve.analysis.sweep.adaptive import law_error, next_load, next_measurement, predicted, predictions
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS
 from pytest_slmserve.analysis.sweep.saturation import FEWEST_BATCHES
+from pytest_slmserve.run import executor
 
 GRID = tuple(1 << i for i in range(11))
 # OPT-125M with starts spread on an H200: flat from 128 to 256, and then it grows again.
@@ -246,5 +246,5 @@ def test_there_is_no_prediction_where_the_law_does_not_describe_the_curve():
 
 
 def test_numbers_that_others_have_too_agree():
-    assert FEWEST_BATCHES == FEWEST_POINTS and adaptive.SECOND_CHANCES == session.SECOND_CHANCES
+    assert FEWEST_BATCHES == FEWEST_POINTS and adaptive.SECOND_CHANCES == executor.SECOND_CHANCES
     assert math.isclose(adaptive.SHARE, 1 / 3)

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.points.job_points import (
     same_engine,
 )
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.measure import measure
+from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage

@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.sweep.saturation import fit
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.measure import measure
+from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement

@@ -13,14 +13,14 @@ import pytest
 from simulated_sessions import MODEL
 
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.cluster.dispatch import Cluster
-from pytest_slmserve.cluster.errand import carried_out
-from pytest_slmserve.cluster.messages import Arrived, Found, Message
-from pytest_slmserve.cluster.nodes import nodes_of
 from pytest_slmserve.plan.cases import Question
 from pytest_slmserve.plan.costs import Cell
+from pytest_slmserve.run.ray.driver import Cluster
+from pytest_slmserve.run.ray.messages import Arrived, Found, Message
+from pytest_slmserve.run.ray.nodes import nodes_of
+from pytest_slmserve.run.ray.task import carried_out
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.session import Session
 
 OTHER = "opt-1.3b"
 LOADS = (1, 2, 4, 8)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from strategies import measurements
 
-from pytest_slmserve.cluster.errand import carried_out, errand_of, leave_threads_alone
-from pytest_slmserve.cluster.messages import Failed, Found, Through, packed, unpacked
-from pytest_slmserve.devices import Devices
 from pytest_slmserve.options.read import read_options
+from pytest_slmserve.run.devices import Devices
+from pytest_slmserve.run.ray.messages import Failed, Found, Through, packed, unpacked
+from pytest_slmserve.run.ray.task import carried_out, errand_of, leave_threads_alone
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
-from pytest_slmserve.session import Session
 
 
 @pytest.fixture

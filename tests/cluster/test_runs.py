@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.cluster import dispatch
-from pytest_slmserve.cluster.messages import Found
+from pytest_slmserve.run.ray import driver
+from pytest_slmserve.run.ray.messages import Found
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def run(pytester, ray_cluster):
 @pytest.fixture
 def died(ray_cluster, monkeypatch):
     """The node whose engine tells of a measurement first is killed there and then; its id is in the list."""
-    killed, take = list[str](), dispatch.Cluster._take
+    killed, take = list[str](), driver.Cluster._take
 
     def taken(self, sent, message):
         take(self, sent, message)
@@ -95,7 +95,7 @@ def died(ray_cluster, monkeypatch):
             ray_cluster.workers.remove(node)
             ray_cluster.remove_node(node, allow_graceful=False)
 
-    monkeypatch.setattr(dispatch.Cluster, "_take", taken)
+    monkeypatch.setattr(driver.Cluster, "_take", taken)
     return killed
 
 
@@ -152,9 +152,9 @@ def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, records, 
 
 
 def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, ray_cluster, monkeypatch):
-    monkeypatch.setattr(dispatch, "quiet_s", lambda groups: 2.0)
-    submit = dispatch.Cluster._submit
-    monkeypatch.setattr(dispatch.Cluster, "_submit", lambda self, sent: (_taken(self.ray), submit(self, sent))[1])
+    monkeypatch.setattr(driver, "quiet_s", lambda groups: 2.0)
+    submit = driver.Cluster._submit
+    monkeypatch.setattr(driver.Cluster, "_submit", lambda self, sent: (_taken(self.ray), submit(self, sent))[1])
     result = run("--slm-models=opt-125m", "--slm-batches=1,16", test=POINTS)
     result.assert_outcomes(failed=2)
     assert "EngineFailed: opt-125m: nothing came for 0:02 (on no node, 1 GPU being taken)" in result.stdout.str()

@@ -18,8 +18,8 @@ from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_li
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import text_of
-from pytest_slmserve.measure import measure
 from pytest_slmserve.report.loads.single_load import as_text
+from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.specs import EngineSpec

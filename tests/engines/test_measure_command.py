@@ -156,7 +156,7 @@ def test_a_table_of_several_rates(there, tmp_path):
 
 def stopped_at_the_second(monkeypatch, error):
     """`measure` ends with this error when the second load begins."""
-    from pytest_slmserve import measure
+    from pytest_slmserve.run import measure
 
     real, calls = measure.measure, []
 

@@ -18,7 +18,7 @@ from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.prefix_cache import FRESH, LEAST_ID, MARK, counted, fresh, lookups
 from pytest_slmserve.engines.server import server_arguments
-from pytest_slmserve.measure import measure
+from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import Request, Workload

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, Series, Terms, gate, next_look
 from pytest_slmserve.analysis.verdict import State, all_of
-from pytest_slmserve.gating import order
+from pytest_slmserve.run.gate import order
 
 Noise = Callable[[random.Random], float]  # of a standard deviation of 1
 

@@ -14,7 +14,7 @@ from strategies import RESOLVED, measurement, planted_telemetry
 from pytest_slmserve.analysis.gate.decision import MAX_GATED, Terms
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, GATED, MEMORY, Gated, judge_gate
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.gating import order
+from pytest_slmserve.run.gate import order
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.literals import Side
 from pytest_slmserve.schema.records import Measurement, Paired

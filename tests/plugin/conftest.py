@@ -16,13 +16,13 @@ from shipped import put
 def imported_once():
     """pytester forgets what is imported while it works, and each inner run would import it anew: so before."""
     for name in (
-        "pytest_slmserve.advising",
-        "pytest_slmserve.gating",
+        "pytest_slmserve.run.advice",
+        "pytest_slmserve.run.gate",
         "pytest_slmserve.plan.schedule",
         "pytest_slmserve.report.export.pytest_benchmark",
         "pytest_slmserve.analysis.stored.gates",
         "pytest_slmserve.report.summary",
-        "pytest_slmserve.sweeping",
+        "pytest_slmserve.run.adaptive",
     ):
         import_module(name)
 

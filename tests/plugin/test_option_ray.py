@@ -7,7 +7,7 @@ import time
 import pytest
 from inside import usage_error
 
-from pytest_slmserve.cluster import connection
+from pytest_slmserve.run.ray import connect
 from pytest_slmserve.schema.errors import BadUsage
 
 NOBODY = "--slm-ray=127.0.0.1:9"
@@ -52,7 +52,7 @@ def test_without_ray_it_says_what_to_install(sweep, monkeypatch):
 
 def test_an_address_that_does_not_answer_is_one_sentence_in_time(sweep, monkeypatch):
     pytest.importorskip("ray")
-    monkeypatch.setattr(connection, "ANSWER_S", 3.0)
+    monkeypatch.setattr(connect, "ANSWER_S", 3.0)
     began = time.monotonic()
     text = usage_error(sweep(NOBODY))
     assert "--slm-ray 127.0.0.1:9: no Ray cluster answers there (no answer within 3 s)" in text
@@ -60,6 +60,6 @@ def test_an_address_that_does_not_answer_is_one_sentence_in_time(sweep, monkeypa
 
 
 def test_why_it_does_not_is_told(monkeypatch):
-    monkeypatch.setattr(connection, "ASK", "raise SystemExit('Version mismatch: 2.9 there, 2.60 here')")
+    monkeypatch.setattr(connect, "ASK", "raise SystemExit('Version mismatch: 2.9 there, 2.60 here')")
     with pytest.raises(BadUsage, match="no Ray cluster answers there .Version mismatch: 2.9 there, 2.60 here."):
-        connection.check_answers("127.0.0.1:9")
+        connect.check_answers("127.0.0.1:9")

@@ -3,7 +3,7 @@
 import pytest
 from inside import ONE, SWEEP, usage_error
 
-from pytest_slmserve import session
+from pytest_slmserve.run import session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.telemetry.host_probe import Gpu, Host
 

@@ -11,8 +11,8 @@ from inside import SMALL, usage_error
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.parameters import named_models
 from pytest_slmserve.plugin import EXIT_UNDECIDED, SESSION
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.sensors import GPU_UTIL, POWER, SM_ACTIVE
-from pytest_slmserve.session import Session
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
 

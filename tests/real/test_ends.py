@@ -14,7 +14,7 @@ from processes import gone
 from runs import POINTS, START_S, STEADY, PytestRun, nothing_left_of
 
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
-from pytest_slmserve.session import SECOND_CHANCES
+from pytest_slmserve.run.executor import SECOND_CHANCES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 HOLD = """

@@ -13,7 +13,7 @@ from real_engine import SPEC
 from pytest_slmserve.analysis.claims.kv_blocks import kv_blocks_as_predicted
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.pool import start
-from pytest_slmserve.measure import measure
+from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.literals import OwnDoor
 from pytest_slmserve.schema.loads import ClosedLoop

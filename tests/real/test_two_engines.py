@@ -13,7 +13,7 @@ from real_engine import SPEC
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points.replica_points import summarize_shared
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
-from pytest_slmserve.measure import measure_together
+from pytest_slmserve.run.measure import measure_together
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pytest_slmserve.analysis.sweep.adaptive import Wanted, next_measurement
 from pytest_slmserve.plan.costs import duration_s
 from pytest_slmserve.report.tables.adaptive_notes import why_not
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import SlmError
-from pytest_slmserve.session import Session
 
 
 @dataclass(repr=False)

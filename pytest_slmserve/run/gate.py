@@ -40,6 +40,8 @@ from pytest_slmserve.options.parsers import FEWEST_PAIRS
 from pytest_slmserve.options.read import Options, as_words, joined
 from pytest_slmserve.report.gate.text import calibration_text
 from pytest_slmserve.report.numbers import counted
+from pytest_slmserve.run.executor import wanted
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError, naming
 from pytest_slmserve.schema.literals import Backend, Side
@@ -47,7 +49,6 @@ from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Measurement, Paired
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.session import Session, wanted
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports

@@ -11,11 +11,11 @@ from pytest_slmserve.analysis.stored.comparability import warnings
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.archive.baselines import FOLDER, baseline
 from pytest_slmserve.archive.store import read
+from pytest_slmserve.run.judge import Judged
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.session import Session
-from pytest_slmserve.verdicts import Judged
 
 CLAIM = "no-worse-than-the-baseline"
 

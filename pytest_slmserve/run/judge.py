@@ -9,8 +9,8 @@ from pytest_slmserve.analysis.compare.deployments import on_several_gpus, with_w
 from pytest_slmserve.analysis.points.sweep_points import by_series
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs, with_shared
 from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.known import Known
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, Agenda, Variant
+from pytest_slmserve.run.results import Known
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec

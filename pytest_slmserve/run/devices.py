@@ -14,11 +14,11 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
 from pytest_slmserve.engines.replicas.replica_set import Replicas
 from pytest_slmserve.plan.planner import Agenda, url_lock
+from pytest_slmserve.run.gpu_slots import Desk
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.host_probe import Host, memory_used
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
-from pytest_slmserve.workers import Desk
 
 
 @dataclass(repr=False)

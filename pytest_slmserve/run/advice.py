@@ -7,9 +7,9 @@ from pytest_slmserve.analysis.advice.batch_choice import Wish
 from pytest_slmserve.analysis.advice.subjects import of_curves
 from pytest_slmserve.analysis.sweep.batching import parse_slo
 from pytest_slmserve.analysis.verdict import Undecided
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.session import Session
 
 FEWEST_LOADS = 2  # the law of a step has two parameters
 

@@ -23,6 +23,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
 from pytest_slmserve.options.read import Options, read_options
 from pytest_slmserve.plan.planner import requests_for
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import MUST_MATCH, Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed, of_a_command
@@ -32,7 +33,6 @@ from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.session import Session
 
 RECORDS = ".slm/verify.jsonl"
 MODES = {"cuda": "gpu", "cpu": "cpu", "fake": "fake"}

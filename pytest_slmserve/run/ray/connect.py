@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.cluster.errand import look_around
-from pytest_slmserve.cluster.nodes import Node
 from pytest_slmserve.options.read import Options
+from pytest_slmserve.run.ray.nodes import Node
+from pytest_slmserve.run.ray.task import look_around
 from pytest_slmserve.schema.errors import BadUsage, SlmError, named
 from pytest_slmserve.telemetry.host_probe import Host
 

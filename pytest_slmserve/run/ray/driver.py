@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.cluster.connection import connect, hosts_of
-from pytest_slmserve.cluster.errand import Members, errand_of, run_errand
-from pytest_slmserve.cluster.messages import Arrived, Failed, Found, Message, Through, Told, unpacked
-from pytest_slmserve.cluster.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan.cases import Question, title
 from pytest_slmserve.plan.costs import Cell, start_price_s
 from pytest_slmserve.plan.schedule import Group, groups_of, in_order
 from pytest_slmserve.plan.titles import clock, engine_title
 from pytest_slmserve.report.numbers import counted
+from pytest_slmserve.run.ray.connect import connect, hosts_of
+from pytest_slmserve.run.ray.messages import Arrived, Failed, Found, Message, Through, Told, unpacked
+from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
+from pytest_slmserve.run.ray.task import Members, errand_of, run_errand
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ReplicaSpec
-from pytest_slmserve.session import Session
 from pytest_slmserve.telemetry.host_probe import Host, this_host
 
 TICK_S = 0.5

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
+from typing import cast
 
 from pytest_slmserve.analysis.claims import lookup, table
 from pytest_slmserve.analysis.gate.decision import Terms
@@ -28,16 +28,19 @@ from pytest_slmserve.analysis.points.replica_points import (
 )
 from pytest_slmserve.archive.merge import move_parts
 from pytest_slmserve.archive.store import Archive, read
-from pytest_slmserve.devices import Devices
 from pytest_slmserve.engines.base import Engine
-from pytest_slmserve.known import Known
-from pytest_slmserve.measure import measure, measure_together
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan.cases import Question, case_key, title
 from pytest_slmserve.plan.planner import Agenda, check_there
 from pytest_slmserve.plan.sweeps import Sweep
 from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.report.export.writer import Export, export_to
+from pytest_slmserve.run.devices import Devices
+from pytest_slmserve.run.executor import Elsewhere, left, wanted
+from pytest_slmserve.run.gpu_slots import Desk, as_seen
+from pytest_slmserve.run.judge import Verdicts
+from pytest_slmserve.run.measure import measure, measure_together
+from pytest_slmserve.run.results import Known
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -47,23 +50,9 @@ from pytest_slmserve.schema.records import Measurement, Paired, Progress, Replic
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.host_probe import Host, probe
-from pytest_slmserve.verdicts import Verdicts
-from pytest_slmserve.workers import Desk, as_seen
 
-T = TypeVar("T")
-SECOND_CHANCES = 1
 WARM_UP = 64  # requests at once
 ALONE: Sharing = "time-slicing"  # of one engine: nobody to share with
-
-
-class Elsewhere(Protocol):
-    """Whoever measures in a session's stead."""
-
-    def fetch(self, question: Question) -> None:
-        """Wait until all that is wanted of it is known to the session. Raises what kept it from being measured."""
-
-    def close(self) -> None:
-        """Take what has come, and stop what still runs there; may be called twice."""
 
 
 @dataclass(repr=False)
@@ -355,20 +344,6 @@ class Session:
             for members in self.known.shared[key]:
                 title = f"{len(members)} x {point_title(members[0].spec, members[0].load)}"
                 yield from ((title, m) for m in members)
-
-
-def wanted(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> Iterator[int]:
-    """Numbers of the repeats still to be made, while those that are made are put into `known`: until so many are sound,
-    with a second chance for one that is not."""
-    for _ in range(repeats - len(known) + SECOND_CHANCES):
-        if sum(map(is_sound, known)) >= repeats:
-            return
-        yield len(known) + 1
-
-
-def left(known: Sequence[T], repeats: int, is_sound: Callable[[T], bool]) -> int:
-    """How many that are, if each that is made is sound."""
-    return max(0, min(repeats - sum(map(is_sound, known)), repeats - len(known) + SECOND_CHANCES))
 
 
 def _host(options: Options, backend: Backend, root: Path) -> Host:

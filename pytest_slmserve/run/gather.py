@@ -12,11 +12,11 @@ from pytest_slmserve.archive.merge import folder_of_parts, move_parts, parts_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.plan.titles import point_title
+from pytest_slmserve.run.gpu_slots import Outcome, Seat, as_seen, outcomes_of, seats, sweep_up
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.session import Session
-from pytest_slmserve.workers import Outcome, Seat, as_seen, outcomes_of, seats, sweep_up
 
 UNCHECKED = (
     "whether engines on several GPUs disturbed each other was not looked at: the shipped test_neighbours.py does, by "

@@ -8,15 +8,15 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_slmserve.cluster.messages import Arrived, Failed, Found, Message, Through, Told, packed
-from pytest_slmserve.cluster.nodes import differences
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan.cases import Question
+from pytest_slmserve.run.ray.messages import Arrived, Failed, Found, Message, Through, Told, packed
+from pytest_slmserve.run.ray.nodes import differences
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.workloads import Workload
-from pytest_slmserve.session import Session
 from pytest_slmserve.telemetry.host_probe import Host, probe
 
 Members = tuple[Measurement, ...]

@@ -1,1 +1,0 @@
-"""A Ray cluster measures, this process judges: the only part of the house that knows Ray."""
