@@ -30,8 +30,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pytest_slmserve.commands import advise, archives, asv, baseline, doctor, foreign, gate, measure, merge, plan
-from pytest_slmserve.commands.words import FAILS, USAGE, Parser
+from pytest_slmserve.commands import advise, asv, baseline, gate, judge, measure, merge, plan, report
+from pytest_slmserve.commands.cli import FAILS, USAGE, Parser
+from pytest_slmserve.commands.doctor import command
 from pytest_slmserve.schema.errors import SlmError
 
 INTERRUPTED = 130  # as shells have it of SIGINT
@@ -40,7 +41,7 @@ INTERRUPTED = 130  # as shells have it of SIGINT
 def parser() -> Parser:
     top = Parser("python -m pytest_slmserve", description="What pytest-slmserve measured, without measuring.")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (archives, merge, foreign, gate, baseline, advise, asv, measure, plan, doctor):
+    for module in (report, merge, judge, gate, baseline, advise, asv, measure, plan, command):
         module.add(commands)
     return top
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.archives import judged_again
+from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.run import session as module
 from pytest_slmserve.run.adaptive import AdaptiveSweeps

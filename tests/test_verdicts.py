@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.claims import lookup, table1
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.archives import judged_again
+from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import ClosedLoop

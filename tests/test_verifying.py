@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.archives import curves_of, read_all
+from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.options.read import read_options

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.archives import curves_of, read_all
-from pytest_slmserve.commands.foreign import add_columns, are_foreign, check_wanted, read_foreign
-from pytest_slmserve.commands.words import (
+from pytest_slmserve.commands.cli import (
     FAILS,
     HOLDS,
     INTERRUPTED,
@@ -22,6 +20,8 @@ from pytest_slmserve.commands.words import (
     add_command,
     check_share,
 )
+from pytest_slmserve.commands.judge import add_columns, are_foreign, check_wanted, read_foreign
+from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 

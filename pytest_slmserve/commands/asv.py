@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.archives import read_all
-from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, add_archives, add_command
+from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command
+from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:

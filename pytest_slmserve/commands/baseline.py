@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_slmserve.commands.archives import read_all
-from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, Parser, add_archives, add_command
+from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser, add_archives, add_command
+from pytest_slmserve.commands.report import read_all
 
 if TYPE_CHECKING:
     from pytest_slmserve.archive.baselines import Baseline, LeftOut

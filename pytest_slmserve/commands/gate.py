@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.words import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, check_share
+from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, check_share
 from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:

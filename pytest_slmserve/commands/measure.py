@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
-from pytest_slmserve.commands import loads, requests
-from pytest_slmserve.commands.loads import Asked, asked, some_seconds
-from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
+from pytest_slmserve.commands import measure_loads, measure_requests
+from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command
+from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
 from pytest_slmserve.schema.specs import EngineSpec
@@ -36,8 +36,8 @@ def add(commands: Commands) -> None:
     url = "of /v1/completions or /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     command.add_argument("--endpoint", metavar="URL", required=True, help=url)
     command.add_argument("--model", metavar="NAME", required=True, help="as the server calls it")
-    loads.add_arguments(command)
-    requests.add_arguments(command)
+    measure_loads.add_arguments(command)
+    measure_requests.add_arguments(command)
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     command.add_argument("--slo", metavar="BOUNDS", help=bounds)
     enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"

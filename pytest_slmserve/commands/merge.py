@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
+from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command
 from pytest_slmserve.schema.errors import BadUsage
 
 STATUS = (

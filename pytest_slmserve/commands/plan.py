@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_slmserve.commands.words import USAGE, Commands
+from pytest_slmserve.commands.cli import USAGE, Commands
 
 MODES = ("--slm-gpu", "--slm-cpu", "--slm-fake")
 SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")

@@ -8,9 +8,9 @@ import pytest
 from planted import put
 from telemetry.fake_nvml import FakeNvml, State, installed
 
-from pytest_slmserve.doctor import card as module
-from pytest_slmserve.doctor.finding import GIB, Finding, Places
-from pytest_slmserve.doctor.page import examine, lines
+from pytest_slmserve.commands.doctor import gpu_checks as module
+from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places
+from pytest_slmserve.commands.doctor.page import examine, lines
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.sensors import SM_ACTIVE
 from pytest_slmserve.telemetry.host_probe import Gpu, visible_gpus

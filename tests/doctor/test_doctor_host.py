@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from planted import put
 
-from pytest_slmserve.doctor import host
-from pytest_slmserve.doctor.finding import GIB, Finding, Places
-from pytest_slmserve.doctor.page import lines
+from pytest_slmserve.commands.doctor import host_checks
+from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places
+from pytest_slmserve.commands.doctor.page import lines
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
 from pytest_slmserve.telemetry.base import Reading
 
@@ -18,22 +18,22 @@ from pytest_slmserve.telemetry.base import Reading
 )
 def test_cores(places, usable, total, state, words):
     put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", "0,4\n")
-    found = host.of_cores(places, usable, total)
+    found = host_checks.of_cores(places, usable, total)
     assert found.state == state and words in lines([found])[0]
 
 
 def test_a_quota_below_the_cores_is_a_warning(places):
     put(places.proc / "self/cgroup", "0::/a\n")
     put(places.sys / "fs/cgroup/a/cpu.max", "600000 100000\n")
-    assert host.of_cores(places, 4, 4).state == "ok"
-    found = host.of_cores(places, 16, 16)
+    assert host_checks.of_cores(places, 4, 4).state == "ok"
+    found = host_checks.of_cores(places, 16, 16)
     assert found.state == "warning" and "a quota of 6" in found.found
 
 
 @pytest.mark.parametrize(("text", "threads"), [("0\n", 1), ("0-1\n", 2), ("0,64\n", 2), ("0-1,64-65\n", 4), ("", None)])
 def test_threads_per_core(places, text, threads):
     put(places.sys / "devices/system/cpu/cpu0/topology/thread_siblings_list", text)
-    assert host._threads_per_core(places.sys) == threads
+    assert host_checks._threads_per_core(places.sys) == threads
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_second_tells_of_others(values, steal, work):
             self.closed = True
 
     source, clock, slept = Source(), iter([5.0, 6.0]), []
-    found = host.of_a_second(source, 4, lambda: next(clock), slept.append)
+    found = host_checks.of_a_second(source, 4, lambda: next(clock), slept.append)
     assert [finding.state for finding in found] == [steal, work]
     assert (source.times, slept, source.closed) == ([5.0, 6.0], [1.0], True)
     if CPU_PRESSURE in values:
@@ -74,27 +74,27 @@ def test_a_second_tells_of_others(values, steal, work):
     ],
 )
 def test_cores_that_are_shared_by_session(places, told, cores, state, words):
-    assert host.of_sessions(places, cores).state == "ok", "a kernel without such groups"
+    assert host_checks.of_sessions(places, cores).state == "ok", "a kernel without such groups"
     put(places.proc / "sys/kernel/sched_autogroup_enabled", told)
-    found = host.of_sessions(places, cores)
+    found = host_checks.of_sessions(places, cores)
     assert found.state == state and words in found.found
     assert ("kernel.sched_autogroup_enabled=0" in lines([found])[0]) is (state == "warning")
 
 
 def test_governors(places):
-    assert host.of_governor(places).found == "not readable, as in most virtual machines"
+    assert host_checks.of_governor(places).found == "not readable, as in most virtual machines"
     cpufreq = places.sys / "devices/system/cpu/cpufreq"
     put(cpufreq / "policy0/scaling_governor", "performance\n")
-    assert host.of_governor(places) == Finding("governor", "ok", "performance")
+    assert host_checks.of_governor(places) == Finding("governor", "ok", "performance")
     put(cpufreq / "policy1/scaling_governor", "powersave\n")
-    assert host.of_governor(places).state == "warning"
-    assert host.of_governor(places).found == "performance, powersave"
+    assert host_checks.of_governor(places).state == "warning"
+    assert host_checks.of_governor(places).found == "performance, powersave"
 
 
 @pytest.mark.parametrize(("free_gib", "state"), [(20, "ok"), (4, "warning"), (1, "problem")])
 def test_memory(places, free_gib, state):
     put(places.proc / "meminfo", f"MemTotal: {32 << 20} kB\nMemFree: 1 kB\nMemAvailable: {free_gib << 20} kB\n")
-    found = host.of_memory(places)
+    found = host_checks.of_memory(places)
     assert (found.state, found.found) == (state, f"{free_gib}.0 GiB of 32.0 GiB free")
     assert bool(found.advice) == (state != "ok")
 
@@ -102,14 +102,14 @@ def test_memory(places, free_gib, state):
 @pytest.mark.parametrize("text", ["", "MemTotal: 5 kB\n", "MemAvailable:\nMemTotal: 1 kB\n", "nonsense\n"])
 def test_memory_that_is_not_told(places, text):
     put(places.proc / "meminfo", text)
-    assert host.of_memory(places) == Finding("memory", "ok", "the host does not say")
+    assert host_checks.of_memory(places) == Finding("memory", "ok", "the host does not say")
 
 
 def test_shared_memory(places):
-    assert host.of_shared_memory(places).state == "warning"
+    assert host_checks.of_shared_memory(places).state == "warning"
     places.shm.mkdir()
-    assert host.of_shared_memory(places, lambda path: 64 << 20).state == "warning"
-    assert host.of_shared_memory(places, lambda path: 8 * GIB).found == "8.0 GiB free"
+    assert host_checks.of_shared_memory(places, lambda path: 64 << 20).state == "warning"
+    assert host_checks.of_shared_memory(places, lambda path: 8 * GIB).found == "8.0 GiB free"
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,13 @@ def test_shared_memory(places):
 )
 def test_the_compile_cache(places, tmp_path, env, where):
     given = Places(home=places.home, env={name: str(tmp_path / value) for name, value in env.items()})
-    found = host.of_cache(given, lambda path: 100 * GIB)
+    found = host_checks.of_cache(given, lambda path: 100 * GIB)
     assert (found.state, found.found) == ("ok", f"nothing compiled yet in {tmp_path / where}, 100.0 GiB free")
     (tmp_path / where / "torch_compile_cache").mkdir(parents=True)
-    assert host.of_cache(given, lambda path: GIB).state == "warning"
-    assert host.of_cache(given, lambda path: 0).state == "problem"
-    assert host.of_cache(given).found.startswith(f"there is one in {tmp_path / where}, ")
+    assert host_checks.of_cache(given, lambda path: GIB).state == "warning"
+    assert host_checks.of_cache(given, lambda path: 0).state == "problem"
+    assert host_checks.of_cache(given).found.startswith(f"there is one in {tmp_path / where}, ")
 
 
 def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path):
-    assert host.free_bytes(tmp_path / "not/there") > 0
+    assert host_checks.free_bytes(tmp_path / "not/there") > 0

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.doctor import page as module
-from pytest_slmserve.doctor.finding import Finding
-from pytest_slmserve.doctor.page import lines
+from pytest_slmserve.commands.doctor import page as module
+from pytest_slmserve.commands.doctor.finding import Finding
+from pytest_slmserve.commands.doctor.page import lines
 
 HEAVY = ("matplotlib", "numpy", "pytest", "torch", "vllm")
 PAGE = [Finding("a", "ok", "one"), Finding("longer", "warning", "two", "do it"), Finding("b", "problem", "three")]

@@ -14,7 +14,7 @@ from doors import somebodys_server, url_of
 from pytest_slmserve.__main__ import main, parser, run
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.loads import asked
+from pytest_slmserve.commands.measure_loads import asked
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import text_table

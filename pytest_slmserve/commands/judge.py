@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.words import HOLDS, USAGE, Commands, Parser, Taker, add_command, check_share
+from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser, Taker, add_command, check_share
 from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:

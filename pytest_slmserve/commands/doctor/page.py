@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from pytest_slmserve.doctor.card import asking, of_card, of_gpu, of_mps
-from pytest_slmserve.doctor.finding import Finding, Places, State
-from pytest_slmserve.doctor.host import of_host
-from pytest_slmserve.doctor.software import of_extras, of_lock, of_python, of_telemetry
+from pytest_slmserve.commands.doctor.finding import Finding, Places, State
+from pytest_slmserve.commands.doctor.gpu_checks import asking, of_card, of_gpu, of_mps
+from pytest_slmserve.commands.doctor.host_checks import of_host
+from pytest_slmserve.commands.doctor.software_checks import of_extras, of_lock, of_python, of_telemetry
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 
 COLOURS: dict[State, int] = {"ok": 32, "warning": 33, "problem": 31}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from pytest_slmserve.doctor.finding import Finding
+from pytest_slmserve.commands.doctor.finding import Finding
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import PROFILED
 from pytest_slmserve.telemetry.base import Source

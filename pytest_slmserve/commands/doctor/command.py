@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pytest_slmserve.commands.words import FAILS, HOLDS, USAGE, Commands, add_command
+from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command
 
 STATUS = f"{HOLDS} nothing is a problem, {FAILS} something is, {USAGE} wrong usage."
 
@@ -17,6 +17,6 @@ def add(commands: Commands) -> None:
 
 
 def doctor(given: argparse.Namespace) -> int:
-    from pytest_slmserve.doctor import page
+    from pytest_slmserve.commands.doctor import page
 
     return page.doctor(given.python)

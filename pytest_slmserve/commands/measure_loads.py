@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.requests import check_lengths, requests_for, requests_in_order, trace_of
-from pytest_slmserve.commands.words import Parser
+from pytest_slmserve.commands.cli import Parser
+from pytest_slmserve.commands.measure_requests import check_lengths, requests_for, requests_in_order, trace_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
 from pytest_slmserve.schema.specs import short_hash

@@ -8,9 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.foreign import add_question, are_foreign, judge
+from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_archives, add_command
 from pytest_slmserve.commands.gate import status_of
-from pytest_slmserve.commands.words import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_archives, add_command
+from pytest_slmserve.commands.judge import add_question, are_foreign, judge
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, Job
 

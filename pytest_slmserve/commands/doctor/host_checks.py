@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pytest_slmserve.doctor.finding import GIB, Finding, Places, State, enough, gib, unless_ok
+from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, State, enough, gib, unless_ok
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
 from pytest_slmserve.telemetry.base import Source
 from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host

@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from pytest_slmserve.commands.words import Parser
+from pytest_slmserve.commands.cli import Parser
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.literals import Rule
 from pytest_slmserve.schema.loads import Load, OpenLoop

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.doctor.finding import GIB, Finding, Places, gib
+from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, gib
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.telemetry.host_probe import Gpu, first_gpu

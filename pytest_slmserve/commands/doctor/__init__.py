@@ -1,0 +1,1 @@
+"""`doctor`: what this host can measure, and what would spoil it."""

@@ -1,1 +1,0 @@
-"""What this host can measure, and what would spoil it: one page, by jobs."""
