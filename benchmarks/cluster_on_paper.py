@@ -19,11 +19,11 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.parameters import gpus_parameters, planned_points, replica_parameters
 from pytest_slmserve.plan.costs import Cell
 from pytest_slmserve.plan.schedule import Group, divided, groups_of, least_s, makespan_s, spread
 from pytest_slmserve.plan.titles import clock
-from pytest_slmserve.pricing import plan_rows
+from pytest_slmserve.plugin.estimates import plan_rows
+from pytest_slmserve.plugin.parametrize import gpus_parameters, planned_points, replica_parameters
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.literals import OwnDoor

@@ -25,7 +25,7 @@ from pytest_slmserve.plan.costs import Cell
 from pytest_slmserve.plan.listing import plan_lines
 from pytest_slmserve.plan.schedule import divided, groups_of, least_s, makespan_s, spread
 from pytest_slmserve.plan.titles import clock
-from pytest_slmserve.pricing import plan_rows
+from pytest_slmserve.plugin.estimates import plan_rows
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.specs import EngineSpec
 

@@ -19,6 +19,7 @@ FOLDER = Path(pytest_slmserve.__file__).parent
 
 # The rooms, from the top of the house to its ground: each may import itself and what stands below it.
 ROOMS = (
+    "plugin",
     "commands",
     "run",
     "report",
@@ -31,15 +32,11 @@ ROOMS = (
     "options",
     "schema",
 )
-NOT_YET_MOVED = (
-    "__main__ ahead client cluster doctor fixtures items ordering parameters planned plugin pricing",
-    "resuming scheduling shared_engines spreading watched worker",
-)
 WORKER, LOADGEN, PACING = "engines.worker", "engines.loadgen", "engines.worker.slm_pacing"
 # The file of pacing is pure, so that a simulated engine and the load generator send requests by the worker's own rule.
 OUT_OF_THE_WORKER = {PACING}
 MAY_IMPORT_RAY = "run.ray"
-MAY_IMPORT_PYTEST = {"plugin", "fixtures", "items", "ordering", "parameters", "planned", "spreading"}
+MAY_IMPORT_PYTEST = "plugin"
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}
 
@@ -83,8 +80,7 @@ def own_imports(sources: Sources) -> Iterator[tuple[str, str]]:
 
 
 def unknown_rooms(sources: Sources) -> list[str]:
-    known = {*ROOMS, "", "__main__"}.union(*(names.split() for names in NOT_YET_MOVED))
-    return sorted({room(name) for name in sources} - known)
+    return sorted({room(name) for name in sources} - {*ROOMS, "", "__main__"})
 
 
 def imports_upward(sources: Sources) -> list[tuple[str, str]]:
@@ -103,7 +99,7 @@ def relative_imports(sources: Sources) -> list[str]:
 
 def imports_of_pytest(sources: Sources) -> list[str]:
     users = {name for name, text in sources.items() if {"pytest", "_pytest"} & {top_of(i) for i in imports(text)}}
-    return sorted(name for name in users if not any(inside(name, folder) for folder in MAY_IMPORT_PYTEST))
+    return sorted(name for name in users if not inside(name, MAY_IMPORT_PYTEST))
 
 
 def imports_of_ray(sources: Sources) -> list[str]:

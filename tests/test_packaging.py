@@ -93,4 +93,4 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
 def test_the_wheel_names_its_plugin(wheel: Path) -> None:
     archive = ZipFile(wheel)
     (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
-    assert archive.read(name).decode().split("\n")[:2] == ["[pytest11]", "slmserve = pytest_slmserve.plugin"]
+    assert archive.read(name).decode().split("\n")[:2] == ["[pytest11]", "slmserve = pytest_slmserve.plugin.hooks"]

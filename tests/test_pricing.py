@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from simulated_sessions import MODEL
 
-from pytest_slmserve.ahead import question_of
 from pytest_slmserve.plan.cases import GpusPlan, JobPlan, ReplicaPlan
-from pytest_slmserve.pricing import plan_rows
+from pytest_slmserve.plugin.estimates import plan_rows
+from pytest_slmserve.plugin.items import question_of
 from pytest_slmserve.run.executor import left, wanted
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import ReplicaSpec

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("xdist")
 
+from pytest_slmserve.plugin.xdist_scheduler import LAST, EngineScheduling
 from pytest_slmserve.run.gpu_slots import Seat
-from pytest_slmserve.scheduling import LAST, EngineScheduling
 
 
 class Gpus:

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
+from pytest_slmserve.plugin.gpu_sampler import watching
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import FOREIGN_PROCESSES, SM_ACTIVE
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
-from pytest_slmserve.watched import watching
 
 HERE = Environment(backend="cuda", gpu_name="NVIDIA H200")
 

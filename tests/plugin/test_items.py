@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inside import ONE, usage_error
 
-from pytest_slmserve.plugin import SESSION
+from pytest_slmserve.plugin.hooks import SESSION
 
 MIXED = """
     import pytest

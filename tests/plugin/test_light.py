@@ -15,13 +15,14 @@ LOOK = f"""
     atexit.register(look)
 """
 IDLE = [
-    "",
-    ".fixtures",
-    ".items",
     ".options",
     ".options.parsers",
     ".options.table",
     ".plugin",
+    ".plugin.fixtures",
+    ".plugin.hooks",
+    ".plugin.items",
+    ".plugin.progress",
     ".schema",
     ".schema.literals",
 ]
@@ -43,7 +44,7 @@ def imported(pytester):
 def test_a_plain_session_imports_nothing_heavy_and_little_of_ours(imported):
     line = imported("def test_nothing(): pass")
     assert "HEAVY [] OURS" in line
-    assert line.endswith(str(["pytest_slmserve" + name for name in IDLE]))
+    assert line.endswith(str(["pytest_slmserve", *(f"pytest_slmserve{name}" for name in IDLE)]))
 
 
 def test_nor_does_one_whose_measuring_tests_are_skipped(imported):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_slmserve.report.progress import progress_line
+from pytest_slmserve.plugin.progress import progress_line
 from pytest_slmserve.schema.records import Progress
 
 

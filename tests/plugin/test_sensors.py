@@ -9,8 +9,8 @@ import pytest
 from inside import SMALL, usage_error
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.parameters import named_models
-from pytest_slmserve.plugin import EXIT_UNDECIDED, SESSION
+from pytest_slmserve.plugin.hooks import EXIT_UNDECIDED, SESSION
+from pytest_slmserve.plugin.parametrize import named_models
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.sensors import GPU_UTIL, POWER, SM_ACTIVE
 from pytest_slmserve.telemetry.base import Reading

@@ -7,13 +7,13 @@ top: pytest imports this module in every run of every project that has it instal
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.items import BASELINE, PARAMETRISED, PROBLEM, SESSION, is_gate, is_measured
+from pytest_slmserve.plugin.items import BASELINE, PARAMETRISED, PROBLEM, SESSION, is_gate, is_measured
+from pytest_slmserve.plugin.progress import ProgressLine
 
 if TYPE_CHECKING:
     from pytest_slmserve.options.read import Options
@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.stash[SESSION] = Session.of(options, config.rootpath, host=config.stash[CLUSTER].host)
             config.stash[SESSION].elsewhere = config.stash[CLUSTER]
         elif _is_spread(config):
-            from pytest_slmserve.spreading import session_of
+            from pytest_slmserve.plugin.xdist import session_of
 
             config.stash[SESSION] = session_of(config, options)
         else:
@@ -82,8 +82,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     options = _options(config)
     if options is None or options.backend is None:
         return None
+    from pytest_slmserve.plugin.xdist import workers_for
     from pytest_slmserve.schema.errors import SlmError
-    from pytest_slmserve.spreading import workers_for
 
     try:
         return workers_for(options.backend)
@@ -121,7 +121,7 @@ def _options(config: pytest.Config) -> Options | None:
 
 def _fixtures(config: pytest.Config) -> Any:
     """The module with the fixtures, and a carrier that goes with pytest-benchmark where it is active."""
-    from pytest_slmserve import fixtures
+    from pytest_slmserve.plugin import fixtures
 
     if config.pluginmanager.hasplugin("benchmark"):
         config.pluginmanager.register(fixtures.BenchmarkCarrier(), "slmserve-carrier")
@@ -159,7 +159,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if session is None:
         metafunc.parametrize(next(iter(wanted)), [pytest.param(None, id="-")], indirect=True)
         return
-    from pytest_slmserve.parameters import parameters_of
+    from pytest_slmserve.plugin.parametrize import parameters_of
     from pytest_slmserve.schema.errors import SlmError
 
     name, marker, values = next(iter(wanted)), metafunc.definition.get_closest_marker("slm"), []
@@ -179,7 +179,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if PROBLEM in config.stash:
         return _refuse(config, items)
     _leave_out_others(config, items)
-    from pytest_slmserve.ordering import in_running_order
+    from pytest_slmserve.plugin.ordering import in_running_order
     from pytest_slmserve.schema.errors import SlmError
 
     measured = list(filter(is_measured, items))
@@ -230,7 +230,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if PROBLEM in session.config.stash or not any(map(is_measured, session.items)):
         return  # the hook is called although the one before it has raised
-    from pytest_slmserve.items import engine_of
+    from pytest_slmserve.plugin.items import engine_of
     from pytest_slmserve.schema.errors import SlmError
 
     try:
@@ -265,7 +265,7 @@ def _resume(slm: Session, session: pytest.Session) -> None:
     """Say before the first engine starts what is resumed; of a plan it is read here. Raises SlmError."""
     if slm.options.gate or not slm.resumes:
         return
-    from pytest_slmserve.resuming import asked_by, fits
+    from pytest_slmserve.plugin.resume_check import asked_by, fits
 
     if slm.options.plan:
         slm.resume()
@@ -277,8 +277,8 @@ def _resume(slm: Session, session: pytest.Session) -> None:
 
 
 def _send(session: pytest.Session, slm: Session, cluster: Cluster) -> None:
-    from pytest_slmserve.ahead import questions_of
-    from pytest_slmserve.pricing import plan_rows
+    from pytest_slmserve.plugin.estimates import plan_rows
+    from pytest_slmserve.plugin.items import questions_of
 
     cluster.send(slm, questions_of(slm, session.items), plan_rows(slm, session.items))
 
@@ -289,7 +289,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
     from pytest_slmserve.plan.listing import plan_lines, spread_lines
-    from pytest_slmserve.pricing import plan_rows, price_notes
+    from pytest_slmserve.plugin.estimates import plan_rows, price_notes
     from pytest_slmserve.schema.errors import BadUsage
 
     cells, gpus, writer = plan_rows(slm, session.items), slm.options.plan_gpus, session.config.get_terminal_writer()
@@ -302,53 +302,6 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     for line in [*plan_lines(cells), *spread, *(f"note: {note}" for note in notes)]:
         writer.line(line)
     return True
-
-
-class ProgressLine:
-    """One line below pytest's own, written over while a point is measured; on a terminal only."""
-
-    def __init__(self, session: pytest.Session, slm: Session) -> None:
-        self.items, self.slm = session.items, slm
-        self.writer = session.config.get_terminal_writer()
-        self.capture = session.config.pluginmanager.getplugin("capturemanager")
-        self.number = 0
-        self.name = ""
-        self.shown = False
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logstart(self) -> None:
-        self.number += 1
-
-    def tell(self, name: str, progress: Any) -> None:
-        if not self.writer.hasmarkup:
-            return
-        from pytest_slmserve.pricing import seconds_left
-        from pytest_slmserve.report.progress import progress_line
-
-        if name != self.name:
-            self.name, self.left = name, seconds_left(self.slm, self.items[self.number - 1 :])
-        self.write(progress_line(self.number, len(self.items), name, progress, self.left(progress)))
-        self.shown = True
-
-    def wait(self, text: str) -> None:
-        """Of what is measured elsewhere."""
-        if self.writer.hasmarkup:
-            self.write(f"item {self.number} of {len(self.items)} | {text}")
-            self.shown = True
-
-    def write(self, text: str) -> None:
-        """Go to the next line and come back, by relative moves: the terminal may scroll in between. Past pytest's
-        writer, which counts the columns of the line that it is on."""
-        text, column = text[: self.writer.fullwidth - 1], self.writer.width_of_current_line + 1
-        with self.capture.global_and_fixture_disabled():
-            sys.stdout.write(f"\n{text}\x1b[K\x1b[1A\x1b[{column}G")
-            sys.stdout.flush()
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self) -> None:
-        if self.shown:
-            self.write("")
-            self.shown = False
 
 
 @pytest.hookimpl(wrapper=True)
@@ -382,7 +335,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     session = item.config.stash.get(SESSION, None)
     if session is None or session.devices.pool.current is None:
         return
-    from pytest_slmserve.items import engine_of, is_late
+    from pytest_slmserve.plugin.items import engine_of, is_late
 
     waits = nextitem is None or is_late(nextitem) > is_late(item)
     if waits or engine_of(session, nextitem) != session.devices.pool.current:

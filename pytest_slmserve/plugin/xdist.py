@@ -13,16 +13,16 @@ import pytest
 from xdist.workermanage import parse_tx_spec_config
 
 from pytest_slmserve.archive.merge import folder_of_parts
-from pytest_slmserve.items import PART, PROBLEM, engine_of, is_late, is_measured, is_skipped, part_of
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan.costs import Cell
 from pytest_slmserve.plan.schedule import divided, groups_of, in_order
 from pytest_slmserve.plan.titles import Engines
-from pytest_slmserve.pricing import plan_rows
+from pytest_slmserve.plugin.estimates import plan_rows
+from pytest_slmserve.plugin.items import PART, PROBLEM, engine_of, is_late, is_measured, is_skipped, part_of
+from pytest_slmserve.plugin.xdist_scheduler import LAST, EngineScheduling
 from pytest_slmserve.run.gather import gather_all, gather_others, open_for, save_outcome
 from pytest_slmserve.run.gpu_slots import Desk, Seat, agreed, cores_here
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.scheduling import LAST, EngineScheduling
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.literals import Backend
 from pytest_slmserve.schema.loads import Load

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_slmserve.ahead import question_of
 from pytest_slmserve.analysis.stored.differences import Asked, _question, difference
-from pytest_slmserve.items import engine_of, is_gate, is_measured, is_reader, is_skipped
+from pytest_slmserve.plugin.items import engine_of, is_gate, is_measured, is_reader, is_skipped, question_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.items import (
+from pytest_slmserve.plugin.items import (
     BASELINE,
     SESSION,
     is_named_point,
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
-    from pytest_slmserve.planned import Carry, PlannedJob, PlannedPoint
+    from pytest_slmserve.plugin.gpu_sampler import Watched
+    from pytest_slmserve.plugin.points import Carry, GpusPoint, PlannedJob, PlannedPoint, ReplicaPoint, SharedEngines
     from pytest_slmserve.run.adaptive import AdaptiveSweeps
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from pytest_slmserve.schema.records import Measurement
     from pytest_slmserve.schema.specs import EngineSpec
     from pytest_slmserve.schema.workloads import Workload
-    from pytest_slmserve.shared_engines import GpusPoint, ReplicaPoint, SharedEngines
-    from pytest_slmserve.watched import Watched
 
     Watching = Callable[[], AbstractContextManager[Watched]]
 
@@ -133,7 +132,7 @@ def slm_point(
 ) -> PlannedPoint:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
-    from pytest_slmserve.planned import PlannedPoint
+    from pytest_slmserve.plugin.points import PlannedPoint
 
     model, load = request.param
     adaptive = None if is_named_point(request.node) else slm_adaptive
@@ -156,8 +155,8 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
         thread_percentage: int | None = None,
     ) -> SharedEngines:
         from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
+        from pytest_slmserve.plugin.points import SharedEngines
         from pytest_slmserve.schema.errors import BadUsage
-        from pytest_slmserve.shared_engines import SharedEngines
 
         agenda = slm_session.agenda
         if not models and n < 2:
@@ -174,7 +173,7 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
 def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> ReplicaPoint:
     """One engine alone, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
     options."""
-    from pytest_slmserve.shared_engines import ReplicaPoint
+    from pytest_slmserve.plugin.points import ReplicaPoint
 
     return ReplicaPoint(slm_session, request.param)
 
@@ -182,7 +181,7 @@ def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> R
 @pytest.fixture
 def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedJob:
     """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
-    from pytest_slmserve.planned import PlannedJob
+    from pytest_slmserve.plugin.points import PlannedJob
 
     return PlannedJob(slm_session, request.param, slm_carrier)
 
@@ -215,7 +214,7 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
 def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> GpusPoint:
     """One engine over several GPUs, or a replica on each; parametrised over models, GPUs and loads by the marker and
     the options."""
-    from pytest_slmserve.shared_engines import GpusPoint
+    from pytest_slmserve.plugin.points import GpusPoint
 
     return GpusPoint(slm_session, request.param)
 
@@ -303,8 +302,8 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 def slm_gpu_sampler(slm_session: Session) -> Watching:
     """`with slm_gpu_sampler() as watched:` reads the sensors beside the block; then `watched` has the rows, the figures
     and the verdict over them. What it reads is chosen by `--slm-telemetry`."""
+    from pytest_slmserve.plugin.gpu_sampler import watching
     from pytest_slmserve.schema.errors import BadUsage
-    from pytest_slmserve.watched import watching
 
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
@@ -323,7 +322,7 @@ class BenchmarkCarrier:
 
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Carry:
-        from pytest_slmserve.parameters import CLOCK
+        from pytest_slmserve.plugin.parametrize import CLOCK
         from pytest_slmserve.report.export.pytest_benchmark import extra_info, seconds_per_request
 
         def carry(measurements: Sequence[Measurement]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_slmserve.items import (
+from pytest_slmserve.plugin.items import (
     LATE,
     engine_of,
     is_late,
@@ -34,7 +34,7 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
             item.add_marker(pytest.mark.skip(reason=why), append=False)
     order: dict[tuple[Any, int], int] = {}
     if session.desk:
-        from pytest_slmserve.spreading import parts_in_order  # needs pytest-xdist
+        from pytest_slmserve.plugin.xdist import parts_in_order
 
         order = parts_in_order(session, session.desk, items)
     call_late(session, items, divided={engine for engine, part in order if part})

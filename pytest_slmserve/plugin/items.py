@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_slmserve.plan.cases import Question
     from pytest_slmserve.plan.planner import Variant
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.session import Session
@@ -210,3 +212,27 @@ def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
     words = {word: value for word, value in words.items() if word not in NOT_OF_THE_ENGINE}
     model = words.pop("model", None) or session.agenda.models[0]
     return replace(session.agenda.spec(model, words.get("tensor_parallel")), **words)
+
+
+def questions_of(session: Session, items: Sequence[Any]) -> list[Question]:
+    """Each once, in the order of the items."""
+    asked = (question_of(session, item) for item in items if not is_skipped(item))
+    return list({question.key: question for question in asked if question}.values())
+
+
+def question_of(session: Session, item: Any) -> Question | None:
+    """What its parameter has it measure; None where it measures nothing, or only it knows what."""
+    from pytest_slmserve.plan import cases
+    from pytest_slmserve.plugin.points import GpusPoint, ReplicaPoint
+
+    parameters, agenda = item.callspec.params if hasattr(item, "callspec") else {}, session.agenda
+    if point := parameters.get("slm_point"):
+        model, load = point
+        return session.question(agenda.spec(model), agenda.workload(model, variant_asked_for(item)), load)
+    if replicas := parameters.get("slm_replica_point"):
+        return ReplicaPoint(session, replicas).question()
+    if gpus := parameters.get("slm_gpus_point"):
+        return GpusPoint(session, gpus).question()
+    if job := parameters.get("slm_job_point"):
+        return session.question(*cases.job_case(agenda, job))
+    return None

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pytest_slmserve.ahead import question_of
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
-from pytest_slmserve.items import (
-    asks_as_it_goes,
-    asks_the_engine,
-    engine_of,
-    is_measured,
-    is_named_point,
-    is_skipped,
-    variant_asked_for,
-)
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan.cases import gpus_engine
@@ -28,6 +18,16 @@ from pytest_slmserve.plan.costs import (
     start_price_s,
 )
 from pytest_slmserve.plan.titles import Engines, engine_alone
+from pytest_slmserve.plugin.items import (
+    asks_as_it_goes,
+    asks_the_engine,
+    engine_of,
+    is_measured,
+    is_named_point,
+    is_skipped,
+    question_of,
+    variant_asked_for,
+)
 from pytest_slmserve.run.gate import launches_left, loads_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import Load
