@@ -173,9 +173,9 @@ def _clock_moves(seen: _Seen) -> Iterator[Finding]:
 
 
 def _clocks(watch: Watch) -> Iterator[tuple[float, int]]:
-    """SM clock and clock event reasons of each reading; reasons that are not known are none."""
+    """SM clock and clock event reasons of each reading with a clock above zero; unknown reasons are none."""
     for row in watch.rows:
-        if (clock := watch.value(SM_CLOCK, row)) is not None:
+        if (clock := watch.value(SM_CLOCK, row) or 0) > 0:
             yield clock, int(watch.value(CLOCK_REASONS, row) or 0)
 
 
