@@ -7,7 +7,7 @@ import gc
 import time
 from typing import Any
 
-from vllm_worker import Server, Trace, main  # the package's worker folder is on the path
+from vllm_worker import Server, StepTrace, main  # the package's worker folder is on the path
 
 
 class BareServer(Server):
@@ -20,7 +20,7 @@ class BareServer(Server):
         """No trace, no stamps, no progress: `concurrency` loops over one iterator of requests."""
         self.runs += 1
         numbers = iter(range(requests))
-        record, Trace.record = Trace.record, lambda *_, **__: None  # type: ignore[method-assign]
+        record, StepTrace.record = StepTrace.record, lambda *_, **__: None  # type: ignore[method-assign]
         gc.collect()
         gc.freeze()
 
@@ -35,7 +35,7 @@ class BareServer(Server):
         await asyncio.gather(*(user() for _ in range(concurrency)))
         seconds = time.monotonic() - began
         gc.unfreeze()
-        Trace.record = record  # type: ignore[method-assign]
+        StepTrace.record = record  # type: ignore[method-assign]
         return {"event": "bare", "seconds": seconds}
 
 

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.costs import Cell
+from pytest_slmserve.plan.costs import PlannedItem
 from pytest_slmserve.plan.schedule import Group, divided, groups_of, least_s, makespan_s, spread
 from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.plugin.estimates import plan_rows
@@ -61,23 +61,23 @@ def taken(parameters: Sequence[Any]) -> list[Any]:
     return [each.values[0] for each in parameters if not any(mark.name == "skip" for mark in each.marks)]
 
 
-def cells() -> list[Cell]:
+def cells() -> list[PlannedItem]:
     """Of both doors."""
-    found: list[Cell] = []
+    found: list[PlannedItem] = []
     for door in get_args(OwnDoor):
         given = {"gpu": True, "plan": True, "door": door, "models": ",".join(MODELS), "replicas": "2,3"}
         with tempfile.TemporaryDirectory() as folder:
-            session = Session.of(read_options(given, {}, {}), Path(folder))
+            session = Session.from_options(read_options(given, {}, {}), Path(folder))
         found += plan_rows(session, list(items(session)))  # type: ignore[arg-type]
     return found
 
 
-def apart(planned: Sequence[Cell]) -> list[Group]:
+def apart(planned: Sequence[PlannedItem]) -> list[Group]:
     """Each cell on an engine that starts for it."""
     return [group for cell in planned for group in groups_of([cell])]
 
 
-def rows(planned: Sequence[Cell], gpus: Sequence[int]) -> Iterator[tuple[str, ...]]:
+def rows(planned: Sequence[PlannedItem], gpus: Sequence[int]) -> Iterator[tuple[str, ...]]:
     whole, single = groups_of(planned), apart(planned)
     yield "GPUs", "engine starts", "makespan", "least possible", "over it", "a start per cell", "makespan"
     for count in gpus:

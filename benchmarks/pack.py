@@ -32,7 +32,7 @@ from typing import TypeVar
 from pytest_slmserve.__main__ import main as command
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.archive.codec import measurement_line
-from pytest_slmserve.archive.store import FORMAT, Contents, Found, decode, facts_of, read, stored_in
+from pytest_slmserve.archive.store import FORMAT, Contents, ScannedLines, decode, facts_of, read, stored_in
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Samples, Steps, Telemetry
 
@@ -43,12 +43,12 @@ FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}
 
 
 def packed(path: Path, change: Callable[[Measurement], Measurement]) -> bytes:
-    found = Found()
+    found = ScannedLines()
     lines = [line for line in stored_in(path, path.read_bytes()).lines if line]
     return lzma.compress(b"".join(renewed(found, line, change) + b"\n" for line in lines), filters=FILTERS)
 
 
-def renewed(found: Found, line: bytes, change: Callable[[Measurement], Measurement]) -> bytes:
+def renewed(found: ScannedLines, line: bytes, change: Callable[[Measurement], Measurement]) -> bytes:
     """The line in the newest format. found: what the lines before it hold."""
     decode(found, line)
     match (facts := facts_of(line))["kind"]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.cases import GpusPlan
-from pytest_slmserve.plan.costs import Cell
+from pytest_slmserve.plan.costs import PlannedItem
 from pytest_slmserve.plan.listing import plan_lines
 from pytest_slmserve.plan.schedule import divided, groups_of, least_s, makespan_s, spread
 from pytest_slmserve.plan.titles import clock
@@ -60,12 +60,12 @@ def items(count: int) -> list[Any]:
     ]
 
 
-def planned(count: int) -> tuple[list[Cell], float]:
+def planned(count: int) -> tuple[list[PlannedItem], float]:
     """The cells, and the seconds that it took to price and write them."""
     found = items(count)
     options = read_options({"gpu": True, "plan": True, "lengths": "64/32"}, {}, {})
     with tempfile.TemporaryDirectory() as folder:
-        session = Session.of(options, Path(folder))
+        session = Session.from_options(options, Path(folder))
         began = time.perf_counter()
         cells = plan_rows(session, found)
         lines = plan_lines(cells)
@@ -75,7 +75,7 @@ def planned(count: int) -> tuple[list[Cell], float]:
     return cells, seconds
 
 
-def of_release(cell: Cell, number: int) -> Cell:
+def of_release(cell: PlannedItem, number: int) -> PlannedItem:
     """The same on an engine of another interpreter."""
     assert isinstance(cell.engine, EngineSpec)
     return cell._replace(engine=replace(cell.engine, python=f"vllm-{number}"))

@@ -37,7 +37,7 @@ from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run
-from pytest_slmserve.telemetry.base import Reading, Source
+from pytest_slmserve.telemetry.base import Reading, SensorSource
 from pytest_slmserve.telemetry.host_probe import probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
@@ -56,7 +56,7 @@ class Gated:
     rounds: when all sources were asked, and when the last of them had answered. They share it.
     """
 
-    source: Source
+    source: SensorSource
     stretch_s: float
     rounds: dict[float, float]
     readings: int = 0

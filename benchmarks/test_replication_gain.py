@@ -51,6 +51,6 @@ def test_point_of_a_model_alone(slm_point):
 @pytest.mark.parametrize("sharing", ["time-slicing", "mps"])
 def test_two_models_on_one_gpu(slm_replicas, slm_session, sharing):
     """The papers' case of several models; the report says what they serve, in units of taking turns."""
-    if not all(map(slm_session.agenda.swept, PAIR)):
+    if not all(map(slm_session.planner.swept, PAIR)):
         pytest.skip("not both models are measured in this run")
     assert slm_replicas(models=PAIR, sharing=sharing).measure(192).valid

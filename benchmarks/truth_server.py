@@ -193,7 +193,7 @@ class TruthServer:
 
     def answer(self, connection: Connection, head: bytes, body: bytes, arrived: float) -> None:
         if head.startswith(b"GET") or b"completions" not in head[:80]:
-            return self.tell(connection, head.split(b" ")[1].decode())
+            return self.on_progress(connection, head.split(b" ")[1].decode())
         now = time.monotonic()
         asked = json.loads(body)
         name = REQUEST_ID.search(head)
@@ -227,7 +227,7 @@ class TruthServer:
         head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
         self.write(connection, head + body)
 
-    def tell(self, connection: Connection, path: str) -> None:
+    def on_progress(self, connection: Connection, path: str) -> None:
         if path == "/truth":
             rows = [request.truth() for request in self.ended]
             return self.reply(connection, b"200 OK", json.dumps({"cpu_s": time.process_time(), "rows": rows}).encode())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from stored_records import LIMITS, engine_alone
 
 from pytest_slmserve.schema.literals import Side
-from pytest_slmserve.schema.records import Measurement, Paired
+from pytest_slmserve.schema.records import GateLaunch, Measurement
 
 LOADS = (8, 64)
 RATES = (1000.0, 5000.0)  # output tokens/s at each load
@@ -34,7 +34,7 @@ def launch(
                 speed * dict(zip(LOADS, RATES))[n], n, resolved=resolved, launch=name or f"{pair}-{side}", **facts
             ),
             measured_at=f"2026-01-01T00:{pair:02d}:{10 * second + at:02d}.000+00:00",
-            paired=Paired("gate", pair, side, second),
+            paired=GateLaunch("gate", pair, side, second),
         )
         for at, n in enumerate(loads)
     ]

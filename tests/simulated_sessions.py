@@ -26,7 +26,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         for earlier in sessions:
             earlier.close()
         words = {"fake": True, "models": MODEL, "batches": "8,64,256,512", "records": str(tmp_path / "a.jsonl")}
-        sessions.append(Session.of(read_options({**words, **given}, {}, {}), tmp_path))
+        sessions.append(Session.from_options(read_options({**words, **given}, {}, {}), tmp_path))
         sessions[-1].open()
         return sessions[-1]
 
@@ -37,13 +37,13 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 def sweep(session: Session, only: Sequence[int] = BATCHES) -> None:
     """As the items of a run do."""
-    planned = session.agenda.sweep(MODEL)
+    planned = session.planner.sweep(MODEL)
     session.begin()
     for load in planned.loads:
         if load.concurrency in only:
-            session.measure(planned.spec, session.agenda.workload(MODEL), load, session.options.repeats)
+            session.measure(planned.spec, session.planner.workload(MODEL), load, session.options.repeats)
 
 
 def point(session: Session, concurrency: int = 8, repeats: int = 2) -> list[Measurement]:
     load = ClosedLoop(concurrency)
-    return session.measure(session.agenda.spec(MODEL), session.agenda.workload(MODEL), load, repeats)
+    return session.measure(session.planner.spec(MODEL), session.planner.workload(MODEL), load, repeats)

@@ -17,7 +17,7 @@ from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, Load
-from pytest_slmserve.schema.records import Measurement, Paired, Replica, Resolved, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
 
@@ -308,8 +308,8 @@ def replicas() -> st.SearchStrategy[Replica]:
     )  # fmt: skip
 
 
-def places_in_a_gate() -> st.SearchStrategy[Paired]:
-    return st.builds(Paired, NAMES, st.integers(1, 24), st.sampled_from(["baseline", "candidate"]), st.booleans())
+def places_in_a_gate() -> st.SearchStrategy[GateLaunch]:
+    return st.builds(GateLaunch, NAMES, st.integers(1, 24), st.sampled_from(["baseline", "candidate"]), st.booleans())
 
 
 def measurements() -> st.SearchStrategy[Measurement]:

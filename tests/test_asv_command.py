@@ -109,8 +109,8 @@ def served(folder: Path) -> dict:
 
 
 def test_what_was_left_out_and_what_was_taken_together_is_said(tmp_path, folder, capsys) -> None:
-    elsewhere = [replace(m, environment=replace(m.environment, host="two")) for m in launches(name="elsewhere")]
-    path = archive(tmp_path / "a.jsonl", [*launches(), *elsewhere, *launches(failures=1, loads=(16,))])
+    remote_executor = [replace(m, environment=replace(m.environment, host="two")) for m in launches(name="elsewhere")]
+    path = archive(tmp_path / "a.jsonl", [*launches(), *remote_executor, *launches(failures=1, loads=(16,))])
     status, out, _ = run(capsys, folder, path)
     assert status == 0 and "note: left out: 2 measurements, invalid\n" in out
     assert "vLLM 0.26.0 on nvidia-h200: launches of 2 hosts are taken together" in out

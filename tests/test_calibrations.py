@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_slmserve.analysis.gate.calibration import Calibration, Noise, Rates
-from pytest_slmserve.analysis.gate.decision import Terms
-from pytest_slmserve.archive.calibrations import Kept, beside, find, keep, place_of, read
+from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Rates
+from pytest_slmserve.analysis.gate.decision import GateCriteria
+from pytest_slmserve.archive.calibrations import StoredNoise, beside, find, keep, noise_key, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 
 HERE = Environment(backend="cuda", gpu_name="NVIDIA H200", driver="580.1", vllm="0.26.0")
-PLACE = place_of(HERE, "opt-1.3b", [8, 256], Terms())
+PLACE = noise_key(HERE, "opt-1.3b", [8, 256], GateCriteria())
 RATES = Rates(0.0, 0.99, 4.2)
-KEPT = Kept(
+KEPT = StoredNoise(
     PLACE,
     "2026-11-21T12:00:00+00:00",
-    Noise(("tokens/s",), ((0.01,), (-0.01,))),
-    Calibration(Terms(), 2, RATES, {"tokens/s": Rates(0.97, 0.0, 5.0)}),
+    PairNoise(("tokens/s",), ((0.01,), (-0.01,))),
+    Calibration(GateCriteria(), 2, RATES, {"tokens/s": Rates(0.97, 0.0, 5.0)}),
 )
 
 
@@ -34,15 +34,15 @@ def test_another_driver_margin_load_model_or_start_is_another_place(tmp_path):
     path = tmp_path / "calibration.json"
     keep(path, KEPT)
     others = [
-        place_of(replace(HERE, driver="590.2"), "opt-1.3b", [8, 256], Terms()),
-        place_of(HERE, "opt-1.3b", [8, 128], Terms()),
-        place_of(HERE, "opt-2.7b", [8, 256], Terms()),
-        place_of(HERE, "opt-1.3b", [8, 256], Terms(0.05)),
-        place_of(HERE, "opt-1.3b", [8, 256], Terms(pairs=8)),
-        place_of(HERE, "opt-1.3b", [8, 256], Terms(), "cold"),
+        noise_key(replace(HERE, driver="590.2"), "opt-1.3b", [8, 256], GateCriteria()),
+        noise_key(HERE, "opt-1.3b", [8, 128], GateCriteria()),
+        noise_key(HERE, "opt-2.7b", [8, 256], GateCriteria()),
+        noise_key(HERE, "opt-1.3b", [8, 256], GateCriteria(0.05)),
+        noise_key(HERE, "opt-1.3b", [8, 256], GateCriteria(pairs=8)),
+        noise_key(HERE, "opt-1.3b", [8, 256], GateCriteria(), "cold"),
     ]
     assert [find(path, place) for place in others] == [None] * 6
-    assert find(path, place_of(replace(HERE, vllm="0.27.0"), "opt-1.3b", [8, 256], Terms())) == KEPT
+    assert find(path, noise_key(replace(HERE, vllm="0.27.0"), "opt-1.3b", [8, 256], GateCriteria())) == KEPT
 
 
 def test_a_later_calibration_of_a_place_replaces_the_earlier_one(tmp_path):

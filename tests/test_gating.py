@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launches import pairs
 
-from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
@@ -24,7 +24,7 @@ from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.options.read import Options, read_options
 from pytest_slmserve.plan import planner as agendas
-from pytest_slmserve.plan.planner import Agenda
+from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.run import gate
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.gate import MAX_DROPPED, Gates, check_gate, loads_of, order, sides
@@ -56,7 +56,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         for earlier in sessions:
             earlier.close()
         options = read_options({**FEW_STEPS, "fake": True, "records": str(tmp_path / "a.jsonl"), **given}, {}, {})
-        session = Session.of(options, tmp_path)
+        session = Session.from_options(options, tmp_path)
         session.devices.pool = Pool(start_engine=start)
         session.open()
         session.begin()
@@ -217,8 +217,8 @@ def test_an_interpreter_of_a_side_is_probed_before_anything_starts(opened, monke
     session = real_session(opened(), baseline_python="/older/python", candidate_python="/new/python")
     check_gate(session, MODEL)
     assert asked == ["/old/python", "/older/python"], "the candidate's was probed when the session was made"
-    both = sides(session.agenda.spec(MODEL), session.options)
-    assert [session.agenda.environment(both[side]).vllm for side in SIDES] == ["0.25", None]
+    both = sides(session.planner.spec(MODEL), session.options)
+    assert [session.planner.environment(both[side]).vllm for side in SIDES] == ["0.25", None]
 
 
 # Every launch is fresh
@@ -228,7 +228,7 @@ def test_every_launch_is_fresh_and_in_the_order_of_the_pairs(opened):
     session = opened(candidate_engine_arg=["b_half=9"])
     gated = Gates(session).of(MODEL)
     assert len(gated.pairs) == 4 and session.devices.pool.current is None
-    both = sides(session.agenda.spec(MODEL), session.options)
+    both = sides(session.planner.spec(MODEL), session.options)
     assert session.devices.pool.starts == [both[side] for number in range(1, 5) for side in order(number)]
     found = stored(session)
     each = [[*group] for _, group in groupby(found, key=lambda m: m.launch)]
@@ -258,9 +258,9 @@ def test_a_gate_is_made_once(opened):
 def real_session(session: Session, start: Callable[[EngineSpec], Any] = FakeEngine, **given: object) -> Session:
     """The same on a device that warms up; what it starts is simulated all the same."""
     options = read_options({**FEW_STEPS, "cpu": True, **given}, {}, {})
-    agenda = Agenda(options, "cpu", Host(Environment(backend="cpu"), "none"))
+    planner = Planner(options, "cpu", Host(Environment(backend="cpu"), "none"))
     return Session(
-        agenda, Devices(agenda, Pool(start_engine=start, hold_engine=lambda *launch: None)), archive=session.archive
+        planner, Devices(planner, Pool(start_engine=start, hold_engine=lambda *launch: None)), archive=session.archive
     )
 
 
@@ -270,7 +270,7 @@ def real_session(session: Session, start: Callable[[EngineSpec], Any] = FakeEngi
 def test_a_real_engine_is_launched_once_before_it_counts(opened, candidate, warm_ups):
     session = real_session(opened(), candidate_engine_arg=candidate)
     gated = Gates(session).of(MODEL)
-    both = sides(session.agenda.spec(MODEL), session.options)
+    both = sides(session.planner.spec(MODEL), session.options)
     counted = [side for number in range(1, 5) for side in order(number)]
     assert session.devices.pool.starts == [both[side] for side in (*warm_ups, *counted)]
     measured = [m for p in gated.pairs for side in (p.baseline, p.candidate) for m in side.measurements]
@@ -302,7 +302,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
     assert events.count("turn") == 10 and events.count("imported") == {4: 12, 2: 10}[at_once]
     turns = [event for event in events if event != "imported"]
     assert turns[:4] == ["turn", "end", "turn", "end"]
-    both = sides(session.agenda.spec(MODEL), session.options)
+    both = sides(session.planner.spec(MODEL), session.options)
     assert session.devices.pool.starts == [both[side] for number in range(1, 6) for side in order(number)]
 
 
@@ -311,7 +311,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
 
 def test_it_ends_at_planned_looks_only():
     made = pairs(12)
-    over = [n for n in range(1, 13) if gate._is_over(judge_gate(made[: 4 * n], Terms()))]
+    over = [n for n in range(1, 13) if gate._is_over(judge_gate(made[: 4 * n], GateCriteria()))]
     assert over == [4, 6, 8, 12]
 
 
@@ -400,7 +400,7 @@ def test_a_gate_that_was_broken_off_goes_on_with_its_whole_pairs(opened, launche
     session = opened(resume=True)
     before = stored(session)
     gated = Gates(session).of(MODEL)
-    both = sides(session.agenda.spec(MODEL), session.options)
+    both = sides(session.planner.spec(MODEL), session.options)
     missing = range(pairs_there + 1, 5)
     assert session.devices.pool.starts == [both[side] for number in missing for side in order(number)]
     assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.outcome is State.HOLDS
@@ -478,7 +478,7 @@ def test_a_side_is_warmed_up_once_for_each_boot_of_a_host(opened):
     begun(opened, 1, candidate_engine_arg=["b_half=9"])
     session = opened(resume=True, candidate_engine_arg=["b_half=9"])
     (found,), host = {m.paired.side: m for m in stored(session)}.values(), session.host.environment.host
-    both = sides(session.agenda.spec(MODEL), session.options)
+    both = sides(session.planner.spec(MODEL), session.options)
     one = gate.OneGate(session, MODEL, both)
     assert found.paired.side == "baseline" and found.environment.host == host
     assert one.cold([]) == SIDES and one.cold([found]) == ("candidate",)

@@ -68,7 +68,7 @@ def live_text(measurements) -> str:
     ]
     subjects = [*((name, curve) for name in names), *((table1.CLAIM, Curve(subject=r.model)) for r in table1.ROWS)]
     rows = [(lookup.row_for(name, c.subject, H200), c) for name, c in subjects]
-    judged = [(lookup.judge(row.claim, c, row), row) for row, c in rows]
+    judged = [(lookup.judge_row(row.claim, c, row), row) for row, c in rows]
     return "\n".join(text for text, _ in run_lines([curve], judged))
 
 
@@ -110,7 +110,10 @@ def test_a_failing_claim_is_1(tmp_path, capsys):
 
 
 def test_an_expected_failure_that_holds_is_1(tmp_path, capsys):
-    rows = (*table.ROWS, claim.Row("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails"))
+    rows = (
+        *table.ROWS,
+        claim.ClaimRow("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails"),
+    )
     status, out, _ = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(), rows=rows))
     assert status == 1 and "HOLDS, UNEXPECTED" in out
 

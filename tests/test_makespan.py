@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.plan.costs import Cell, start_price_s
+from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
 from pytest_slmserve.plan.listing import spread_lines
 from pytest_slmserve.plan.schedule import Group, divided, groups_of, in_order, least_s, makespan_s, seconds_of, spread
 from pytest_slmserve.schema.errors import BadUsage
@@ -74,18 +74,24 @@ def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest()
 def test_an_engine_starts_once_for_all_of_its_cells():
     both = ReplicaSpec((ONE, replace(ONE, gpu=1)), "gpus")
     wide = replace(ONE, tensor_parallel=2)
-    cells = [Cell("a", ONE, 5.0), Cell("b", wide, 7.0), Cell("c", ONE, 6.0), Cell("d", both, 1.0), Cell("e", None, 0.0)]
-    assert [(g.gpus, g.seconds - start_price_s(g.engine), len(g.cells)) for g in groups_of(cells)] == [
+    cells = [
+        PlannedItem("a", ONE, 5.0),
+        PlannedItem("b", wide, 7.0),
+        PlannedItem("c", ONE, 6.0),
+        PlannedItem("d", both, 1.0),
+        PlannedItem("e", None, 0.0),
+    ]
+    assert [(g.gpus, g.seconds - start_estimate_s(g.engine), len(g.cells)) for g in groups_of(cells)] == [
         (1, 11.0, 2),
         (2, 7.0, 1),
         (2, 1.0, 1),
     ]
 
 
-def cells_of(model: str, seconds: Iterable[float], **fields: Any) -> list[Cell]:
+def cells_of(model: str, seconds: Iterable[float], **fields: Any) -> list[PlannedItem]:
     """Cells of one engine, each under a load of its own."""
     engine = replace(ONE, model=model, **fields)
-    return [Cell(f"{model} {n}", engine, each, ClosedLoop(n + 1)) for n, each in enumerate(seconds)]
+    return [PlannedItem(f"{model} {n}", engine, each, ClosedLoop(n + 1)) for n, each in enumerate(seconds)]
 
 
 CELLS = st.lists(
@@ -111,7 +117,9 @@ def test_a_division_loses_no_cell_and_doubles_none(cells, gpus):
         assert its == [group] or group.divisible
         loads = [load for part in its for load in part.by_load]
         assert len(loads) == len(set(loads)) and len(its) <= gpus, "what is under one load stays together"
-        assert all(part.seconds == pytest.approx(start_price_s(part.engine) + seconds_of(part.cells)) for part in its)
+        assert all(
+            part.seconds == pytest.approx(start_estimate_s(part.engine) + seconds_of(part.cells)) for part in its
+        )
     before, after = makespan_s(spread(whole, gpus)), makespan_s(spread(parts, gpus))
     assert after < before or len(parts) == len(whole)
     assert after >= least_s(whole, gpus) * (1 - 1e-9)
@@ -144,10 +152,10 @@ def test_what_the_last_engine_waits_for_is_divided():
 
 
 UNDIVIDED = {
-    "what is asked for is not known": [Cell("a", ONE, 100.0), Cell("b", ONE, 100.0, ClosedLoop(1))],
-    "one load": [Cell("a", ONE, 100.0, ClosedLoop(1)), Cell("b", ONE, 100.0, ClosedLoop(1))],
+    "what is asked for is not known": [PlannedItem("a", ONE, 100.0), PlannedItem("b", ONE, 100.0, ClosedLoop(1))],
+    "one load": [PlannedItem("a", ONE, 100.0, ClosedLoop(1)), PlannedItem("b", ONE, 100.0, ClosedLoop(1))],
     "two GPUs": cells_of("opt-6.7b", [100, 100], tensor_parallel=2),
-    "replicas": [Cell("a", ReplicaSpec((ONE, ONE)), 100.0, ClosedLoop(n)) for n in (2, 4)],
+    "replicas": [PlannedItem("a", ReplicaSpec((ONE, ONE)), 100.0, ClosedLoop(n)) for n in (2, 4)],
     "hardly longer than its start": cells_of("opt-125m", [2, 2]),
     "small beside what is longest": [*cells_of("opt-6.7b", [900.0]), *cells_of("opt-125m", [100, 100])],
     "what costs nothing": cells_of("opt-125m", [0, 0], backend="fake"),
@@ -162,7 +170,7 @@ def test_what_stays_whole(cells):
 
 
 def test_as_text():
-    cells = [Cell("a", ONE, 5.0), Cell("b", replace(ONE, tensor_parallel=2), 7.0)]
+    cells = [PlannedItem("a", ONE, 5.0), PlannedItem("b", replace(ONE, tensor_parallel=2), 7.0)]
     assert spread_lines(cells, 2) == [
         "GPU 0: 0:00 opt-125m (1 cell, 1:00), 1:00 opt-125m on 2 GPUs (1 cell, 1:02)",
         "GPU 1: 1:00 opt-125m on 2 GPUs (1 cell, 1:02)",

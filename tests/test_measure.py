@@ -91,7 +91,7 @@ class Timed(FakeEngine):
         super().__init__(SPEC)
         self.before_s, self.window_s, self.dies = before_s, window_s, dies
 
-    def run(self, workload, load, tell=None):
+    def run(self, workload, load, on_progress=None):
         time.sleep(self.before_s)
         self.began = time.monotonic()
         time.sleep(self.window_s)

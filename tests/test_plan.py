@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import H200
 
 from pytest_slmserve.options.read import Options, read_options
-from pytest_slmserve.plan.costs import Cell, price_s, start_price_s
+from pytest_slmserve.plan.costs import PlannedItem, estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
 from pytest_slmserve.plan.listing import plan_lines
 from pytest_slmserve.plan.sweeps import doublings, plan_sweep, workload_spec
@@ -106,18 +106,20 @@ def test_the_requests_that_options_ask_for(given, backend, lengths, source, path
 @given(st.integers(1, 1023), st.sampled_from(["spread", "together"]), st.floats(1, 2000), st.floats(1, 2000))
 def test_a_price_is_positive_and_grows_with_the_load(backend, concurrency, starts, output, context):
     spec = EngineSpec("opt-1.3b", backend=backend, kv_cache_bytes=GIB)
-    less, more = (price_s(spec, ClosedLoop(n, starts=starts), output, context) for n in (concurrency, concurrency + 1))
+    less, more = (
+        estimate_s(spec, ClosedLoop(n, starts=starts), output, context) for n in (concurrency, concurrency + 1)
+    )
     assert 5.0 < less < more
-    longer = price_s(spec, ClosedLoop(concurrency, starts=starts, settle_lifetimes=2.0), output, context)
+    longer = estimate_s(spec, ClosedLoop(concurrency, starts=starts, settle_lifetimes=2.0), output, context)
     assert longer > less
 
 
 def test_a_start_costs_what_the_backend_takes():
     backends = [backend for backend in DEFAULTS if backend != "remote"]
-    assert [start_price_s(EngineSpec("x", backend=b, kv_cache_bytes=GIB)) for b in backends] == [55.0, 30.0, 0.0]
-    assert start_price_s(EngineSpec("x", backend="remote", door="endpoint", url="http://h/x")) == 0.0
+    assert [start_estimate_s(EngineSpec("x", backend=b, kv_cache_bytes=GIB)) for b in backends] == [55.0, 30.0, 0.0]
+    assert start_estimate_s(EngineSpec("x", backend="remote", door="endpoint", url="http://h/x")) == 0.0
     one = EngineSpec("x", backend="cuda", kv_cache_bytes=GIB)
-    assert start_price_s(ReplicaSpec((one, one, one))) == 55.0 + 2 * 27.0, "launched together, then in turn"
+    assert start_estimate_s(ReplicaSpec((one, one, one))) == 55.0 + 2 * 27.0, "launched together, then in turn"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (187.2, "3:07"), (3600, "60:00")])
@@ -128,10 +130,10 @@ def test_clock(seconds, text):
 def test_the_plan_as_text_adds_up():
     first, second = EngineSpec("opt-125m"), EngineSpec("opt-1.3b")
     rows = [
-        Cell("point-1", first, 10.0),
-        Cell("point-2", first, 20.0),
-        Cell("claim", None, 0.0),
-        Cell("point-3", second, 30.4),
+        PlannedItem("point-1", first, 10.0),
+        PlannedItem("point-2", first, 20.0),
+        PlannedItem("claim", None, 0.0),
+        PlannedItem("point-3", second, 30.4),
     ]
     assert plan_lines(rows) == [
         "   0:00  start opt-125m (cuda, 55 s)",

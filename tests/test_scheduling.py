@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("xdist")
 
 from pytest_slmserve.plugin.xdist_scheduler import LAST, EngineScheduling
-from pytest_slmserve.run.gpu_slots import Seat
+from pytest_slmserve.run.gpu_slots import GpuSlot
 
 
 class Gpus:
@@ -110,7 +110,7 @@ class Run:
         return None if scope == LAST else scope
 
     def blocks(self, engine: str, place: int) -> list[tuple[int, ...]]:
-        return Seat("", place, ("",) * self.workers).blocks(self.wide[engine])
+        return GpuSlot("", place, ("",) * self.workers).blocks(self.wide[engine])
 
     def completed(self, node: Node, index: int) -> None:
         self.ran.append((node, self.items[index]))

@@ -86,7 +86,7 @@ def test_a_resumed_session_measures_only_what_is_missing(opened):
     again = opened(resume=True)
     sweep(again)
     assert len(stored(again)) == 8 and sum(again.reused_cells.values()) == 4
-    spec, workload = again.agenda.spec(MODEL), again.agenda.workload(MODEL)
+    spec, workload = again.planner.spec(MODEL), again.planner.workload(MODEL)
     assert [again.left(again.question(spec, workload, ClosedLoop(n))) for n in (8, 128)] == [0, 2]
     anew = opened()
     assert anew.known.measured == {} and sum(anew.reused_cells.values()) == 0
@@ -110,13 +110,13 @@ def test_a_model_that_does_not_fit_is_left_out_once_and_said(opened, monkeypatch
     host = Host(Environment(backend="fake", gpu_memory_bytes=9 << 30), "fake-small")
     monkeypatch.setattr(module, "probe", lambda *_: host)
     session = opened(models=None)
-    assert session.agenda.models == session.agenda.models == (MODEL, "opt-1.3b")
+    assert session.planner.models == session.planner.models == (MODEL, "opt-1.3b")
     assert len(session.notes) == 1 and session.notes[0].startswith("opt-2.7b is left out: weights and reserve take")
 
 
 def test_an_unknown_model_is_wrong_usage(opened):
     with pytest.raises(BadUsage, match="unknown model 'gpt-5'"):
-        _ = opened(models="opt-125m,gpt-5").agenda.models
+        _ = opened(models="opt-125m,gpt-5").planner.models
 
 
 def test_a_plan_needs_no_device(tmp_path, monkeypatch):
@@ -124,19 +124,19 @@ def test_a_plan_needs_no_device(tmp_path, monkeypatch):
         raise BadUsage("no GPU here")
 
     monkeypatch.setattr(module, "probe", nothing_here)
-    planned = Session.of(read_options({"gpu": True, "plan": True}, {}, {}), tmp_path)
+    planned = Session.from_options(read_options({"gpu": True, "plan": True}, {}, {}), tmp_path)
     assert (
         planned.notes == ["no GPU here: the plan assumes a GPU of 140 GiB"]
-        and len(planned.agenda.sweep(MODEL).loads) > 9
+        and len(planned.planner.sweep(MODEL).loads) > 9
     )
     with pytest.raises(BadUsage, match="no GPU here"):
-        Session.of(read_options({"gpu": True}, {}, {}), tmp_path)
+        Session.from_options(read_options({"gpu": True}, {}, {}), tmp_path)
 
 
 def test_how_a_run_is_going_is_told_with_the_name_of_its_point(opened):
     told: list[str] = []
     session = opened()
-    session.tell = lambda name, progress: told.append(name)
+    session.on_progress = lambda name, progress: told.append(name)
     point(session)
     assert list(dict.fromkeys(told)) == ["opt-125m at 8, repeat 1", "opt-125m at 8, repeat 2"]
 
@@ -172,8 +172,8 @@ def two_gpus(opened, monkeypatch):
     monkeypatch.setattr(places, "DeviceLock", Lock)
     monkeypatch.setattr(places, "open_sampler", opens)
     gpus = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 << 30, "1", "12.8") for i in range(2))
-    session.agenda.host = Host(Environment(backend="cuda"), "GPU-0", gpus=gpus)
-    session.agenda.backend = "cuda"
+    session.planner.host = Host(Environment(backend="cuda"), "GPU-0", gpus=gpus)
+    session.planner.backend = "cuda"
     return session, locked, read
 
 
@@ -194,7 +194,7 @@ def test_an_engine_takes_a_lock_and_the_sensors_of_each_of_its_gpus(two_gpus):
     )
     assert read == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
     assert devices.own_sampler() is devices.sampler, "engines of this run have one GPU"
-    session.agenda.options = replace(session.options, tensor_parallel=(2,))
+    session.planner.options = replace(session.options, tensor_parallel=(2,))
     assert devices.own_sampler() is devices.sampler_of(both)
     session.close()
     assert locked == []

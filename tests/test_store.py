@@ -27,7 +27,7 @@ from pytest_slmserve.archive.store import FORMAT, Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Failures, Measurement, Paired, Resolved, Run, Samples, Steps, Telemetry
+from pytest_slmserve.schema.records import Failures, GateLaunch, Measurement, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import SENSORS
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
@@ -138,7 +138,7 @@ def test_round_trip(name, kept):
 
 
 def test_a_launch_of_a_gate_keeps_its_place_and_nobody_else_has_one(tmp_path):
-    place = Paired("gate-1", 3, "candidate", second=True)
+    place = GateLaunch("gate-1", 3, "candidate", second=True)
     path = write(tmp_path / "records.jsonl", example(1), replace(example(2), paired=place))
     assert [m.paired for m in read(path).measurements] == [None, place]
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -153,7 +153,7 @@ def test_archives_from_before_there_were_gates_are_read():
 
 @pytest.mark.parametrize("place", [{"gate": "g", "pair": "x", "side": "baseline", "second": False}, {"pair": 1}])
 def test_a_place_that_is_none_is_damage(tmp_path, place):
-    path = write(tmp_path / "records.jsonl", replace(example(), paired=Paired("g", 1, "baseline", second=False)))
+    path = write(tmp_path / "records.jsonl", replace(example(), paired=GateLaunch("g", 1, "baseline", second=False)))
     lines = path.read_text("utf-8").splitlines()
     change(path, len(lines), json.dumps({**json.loads(lines[-1]), "paired": place}))
     with pytest.raises(BadArchive):

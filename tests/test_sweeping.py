@@ -28,7 +28,7 @@ def opened(opened: Callable[..., Session]) -> Open:
 
     def open_sweeps(**given: object) -> AdaptiveSweeps:
         session = opened(**{"sweep": "adaptive", "batches": ",".join(map(str, GRID)), **FAST, **given})
-        session.agenda.sweep(MODEL)
+        session.planner.sweep(MODEL)
         session.begin()
         return AdaptiveSweeps(session)
 
@@ -69,7 +69,7 @@ def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):
 
 def test_why_a_load_is_measured_is_told_while_it_is(opened):
     sweeps, told = opened(repeats="1"), []
-    sweeps.session.tell = lambda name, progress: told.append(name)
+    sweeps.session.on_progress = lambda name, progress: told.append(name)
     sweeps.carry_out(MODEL)
     assert list(dict.fromkeys(told))[:2] == [
         "opt-125m at 1, repeat 1 (the smallest load: what a step takes, whatever the batch)",
@@ -85,7 +85,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened):
     for line in live.splitlines():
         if "verdict" not in line:
             assert line in later
-    assert read(sweeps.session.options.records).sessions[0].plan["sweeps"][sweeps.session.agenda.series(MODEL)] == {
+    assert read(sweeps.session.options.records).sessions[0].plan["sweeps"][sweeps.session.planner.series(MODEL)] == {
         "model": MODEL,
         "concurrencies": list(GRID),
         "cut": [],
@@ -119,8 +119,8 @@ def test_a_full_sweep_later_judges_by_all_its_loads(opened):
     first = opened()
     first.carry_out(MODEL)
     full = opened(sweep="full", resume=True).session
-    for load in full.agenda.sweep(MODEL).loads:
-        full.measure(full.agenda.spec(MODEL), full.agenda.workload(MODEL), load, 2)
+    for load in full.planner.sweep(MODEL).loads:
+        full.measure(full.planner.spec(MODEL), full.planner.workload(MODEL), load, 2)
     curve = full.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points] == list(GRID) and not curve.adaptive
     assert len(measured(first)) == 20
@@ -158,7 +158,7 @@ def test_invalid_measurements_are_made_again_and_it_ends(opened, monkeypatch):
 
 def test_two_models_are_two_sweeps(opened):
     sweeps = opened(models="opt-125m,opt-350m")
-    for model in sweeps.session.agenda.models:
+    for model in sweeps.session.planner.models:
         sweeps.carry_out(model)
     assert [c.unneeded for c in sweeps.session.verdicts.curves()] == [(2, 4, 8, 16, 32, 256)] * 2
     assert {model for model, _ in sweeps.asked} == {"opt-125m", "opt-350m"}

@@ -46,14 +46,14 @@ def test_a_model_that_is_not_swept_needs_no_plan_to_be_judged(opened):
 def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
     session = opened()
     sweep(session)
-    mine = replace(session.agenda.spec(MODEL), max_num_seqs=32)
+    mine = replace(session.planner.spec(MODEL), max_num_seqs=32)
     loads = (ClosedLoop(1), ClosedLoop(2))
     for load in loads:
-        session.measure(mine, session.agenda.workload(MODEL), load, 2)
+        session.measure(mine, session.planner.workload(MODEL), load, 2)
     planned, other = session.verdicts.curves()
     assert ([p.concurrency for p in other.points], other.missing, other.cut) == ([1, 2], (), ())
     assert [p.concurrency for p in planned.points] == list(BATCHES)
-    assert session.verdicts.curve_of(mine, session.agenda.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
+    assert session.verdicts.curve_of(mine, session.planner.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
     curves, _, text = judged_again(read(session.options.records), False)
     assert [c.missing for c in curves] == [(), ()] and "opt-125m, engine " in text
 

@@ -15,7 +15,7 @@ from strategies import H200, law, measurement
 from test_main import run
 
 from pytest_slmserve.analysis.advice.advisor import Plan, plan
-from pytest_slmserve.analysis.advice.batch_choice import Wish
+from pytest_slmserve.analysis.advice.batch_choice import Objectives
 from pytest_slmserve.analysis.advice.gpu_memory import utilization
 from pytest_slmserve.analysis.advice.subjects import of_curves
 from pytest_slmserve.analysis.metrics.validity import problems
@@ -29,7 +29,16 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run import session as sessions
 from pytest_slmserve.run import verify_advice
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.run.verify_advice import Terms, Trial, as_advised, joint_of, opened, same_requests, trials, verify
+from pytest_slmserve.run.verify_advice import (
+    VerifyCase,
+    VerifyOptions,
+    as_advised,
+    joint_of,
+    opened,
+    same_requests,
+    trials,
+    verify,
+)
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -48,11 +57,11 @@ def swept(tmp_path, monkeypatch) -> Make:
 
     def make(name: str = "a.jsonl", **given: Any) -> Path:
         words = {"fake": True, "models": "opt-1.3b", "batches": GRID, "window": "2", "records": name}
-        session = Session.of(read_options({**words, **given}, {}, {}), tmp_path)
+        session = Session.from_options(read_options({**words, **given}, {}, {}), tmp_path)
         session.open()
         try:
-            for model in session.agenda.models:
-                sweep, requests = session.agenda.sweep(model), session.agenda.workload(model)
+            for model in session.planner.models:
+                sweep, requests = session.planner.sweep(model), session.planner.workload(model)
                 for load in sweep.loads:
                     session.measure(sweep.spec, requests, load, session.options.repeats)
         finally:
@@ -65,7 +74,7 @@ def swept(tmp_path, monkeypatch) -> Make:
 def found(path: Path, *, slo: float = 2.0, **wish: Any) -> tuple[Plan, Sequence[Any]]:
     """The advice on an archive, and its curves."""
     curves = curves_of(read_all([path], False))
-    return plan(of_curves(curves, None, None).subjects, Wish(slo=RelativeSlo(slo, 32), **wish)), curves
+    return plan(of_curves(curves, None, None).subjects, Objectives(slo=RelativeSlo(slo, 32), **wish)), curves
 
 
 def advise(capsys, path: Path, *arguments: object) -> tuple[int, str, str]:
@@ -199,7 +208,7 @@ def h200(**facts: Any) -> list[Measurement]:
 
 def advised(made: list[Measurement], batch: int | None = None, **wish: Any) -> EngineSpec:
     curve = curve_of("opt-1.3b", made)
-    wanted = Wish(slo=RelativeSlo(2, 32), **{"gpu_bytes": H200.gpu_memory_bytes, **wish})
+    wanted = Objectives(slo=RelativeSlo(2, 32), **{"gpu_bytes": H200.gpu_memory_bytes, **wish})
     [advice] = plan(of_curves([curve], None, None).subjects, wanted).advices
     return as_advised(advice, made[0], batch or advice.batch or 0, wanted.gpu_bytes)
 
@@ -280,10 +289,10 @@ def test_records_of_a_gpu_where_there_is_none(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(verify_advice, "same_requests", lambda source: None)
     monkeypatch.setattr(sessions, "probe", lambda *_: (_ for _ in ()).throw(BadUsage("no GPU here", "--slm-cpu")))
     curve = curve_of("opt-1.3b", h200())
-    asked = plan(of_curves([curve], None, None).subjects, Wish(slo=RelativeSlo(2, 32)))
+    asked = plan(of_curves([curve], None, None).subjects, Objectives(slo=RelativeSlo(2, 32)))
     with (
         pytest.raises(BadUsage, match=r"^no GPU here\n  try: the kind of host that was measured on: NVIDIA H200"),
-        opened(trials(asked, [curve]), None, Terms()),
+        opened(trials(asked, [curve]), None, VerifyOptions()),
     ):
         pytest.fail("it was opened")
 
@@ -308,7 +317,7 @@ def test_a_device_that_another_run_measures(swept, tmp_path, capsys, monkeypatch
 
 def test_an_archive_that_another_run_writes(swept, tmp_path, capsys):
     path = swept()
-    session = Session.of(read_options({"fake": True, "records": "mine.jsonl"}, {}, {}), tmp_path)
+    session = Session.from_options(read_options({"fake": True, "records": "mine.jsonl"}, {}, {}), tmp_path)
     session.open()
     try:
         status, out, err = advise(capsys, path, "--records", "mine.jsonl")
@@ -390,7 +399,7 @@ def test_replicas_are_stopped_when_interrupted(swept, capsys, monkeypatch):
 
     monkeypatch.setattr(FakeEngine, "close", lambda engine: closed.append(engine))
     monkeypatch.setattr(sessions, "measure_together", interrupted)
-    with pytest.raises(KeyboardInterrupt), opened(alone, joint, Terms()) as session:
-        verify(session, alone, joint, Terms())
+    with pytest.raises(KeyboardInterrupt), opened(alone, joint, VerifyOptions()) as session:
+        verify(session, alone, joint, VerifyOptions())
     assert [engine.spec.max_num_seqs for engine in closed] == [64, 32, 32]
-    assert isinstance(alone[0], Trial) and session.devices.pool.current is None
+    assert isinstance(alone[0], VerifyCase) and session.devices.pool.current is None

@@ -20,9 +20,9 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.gather import open_for
 from pytest_slmserve.run.gpu_slots import (
-    Desk,
+    GpuLease,
+    GpuSlot,
     Outcome,
-    Seat,
     agreed,
     as_seen,
     equal_parts,
@@ -66,28 +66,28 @@ def host(gpus: int, backend: Backend = "fake") -> Host:
 def test_a_worker_sees_its_own_gpu_first(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     found = seats(host(4), 3, tmp_path / "records.jsonl")
-    assert [seat.devices for seat in found] == [("fake-0", "fake-1", "fake-2")] * 3
-    assert [[gpu.uuid for gpu in as_seen(host(4), seat).gpus] for seat in found] == [
+    assert [slot.devices for slot in found] == [("fake-0", "fake-1", "fake-2")] * 3
+    assert [[gpu.uuid for gpu in as_seen(host(4), slot).gpus] for slot in found] == [
         ["fake-0", "fake-1", "fake-2"],
         ["fake-1", "fake-0", "fake-2"],
         ["fake-2", "fake-0", "fake-1"],
     ]
-    assert {tuple(map(len, seat.cores)) for seat in found} == {(5, 5, 5)}
-    assert {as_seen(host(4), seat).environment.cores for seat in found} == {5}
+    assert {tuple(map(len, slot.cores)) for slot in found} == {(5, 5, 5)}
+    assert {as_seen(host(4), slot).environment.cores for slot in found} == {5}
 
 
 @pytest.mark.parametrize(
     ("count", "blocks"), [(1, [(2,)]), (2, [(0, 1), (2, 3)]), (3, [(0, 1, 2)]), (4, [(0, 1, 2, 3)])]
 )
 def test_several_gpus_are_neighbours_in_one_order_for_all_workers(count, blocks):
-    assert Seat("r", 2, tuple("abcde")).blocks(count) == blocks
+    assert GpuSlot("r", 2, tuple("abcde")).blocks(count) == blocks
 
 
 def test_gpus_of_different_kinds_have_no_workers_side_by_side(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    session = Session.of(read_options({"fake": True, "records": str(tmp_path / "r.jsonl")}, {}, {}), tmp_path)
+    session = Session.from_options(read_options({"fake": True, "records": str(tmp_path / "r.jsonl")}, {}, {}), tmp_path)
     other = Gpu("fake-9", "NVIDIA L4", 0, "", "")
-    session.agenda.host = replace(session.host, gpus=(*session.host.gpus[:2], other))
+    session.planner.host = replace(session.host, gpus=(*session.host.gpus[:2], other))
     with pytest.raises(BadUsage, match=r"GPUs of different kinds are visible \(simulated, 0 GiB; NVIDIA L4, 0 GiB\)"):
         open_for(session, 3)
     assert not (tmp_path / "r.jsonl").exists()
@@ -104,13 +104,13 @@ def test_the_gpus_are_called_as_they_were(given, own, both, tmp_path, monkeypatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
     monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": given} if given else {})
-    desk = Desk(seats(host(2, "cuda"), 2, tmp_path / "r")[1], "gw1")
-    desk.folder.mkdir()
-    desk.take(1)
+    lease = GpuLease(seats(host(2, "cuda"), 2, tmp_path / "r")[1], "gw1")
+    lease.folder.mkdir()
+    lease.take(1)
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == (own, "PCI_BUS_ID")
-    desk.take(2)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == both and desk.held == ("fake-0", "fake-1")
-    desk.leave()
+    lease.take(2)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == both and lease.held == ("fake-0", "fake-1")
+    lease.leave()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
 
 
@@ -121,13 +121,13 @@ def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(tmp_path, monkey
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: sat.append(sorted(cores)))
     places = seats(host(4), 4, tmp_path / "r")
     folder_of_parts(tmp_path / "r").mkdir()
-    session = Session.of(read_options({"fake": True}, {}, {}), tmp_path, Desk(places[1], "gw1"))
-    one, two = (session.agenda.spec("opt-125m", gpus) for gpus in (1, 2))
-    each, both = (session.agenda.replicas(["opt-125m"] * 2, how) for how in ("gpus", "time-slicing"))
+    session = Session.from_options(read_options({"fake": True}, {}, {}), tmp_path, GpuLease(places[1], "gw1"))
+    one, two = (session.planner.spec("opt-125m", gpus) for gpus in (1, 2))
+    each, both = (session.planner.replicas(["opt-125m"] * 2, how) for how in ("gpus", "time-slicing"))
     session.engine(two)
     session.devices.stop()
     assert sat == [[2, 3], [0, 1, 2, 3], [2, 3]]
-    found = [session.agenda.environment(spec) for spec in (one, two, each, both)]
+    found = [session.planner.environment(spec) for spec in (one, two, each, both)]
     assert [where.cores for where in found] == [2, 4, 4, 2]
     assert len({where.per_gpu_key for where in found}) == 1, "they are compared"
     assert len({where.key for where in found}) == 2, "but not mixed"
@@ -154,13 +154,13 @@ def test_an_engine_on_more_than_the_workers_have(tmp_path, monkeypatch):
         seats(cpu, 4, tmp_path / "r", widest=2)
 
 
-def seat(tmp_path, own: int, devices: str) -> Seat:
+def slot(tmp_path, own: int, devices: str) -> GpuSlot:
     folder_of_parts(tmp_path / "r").mkdir(exist_ok=True)
-    return Seat(str(tmp_path / "r"), own, tuple(devices))
+    return GpuSlot(str(tmp_path / "r"), own, tuple(devices))
 
 
 def test_a_desk_has_its_devices_until_it_leaves_or_takes_others(tmp_path):
-    one, two = Desk(seat(tmp_path, 0, "ab"), "gw0"), Desk(seat(tmp_path, 1, "ab"), "gw1")
+    one, two = GpuLease(slot(tmp_path, 0, "ab"), "gw0"), GpuLease(slot(tmp_path, 1, "ab"), "gw1")
     one.take(1)
     assert (one.neighbours, two.neighbours) == (0, 1)
     two.take(1)
@@ -173,7 +173,7 @@ def test_a_desk_has_its_devices_until_it_leaves_or_takes_others(tmp_path):
 
 def test_who_wants_several_has_those_that_are_free(tmp_path):
     """Neither the first nor its own."""
-    one, two = Desk(seat(tmp_path, 1, "abcd"), "gw1"), Desk(seat(tmp_path, 0, "abcd"), "gw0")
+    one, two = GpuLease(slot(tmp_path, 1, "abcd"), "gw1"), GpuLease(slot(tmp_path, 0, "abcd"), "gw0")
     one.take(1)
     two.take(2)
     assert two.held == ("c", "d")
@@ -185,20 +185,20 @@ def test_what_does_not_start_leaves_its_gpus_to_the_others(tmp_path):
     def fails(spec: EngineSpec) -> NoReturn:
         raise EngineFailed("no memory")
 
-    seat(tmp_path, 0, "")
-    both = Seat(str(tmp_path / "r"), 0, ("fake-0", "fake-1"))
-    session = Session.of(read_options({"fake": True}, {}, {}), tmp_path, Desk(both, "gw0"))
-    session.devices.pool, other = Pool(start_engine=fails), Desk(both, "gw1")
+    slot(tmp_path, 0, "")
+    both = GpuSlot(str(tmp_path / "r"), 0, ("fake-0", "fake-1"))
+    session = Session.from_options(read_options({"fake": True}, {}, {}), tmp_path, GpuLease(both, "gw0"))
+    session.devices.pool, other = Pool(start_engine=fails), GpuLease(both, "gw1")
     for problem in ("^no memory", "not tried again: no memory"):
         with pytest.raises(EngineFailed, match=problem):
-            session.engine(session.agenda.spec("opt-125m", 2))
+            session.engine(session.planner.spec("opt-125m", 2))
         assert other.neighbours == 0
         other.take(2)
     session.close()
 
 
 def test_the_first_that_asks_decides_for_all(tmp_path):
-    first, other = (Desk(seat(tmp_path, i, "ab"), f"gw{i}") for i in range(2))
+    first, other = (GpuLease(slot(tmp_path, i, "ab"), f"gw{i}") for i in range(2))
     with suppress(BadUsage):
         first.agreed("order", refused)
     assert first.agreed("order", lambda: ["a", "b"]) == ["a", "b"]
@@ -214,31 +214,31 @@ def refused() -> NoReturn:
 def test_sensors_of_several_gpus_are_in_the_same_order_in_each_worker(tmp_path, monkeypatch):
     """The first of a record is the same card whoever has made it."""
     folder_of_parts(tmp_path / "r").mkdir()
-    desk, asked = Desk(Seat(str(tmp_path / "r"), 1, ("fake-0", "fake-1")), "gw1"), []
-    session = Session.of(read_options({"fake": True}, {}, {}), tmp_path, desk)
+    lease, asked = GpuLease(GpuSlot(str(tmp_path / "r"), 1, ("fake-0", "fake-1")), "gw1"), []
+    session = Session.from_options(read_options({"fake": True}, {}, {}), tmp_path, lease)
     monkeypatch.setattr(session.devices, "_sampler_on", asked.append)
     for gpus in (1, 2):
-        session.engine(spec := session.agenda.spec("opt-125m", gpus))
+        session.engine(spec := session.planner.spec("opt-125m", gpus))
         session.devices.sampler_of(spec)
     assert asked == [("fake-1",), ("fake-0", "fake-1")]
     session.close()
 
 
-def work(seat: Seat, name: str, seed: int) -> None:
+def work(slot: GpuSlot, name: str, seed: int) -> None:
     """Takes one or more devices many times, and notes when it had which."""
-    desk, draws, held = Desk(seat, name), random.Random(seed), []
+    lease, draws, held = GpuLease(slot, name), random.Random(seed), []
     for _ in range(30):
-        desk.take(draws.choice([1, 1, 2, len(seat.devices)]))
+        lease.take(draws.choice([1, 1, 2, len(slot.devices)]))
         began = time.monotonic()
         time.sleep(draws.random() * 0.004)
-        held.append((desk.held, began, time.monotonic()))
-        desk.leave()
-    desk.save(Outcome(judged=tuple(held)))
+        held.append((lease.held, began, time.monotonic()))
+        lease.leave()
+    lease.save(Outcome(judged=tuple(held)))
 
 
 def test_no_device_has_two_owners_and_nobody_waits_for_ever(tmp_path):
     spawn = multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=work, args=(seat(tmp_path, i, "abcd"), f"gw{i}", i)) for i in range(4)]
+    workers = [spawn.Process(target=work, args=(slot(tmp_path, i, "abcd"), f"gw{i}", i)) for i in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -254,12 +254,12 @@ def test_no_device_has_two_owners_and_nobody_waits_for_ever(tmp_path):
 
 
 def test_what_a_worker_told_is_whole_and_goes_when_the_run_is_over(tmp_path):
-    desk = Desk(seat(tmp_path, 0, "a"), "gw0")
-    desk.save(Outcome(notes=("one",)))
-    desk.save(Outcome(notes=("two",)))
-    assert [outcome.notes for outcome in outcomes_of(desk.folder)] == [("two",)]
-    desk.part.write_text("records")
-    desk.take(1)
-    desk.leave()
-    sweep_up(desk.folder)
-    assert [path.name for path in desk.folder.iterdir()] == ["gw0.jsonl"]
+    lease = GpuLease(slot(tmp_path, 0, "a"), "gw0")
+    lease.save(Outcome(notes=("one",)))
+    lease.save(Outcome(notes=("two",)))
+    assert [outcome.notes for outcome in outcomes_of(lease.folder)] == [("two",)]
+    lease.part.write_text("records")
+    lease.take(1)
+    lease.leave()
+    sweep_up(lease.folder)
+    assert [path.name for path in lease.folder.iterdir()] == ["gw0.jsonl"]

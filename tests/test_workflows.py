@@ -125,7 +125,7 @@ def at_the_same_time(workflow: Workflow) -> list[str]:
     return [name for name, job in jobs(workflow, own=True) if job.get("concurrency") != wanted or "strategy" in job]
 
 
-def elsewhere(workflow: Workflow) -> list[str]:
+def remote_executor(workflow: Workflow) -> list[str]:
     wanted = ["self-hosted", "linux", "gpu"]
     return [name for name, job in jobs(workflow, own=True) if job["runs-on"] != wanted or "container" in job]
 
@@ -147,7 +147,7 @@ RULES: dict[str, Callable[[Workflow], Sequence[str]]] = {
     "scripts hold no expressions": expressions_in_scripts,
     "every job has a limit": without_limit,
     "one run at a time": at_the_same_time,
-    "the labels are those of the documentation": elsewhere,
+    "the labels are those of the documentation": remote_executor,
     "a GPU is required": without_a_gpu,
 }
 GUARD = "github.repository == vars.SLM_GPU_REPOSITORY"

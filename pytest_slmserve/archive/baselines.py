@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pytest_slmserve.analysis.metrics.validity import standing
-from pytest_slmserve.analysis.points.replica_points import Members, shared_runs, standing_together
+from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.points.replica_points import ReplicaGroup, check_group, shared_runs
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
@@ -35,7 +35,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class BaselineArchive:
     """One archive as it was written. degraded: what the sensors say against some of it, which keeps it from deciding
     anything where no better repeat is there."""
 
@@ -74,7 +74,7 @@ def baseline_name(environment: Environment) -> str | None:
 
 def accept(
     measurements: Sequence[Measurement], folder: Path, *, replace: bool = False, claims: Mapping[str, Any] | None = None
-) -> tuple[tuple[Kept, ...], tuple[LeftOut, ...]]:
+) -> tuple[tuple[BaselineArchive, ...], tuple[LeftOut, ...]]:
     """Write what is valid into `folder`, an archive for each device and release; claims: stored beside it.
 
     Records of several devices or releases are split, not refused: a name says which device and release a baseline is
@@ -94,7 +94,9 @@ def accept(
         hint = "--replace, or --into with another folder"
         raise BadUsage(f"{', '.join(map(str, there))} is there already, and would be overwritten", hint)
     _write(folder, named, claims or {})
-    return tuple(Kept(folder / name, tuple(group), _degraded(group)) for name, group in named.items()), left_out
+    return tuple(
+        BaselineArchive(folder / name, tuple(group), _degraded(group)) for name, group in named.items()
+    ), left_out
 
 
 def baselines(folder: Path) -> list[Baseline]:
@@ -146,7 +148,7 @@ def _judged(measurements: Sequence[Measurement]) -> list[tuple[Measurement, str 
     return [(m, _obstacle(m, (m,) if m.alone else together.get(id(m), ()))) for m in measurements]
 
 
-def _obstacle(measurement: Measurement, members: Members) -> str | None:
+def _obstacle(measurement: Measurement, members: ReplicaGroup) -> str | None:
     """members: itself, and what it was measured together with; empty where some of these records are lost."""
     load = measurement.load
     if not isinstance(load, ClosedLoop) or load.requests is not None:
@@ -155,12 +157,12 @@ def _obstacle(measurement: Measurement, members: Members) -> str | None:
         return "its device or its release of vLLM is not known"
     if not members:
         return "it belongs to a run of several engines on one device, of which others are missing"
-    problems, _ = standing(measurement) if measurement.alone else standing_together(members)
+    problems, _ = check(measurement) if measurement.alone else check_group(members)
     return "; ".join(problems) or None
 
 
 def _degraded(measurements: Iterable[Measurement]) -> tuple[LeftOut, ...]:
-    return tuple(LeftOut(m, "; ".join(doubts)) for m in measurements if (doubts := standing(m)[1]))
+    return tuple(LeftOut(m, "; ".join(doubts)) for m in measurements if (doubts := check(m)[1]))
 
 
 def _write(folder: Path, named: Mapping[str, Sequence[Measurement]], claims: Mapping[str, Any]) -> None:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.analysis.gate.calibration import Calibration, Noise, Rates
-from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Rates
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Caches
@@ -18,7 +18,7 @@ NAME = "calibration.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NoiseKey:
     """Where noise was measured, and by which terms it was judged: another driver, load or margin is another place,
     and a start that compiles is noisy in another way."""
 
@@ -33,32 +33,32 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredNoise:
     """An entry. measured_at: ISO 8601, UTC."""
 
-    place: Place
+    place: NoiseKey
     measured_at: str
-    noise: Noise
+    noise: PairNoise
     calibration: Calibration
 
 
-def place_of(
-    environment: Environment, model: str, loads: Sequence[int], terms: Terms, caches: Caches = "warm"
-) -> Place:
+def noise_key(
+    environment: Environment, model: str, loads: Sequence[int], terms: GateCriteria, caches: Caches = "warm"
+) -> NoiseKey:
     where = environment.backend, environment.gpu_name, environment.driver
-    return Place(model, tuple(loads), *where, terms.margin, terms.pairs, caches)
+    return NoiseKey(model, tuple(loads), *where, terms.margin, terms.pairs, caches)
 
 
 def beside(records: Path) -> Path:
     return records.parent / NAME
 
 
-def find(path: Path, place: Place) -> Kept | None:
+def find(path: Path, place: NoiseKey) -> StoredNoise | None:
     """What is known of a place, if anything. Raises BadUsage where the file cannot be read."""
     return next((kept for kept in read(path) if kept.place == place), None)
 
 
-def keep(path: Path, kept: Kept) -> None:
+def keep(path: Path, kept: StoredNoise) -> None:
     """Add an entry; the one of the same place is replaced."""
     others = [each for each in read(path) if each.place != kept.place]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def keep(path: Path, kept: Kept) -> None:
     new.replace(path)  # so that a reader sees the old file or the new one
 
 
-def read(path: Path) -> list[Kept]:
+def read(path: Path) -> list[StoredNoise]:
     if not path.exists():
         return []
     try:
@@ -78,7 +78,7 @@ def read(path: Path) -> list[Kept]:
         ) from None
 
 
-def _facts(kept: Kept) -> dict[str, Any]:
+def _facts(kept: StoredNoise) -> dict[str, Any]:
     seen = kept.calibration
     return {
         **asdict(kept.place),
@@ -89,13 +89,13 @@ def _facts(kept: Kept) -> dict[str, Any]:
     }
 
 
-def _kept(facts: Mapping[str, Any]) -> Kept:
+def _kept(facts: Mapping[str, Any]) -> StoredNoise:
     names = ("model", "backend", "gpu_name", "driver", "margin", "pairs")
     given = {name: facts[name] for name in names}
     caches = facts.get("caches", "warm")  # the first entries did not say
-    place = Place(**given, loads=tuple(facts["loads"]), caches=caches)
-    noise = Noise(tuple(facts["noise"]["names"]), tuple(map(tuple, facts["noise"]["costs"])))
+    place = NoiseKey(**given, loads=tuple(facts["loads"]), caches=caches)
+    noise = PairNoise(tuple(facts["noise"]["names"]), tuple(map(tuple, facts["noise"]["costs"])))
     worse = {name: Rates(**rates) for name, rates in facts["worse"].items()}
-    terms = Terms(place.margin, pairs=place.pairs)
+    terms = GateCriteria(place.margin, pairs=place.pairs)
     seen = Calibration(terms, len(noise.costs), Rates(**facts["unchanged"]), worse)
-    return Kept(place, facts["measured_at"], noise, seen)
+    return StoredNoise(place, facts["measured_at"], noise, seen)

@@ -22,8 +22,8 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, OpenLoop, load_facts
 from pytest_slmserve.schema.records import (
     Failures,
+    GateLaunch,
     Measurement,
-    Paired,
     Replica,
     Resolved,
     Run,
@@ -193,7 +193,7 @@ def measurement_of(
         launch=facts["engine"],
         measured_at=typed(str, facts["measured_at"]),
         replica=built(Replica, facts["replica"]) if facts.get("replica") else None,
-        paired=built(Paired, facts["paired"]) if facts.get("paired") else None,
+        paired=built(GateLaunch, facts["paired"]) if facts.get("paired") else None,
         neighbours=typed(int, facts.get("neighbours", 0)),
     )
 

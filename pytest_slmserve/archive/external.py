@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.advice.batch_choice import Engine, Subject
+from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, ServedEngine
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
-from pytest_slmserve.analysis.advice.subjects import Asked, Source
+from pytest_slmserve.analysis.advice.subjects import ResultSource, SourcedSweeps
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.schema.catalog import Shape, hub_name, shape_of, short_name
 from pytest_slmserve.schema.errors import BadUsage
@@ -337,7 +337,7 @@ def of_settings(
     b_half: float | None,
     latency: str,
     notes: Sequence[str] = (),
-) -> Asked:
+) -> SourcedSweeps:
     """model: tells shape and weights, where it is known; None: only the batch can be advised. latency: its column.
     Raises BadUsage."""
     shares = [rate / all_tokens for s in settings for rate, all_tokens in zip(s.output_per_s, s.throughput)]
@@ -347,7 +347,7 @@ def of_settings(
     if over:
         at = ", ".join(map(str, over))
         said.append(f"output rate x latency is more than the knob at {at}: the knob is taken as the batch")
-    subject = Subject(
+    subject = ModelSweep(
         name="results" if model is None else short_name(model),
         points=tuple(_with_batch(s, not over) for s in settings),
         engine=None if model is None else _engine_of_shape(model, shape_of(model), longest),
@@ -355,7 +355,7 @@ def of_settings(
         b_half=b_half,
         notes=(*notes, *said),
     )
-    return Asked((subject,), Source("results that are not ours", latency))
+    return SourcedSweeps((subject,), ResultSource("results that are not ours", latency))
 
 
 def _with_batch(setting: Setting, by_law: bool) -> Point:
@@ -367,7 +367,7 @@ def _with_batch(setting: Setting, by_law: bool) -> Point:
     return replace(point, batch_repeats=tuple(rate * wait for rate, wait in pairs))
 
 
-def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> Engine:
+def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> ServedEngine:
     dtype = str(dict(shape.config).get("torch_dtype") or dict(shape.config).get("dtype") or "float16")
     each = VALUE_BYTES.get(dtype)
     weights = shape.weight_bytes(each) if each else None
@@ -377,4 +377,4 @@ def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> Engine:
     why_not = (
         "the longest request is not known: --max-model-len" if weights is not None else "its weights are not known"
     )
-    return Engine(model=hub_name(model), dtype=dtype, footprint=footprint, no_footprint=why_not)
+    return ServedEngine(model=hub_name(model), dtype=dtype, footprint=footprint, no_footprint=why_not)

@@ -18,7 +18,7 @@ from typing import Any
 from pytest_slmserve.archive.store import (
     BULK,
     Archive,
-    Found,
+    ScannedLines,
     decode,
     engine_before,
     facts_of,
@@ -113,7 +113,7 @@ class _Union:
         self._seen = {_head(line) for line in lines}
         found_in(into.path, (line for line in lines if not line.startswith(BULK)), self._remember)
 
-    def _remember(self, found: Found, line: bytes) -> None:
+    def _remember(self, found: ScannedLines, line: bytes) -> None:
         if (facts := _checked(found, line))["kind"] == "engine":
             self._engines[facts["id"]] = line
 
@@ -129,7 +129,7 @@ class _Union:
         notes += [torn_end(part, stored)] if stored.whole < len(raw) else []
         return Merged(self._written, self._known, tuple(notes), () if notes else (part,))
 
-    def _take(self, engines: dict[str, bytes], found: Found, line: bytes) -> None:
+    def _take(self, engines: dict[str, bytes], found: ScannedLines, line: bytes) -> None:
         """engines: the line that describes each launch, of the part so far. Raises where the line is damaged."""
         match (facts := _checked(found, line))["kind"]:
             case None:
@@ -164,7 +164,7 @@ class _Union:
         self._pieces, self._size = [], 0
 
 
-def _checked(found: Found, line: bytes) -> dict[str, Any]:
+def _checked(found: ScannedLines, line: bytes) -> dict[str, Any]:
     """What a line says, of a measurement without its numbers. Raises where it is damaged."""
     if not line.startswith(BULK):
         decode(found, line)

@@ -65,7 +65,7 @@ _PACKINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class RunHeader:
     """One run that wrote to the archive. started: ISO 8601, UTC. claims, plan: as given to `Archive.begin`."""
 
     format: int
@@ -80,7 +80,7 @@ class Contents:
     """What an archive holds, in the order written. `notes`: one sentence for each thing that could not be used."""
 
     measurements: tuple[Measurement, ...]
-    sessions: tuple[Session, ...]
+    sessions: tuple[RunHeader, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -261,14 +261,14 @@ class Stored:
 
 
 @dataclass(slots=True)
-class Found:
-    sessions: list[Session] = field(default_factory=list)
+class ScannedLines:
+    sessions: list[RunHeader] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
 
-Take = Callable[[Found, bytes], None]  # a line into what was found; raises one of _DAMAGE
+Take = Callable[[ScannedLines, bytes], None]  # a line into what was found; raises one of _DAMAGE
 
 
 def stored_in(path: Path, raw: bytes) -> Stored:
@@ -315,10 +315,10 @@ def _unpack(packing: _Packing, raw: bytes, start: int) -> tuple[bytes, int | Non
     return bytes(text), start - len(unpack.unused_data) if unpack.eof else None
 
 
-def found_in(path: Path, lines: Iterable[bytes | None], take: Take) -> Found:
+def found_in(path: Path, lines: Iterable[bytes | None], take: Take) -> ScannedLines:
     """What `take` makes of the lines, and why it could not of some. Raises BadArchive where a session is of a newer
     format, or no line is one of an archive."""
-    found = Found()
+    found = ScannedLines()
     number = 0
     for number, line in enumerate(lines, 1):
         try:
@@ -372,7 +372,7 @@ def facts_of(line: bytes) -> dict[str, Any]:
     return facts
 
 
-def decode(found: Found, line: bytes) -> None:
+def decode(found: ScannedLines, line: bytes) -> None:
     """Decode one line into `found`; raises one of _DAMAGE."""
     facts = facts_of(line)
     match facts["kind"]:
@@ -384,7 +384,7 @@ def decode(found: Found, line: bytes) -> None:
             found.measurements.append(measurement_of(facts, *engine_before(found, facts)))
 
 
-def engine_before(found: Found, facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
+def engine_before(found: ScannedLines, facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
     """That of a measurement, which a line before it describes. Raises ValueError where none does."""
     if facts["engine"] not in found.engines:
         raise ValueError(f"no line before it describes its engine {facts['engine']!r}")
@@ -395,9 +395,9 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
-def _session(facts: dict[str, Any]) -> Session:
+def _session(facts: dict[str, Any]) -> RunHeader:
     """A newer format may have other fields: then only its number is wanted."""
     if typed(int, facts["format"]) > FORMAT:
-        return Session(facts["format"], "", None, {}, {})
-    made: Session = built(Session, facts)
+        return RunHeader(facts["format"], "", None, {}, {})
+    made: RunHeader = built(RunHeader, facts)
     return made

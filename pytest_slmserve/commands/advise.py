@@ -27,10 +27,10 @@ from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.advisor import Plan
-    from pytest_slmserve.analysis.advice.batch_choice import Wish
-    from pytest_slmserve.analysis.advice.subjects import Source
+    from pytest_slmserve.analysis.advice.batch_choice import Objectives
+    from pytest_slmserve.analysis.advice.subjects import ResultSource
     from pytest_slmserve.analysis.sweep.curve import Curve
-    from pytest_slmserve.run.verify_advice import Terms
+    from pytest_slmserve.run.verify_advice import VerifyOptions
     from pytest_slmserve.schema.records import Progress
 
 STATUS = (
@@ -109,7 +109,7 @@ def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
     return [curve for curve in curves if model is None or curve.subject == short_name(model)]
 
 
-def verify(found: Plan, source: Source, curves: Sequence[Curve], terms: Terms, as_json: bool) -> int:
+def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_json: bool) -> int:
     """The advice, and whether engines that are started so serve what it predicts."""
     from pytest_slmserve.report.advice import text, verification
     from pytest_slmserve.run import verify_advice
@@ -118,7 +118,7 @@ def verify(found: Plan, source: Source, curves: Sequence[Curve], terms: Terms, a
     joint = verify_advice.joint_of(found, alone, terms.sharing)
     try:
         with verify_advice.opened(alone, joint, terms) as session:
-            session.tell = teller()
+            session.on_progress = teller()
             if not as_json:
                 print(f"{text.text(found, source)}\n", flush=True)
             seen = verify_advice.verify(session, alone, joint, terms)
@@ -135,15 +135,15 @@ def teller() -> Callable[[str, Progress], None]:
     """Says on a terminal what is being measured, once."""
     said = {""}
 
-    def tell(name: str, progress: Progress) -> None:
+    def on_progress(name: str, progress: Progress) -> None:
         if name not in said and sys.stderr.isatty():
             print(f"measuring {name}", file=sys.stderr)
         said.add(name)
 
-    return tell
+    return on_progress
 
 
-def terms_of(given: argparse.Namespace) -> Terms | None:
+def terms_of(given: argparse.Namespace) -> VerifyOptions | None:
     """How the advice is to be verified, if it is. Raises BadUsage where a number is out of range."""
     words = {"repeats": given.repeats, "margin": given.verify_margin, "sharing": given.sharing}
     words |= {"records": given.records, "python": given.python}
@@ -153,18 +153,18 @@ def terms_of(given: argparse.Namespace) -> Terms | None:
             option = "--verify-margin" if "margin" in chosen else f"--{next(iter(chosen))}"
             raise BadUsage(f"{option} says how to verify an advice, and nothing is verified", f"--verify {option} ...")
         return None
-    from pytest_slmserve.run.verify_advice import Terms
+    from pytest_slmserve.run.verify_advice import VerifyOptions
 
-    terms = Terms(**chosen)
+    terms = VerifyOptions(**chosen)
     check_share("verify-margin", terms.margin)
     if not 0 < terms.repeats < 1000:
         raise BadUsage(f"--repeats {terms.repeats} is no number of measurements", "--repeats 2")
     return terms
 
 
-def wish_of(given: argparse.Namespace) -> Wish:
+def wish_of(given: argparse.Namespace) -> Objectives:
     """Raises BadUsage where a number is out of range."""
-    from pytest_slmserve.analysis.advice.batch_choice import Wish
+    from pytest_slmserve.analysis.advice.batch_choice import Objectives
     from pytest_slmserve.analysis.advice.gpu_memory import parse_memory
 
     slo = check_wanted(given)
@@ -174,7 +174,7 @@ def wish_of(given: argparse.Namespace) -> Wish:
         raise BadUsage(f"--price-per-hour {given.price_per_hour:g} is no price", "--price-per-hour 3.5")
     if given.max_model_len is not None and not 0 < given.max_model_len < 1e9:
         raise BadUsage(f"--max-model-len {given.max_model_len} is no number of tokens", "--max-model-len 2048")
-    return Wish(
+    return Objectives(
         slo=slo,
         threshold=given.efficiency,
         gpu_bytes=None if given.gpu_memory is None else parse_memory(given.gpu_memory),

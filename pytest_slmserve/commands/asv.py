@@ -15,7 +15,7 @@ from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.schema.errors import BadUsage
 
 if TYPE_CHECKING:
-    from pytest_slmserve.report.export.asv import Place, Seen, Value
+    from pytest_slmserve.report.export.asv import BenchmarkHost, Seen, Value
     from pytest_slmserve.report.export.asv_files import Commit, File
     from pytest_slmserve.schema.environment import Environment
     from pytest_slmserve.schema.records import Measurement
@@ -112,8 +112,8 @@ def commit_of(release: str, ledger: Mapping[str, Commit], folder: Path) -> Commi
 
 def write(
     folder: Path,
-    places: Mapping[Place, Sequence[Value]],
-    commits: Mapping[Place, Commit],
+    places: Mapping[BenchmarkHost, Sequence[Value]],
+    commits: Mapping[BenchmarkHost, Commit],
     machines: Mapping[str, Environment],
 ) -> dict[Path, int]:
     """Number of values by the result file that got them. What is there is read before anything is written; a machine

@@ -43,7 +43,7 @@ def gate(given: argparse.Namespace) -> int:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
     external.check_columns(rows, SIDES)
     series = decision.Series(given.path.stem, given.direction, tuple(map(_pair, rows)))
-    (found,) = decision.gate([series], decision.Terms(given.margin))
+    (found,) = decision.gate([series], decision.GateCriteria(given.margin))
     print(json.dumps(report.as_values(found)) if given.json else report.text([found]))
     return status_of(found.outcome)
 

@@ -21,7 +21,7 @@ from pytest_slmserve.schema.urls import KEY
 
 if TYPE_CHECKING:
     from pytest_slmserve.report.export.writer import Export
-    from pytest_slmserve.report.loads.single_load import Terms
+    from pytest_slmserve.report.loads.single_load import ValidityCriteria
     from pytest_slmserve.schema.records import Measurement, Progress
 
 SECRETS = ("key", "secret", "password", "access_token", "authorization")  # how fields that hold one end
@@ -97,9 +97,9 @@ def measure_all(given: argparse.Namespace) -> int:
     return HOLDS if all(valid(each, terms) for each in found) else FAILS
 
 
-def terms_of(given: argparse.Namespace) -> Terms:
+def terms_of(given: argparse.Namespace) -> ValidityCriteria:
     from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
-    from pytest_slmserve.report.loads.single_load import Terms
+    from pytest_slmserve.report.loads.single_load import ValidityCriteria
 
     attainment = ATTAINMENT if given.attainment is None else given.attainment
     if not 0 < attainment <= 1:
@@ -109,7 +109,7 @@ def terms_of(given: argparse.Namespace) -> Terms:
             f"--allow-failed {given.allow_failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         )
         raise BadUsage(problem, "--allow-failed 0.01")
-    return Terms(slo_of_requests(given.slo or ""), attainment, given.allow_failed)
+    return ValidityCriteria(slo_of_requests(given.slo or ""), attainment, given.allow_failed)
 
 
 def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool) -> list[Measurement]:
@@ -138,7 +138,7 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
     return found
 
 
-def valid(measurement: Measurement, terms: Terms) -> bool:
+def valid(measurement: Measurement, terms: ValidityCriteria) -> bool:
     """With every step of a ramp."""
     from pytest_slmserve.analysis.metrics.ramp import steps_of
     from pytest_slmserve.analysis.metrics.validity import problems
@@ -146,7 +146,7 @@ def valid(measurement: Measurement, terms: Terms) -> bool:
     return not any(problems(each, terms.failed_share) for each in (measurement, *steps_of(measurement)))
 
 
-def page(found: list[Measurement], terms: Terms, as_object: bool) -> str:
+def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> str:
     """What is printed: of one load, of a ramp, or of several rates."""
     from pytest_slmserve.analysis.metrics.ramp import steps_of
     from pytest_slmserve.report.loads import open_loop, single_load

@@ -52,13 +52,13 @@ def report(given: argparse.Namespace) -> int:
         return judge(given)
     from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
     from pytest_slmserve.report.loads.open_loop import open_loop_texts
-    from pytest_slmserve.report.loads.single_load import Terms, counted_loop_texts
+    from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts
 
     slo = slo_of_requests(given.slo)
     archives = read_each(given.paths, given.skip_damaged)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
     curves, judged, text = judged_again(contents, given.strict, slo)
-    texts = (found(contents.measurements, Terms(slo)) for found in (counted_loop_texts, open_loop_texts))
+    texts = (found(contents.measurements, ValidityCriteria(slo)) for found in (counted_loop_texts, open_loop_texts))
     pages = [f"{each}\n" for each in chain.from_iterable(texts)]
     tables = curves or any(isinstance(m.load, Job) for m in contents.measurements)
     for piece in ([text] if tables or not (gates or pages) else []) + pages + gate_texts(gates):
@@ -135,14 +135,14 @@ def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[
 def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
     from pytest_slmserve.analysis.gate.launch_pairs import weaker
-    from pytest_slmserve.archive.calibrations import beside, find, place_of
+    from pytest_slmserve.archive.calibrations import beside, find, noise_key
     from pytest_slmserve.report.gate.text import calibration_text
 
     if not gated.pairs:
         return gated, ""
     seen = gated.pairs[0].candidate.measurements
     loads = [m.load.concurrency for m in seen if isinstance(m.load, ClosedLoop)]
-    place = place_of(seen[0].environment, gated.model, loads, gated.terms, gated.caches)
+    place = noise_key(seen[0].environment, gated.model, loads, gated.terms, gated.caches)
     if (known := find(beside(records), place)) is None:
         return gated, ""
     return weaker(gated, known.calibration), calibration_text(gated.model, known.calibration, known.measured_at)

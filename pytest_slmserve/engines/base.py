@@ -11,7 +11,7 @@ from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
 
-Tell = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]
 Outputs = tuple[tuple[int, ...], ...]  # ids of tokens, of each request
 PROFILE_FOLDER = "SLM_PROFILE"  # variable of an engine that shall be profiled: where its traces go
 
@@ -40,11 +40,11 @@ def check_load(load: Load) -> None:
         raise BadUsage("max_concurrency holds requests back from a server", "the server door, or an endpoint")
 
 
-def silent(progress: Progress) -> None:
+def ignore_progress(progress: Progress) -> None:
     """The listener of those who do not want to hear."""
 
 
-class Gate(Protocol):
+class WindowBarrier(Protocol):
     """Where engines that are measured at once wait for each other. begins_s: when all of them begin, by the host's
     monotonic clock."""
 
@@ -66,11 +66,17 @@ class Engine(Protocol):
     resolved: Resolved
     ready: bool
 
-    def hand_over(self, workload: Workload) -> None:
+    def load_requests(self, workload: Workload) -> None:
         """Give it the requests, so that the next run of them begins at once. Raises BadUsage where they do not fit."""
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
-        """Put `load` on the engine and wait for its end. gate: others are measured at the same time. Raises
+    def run(
+        self,
+        workload: Workload,
+        load: Load,
+        on_progress: ProgressCallback = ignore_progress,
+        barrier: WindowBarrier | None = None,
+    ) -> Run:
+        """Put `load` on the engine and wait for its end. barrier: others are measured at the same time. Raises
         EngineFailed when the engine dies."""
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from itertools import chain, combinations
 from urllib.parse import urlsplit
 
-from pytest_slmserve.engines.base import Gate, Outputs, Tell, silent
+from pytest_slmserve.engines.base import Outputs, ProgressCallback, WindowBarrier, ignore_progress
 from pytest_slmserve.engines.http_once import ask_once
-from pytest_slmserve.engines.load_client import TIMEOUT_S, Client, completion, run_of
+from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completion, run_of
 from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Load
@@ -57,7 +57,7 @@ class EndpointEngine:
     ) -> None:
         """key: sent as a bearer token, and told to nobody else; None: that of the environment. own_prompts: no two
         requests begin alike, of one load or of several; what the specification allows to come from a cache, and text,
-        is sent as it is. timeout_s, processes: as of the `Client`."""
+        is sent as it is. timeout_s, processes: as of the `LoadClient`."""
         self.spec = spec
         self.launch = uuid.uuid4().hex[:12]
         self.resolved = Resolved()
@@ -69,7 +69,7 @@ class EndpointEngine:
         self._headers = {"Content-Type": "application/json"}
         self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._check()
-        self._client = Client(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
+        self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
     def _check(self) -> None:
         """Ask for two tokens, the way that servers take which know most; where that is refused, without what some do
@@ -128,18 +128,24 @@ class EndpointEngine:
     def start(self) -> None:
         """Somebody else has started it."""
 
-    def hand_over(self, workload: Workload) -> None:
+    def load_requests(self, workload: Workload) -> None:
         if self._client.has(workload):
             return
         own = self._own_prompts and not any(request.text for request in workload.requests)
         self._fresh = fresh(workload, self._in_words) if own else None
         said = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", ())
-        self._client.hand_over(workload, self.body, *said)
+        self._client.load_requests(workload, self.body, *said)
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
-        self.hand_over(workload)
+    def run(
+        self,
+        workload: Workload,
+        load: Load,
+        on_progress: ProgressCallback = ignore_progress,
+        barrier: WindowBarrier | None = None,
+    ) -> Run:
+        self.load_requests(workload)
         before = self._lookups()
-        run = run_of(self._client.run(load, tell, gate), workload)
+        run = run_of(self._client.run(load, on_progress, barrier), workload)
         after = self._lookups()
         seen = (after[0] - before[0], after[1] - before[1]) if before and after else None
         salt = self._fresh.salt if self._fresh else None

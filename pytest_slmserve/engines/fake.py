@@ -16,8 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import PROFILE_FOLDER, Gate, Outputs, Tell, check_fits, check_load, silent
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoop, Schedule
+from pytest_slmserve.engines.base import (
+    PROFILE_FOLDER,
+    Outputs,
+    ProgressCallback,
+    WindowBarrier,
+    check_fits,
+    check_load,
+    ignore_progress,
+)
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Burst, Job, Load, OpenLoop
@@ -111,18 +119,18 @@ class FakeEngine:
     """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s. On
     several GPUs each does its part of a step, and then waits for the others.
 
-    speed: of that, what the others on its device leave it. gpus: whose sensors tell of it; 0: its own. place: variables
+    speed: of that, what the others on its device leave it. gpus: whose sensors tell of it; 0: its own. extra_env: variables
     of this start alone.
     """
 
     def __init__(
-        self, spec: EngineSpec, speed: float = 1.0, place: Mapping[str, str] | None = None, gpus: int = 0
+        self, spec: EngineSpec, speed: float = 1.0, extra_env: Mapping[str, str] | None = None, gpus: int = 0
     ) -> None:
         try:
             self.faults = Faults(**{name: value for name, value in spec.extra if name not in OF_BATCHES})
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
-        self.spec, self.speed, self.place = spec, speed, dict(place or {})
+        self.spec, self.speed, self.extra_env = spec, speed, dict(extra_env or {})
         self.gpus = gpus or spec.tensor_parallel
         self.ready = True
         self.launch = uuid.uuid4().hex[:12]
@@ -170,13 +178,19 @@ class FakeEngine:
     def start(self) -> None:
         """It has no device to wait for."""
 
-    def hand_over(self, workload: Workload) -> None:
+    def load_requests(self, workload: Workload) -> None:
         check_fits(self.spec, workload)
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
-        """gate: its own clock needs none, and all that are alike have settled after the same time."""
+    def run(
+        self,
+        workload: Workload,
+        load: Load,
+        on_progress: ProgressCallback = ignore_progress,
+        barrier: WindowBarrier | None = None,
+    ) -> Run:
+        """barrier: its own clock needs none, and all that are alike have settled after the same time."""
         check_load(load)
-        self.hand_over(workload)
+        self.load_requests(workload)
         loop = self._loop(workload, load)
         if loop.concurrency >= self.faults.die_at:
             self.ready = False
@@ -194,7 +208,7 @@ class FakeEngine:
             if loop.phase == "over" and loop.requests is None:
                 break
             users = ends + _due(loop, state)
-        tell(Progress("over", state.now, state.ended, state.in_flight, t_inf))
+        on_progress(Progress("over", state.now, state.ended, state.in_flight, t_inf))
         failed = state.ended if loop.concurrency >= self.faults.fail_at else 0
         window = loop.window or (0.0, state.now)
         return Run(
@@ -224,16 +238,18 @@ class FakeEngine:
         blocks = (self.resolved.kv_blocks or 0) // -(-workload.longest // BLOCK_SIZE)
         return max(1, min(self.spec.max_num_seqs, blocks))
 
-    def _loop(self, workload: Workload, load: Load) -> ClosedLoop | Schedule:
+    def _loop(self, workload: Workload, load: Load) -> ClosedLoopPacer | SchedulePacer:
         lifetime = workload.mean_output_tokens
         if isinstance(load, Job):
-            return Schedule(load.times)
+            return SchedulePacer(load.times)
         if isinstance(load, Burst):
-            return ClosedLoop(load.requests, lifetime, requests=load.requests)
+            return ClosedLoopPacer(load.requests, lifetime, requests=load.requests)
         assert not isinstance(load, OpenLoop), "refused by `run`"
-        return ClosedLoop(load.concurrency, lifetime, load.settle_lifetimes, load.window_s, load.requests, load.starts)
+        return ClosedLoopPacer(
+            load.concurrency, lifetime, load.settle_lifetimes, load.window_s, load.requests, load.starts
+        )
 
-    def _send(self, state: _Simulation, loop: ClosedLoop | Schedule, workload: Workload, users: int) -> None:
+    def _send(self, state: _Simulation, loop: ClosedLoopPacer | SchedulePacer, workload: Workload, users: int) -> None:
         for _ in range(users):
             number = loop.next_request()
             if number is None:
@@ -260,19 +276,19 @@ class FakeEngine:
 
     def profile(self, workload: Workload, load: Load) -> str | None:
         """A file where its traces would lie, with nothing in it."""
-        self.hand_over(workload)
+        self.load_requests(workload)
         if not self.faults.profiler:
             return "the simulated engine has no profiler, as it was told to"
-        (Path(self.place[PROFILE_FOLDER]) / f"{self.launch}.trace.json").write_text("{}\n", "utf-8")
+        (Path(self.extra_env[PROFILE_FOLDER]) / f"{self.launch}.trace.json").write_text("{}\n", "utf-8")
         return None
 
     def close(self) -> None:
         """Nothing to free."""
 
 
-def _due(loop: ClosedLoop | Schedule, state: _Simulation) -> int:
+def _due(loop: ClosedLoopPacer | SchedulePacer, state: _Simulation) -> int:
     """How many users start now; where there is nothing to do until the next one is due, it is then."""
-    if isinstance(loop, Schedule):
+    if isinstance(loop, SchedulePacer):
         if not state.in_flight and loop.next_s is not None:
             state.now = max(state.now, loop.next_s)
         loop.arrive(state.now)

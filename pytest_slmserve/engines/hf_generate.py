@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Tell, silent
+from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier, ignore_progress
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.launch.vllm_arguments import WORKER
 from pytest_slmserve.engines.offline import OfflineEngine
@@ -38,9 +38,15 @@ class BatchedEngine(OfflineEngine):
             **batching_of(spec),
         }
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+    def run(
+        self,
+        workload: Workload,
+        load: Load,
+        on_progress: ProgressCallback = ignore_progress,
+        barrier: WindowBarrier | None = None,
+    ) -> Run:
         times_of(load)
-        return super().run(workload, load, tell, gate)
+        return super().run(workload, load, on_progress, barrier)
 
 
 def batching_of(spec: EngineSpec) -> dict[str, Any]:
@@ -68,12 +74,18 @@ def times_of(load: Load) -> tuple[float, ...]:
 class FakeBatches(FakeEngine):
     """The same by the formula of the simulated engine: a step of B slots takes (b_half + B)/t_inf, ended or not."""
 
-    def __init__(self, spec: EngineSpec, place: Mapping[str, str] | None = None) -> None:
-        super().__init__(spec, place=place)
+    def __init__(self, spec: EngineSpec, extra_env: Mapping[str, str] | None = None) -> None:
+        super().__init__(spec, extra_env=extra_env)
         self.resolved = replace(self.resolved, kv_blocks=None)  # its cache grows with the batch
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
-        self.hand_over(workload)
+    def run(
+        self,
+        workload: Workload,
+        load: Load,
+        on_progress: ProgressCallback = ignore_progress,
+        barrier: WindowBarrier | None = None,
+    ) -> Run:
+        self.load_requests(workload)
         how, (t_inf, b_half) = batching_of(self.spec), self.drawn_law(workload)
         times = times_of(load)
         samples, steps, first, now = list[Row](), list[Row](), 0, 0.0

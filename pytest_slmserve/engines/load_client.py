@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Tell
+from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.child_messages import run_from
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.errors import BadUsage
@@ -21,7 +21,7 @@ TIMEOUT_S = 120.0  # that a request may last, where nobody says otherwise
 REQUEST, PROMPT_TOKENS = 0, 5  # columns of the samples
 
 
-class Client:
+class LoadClient:
     """headers: sent with every request, the key among them; they are told to the process alone, and are nowhere else.
     cores: those that it may use; none: all. timeout_s: the longest that one request may last. processes: that share
     the load, where one core is not enough for it."""
@@ -43,7 +43,7 @@ class Client:
             self.child.kill()
             raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
 
-    def hand_over(
+    def load_requests(
         self, workload: Workload, body: Callable[[Request], str], mark: str = "", rounds: Sequence[str] = ()
     ) -> None:
         """Give it the requests, unless it has them. body: of each, as its server wants it. mark, rounds: what differs
@@ -58,10 +58,10 @@ class Client:
     def has(self, workload: Workload) -> bool:
         return self._loaded == workload.hash
 
-    def run(self, load: Load, tell: Tell, gate: Gate | None) -> dict[str, Any]:
+    def run(self, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> dict[str, Any]:
         """The columns of one run, as the client tells them."""
-        at = {"at": gate.begins_s} if gate else {}
-        return converse(self.child, tell, gate, op="run", load=message_of(load), **at)
+        at = {"at": barrier.begins_s} if barrier else {}
+        return converse(self.child, on_progress, barrier, op="run", load=message_of(load), **at)
 
     def kill(self) -> None:
         self.child.kill()

@@ -12,17 +12,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_load, silent
+from pytest_slmserve.engines.base import (
+    Outputs,
+    ProgressCallback,
+    WindowBarrier,
+    check_fits,
+    check_load,
+    ignore_progress,
+)
 from pytest_slmserve.engines.child_messages import resolved_from, run_from
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.engines.launch.model_files import model_for
-from pytest_slmserve.engines.launch.staggered_start import START_S, Held, Turn
+from pytest_slmserve.engines.launch.staggered_start import START_S, StaggeredEngine, StartTurn
 from pytest_slmserve.engines.launch.vllm_arguments import (
     NOWHERE_ELSE,
     WORKER,
     engine_arguments,
     engine_environment,
-    place_of,
+    placement_env,
 )
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
@@ -32,7 +39,7 @@ from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
 
 
-class OfflineEngine(Held):
+class OfflineEngine(StaggeredEngine):
     """Starts when made, unless held; raises EngineFailed with the cause and the end of the log when it cannot."""
 
     worker = WORKER
@@ -41,11 +48,11 @@ class OfflineEngine(Held):
         self,
         spec: EngineSpec,
         *,
-        place: Mapping[str, str] = NOWHERE_ELSE,
+        extra_env: Mapping[str, str] = NOWHERE_ELSE,
         cores: Collection[int] = (),
         held: bool = False,
     ) -> None:
-        """place: variables that say where it runs beside others, which change no measurement of an engine alone. cores:
+        """extra_env: variables that say where it runs beside others, which change no measurement of an engine alone. cores:
         the CPU cores that it may use; none: all. held: it imports what it needs, and waits for `start` before it
         touches the device."""
         self.spec = spec
@@ -54,8 +61,8 @@ class OfflineEngine(Held):
         self._loaded: str | None = None
         model = model_for(spec, shape_of(spec.model))
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self._turn = Turn(folder, spec.tensor_parallel, held)
-        environment = engine_environment(spec, dict(os.environ)) | place_of(spec, place, cores, self._turn)
+        self._turn = StartTurn(folder, spec.tensor_parallel, held)
+        environment = engine_environment(spec, dict(os.environ)) | placement_env(spec, extra_env, cores, self._turn)
         self.child = Child([spec.python or sys.executable, "-u", str(self.worker)], environment, folder, cores)
         with self._or_killed():
             self.child.send(**self.arguments(model))
@@ -82,24 +89,32 @@ class OfflineEngine(Held):
             self.child.kill()
             raise
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+    def run(
+        self,
+        workload: Workload,
+        load: Load,
+        on_progress: ProgressCallback = ignore_progress,
+        barrier: WindowBarrier | None = None,
+    ) -> Run:
         check_load(load)
-        self.hand_over(workload)
-        at = {"at": gate.begins_s} if gate else {}
-        run = run_from(self.ask(tell, gate, op="run", load=asdict(load), **at))
+        self.load_requests(workload)
+        at = {"at": barrier.begins_s} if barrier else {}
+        run = run_from(self.ask(on_progress, barrier, op="run", load=asdict(load), **at))
         if run.first_failure and "EngineDead" in run.first_failure:
             self.ready = False
             raise self.child.failed(f"died while it served ({run.first_failure})")
         return run
 
-    def ask(self, tell: Tell = silent, gate: Gate | None = None, /, **message: Any) -> dict[str, Any]:
+    def ask(
+        self, on_progress: ProgressCallback = ignore_progress, barrier: WindowBarrier | None = None, /, **message: Any
+    ) -> dict[str, Any]:
         """One message there, its answer back; also for a worker that answers more than ours does."""
         self.ready = False
-        answer = converse(self.child, tell, gate, **message)
+        answer = converse(self.child, on_progress, barrier, **message)
         self.ready = True
         return answer
 
-    def hand_over(self, workload: Workload) -> None:
+    def load_requests(self, workload: Workload) -> None:
         if self._loaded == workload.hash:
             return
         check_fits(self.spec, workload)
@@ -108,11 +123,11 @@ class OfflineEngine(Held):
         self._loaded = workload.hash
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        self.hand_over(workload)
+        self.load_requests(workload)
         return tuple(map(tuple, self.ask(op="tokens", requests=requests, length=length)["tokens"]))
 
     def profile(self, workload: Workload, load: Load) -> str | None:
-        self.hand_over(workload)
+        self.load_requests(workload)
         problem: str | None = self.ask(op="profile", load=asdict(load))["problem"]
         return problem
 

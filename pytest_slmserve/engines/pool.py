@@ -15,36 +15,36 @@ from pytest_slmserve.engines.hf_generate import BatchedEngine, FakeBatches
 from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
-from pytest_slmserve.engines.replicas.replica_set import Replicas
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
 Spec = TypeVar("Spec", EngineSpec, ReplicaSpec)
-Started = TypeVar("Started", Engine, Replicas)
+Started = TypeVar("Started", Engine, ReplicaEngines)
 Waiting = OfflineEngine | ServerEngine  # those that can wait for their turn
 
 
-def start(spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
-    """Start the engine that `spec` asks for. place: variables of this start alone."""
+def start(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
+    """Start the engine that `spec` asks for. extra_env: variables of this start alone."""
     match spec.backend:
         case "fake":
-            return (FakeBatches if spec.door == "transformers" else FakeEngine)(spec, place=place)
+            return (FakeBatches if spec.door == "transformers" else FakeEngine)(spec, extra_env=extra_env)
         case _ if spec.door == "transformers":
-            return BatchedEngine(spec, place=place)
+            return BatchedEngine(spec, extra_env=extra_env)
         case "remote":
             return EndpointEngine(spec)
         case _ if spec.door == "server":
-            return ServerEngine(spec, place=place)
+            return ServerEngine(spec, extra_env=extra_env)
         case _:
-            return OfflineEngine(spec, place=place)
+            return OfflineEngine(spec, extra_env=extra_env)
 
 
-def hold(spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Waiting | None:
+def hold(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Waiting | None:
     """Launch the engine that `spec` asks for: it waits for its turn. None: it is of a kind that cannot wait."""
     if spec.backend not in ("cuda", "cpu") or spec.door not in ("offline", "server"):
         return None
-    return (ServerEngine if spec.door == "server" else OfflineEngine)(spec, place=place, held=True)
+    return (ServerEngine if spec.door == "server" else OfflineEngine)(spec, extra_env=extra_env, held=True)
 
 
 class Pool:
@@ -53,7 +53,7 @@ class Pool:
     def __init__(
         self,
         start_engine: Callable[..., Engine] = start,
-        start_replicas: Callable[[ReplicaSpec], Replicas] = start_replicas,
+        start_replicas: Callable[[ReplicaSpec], ReplicaEngines] = start_replicas,
         hold_engine: Callable[..., Waiting | None] = hold,
     ) -> None:
         self._start, self._start_replicas, self._hold = start_engine, start_replicas, hold_engine
@@ -65,18 +65,18 @@ class Pool:
     def current(self) -> EngineSpec | ReplicaSpec | None:
         return self._there.spec if self._there else None
 
-    def engine(self, spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
-        """A running engine for `spec`, started if it is not what runs, or if that has failed. place: variables of that
+    def engine(self, spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
+        """A running engine for `spec`, started if it is not what runs, or if that has failed. extra_env: variables of that
         start alone.
 
         Raises EngineFailed where it does not start; one that did not is not tried again.
         """
-        return self._held(partial(self._start, place=place) if place else self._start, spec)
+        return self._held(partial(self._start, extra_env=extra_env) if extra_env else self._start, spec)
 
-    def hold(self, spec: EngineSpec, place: Mapping[str, str] = NOWHERE_ELSE) -> Waiting | None:
+    def hold(self, spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Waiting | None:
         """Launched beside what runs, for whoever asks to close it, or to let the pool `take` it when it is its turn.
         None: it is of a kind that cannot wait."""
-        return self._hold(spec, place)
+        return self._hold(spec, extra_env)
 
     def take(self, engine: Waiting) -> Engine:
         """It is the turn of one that was launched before, and is the pool's from now on. Raises EngineFailed."""
@@ -89,7 +89,7 @@ class Pool:
         self._there = self._started(started, engine.spec)
         return engine
 
-    def replicas(self, spec: ReplicaSpec) -> Replicas:
+    def replicas(self, spec: ReplicaSpec) -> ReplicaEngines:
         """The same for several engines at once."""
         return self._held(self._start_replicas, spec)
 

@@ -20,20 +20,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Outputs, Tell, check_fits, check_schedule, silent
+from pytest_slmserve.engines.base import (
+    Outputs,
+    ProgressCallback,
+    WindowBarrier,
+    check_fits,
+    check_schedule,
+    ignore_progress,
+)
 from pytest_slmserve.engines.child_messages import resolved_from
 from pytest_slmserve.engines.http_once import ask_once
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.engines.launch.model_files import model_for
-from pytest_slmserve.engines.launch.staggered_start import START_S, Held, Turn
+from pytest_slmserve.engines.launch.staggered_start import START_S, StaggeredEngine, StartTurn
 from pytest_slmserve.engines.launch.vllm_arguments import (
     NOWHERE_ELSE,
     WORKER,
     engine_arguments,
     engine_environment,
-    place_of,
+    placement_env,
 )
-from pytest_slmserve.engines.load_client import Client, completion, run_of
+from pytest_slmserve.engines.load_client import LoadClient, completion, run_of
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import Load
@@ -54,14 +61,14 @@ OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 NOT_OF_A_SERVER = {"skip_tokenizer_init", "disable_log_stats"}
 
 
-class ServerEngine(Held):
+class ServerEngine(StaggeredEngine):
     """Starts when made; raises EngineFailed with the cause and the end of the log when it cannot."""
 
     def __init__(
         self,
         spec: EngineSpec,
         *,
-        place: Mapping[str, str] = NOWHERE_ELSE,
+        extra_env: Mapping[str, str] = NOWHERE_ELSE,
         cores: Collection[int] = (),
         held: bool = False,
     ) -> None:
@@ -70,23 +77,23 @@ class ServerEngine(Held):
         self.ready = False
         self.launch = uuid.uuid4().hex[:12]
         self._key = secrets.token_hex(16)
-        self._place, self._cores = place, cores
-        self._client: Client | None = None
+        self._extra_env, self._cores = extra_env, cores
+        self._client: LoadClient | None = None
         self._launched(held)
         if not held:
             self._finish_start()
 
     def _launched(self, held: bool) -> None:
         self.port, folder = free_port(), Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self._turn = Turn(folder, self.spec.tensor_parallel, held)
-        place = place_of(self.spec, self._place, self._cores, self._turn)
-        self.child = start_server(self.spec, self.port, self._key, folder, place, self._cores)
+        self._turn = StartTurn(folder, self.spec.tensor_parallel, held)
+        extra_env = placement_env(self.spec, self._extra_env, self._cores, self._turn)
+        self.child = start_server(self.spec, self.port, self._key, folder, extra_env, self._cores)
 
     def _finish_start(self) -> None:
         try:
             self._await_health()
             self.resolved = resolved_from(self._facts(), self._turn.start_s)
-            self._client = Client(f"http://{HOST}:{self.port}/v1/completions", self._headers, self._cores)
+            self._client = LoadClient(f"http://{HOST}:{self.port}/v1/completions", self._headers, self._cores)
         except BaseException:
             self.close()
             raise
@@ -97,7 +104,7 @@ class ServerEngine(Held):
         return {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
 
     @property
-    def client(self) -> Client:
+    def client(self) -> LoadClient:
         assert self._client is not None, "it is there as soon as the server is ready"
         return self._client
 
@@ -136,16 +143,22 @@ class ServerEngine(Held):
             told |= {"parts": json.loads(answer)["results"]} if status == 200 else {}
         return told
 
-    def hand_over(self, workload: Workload) -> None:
+    def load_requests(self, workload: Workload) -> None:
         check_fits(self.spec, workload)
-        self.client.hand_over(workload, lambda request: json.dumps(completion(request, NAME)))
+        self.client.load_requests(workload, lambda request: json.dumps(completion(request, NAME)))
 
-    def run(self, workload: Workload, load: Load, tell: Tell = silent, gate: Gate | None = None) -> Run:
+    def run(
+        self,
+        workload: Workload,
+        load: Load,
+        on_progress: ProgressCallback = ignore_progress,
+        barrier: WindowBarrier | None = None,
+    ) -> Run:
         check_schedule(load)
-        self.hand_over(workload)
+        self.load_requests(workload)
         self.ready = False
         before = trace_file(self.child.folder).stat().st_size
-        told = self.client.run(load, tell, gate)
+        told = self.client.run(load, on_progress, barrier)
         self._await_idle()
         if self.child.process.poll() is not None:
             raise self.child.failed(f"died while it served ({told['first_failure']})")
@@ -188,12 +201,12 @@ class ServerEngine(Held):
 
 
 def start_server(
-    spec: EngineSpec, port: int, key: str, folder: Path, place: Mapping[str, str], cores: Collection[int]
+    spec: EngineSpec, port: int, key: str, folder: Path, extra_env: Mapping[str, str], cores: Collection[int]
 ) -> Child:
     """The server's process, starting. Its key is in its environment, never among its arguments, which all can read."""
     model = model_for(spec, shape_of(spec.model))
     write_plugin(folder)
-    environment = engine_environment(spec, dict(os.environ)) | dict(place)
+    environment = engine_environment(spec, dict(os.environ)) | dict(extra_env)
     environment |= {"SLM_TRACE": str(trace_file(folder)), "SLM_KEY": key, "VLLM_SERVER_DEV_MODE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
     if allowed := environment.get("VLLM_PLUGINS"):

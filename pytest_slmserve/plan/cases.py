@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
 from pytest_slmserve.options.read import Options
-from pytest_slmserve.plan.planner import Agenda, Variant
+from pytest_slmserve.plan.planner import MarkerOverrides, Planner
 from pytest_slmserve.plan.sweeps import workload_spec
 from pytest_slmserve.plan.titles import engine_title, point_title
 from pytest_slmserve.schema.catalog import short_name
@@ -67,11 +67,11 @@ def plans_of(words: Mapping[str, Any], mode: str) -> list[JobPlan]:
     return [JobPlan(**facts) for facts in found]
 
 
-def why_not(agenda: Agenda, plan: JobPlan) -> str | None:
+def misfit_reason(planner: Planner, plan: JobPlan) -> str | None:
     """Why it cannot be measured here; None if it can."""
-    if why := agenda.misfit(plan.model):
+    if why := planner.misfit(plan.model):
         return why
-    spec, workload = agenda.spec(plan.model), workload_of(agenda, plan)
+    spec, workload = planner.spec(plan.model), workload_of(planner, plan)
     if spec.backend == "remote":
         own = plan.kv_requests is not None or plan.max_num_seqs is not None
         return "sets limits of its engine, and an endpoint has its own" if own else None
@@ -83,9 +83,9 @@ def why_not(agenda: Agenda, plan: JobPlan) -> str | None:
     return None
 
 
-def spec_of(agenda: Agenda, plan: JobPlan) -> EngineSpec:
+def spec_of(planner: Planner, plan: JobPlan) -> EngineSpec:
     """The engine. A KV cache of so many requests: by its bytes, on the CPU, where they are whole GiB, by its blocks."""
-    spec = agenda.spec(plan.model)
+    spec = planner.spec(plan.model)
     if spec.backend == "remote":
         return spec
     if plan.max_num_seqs is not None:
@@ -97,7 +97,7 @@ def spec_of(agenda: Agenda, plan: JobPlan) -> EngineSpec:
     size, per_token = block_size_of(spec), kv_bytes_per_token(spec)
     if per_token is None:
         raise BadUsage(f"{plan.model}: the bytes of its KV cache are not known", "--slm-dtype float16")
-    blocks = plan.kv_requests * -(-workload_of(agenda, plan).longest // size) + NULL_BLOCKS
+    blocks = plan.kv_requests * -(-workload_of(planner, plan).longest // size) + NULL_BLOCKS
     if spec.backend == "cpu":
         return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
     return replace(spec, kv_cache_bytes=blocks * size * per_token)
@@ -110,20 +110,20 @@ def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
     return replace(spec, door="transformers", tensor_parallel=1, extra=(*extra, *how))
 
 
-def workload_of(agenda: Agenda, plan: JobPlan) -> Workload:
+def workload_of(planner: Planner, plan: JobPlan) -> Workload:
     """As many requests as the job has."""
-    workload = sized_workload(agenda, plan.model, plan.requests, plan.lengths or (None, None))
+    workload = sized_workload(planner, plan.model, plan.requests, plan.lengths or (None, None))
     return workload if plan.shorter == 1 else shortened(workload, plan.shorter)
 
 
 def sized_workload(
-    agenda: Agenda, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
+    planner: Planner, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
 ) -> Workload:
     """So many requests; lengths: None for those of the options, a pair of None for natural ones."""
-    spec = replace(workload_spec(agenda.options, agenda.backend), requests=requests)
+    spec = replace(workload_spec(planner.options, planner.backend), requests=requests)
     if lengths is not None:
         spec = spec.with_lengths(*lengths)
-    return agenda.requests(model, spec)
+    return planner.requests(model, spec)
 
 
 def shortened(workload: Workload, by: int) -> Workload:
@@ -132,9 +132,9 @@ def shortened(workload: Workload, by: int) -> Workload:
     return Workload(workload.spec, requests, f"{workload.source}, outputs over {by}")
 
 
-def job_case(agenda: Agenda, plan: JobPlan) -> tuple[EngineSpec, Workload, Job]:
+def job_case(planner: Planner, plan: JobPlan) -> tuple[EngineSpec, Workload, Job]:
     """What is measured: engine, requests, load."""
-    return spec_of(agenda, plan), workload_of(agenda, plan), job(plan.requests, plan.rate, agenda.options.seed)
+    return spec_of(planner, plan), workload_of(planner, plan), job(plan.requests, plan.rate, planner.options.seed)
 
 
 def replica_load(model: str) -> int:
@@ -161,8 +161,8 @@ def point_id(model: str, load: ClosedLoop) -> str:
     return f"{short_name(model)}-{load.concurrency}"
 
 
-def variant_of(words: Mapping[str, Any]) -> Variant:
-    return Variant(words.get("lengths"), words.get("starts"))
+def variant_of(words: Mapping[str, Any]) -> MarkerOverrides:
+    return MarkerOverrides(words.get("lengths"), words.get("starts"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,28 +210,28 @@ def usual_loads(model: str) -> tuple[int, ...]:
     return tuple(common if load == nearest else load for load in USUAL_LOADS)
 
 
-def replicas_of(agenda: Agenda, plan: GpusPlan) -> int:
+def replicas_of(planner: Planner, plan: GpusPlan) -> int:
     """Replicas that the GPUs of a plan have room for, each on as many as the options give an engine."""
-    return plan.gpus // agenda.options.tensor_parallel[0]
+    return plan.gpus // planner.options.tensor_parallel[0]
 
 
-def gpus_engine(agenda: Agenda, plan: GpusPlan) -> tuple[EngineSpec | ReplicaSpec, ClosedLoop]:
+def gpus_engine(planner: Planner, plan: GpusPlan) -> tuple[EngineSpec | ReplicaSpec, ClosedLoop]:
     """What runs on the GPUs of a plan, and the load of each engine. Raises BadUsage where it cannot be had."""
     if plan.replicas:
-        replicas = replicas_of(agenda, plan)
-        return agenda.replicas([plan.model] * replicas, "gpus"), agenda.load(plan.concurrency // replicas)
-    spec = agenda.spec_on(plan.model, plan.gpus, plan.largest)
-    return spec, agenda.load_on(spec, plan.concurrency, plan.largest)
+        replicas = replicas_of(planner, plan)
+        return planner.replicas([plan.model] * replicas, "gpus"), planner.load(plan.concurrency // replicas)
+    spec = planner.spec_on(plan.model, plan.gpus, plan.largest)
+    return spec, planner.load_on(spec, plan.concurrency, plan.largest)
 
 
-def replica_engine(agenda: Agenda, plan: ReplicaPlan) -> EngineSpec | ReplicaSpec:
+def replica_engine(planner: Planner, plan: ReplicaPlan) -> EngineSpec | ReplicaSpec:
     if plan.count == 1:
-        return agenda.spec(plan.model)
-    return agenda.replicas([plan.model] * plan.count, plan.sharing)
+        return planner.spec(plan.model)
+    return planner.replicas([plan.model] * plan.count, plan.sharing)
 
 
-def job_engine(agenda: Agenda, plan: JobPlan) -> EngineSpec:
-    return spec_of(agenda, plan)
+def job_engine(planner: Planner, plan: JobPlan) -> EngineSpec:
+    return spec_of(planner, plan)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

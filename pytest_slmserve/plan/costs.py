@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pytest_slmserve.plan.engine_specs import DEFAULTS
-from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, Agenda, Variant
+from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
 from pytest_slmserve.plan.titles import Engines
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.kv_cache import kv_capacity
@@ -13,16 +13,18 @@ from pytest_slmserve.schema.loads import ClosedLoop, Job, Load
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
 
-ADAPTIVE_PRICE = (
+ADAPTIVE_ESTIMATE = (
     "an adaptive sweep takes at most what all points of its model take, and typically a third: it skips those that do "
     "not decide where the plateau is"
 )
 
 
-ENDPOINT_PRICE = "points of an endpoint are priced by their windows: how long its requests take is not known beforehand"
+ENDPOINT_ESTIMATE = (
+    "points of an endpoint are priced by their windows: how long its requests take is not known beforehand"
+)
 
 
-class Cell(NamedTuple):
+class PlannedItem(NamedTuple):
     """One thing to run. engine: what it needs; None where it only reads, or its price holds its starts. seconds:
     expected, without the start. load: what its engine is to serve; None where only the test knows, or where what is
     measured depends on what the engine's other cells found."""
@@ -33,7 +35,7 @@ class Cell(NamedTuple):
     load: Load | None = None
 
 
-def price_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
+def estimate_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
     """Seconds that one measurement will take, roughly: the ramp, settling, and the window."""
     if spec.backend == "fake":
         return 0.1
@@ -59,12 +61,12 @@ def duration_s(load: ClosedLoop, lifetime_s: float) -> float:
     return (0.5 + load.settle_lifetimes) * lifetime_s + window_s
 
 
-def job_price_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
+def job_estimate_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
     """The same of a job: the time until its last request has come, or that of the work there is, whichever is longer,
     and the time of the last request. On an H200 prompts were seen to take 4e14 operations per second."""
     prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
     if spec.door == "transformers" and spec.backend != "fake":
-        return _batched_price_s(spec, job, workload)
+        return _batched_estimate_s(spec, job, workload)
     capacity = kv_capacity(spec, workload.longest)
     batch = max(1, min(job.requests, spec.max_num_seqs, capacity or job.requests))
     step_s = _step_s(spec, batch, prompt + output / 2)
@@ -77,7 +79,7 @@ def job_price_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
     )
 
 
-def _batched_price_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
+def _batched_estimate_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
     """A step of Transformers is taken to cost 20 ms on a GPU, a guess, and 12 ms on a CPU, as that of the tiny model
     did; a batch takes as many as its longest output has tokens."""
     batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
@@ -86,7 +88,7 @@ def _batched_price_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
     return max(steps * (12e-3 if spec.backend == "cpu" else 20e-3), job.requests / job.rate if job.rate else 0.0)
 
 
-def start_price_s(spec: Engines) -> float:
+def start_estimate_s(spec: Engines) -> float:
     """Replicas are launched together, and then take the device one after the other; those with a GPU each wait for the
     first only."""
     defaults, further = DEFAULTS[spec.backend], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
@@ -95,10 +97,14 @@ def start_price_s(spec: Engines) -> float:
     return defaults.start_s + further * defaults.turn_s
 
 
-def point_price_s(
-    agenda: Agenda, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY, spec: EngineSpec | None = None
+def point_estimate_s(
+    planner: Planner,
+    model: str,
+    load: ClosedLoop,
+    variant: MarkerOverrides = AS_THE_OPTIONS_SAY,
+    spec: EngineSpec | None = None,
 ) -> float:
     """Seconds that one repeat will take, warm-up included. spec: of another engine than the options have."""
-    workload = agenda.workload(model, variant)
+    workload = planner.workload(model, variant)
     context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-    return price_s(spec or agenda.spec(model), load, workload.mean_output_tokens, context)
+    return estimate_s(spec or planner.spec(model), load, workload.mean_output_tokens, context)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_slmserve.plan.costs import Cell, start_price_s
+from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
 from pytest_slmserve.plan.schedule import Group, divided, groups_of, least_s, makespan_s, spread
 from pytest_slmserve.plan.titles import Engines, clock, engine_title, gpus_of
 
 
-def spread_lines(cells: Sequence[Cell], gpus: int, whole: bool = False) -> list[str]:
+def spread_lines(cells: Sequence[PlannedItem], gpus: int, whole: bool = False) -> list[str]:
     """The plan on so many GPUs, as text: each GPU's engines in order, then when all are through. whole: no engine is
     divided. Raises BadUsage."""
     groups = groups_of(cells)
@@ -33,13 +33,13 @@ def _title(group: Group, in_all: int) -> str:
     return f"{engine_title(group.engine)} ({part} cell{'s' if in_all != 1 else ''}, {clock(group.seconds)})"
 
 
-def plan_lines(cells: Sequence[Cell]) -> list[str]:
+def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:
     """The plan as text: one line per cell in order, an engine's line before its first, the total last."""
     lines, total, gpu_seconds = list[str](), 0.0, 0.0
     engine: Engines | None = None
     for name, needed, seconds, _ in cells:
         if needed is not None and needed != engine:
-            engine, start = needed, start_price_s(needed)
+            engine, start = needed, start_estimate_s(needed)
             lines.append(f"{clock(total):>7}  start {engine_title(needed)} ({needed.backend}, {start:.0f} s)")
             total += start
             gpu_seconds += start * gpus_of(needed)

@@ -27,7 +27,7 @@ from pytest_slmserve.workload.tokens import VOCABULARY
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class MarkerOverrides:
     """How the marker of an item departs from the options. lengths: prompt and output tokens of its requests; starts:
     those of its closed loop; None: as the options say."""
 
@@ -35,11 +35,11 @@ class Variant:
     starts: Starts | None = None
 
 
-AS_THE_OPTIONS_SAY = Variant()
+AS_THE_OPTIONS_SAY = MarkerOverrides()
 
 
 @dataclass(repr=False)
-class Agenda:
+class Planner:
     """Each answer is worked out once. notes: what the user should hear of it. sweeps: those planned so far. beside:
     keys of curves that are measured to be compared with each other, and are no sweeps."""
 
@@ -90,7 +90,7 @@ class Agenda:
             return error.problem
         return None
 
-    def overload(self, model: str, load: ClosedLoop, variant: Variant = AS_THE_OPTIONS_SAY) -> str | None:
+    def overload(self, model: str, load: ClosedLoop, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str | None:
         """Why a load would measure preemption; None if it would not."""
         longest = self.workload(model, variant).longest
         capacity = kv_capacity(self.spec(model), longest)
@@ -98,7 +98,7 @@ class Agenda:
             return None
         return f"the KV cache holds {capacity} requests of {longest} tokens"
 
-    def workload(self, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> Workload:
+    def workload(self, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Workload:
         """The requests for `model`, as the options and its marker say."""
         spec = workload_spec(self.options, self.backend)
         if variant.lengths:
@@ -230,14 +230,14 @@ class Agenda:
             )
         return self._environments[own]
 
-    def load(self, concurrency: int, variant: Variant = AS_THE_OPTIONS_SAY) -> ClosedLoop:
+    def load(self, concurrency: int, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
         return load_of(self.options, self.backend, concurrency, variant.starts)
 
     def compares(self, spec: EngineSpec, load: ClosedLoop) -> None:
         """What is measured of this engine is to be compared with others, and is no sweep."""
         self.beside.add(series_key(spec, self.workload(spec.model).hash, load, self.environment(spec)))
 
-    def series(self, model: str, variant: Variant = AS_THE_OPTIONS_SAY) -> str:
+    def series(self, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str:
         """What identifies the curve of a model, be it a planned sweep or not."""
         spec = self.spec(model)
         return series_key(spec, self.workload(model, variant).hash, self.load(1, variant), self.environment(spec))

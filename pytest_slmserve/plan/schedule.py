@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_slmserve.plan.costs import Cell, start_price_s
+from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
 from pytest_slmserve.plan.titles import Engines, engine_alone, gpus_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Load
@@ -19,18 +19,18 @@ class Group:
     """An engine, or a set of replicas, with all of its cells or a part of them. seconds: its start and these cells."""
 
     engine: Engines
-    cells: tuple[Cell, ...]
+    cells: tuple[PlannedItem, ...]
     gpus: int
     seconds: float
 
     @classmethod
-    def of(cls, engine: Engines, cells: Sequence[Cell]) -> Group:
-        seconds = start_price_s(engine) + seconds_of(cells)
+    def from_items(cls, engine: Engines, cells: Sequence[PlannedItem]) -> Group:
+        seconds = start_estimate_s(engine) + seconds_of(cells)
         return cls(engine, tuple(cells), gpus_of(engine), seconds)
 
     @cached_property
-    def by_load(self) -> Mapping[Load | None, Sequence[Cell]]:
-        found: dict[Load | None, list[Cell]] = {}
+    def by_load(self) -> Mapping[Load | None, Sequence[PlannedItem]]:
+        found: dict[Load | None, list[PlannedItem]] = {}
         for cell in self.cells:
             found.setdefault(cell.load, []).append(cell)
         return found
@@ -47,20 +47,20 @@ class Group:
         """It takes no less, however it is divided."""
         if not self.divisible:
             return self.seconds
-        return start_price_s(self.engine) + max(map(seconds_of, self.by_load.values()))
+        return start_estimate_s(self.engine) + max(map(seconds_of, self.by_load.values()))
 
 
-def seconds_of(cells: Sequence[Cell]) -> float:
+def seconds_of(cells: Sequence[PlannedItem]) -> float:
     return sum(cell.seconds for cell in cells)
 
 
-def groups_of(cells: Sequence[Cell]) -> list[Group]:
+def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
     """By engine, in the order first met. Cells without one take no GPU: they read, or hold launches of their own."""
-    found: dict[Engines, list[Cell]] = {}
+    found: dict[Engines, list[PlannedItem]] = {}
     for cell in cells:
         if cell.engine is not None:
             found.setdefault(cell.engine, []).append(cell)
-    return [Group.of(engine, its) for engine, its in found.items()]
+    return [Group.from_items(engine, its) for engine, its in found.items()]
 
 
 def in_order(groups: Sequence[Group]) -> list[Group]:
@@ -179,9 +179,9 @@ def _parts(whole: Group, others: Sequence[Placement], gpus: int, count: int) -> 
     for placement in others:
         free |= dict.fromkeys(placement.gpus, placement.ends_s)
     ends = sorted(free.values())[:count]  # less the start, which is the same for each
-    parts: list[list[Cell]] = [[] for _ in ends]
+    parts: list[list[PlannedItem]] = [[] for _ in ends]
     for cells in sorted(whole.by_load.values(), key=seconds_of, reverse=True):
         soonest = min(range(len(ends)), key=ends.__getitem__)
         ends[soonest] += seconds_of(cells)
         parts[soonest] += cells
-    return [Group.of(whole.engine, cells) for cells in parts if cells]
+    return [Group.from_items(whole.engine, cells) for cells in parts if cells]

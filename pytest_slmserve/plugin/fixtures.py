@@ -15,8 +15,8 @@ from pytest_slmserve.plugin.items import (
     SESSION,
     is_named_point,
     load_for,
+    marker_overrides,
     spec_from_marker,
-    variant_asked_for,
 )
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
-    from pytest_slmserve.plugin.gpu_sampler import Watched
+    from pytest_slmserve.plugin.gpu_sampler import SampledBlock
     from pytest_slmserve.plugin.points import Carry, GpusPoint, PlannedJob, PlannedPoint, ReplicaPoint, SharedEngines
     from pytest_slmserve.run.adaptive import AdaptiveSweeps
     from pytest_slmserve.run.baseline import StoredBaseline
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.schema.specs import EngineSpec
     from pytest_slmserve.schema.workloads import Workload
 
-    Watching = Callable[[], AbstractContextManager[Watched]]
+    Watching = Callable[[], AbstractContextManager[SampledBlock]]
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +62,7 @@ def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
 @pytest.fixture
 def sharegpt(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Workload:
     """Requests from ShareGPT conversations for this test's model, as long as its marker or the options want them."""
-    return slm_session.agenda.workload(slm_spec.model, variant_asked_for(request.node))
+    return slm_session.planner.workload(slm_spec.model, marker_overrides(request.node))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def slm_measure(
     from pytest_slmserve.schema.errors import BadUsage
 
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
-        wanted = replace(load_for(slm_session, slm_spec, concurrency, variant_asked_for(request.node)), **load)
+        wanted = replace(load_for(slm_session, slm_spec, concurrency, marker_overrides(request.node)), **load)
         if wanted.requests is not None:
             raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
         found = slm_session.measure(slm_spec, sharegpt, wanted, repeats or slm_session.options.repeats)
@@ -96,7 +96,7 @@ def slm_sweep(
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
         for number in concurrency:
             slm_measure(number, repeats=repeats, **load)
-        asked = variant_asked_for(request.node)
+        asked = marker_overrides(request.node)
         loads = tuple(replace(load_for(slm_session, slm_spec, n, asked), **load) for n in concurrency)
         return slm_session.verdicts.curve_of(slm_spec, sharegpt, loads)
 
@@ -136,7 +136,7 @@ def slm_point(
 
     model, load = request.param
     adaptive = None if is_named_point(request.node) else slm_adaptive
-    return PlannedPoint(slm_session, model, load, variant_asked_for(request.node), slm_carrier, adaptive)
+    return PlannedPoint(slm_session, model, load, marker_overrides(request.node), slm_carrier, adaptive)
 
 
 @pytest.fixture
@@ -158,11 +158,11 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
         from pytest_slmserve.plugin.points import SharedEngines
         from pytest_slmserve.schema.errors import BadUsage
 
-        agenda = slm_session.agenda
+        planner = slm_session.planner
         if not models and n < 2:
             raise BadUsage(f"{n} replica is an engine like any other", "slm_measure, or two and more")
-        spec = agenda.replicas(models or [model or agenda.models[0]] * n, sharing, pinned, thread_percentage)
-        if why := cannot_share(spec, agenda.host.device):
+        spec = planner.replicas(models or [model or planner.models[0]] * n, sharing, pinned, thread_percentage)
+        if why := cannot_share(spec, planner.host.device):
             pytest.skip(why)
         return SharedEngines(slm_session, spec)
 
@@ -202,7 +202,7 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
         burstiness: float | None = 1.0,
         repeats: int | None = None,
     ) -> JobPoint:
-        workload = sized_workload(slm_session.agenda, slm_spec.model, requests, lengths)
+        workload = sized_workload(slm_session.planner, slm_spec.model, requests, lengths)
         load = job(requests, rate, slm_session.options.seed, burstiness=burstiness)
         found = slm_session.measure(slm_spec, workload, load, repeats or slm_session.options.repeats)
         return job_points(found)[0]
@@ -232,7 +232,7 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     Where the claims table expects it to fail, the item is an expected failure, unless `--slm-strict` is given.
     """
     marker = request.node.get_closest_marker("slm")
-    name, variant = marker.kwargs["claim"], variant_asked_for(request.node)
+    name, variant = marker.kwargs["claim"], marker_overrides(request.node)
     row = slm_session.verdicts.row(name, slm_model, variant)
     if row.expected == "fails" and not slm_session.options.strict:
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=True, reason=row.evidence))
@@ -317,7 +317,7 @@ def dcgm(slm_gpu_sampler: Watching) -> Watching:
     return slm_gpu_sampler
 
 
-class BenchmarkCarrier:
+class BenchmarkReporter:
     """Shows a point through pytest-benchmark: seconds per request, one round per repeat, metrics in `extra_info`."""
 
     @pytest.fixture
@@ -334,7 +334,7 @@ class BenchmarkCarrier:
         return carry
 
 
-class NoCarrier:
+class NoReporter:
     """Without pytest-benchmark there is nobody to show it to."""
 
     @pytest.fixture

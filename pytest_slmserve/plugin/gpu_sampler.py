@@ -17,7 +17,7 @@ NOBODY, NOTHING = Samples(*[()] * 8), Steps(*[()] * 7)
 
 
 @dataclass(repr=False)
-class Watched:
+class SampledBlock:
     """What was seen; there is nothing before the block has ended, and asking raises BadUsage."""
 
     environment: Environment
@@ -45,9 +45,9 @@ class Watched:
 
 
 @contextmanager
-def watching(sampler: Sampler, environment: Environment) -> Iterator[Watched]:
+def watching(sampler: Sampler, environment: Environment) -> Iterator[SampledBlock]:
     """Reads the sensors until the block ends, by an exception too."""
-    watched = Watched(environment)
+    watched = SampledBlock(environment)
     with sampler.recording() as recording:
         began_s = recording.clock()
         try:

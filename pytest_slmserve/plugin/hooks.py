@@ -58,15 +58,15 @@ def pytest_configure(config: pytest.Config) -> None:
         if options.ray and not options.plan:
             from pytest_slmserve.run.ray.driver import Cluster
 
-            config.stash[CLUSTER] = Cluster.of(options, config.rootpath)
-            config.stash[SESSION] = Session.of(options, config.rootpath, host=config.stash[CLUSTER].host)
-            config.stash[SESSION].elsewhere = config.stash[CLUSTER]
+            config.stash[CLUSTER] = Cluster.from_options(options, config.rootpath)
+            config.stash[SESSION] = Session.from_options(options, config.rootpath, host=config.stash[CLUSTER].host)
+            config.stash[SESSION].remote_executor = config.stash[CLUSTER]
         elif _is_spread(config):
             from pytest_slmserve.plugin.xdist import session_of
 
             config.stash[SESSION] = session_of(config, options)
         else:
-            config.stash[SESSION] = Session.of(options, config.rootpath)
+            config.stash[SESSION] = Session.from_options(options, config.rootpath)
     except SlmError as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
 
@@ -124,10 +124,10 @@ def _fixtures(config: pytest.Config) -> Any:
     from pytest_slmserve.plugin import fixtures
 
     if config.pluginmanager.hasplugin("benchmark"):
-        config.pluginmanager.register(fixtures.BenchmarkCarrier(), "slmserve-carrier")
+        config.pluginmanager.register(fixtures.BenchmarkReporter(), "slmserve-carrier")
     else:
         config.addinivalue_line("markers", "benchmark(...): read by pytest-benchmark, where it is active")
-        config.pluginmanager.register(fixtures.NoCarrier(), "slmserve-carrier")
+        config.pluginmanager.register(fixtures.NoReporter(), "slmserve-carrier")
     return fixtures
 
 
@@ -193,7 +193,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _refuse(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The options cannot be carried out. Of several workers none runs anything, and their controller tells why."""
-    if config.stash[SESSION].desk is None:
+    if config.stash[SESSION].lease is None:
         raise pytest.UsageError(config.stash[PROBLEM])
     items.clear()
 
@@ -240,7 +240,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if slm.options.baseline:
             from pytest_slmserve.run.baseline import StoredBaseline
 
-            session.config.stash[BASELINE] = StoredBaseline.of(slm)
+            session.config.stash[BASELINE] = StoredBaseline.from_session(slm)
         slm.open()
         _resume(slm, session)
         if CLUSTER in session.config.stash:
@@ -252,12 +252,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         session.config.stash[PROBLEM] = f"slmserve: {error}"
         return _refuse(session.config, session.items)
     slm.begin()
-    if slm.desk:  # whose terminal is the controller's
+    if slm.lease:  # whose terminal is the controller's
         return
     progress = ProgressLine(session, slm)
-    slm.tell = progress.tell
+    slm.on_progress = progress.on_progress
     if CLUSTER in session.config.stash:
-        session.config.stash[CLUSTER].tell = progress.wait
+        session.config.stash[CLUSTER].on_progress = progress.wait
     session.config.pluginmanager.register(progress, "slmserve-progress")
 
 
@@ -289,7 +289,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
     from pytest_slmserve.plan.listing import plan_lines, spread_lines
-    from pytest_slmserve.plugin.estimates import plan_rows, price_notes
+    from pytest_slmserve.plugin.estimates import estimate_notes, plan_rows
     from pytest_slmserve.schema.errors import BadUsage
 
     cells, gpus, writer = plan_rows(slm, session.items), slm.options.plan_gpus, session.config.get_terminal_writer()
@@ -298,7 +298,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     except BadUsage as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
     writer.line()
-    notes = [*slm.notes, *price_notes(slm.options)]
+    notes = [*slm.notes, *estimate_notes(slm.options)]
     for line in [*plan_lines(cells), *spread, *(f"note: {note}" for note in notes)]:
         writer.line(line)
     return True

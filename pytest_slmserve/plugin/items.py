@@ -11,7 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_slmserve.plan.cases import Question
-    from pytest_slmserve.plan.planner import Variant
+    from pytest_slmserve.plan.planner import MarkerOverrides
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.schema.loads import ClosedLoop
@@ -55,7 +55,7 @@ def is_named_point(item: Any) -> bool:
     return bool(marker and "points" in marker.kwargs)
 
 
-def variant_asked_for(item: Any) -> Variant:
+def marker_overrides(item: Any) -> MarkerOverrides:
     """The requests and the starts that an item's marker asks for."""
     from pytest_slmserve.plan.cases import variant_of
 
@@ -63,7 +63,7 @@ def variant_asked_for(item: Any) -> Variant:
     return variant_of(marker.kwargs if marker else {})
 
 
-def load_for(session: Session, spec: EngineSpec, concurrency: int, variant: Variant) -> ClosedLoop:
+def load_for(session: Session, spec: EngineSpec, concurrency: int, variant: MarkerOverrides) -> ClosedLoop:
     from pytest_slmserve.plan.sweeps import load_of
 
     return load_of(session.options, spec.backend, concurrency, variant.starts)
@@ -82,16 +82,16 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     if is_skipped(item):
         return None
     if plan := parameters.get("slm_replica_point"):
-        return replica_engine(session.agenda, plan)
+        return replica_engine(session.planner, plan)
     if gpus := parameters.get("slm_gpus_point"):
-        return gpus_engine(session.agenda, gpus)[0]
+        return gpus_engine(session.planner, gpus)[0]
     if job := parameters.get("slm_job_point"):
-        return job_engine(session.agenda, job)
+        return job_engine(session.planner, job)
     if sides := parameters.get("slm_gate"):
-        return session.agenda.spec(sides[0])
+        return session.planner.spec(sides[0])
     if model := parameters.get("slm_model"):
-        return session.agenda.spec(model) if session.agenda.swept(model) else None
-    return session.agenda.spec(parameters["slm_point"][0]) if parametrised else spec_from_marker(session, words)
+        return session.planner.spec(model) if session.planner.swept(model) else None
+    return session.planner.spec(parameters["slm_point"][0]) if parametrised else spec_from_marker(session, words)
 
 
 def reads_several(item: Any) -> bool:
@@ -143,7 +143,7 @@ def is_skipped(item: Any) -> bool:
     return item.get_closest_marker("skip") is not None
 
 
-def why_not(session: Session, item: Any) -> str | None:
+def skip_reason(session: Session, item: Any) -> str | None:
     """Why an item cannot be carried out in this mode; None if it can."""
     from pytest_slmserve.schema.catalog import short_name
 
@@ -158,13 +158,13 @@ def why_not(session: Session, item: Any) -> str | None:
         return f"{own[0]} asks as the test goes, and a cluster is told beforehand: leave out --slm-ray"
     if is_gate(item) and not session.options.gate:
         return NEEDS_A_GATE
-    if measures_alone(item) and not session.desk:
+    if measures_alone(item) and not session.lease:
         return NEEDS_WORKERS
     if session.backend != "remote":
         return None
     if own := sorted(words.keys() - {"model", *NOT_OF_THE_ENGINE}):
         return f"sets {', '.join(own)} of its engine, and an endpoint has limits of its own"
-    if "model" in words and not session.agenda.swept(words["model"]):
+    if "model" in words and not session.planner.swept(words["model"]):
         return f"measures {short_name(words['model'])}, which this endpoint was not said to serve: --slm-models"
     return None
 
@@ -210,8 +210,8 @@ def _names(word: str, pairs: Any) -> list[str]:
 
 def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
     words = {word: value for word, value in words.items() if word not in NOT_OF_THE_ENGINE}
-    model = words.pop("model", None) or session.agenda.models[0]
-    return replace(session.agenda.spec(model, words.get("tensor_parallel")), **words)
+    model = words.pop("model", None) or session.planner.models[0]
+    return replace(session.planner.spec(model, words.get("tensor_parallel")), **words)
 
 
 def questions_of(session: Session, items: Sequence[Any]) -> list[Question]:
@@ -225,14 +225,14 @@ def question_of(session: Session, item: Any) -> Question | None:
     from pytest_slmserve.plan import cases
     from pytest_slmserve.plugin.points import GpusPoint, ReplicaPoint
 
-    parameters, agenda = item.callspec.params if hasattr(item, "callspec") else {}, session.agenda
+    parameters, planner = item.callspec.params if hasattr(item, "callspec") else {}, session.planner
     if point := parameters.get("slm_point"):
         model, load = point
-        return session.question(agenda.spec(model), agenda.workload(model, variant_asked_for(item)), load)
+        return session.question(planner.spec(model), planner.workload(model, marker_overrides(item)), load)
     if replicas := parameters.get("slm_replica_point"):
         return ReplicaPoint(session, replicas).question()
     if gpus := parameters.get("slm_gpus_point"):
         return GpusPoint(session, gpus).question()
     if job := parameters.get("slm_job_point"):
-        return session.question(*cases.job_case(agenda, job))
+        return session.question(*cases.job_case(planner, job))
     return None

@@ -16,7 +16,7 @@ from pytest_slmserve.plugin.items import (
     measures_alone,
     part_of,
     reads_several,
-    why_not,
+    skip_reason,
 )
 from pytest_slmserve.run.session import Session
 
@@ -30,13 +30,13 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
     what is skipped: no engine ends for it.
     """
     for item in items:
-        if why := why_not(session, item):
+        if why := skip_reason(session, item):
             item.add_marker(pytest.mark.skip(reason=why), append=False)
     order: dict[tuple[Any, int], int] = {}
-    if session.desk:
+    if session.lease:
         from pytest_slmserve.plugin.xdist import parts_in_order
 
-        order = parts_in_order(session, session.desk, items)
+        order = parts_in_order(session, session.lease, items)
     call_late(session, items, divided={engine for engine, part in order if part})
 
     def rank(item: pytest.Item) -> tuple[bool, bool, int, bool]:

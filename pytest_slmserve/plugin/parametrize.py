@@ -17,6 +17,7 @@ from pytest_slmserve.plan.cases import (
     JobPlan,
     ReplicaPlan,
     gpus_engine,
+    misfit_reason,
     plans_of,
     point_id,
     replica_load,
@@ -24,7 +25,6 @@ from pytest_slmserve.plan.cases import (
     usual_loads,
     variant_of,
     ways_to_replicate,
-    why_not,
 )
 from pytest_slmserve.plan.titles import engine_alone
 from pytest_slmserve.run.session import Session
@@ -85,7 +85,7 @@ def point_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
 
 
 def planned_points(session: Session) -> list[MarkedPoint]:
-    return [(model, load, []) for model in session.agenda.models for load in session.agenda.sweep(model).loads]
+    return [(model, load, []) for model in session.planner.models for load in session.planner.sweep(model).loads]
 
 
 def named_points(session: Session, words: Mapping[str, Any]) -> list[MarkedPoint]:
@@ -93,9 +93,9 @@ def named_points(session: Session, words: Mapping[str, Any]) -> list[MarkedPoint
     this device are skipped: it is no fault of theirs. Raises BadUsage for an unknown model."""
     chosen, variant, found = session.options.models, variant_of(words), []
     for model, concurrency in words["points"]:
-        if not chosen or session.agenda.swept(model):
-            load = session.agenda.load(concurrency, variant)
-            why = session.agenda.misfit(model) or session.agenda.overload(model, load, variant)
+        if not chosen or session.planner.swept(model):
+            load = session.planner.load(concurrency, variant)
+            why = session.planner.misfit(model) or session.planner.overload(model, load, variant)
             found.append((model, load, [pytest.mark.skip(reason=why)] if why else []))
     return found
 
@@ -104,7 +104,7 @@ def replica_parameters(session: Session) -> list[Any]:
     """For each model of the run one engine alone, then the numbers of replicas by each way of sharing; those that this
     device cannot have are skipped."""
     plans = list[ReplicaPlan]()
-    for model in session.agenda.models:
+    for model in session.planner.models:
         load, ways = replica_load(model), ways_to_replicate(session.options)
         if urls := len(session.options.endpoint):
             load -= load % urls
@@ -116,9 +116,9 @@ def replica_parameters(session: Session) -> list[Any]:
 def _unless_shareable(session: Session, plan: ReplicaPlan) -> list[pytest.MarkDecorator]:
     alone = plan.count == 1
     if alone:
-        why = session.agenda.overload(plan.model, session.agenda.load(plan.concurrency))
+        why = session.planner.overload(plan.model, session.planner.load(plan.concurrency))
     else:
-        why = session.agenda.unshareable([plan.model] * plan.count, plan.sharing, plan.concurrency)
+        why = session.planner.unshareable([plan.model] * plan.count, plan.sharing, plan.concurrency)
     return [pytest.mark.skip(reason=why)] if why else []
 
 
@@ -128,7 +128,7 @@ def gpus_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     options, words = session.options, marker.kwargs if marker else {}
     if options.endpoint:
         return [NONE_THERE]
-    models = named_models(session, None, words["models"]) if "models" in words else session.agenda.models
+    models = named_models(session, None, words["models"]) if "models" in words else session.planner.models
     given = options.source["tensor_parallel"] != "default"
     most = options.plan_gpus if options.plan else None
     usual = [n for n in USUAL_GPUS if n <= (most or n)]  # a run there would skip the others
@@ -148,10 +148,12 @@ def gpus_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
 def _unless_there(session: Session, plan: GpusPlan) -> list[pytest.MarkDecorator]:
     try:
         if plan.replicas:
-            why = session.agenda.unshareable([plan.model] * replicas_of(session.agenda, plan), "gpus", plan.concurrency)
+            why = session.planner.unshareable(
+                [plan.model] * replicas_of(session.planner, plan), "gpus", plan.concurrency
+            )
         else:
-            engine, load = gpus_engine(session.agenda, plan)
-            session.agenda.compares(engine_alone(engine), load)
+            engine, load = gpus_engine(session.planner, plan)
+            session.planner.compares(engine_alone(engine), load)
             why = None
     except BadUsage as error:
         why = error.problem
@@ -166,7 +168,7 @@ def job_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     unused = pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # a job may have nothing to show
     found = []
     for plan in marked_jobs(session, marker.kwargs):
-        skips = [pytest.mark.skip(reason=why)] if (why := why_not(session.agenda, plan)) else []
+        skips = [pytest.mark.skip(reason=why)] if (why := misfit_reason(session.planner, plan)) else []
         found.append(pytest.param(plan, id=str(plan), marks=[benchmark(plan.model), unused, *skips]))
     return found or [NONE_THERE]
 
@@ -174,7 +176,7 @@ def job_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
 def marked_jobs(session: Session, words: Mapping[str, Any]) -> list[JobPlan]:
     """The jobs of a marker for this mode and the chosen models; the simulated engine has those of a GPU."""
     plans = plans_of(words, "cpu" if session.backend == "cpu" else "gpu")
-    return [plan for plan in plans if not session.options.models or session.agenda.swept(plan.model)]
+    return [plan for plan in plans if not session.options.models or session.planner.swept(plan.model)]
 
 
 def _no_jobs() -> Exception:
@@ -189,11 +191,11 @@ def gate_parameters(session: Session) -> list[Any]:
 
     if not session.options.gate:
         return [pytest.param(None, id="-")]
-    for model in session.agenda.models:
+    for model in session.planner.models:
         check_gate(session, model)
     return [
         pytest.param((model, endpoint), id=f"{short_name(model)}-{endpoint}")
-        for model in session.agenda.models
+        for model in session.planner.models
         for endpoint in ENDPOINTS
     ] or [NONE_THERE]
 
@@ -206,13 +208,13 @@ def model_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     """A parameter per model: those of the sweep, or those that the claim's own marker names."""
     words = marker.kwargs if marker else {}
     named = job_models(session, words) if "jobs" in words else words.get("models")
-    models = session.agenda.models if named is None else named_models(session, words.get("claim"), named)
+    models = session.planner.models if named is None else named_models(session, words.get("claim"), named)
     return [pytest.param(model, id=short_name(model)) for model in models] or [NONE_THERE]
 
 
 def job_models(session: Session, words: Mapping[str, Any]) -> list[str]:
     """The models of a marker's jobs that can be measured here; where it names models too, of those."""
-    plans = [plan for plan in marked_jobs(session, words) if not why_not(session.agenda, plan)]
+    plans = [plan for plan in marked_jobs(session, words) if not misfit_reason(session.planner, plan)]
     return [model for model in dict.fromkeys(plan.model for plan in plans) if model in words.get("models", (model,))]
 
 
@@ -221,6 +223,6 @@ def named_models(session: Session, claim: str | None, named: Sequence[str]) -> l
     claim reads must be among them; else all must fit. Raises BadUsage for an unknown claim or model."""
 
     def there(model: str) -> bool:
-        return session.agenda.swept(model) if session.options.models else session.agenda.misfit(model) is None
+        return session.planner.swept(model) if session.options.models else session.planner.misfit(model) is None
 
     return [model for model in named if all(map(there, claim_of(claim).reads(model) if claim else (model,)))]

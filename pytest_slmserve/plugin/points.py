@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.points.replica_points import SharedPoint
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan.cases import GpusPlan, JobPlan, Question, ReplicaPlan, gpus_engine, point_id
-from pytest_slmserve.plan.planner import Variant, uneven
+from pytest_slmserve.plan.planner import MarkerOverrides, uneven
 from pytest_slmserve.plan.titles import engine_title
 from pytest_slmserve.run.adaptive import AdaptiveSweeps
 from pytest_slmserve.run.session import Session
@@ -33,14 +33,14 @@ class PlannedPoint:
     session: Session
     model: str
     load: ClosedLoop
-    variant: Variant
+    variant: MarkerOverrides
     carry: Carry
     adaptive: AdaptiveSweeps | None = None
 
     def measure(self) -> Verdict:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted. The test
         is skipped where an adaptive sweep does not need this point."""
-        spec, workload = self.session.agenda.spec(self.model), self.session.agenda.workload(self.model, self.variant)
+        spec, workload = self.session.planner.spec(self.model), self.session.planner.workload(self.model, self.variant)
         repeats = self._repeats()
         found = self.session.measure(spec, workload, self.load, repeats)
         self.carry(found)
@@ -69,7 +69,7 @@ class PlannedJob:
     def measure(self) -> Verdict:
         """Serve it (unless it is known already). The verdict tells whether the measurements can be trusted."""
         repeats = self.session.options.repeats
-        found = self.session.measure(*cases.job_case(self.session.agenda, self.plan), repeats)
+        found = self.session.measure(*cases.job_case(self.session.planner, self.plan), repeats)
         self.carry(found)
         return trustworthy(repr(self), found, repeats)
 
@@ -93,9 +93,9 @@ class SharedEngines:
     def question(self, concurrency: int, **load: Any) -> Question:
         if why := uneven(concurrency, len(self.spec)):
             raise BadUsage(why, "a multiple, such as 96, 192 or 384")
-        agenda = self.session.agenda
-        loads = [replace(agenda.load(concurrency // len(self.spec)), **load)] * len(self.spec)
-        workloads = [agenda.workload(engine.model) for engine in self.spec.engines]
+        planner = self.session.planner
+        loads = [replace(planner.load(concurrency // len(self.spec)), **load)] * len(self.spec)
+        workloads = [planner.workload(engine.model) for engine in self.spec.engines]
         return self.session.question_of_replicas(self.spec, workloads, loads)
 
     def __repr__(self) -> str:
@@ -110,11 +110,11 @@ class ReplicaPoint:
     plan: ReplicaPlan
 
     def question(self) -> Question:
-        plan, agenda = self.plan, self.session.agenda
+        plan, planner = self.plan, self.session.planner
         if plan.count == 1:
-            spec, workload = agenda.spec(plan.model), agenda.workload(plan.model)
-            return self.session.question_of_one(spec, workload, agenda.load(plan.concurrency))
-        engines = agenda.replicas([plan.model] * plan.count, plan.sharing)
+            spec, workload = planner.spec(plan.model), planner.workload(plan.model)
+            return self.session.question_of_one(spec, workload, planner.load(plan.concurrency))
+        engines = planner.replicas([plan.model] * plan.count, plan.sharing)
         return SharedEngines(self.session, engines).question(plan.concurrency)
 
     def measure(self) -> Verdict:
@@ -134,10 +134,10 @@ class GpusPoint:
 
     def question(self) -> Question:
         session, plan = self.session, self.plan
-        engine, load = gpus_engine(session.agenda, plan)
+        engine, load = gpus_engine(session.planner, plan)
         if isinstance(engine, ReplicaSpec):
             return SharedEngines(session, engine).question(plan.concurrency)
-        return session.question(engine, session.agenda.workload(plan.model), load)
+        return session.question(engine, session.planner.workload(plan.model), load)
 
     def measure(self) -> Verdict:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted."""

@@ -41,7 +41,7 @@ class ProgressLine:
     def pytest_runtest_logstart(self) -> None:
         self.number += 1
 
-    def tell(self, name: str, progress: Any) -> None:
+    def on_progress(self, name: str, progress: Any) -> None:
         if not self.writer.hasmarkup:
             return
         from pytest_slmserve.plugin.estimates import seconds_left

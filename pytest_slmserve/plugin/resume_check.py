@@ -20,9 +20,9 @@ def asked_by(session: Session, items: Sequence[Any]) -> Iterator[Asked]:
             continue
         if question := question_of(session, item):
             for spec, workload, load in zip(_engines(question.engine), question.workloads, question.loads):
-                yield Asked(spec, session.agenda.environment(question.engine), workload.reference(), load)
+                yield Asked(spec, session.planner.environment(question.engine), workload.reference(), load)
         elif engine := engine_of(session, item):
-            yield from (Asked(spec, session.agenda.environment(engine)) for spec in _engines(engine))
+            yield from (Asked(spec, session.planner.environment(engine)) for spec in _engines(engine))
 
 
 def _engines(engine: EngineSpec | ReplicaSpec) -> Sequence[EngineSpec]:

@@ -14,14 +14,14 @@ from xdist.workermanage import parse_tx_spec_config
 
 from pytest_slmserve.archive.merge import folder_of_parts
 from pytest_slmserve.options.read import Options
-from pytest_slmserve.plan.costs import Cell
+from pytest_slmserve.plan.costs import PlannedItem
 from pytest_slmserve.plan.schedule import divided, groups_of, in_order
 from pytest_slmserve.plan.titles import Engines
 from pytest_slmserve.plugin.estimates import plan_rows
 from pytest_slmserve.plugin.items import PART, PROBLEM, engine_of, is_late, is_measured, is_skipped, part_of
 from pytest_slmserve.plugin.xdist_scheduler import LAST, EngineScheduling
 from pytest_slmserve.run.gather import gather_all, gather_others, open_for, save_outcome
-from pytest_slmserve.run.gpu_slots import Desk, Seat, agreed, cores_here
+from pytest_slmserve.run.gpu_slots import GpuLease, GpuSlot, agreed, cores_here
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.literals import Backend
@@ -52,7 +52,7 @@ def workers_for(backend: Backend) -> int:
 def session_of(config: pytest.Config, options: Options) -> Session:
     """Of a worker, or of the controller of several. Raises BadUsage where several could not do it."""
     if given := getattr(config, "workerinput", None):
-        session = Session.of(options, config.rootpath, Desk(Seat(**given[SEAT]), given["workerid"]))
+        session = Session.from_options(options, config.rootpath, GpuLease(GpuSlot(**given[SEAT]), given["workerid"]))
         config.pluginmanager.register(Worker(session), "slmserve-worker")
         return session
     for name, why in ALONE.items():
@@ -61,8 +61,8 @@ def session_of(config: pytest.Config, options: Options) -> Session:
     places = parse_tx_spec_config(config)
     if not all(place.startswith("popen") for place in places):
         raise BadUsage("--tx: workers on other hosts see other GPUs", "-n, with a worker for each GPU of this host")
-    session = Session.of(options, config.rootpath)
-    _ = session.agenda.models  # unknown ones are refused here; which sweeps to plan, the items will say
+    session = Session.from_options(options, config.rootpath)
+    _ = session.planner.models  # unknown ones are refused here; which sweeps to plan, the items will say
     config.pluginmanager.register(Controller(session, len(places)), "slmserve-controller")
     return session
 
@@ -72,8 +72,8 @@ class Controller:
 
     def __init__(self, session: Session, workers: int) -> None:
         self.session, self.workers = session, workers
-        self.free: list[Seat] = []
-        self.taken: dict[str, Seat] = {}
+        self.free: list[GpuSlot] = []
+        self.taken: dict[str, GpuSlot] = {}
         self.problem = ""
 
     def pytest_sessionstart(self) -> None:
@@ -84,13 +84,13 @@ class Controller:
             raise pytest.UsageError(f"slmserve: {error}") from None
 
     def pytest_configure_node(self, node: Any) -> None:
-        seat = self.taken[node.gateway.id] = self.free.pop(0)
-        node.workerinput[SEAT] = asdict(seat)
+        slot = self.taken[node.gateway.id] = self.free.pop(0)
+        node.workerinput[SEAT] = asdict(slot)
 
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker that replaces one that crashed gets its place."""
-        if seat := self.taken.pop(node.gateway.id, None):
-            self.free.append(seat)
+        if slot := self.taken.pop(node.gateway.id, None):
+            self.free.append(slot)
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> EngineScheduling:
         folder = folder_of_parts(Path(self.session.options.records))
@@ -117,10 +117,10 @@ class Worker:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """What is measured already is known to a worker that replaces one that crashed."""
-        desk = self.session.desk
-        assert desk
+        lease = self.session.lease
+        assert lease
         gather_others(self.session)
-        desk.agreed(SCOPES, lambda: scopes_of(self.session, session.items))
+        lease.agreed(SCOPES, lambda: scopes_of(self.session, session.items))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -150,14 +150,14 @@ def scopes_of(session: Session, items: Sequence[pytest.Item]) -> Mapping[str, st
     return found
 
 
-def parts_in_order(session: Session, desk: Desk, items: Sequence[pytest.Item]) -> dict[tuple[Any, int], int]:
+def parts_in_order(session: Session, lease: GpuLease, items: Sequence[pytest.Item]) -> dict[tuple[Any, int], int]:
     """The rank of each engine, as they are to begin, and of each part of one whose cells are divided; the items of such
     a part are told. One worker decides for all, by what it reads here of a run that is resumed: xdist wants all to have
     the same items in the same order, and whoever replaces one that crashed may read more."""
     if session.resumes:
         session.resume()
     there = [item for item in items if not is_skipped(item)]
-    told = desk.agreed("parts", lambda: _parts_and_ranks(desk, there, plan_rows(session, there)))
+    told = lease.agreed("parts", lambda: _parts_and_ranks(lease, there, plan_rows(session, there)))
     ranks = {}
     for item in there:
         item.stash[PART], rank = told.get(item.nodeid, (0, None))
@@ -166,9 +166,11 @@ def parts_in_order(session: Session, desk: Desk, items: Sequence[pytest.Item]) -
     return ranks
 
 
-def _parts_and_ranks(desk: Desk, items: Sequence[pytest.Item], cells: Sequence[Cell]) -> dict[str, tuple[int, int]]:
+def _parts_and_ranks(
+    lease: GpuLease, items: Sequence[pytest.Item], cells: Sequence[PlannedItem]
+) -> dict[str, tuple[int, int]]:
     """Of each item with a cell that an engine is to serve, by its id."""
-    groups, places = groups_of(cells), len(desk.seat.devices)
+    groups, places = groups_of(cells), len(lease.slot.devices)
     if all(group.gpus <= places for group in groups):  # else one is refused when it is to start, or has a place's cores
         groups = divided(groups, places)
     begun, found = Counter[Engines](), dict[tuple[Engines, Load | None], tuple[int, int]]()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pytest_slmserve.analysis.sweep.adaptive import Wanted, next_measurement
 from pytest_slmserve.plan.costs import duration_s
-from pytest_slmserve.report.tables.adaptive_notes import why_not
+from pytest_slmserve.report.tables.adaptive_notes import skip_note
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import SlmError
@@ -41,7 +41,7 @@ class AdaptiveSweeps:
         """What to measure next."""
         session, tolerance = self.session, self.session.verdicts.adaptive(model)
         assert tolerance is not None, "asked of a full sweep"
-        sweep, tokens = session.agenda.sweep(model), session.agenda.workload(model).mean_output_tokens
+        sweep, tokens = session.planner.sweep(model), session.planner.workload(model).mean_output_tokens
         loads = {load.concurrency: load for load in sweep.loads}
 
         def seconds(concurrency: int, tokens_per_s: float) -> float:
@@ -52,11 +52,11 @@ class AdaptiveSweeps:
         )
 
     def _measure(self, model: str, wanted: Wanted) -> None:
-        agenda = self.session.agenda
-        sweep = agenda.sweep(model)
+        planner = self.session.planner
+        sweep = planner.sweep(model)
         load = next(load for load in sweep.loads if load.concurrency == wanted.concurrency)
         self.asked[model, wanted.concurrency] = wanted.repeats
-        self.session.measure(sweep.spec, agenda.workload(model), load, wanted.repeats, wanted.why)
+        self.session.measure(sweep.spec, planner.workload(model), load, wanted.repeats, wanted.why)
 
     def repeats(self, model: str, concurrency: int) -> int | None:
         """How often the sweep wanted this load, once it has been carried out: once where it was known and is not
@@ -70,4 +70,4 @@ class AdaptiveSweeps:
 
     def why_not(self, model: str, concurrency: int) -> str:
         """Why a load was not measured, with what the law says of it."""
-        return why_not(self.session.verdicts.curve(model), concurrency)
+        return skip_note(self.session.verdicts.curve(model), concurrency)

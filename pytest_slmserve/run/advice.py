@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_slmserve.analysis.advice.advisor import Advice, plan
-from pytest_slmserve.analysis.advice.batch_choice import Wish
+from pytest_slmserve.analysis.advice.batch_choice import Objectives
 from pytest_slmserve.analysis.advice.subjects import of_curves
 from pytest_slmserve.analysis.sweep.batching import parse_slo
 from pytest_slmserve.analysis.verdict import Undecided
@@ -26,7 +26,7 @@ def advice_of(session: Session, model: str, slo_itl: str | None, efficiency: flo
     if not curves:
         raise _undecided(session, name, "nothing of it was measured in this run (slm_sweep, or a planned sweep)")
     asked = of_curves(curves, None, None)
-    [advice] = plan(asked.subjects, Wish(slo=slo, threshold=efficiency, gpu_bytes=asked.source.gpu_bytes)).advices
+    [advice] = plan(asked.subjects, Objectives(slo=slo, threshold=efficiency, gpu_bytes=asked.source.gpu_bytes)).advices
     if len(advice.subject.usable) < FEWEST_LOADS:
         why = [advice.decision.reason, *advice.subject.notes, *(text for p in curves[0].points for text in p.problems)]
         raise _undecided(session, name, "; ".join(dict.fromkeys(why)))

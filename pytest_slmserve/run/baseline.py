@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.stored.comparability import warnings
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.archive.baselines import FOLDER, baseline
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.run.judge import Judged
+from pytest_slmserve.run.judge import JudgedClaim
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
@@ -29,7 +29,7 @@ class StoredBaseline:
     notes: Sequence[str]
 
     @classmethod
-    def of(cls, session: Session) -> StoredBaseline:
+    def from_session(cls, session: Session) -> StoredBaseline:
         """Raises BadUsage where there is none, BadArchive where it cannot be read: before anything is started."""
         named = session.options.baseline
         try:
@@ -45,7 +45,7 @@ class StoredBaseline:
         here = of_model((*alone, *self.session.known.shared_measurements()), short_name(model))
         self._tell(there, here)
         found = against_stored(there, here, self.session.options.gate_margin)
-        self.session.verdicts.judged.extend(Judged(verdict) for verdict in sorted(found, key=lambda v: v.claim))
+        self.session.verdicts.judged.extend(JudgedClaim(verdict) for verdict in sorted(found, key=lambda v: v.claim))
         return _together(short_name(model), found)
 
     def _tell(self, there: Sequence[Measurement], here: Sequence[Measurement]) -> None:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 SECOND_CHANCES = 1
 
 
-class Elsewhere(Protocol):
+class RemoteExecutor(Protocol):
     """Whoever measures in a session's stead."""
 
     def fetch(self, question: Question) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
 from pytest_slmserve.analysis.gate.calibration import calibrate, noise_of
-from pytest_slmserve.analysis.gate.decision import Terms, next_look
+from pytest_slmserve.analysis.gate.decision import GateCriteria, next_look
 from pytest_slmserve.analysis.gate.launch_pairs import (
     ENDPOINTS,
     SIDES,
@@ -27,10 +27,10 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
     weaker,
 )
 from pytest_slmserve.analysis.gate.waivers import Waiver, waiver_for
-from pytest_slmserve.analysis.metrics.validity import sound
+from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.analysis.stored.gates import stored_gates
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.archive.calibrations import Kept, Place, beside, find, keep, place_of
+from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, beside, find, keep, noise_key
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.archive.waivers import read_waivers
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
@@ -46,7 +46,7 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError, naming
 from pytest_slmserve.schema.literals import Backend, Side
 from pytest_slmserve.schema.loads import ClosedLoop, Load
-from pytest_slmserve.schema.records import Measurement, Paired
+from pytest_slmserve.schema.records import GateLaunch, Measurement
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
 
@@ -100,17 +100,17 @@ class Gates:
 def check_gate(session: Session, model: str) -> None:
     """Raises BadUsage, naming the side, where a gate could not be carried out: before anything is started."""
     loads_of(session, model)
-    for side, spec in sides(session.agenda.spec(model), session.options).items():
+    for side, spec in sides(session.planner.spec(model), session.options).items():
         with naming(f"the {side}"):
-            check_fits(spec, session.agenda.workload(model))
+            check_fits(spec, session.planner.workload(model))
             if not session.options.plan:  # a plan is made without a GPU too
-                session.agenda.environment(spec)
+                session.planner.environment(spec)
 
 
 def run_gate(session: Session, model: str) -> Gated:
     """Measure pairs until the outcome is known, or there are enough of them."""
     options, terms, began = session.options, session.gate_terms, time.monotonic()
-    one = OneGate(session, model, sides(session.agenda.spec(model), options))
+    one = OneGate(session, model, sides(session.planner.spec(model), options))
     if one.specs["baseline"] == one.specs["candidate"]:
         session.notes.append(f"both sides of the gate of {short_name(model)} are the same: what differs is noise")
     found, gated = one.go_on()
@@ -140,7 +140,7 @@ def launches_left(session: Session, model: str) -> tuple[int, int]:
     """Launches that do not count, one of each side, and those that a clear case measures then: to the next look at its
     pairs, or of a calibration all."""
     options, terms = session.options, session.gate_terms
-    one = OneGate(session, model, sides(session.agenda.spec(model), options))
+    one = OneGate(session, model, sides(session.planner.spec(model), options))
     found, gated = one.go_on()
     there = len(gated.pairs) if gated else 0
     goal = terms.pairs if options.calibrate else next_look(there, terms)
@@ -157,7 +157,7 @@ def repeat_command(options: Options, model: str) -> str:
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     """Keep the noise of a calibration; tell a gate what such noise lets it find, where that is known of this runner."""
     loads = [load.concurrency for load in loads_of(session, gated.model)]
-    place = place_of(session.host.environment, gated.model, loads, gated.terms, gated.caches)
+    place = noise_key(session.host.environment, gated.model, loads, gated.terms, gated.caches)
     path = beside(Path(session.options.records))
     if session.options.calibrate:
         kept = _calibrated(gated, place)
@@ -173,16 +173,16 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     return weaker(gated, kept.calibration)
 
 
-def _calibrated(gated: Gated, place: Place) -> Kept:
+def _calibrated(gated: Gated, place: NoiseKey) -> StoredNoise:
     if len(gated.pairs) < FEWEST_PAIRS:
         raise BadUsage(f"{len(gated.pairs)} pairs of {gated.model} can be trusted", "a quieter host: see doctor")
     series = gated_series(gated.pairs)
     noise = noise_of(series)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return Kept(place, now, noise, calibrate(noise, series, gated.terms))
+    return StoredNoise(place, now, noise, calibrate(noise, series, gated.terms))
 
 
-def _numbers(terms: Terms, found: Sequence[Measurement]) -> list[int]:
+def _numbers(terms: GateCriteria, found: Sequence[Measurement]) -> list[int]:
     """Of the pairs that may still be made."""
     there = {pair.number for pair in pairs_of(found)}
     return [number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there]
@@ -239,14 +239,14 @@ TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
     """A small load and a large one: the ends of `--slm-batches`, or few requests and the model's batch of table 1. The
     small one has a longer window."""
-    agenda, asked = session.agenda, session.options.batches
+    planner, asked = session.planner, session.options.batches
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.backend])
     ends = sorted({asked[0], asked[-1]} if asked else {min(SMALL_LOAD[session.backend], large), large})
-    loads = tuple(agenda.load(n) for n in ends)
+    loads = tuple(planner.load(n) for n in ends)
     if len(loads) > 1:
         loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
     for load in loads:
-        if why := agenda.overload(model, load):
+        if why := planner.overload(model, load):
             raise BadUsage(f"{short_name(model)} at {load.concurrency} in flight: {why}", "--slm-batches with less")
     return loads
 
@@ -257,7 +257,7 @@ class OneGate:
     def __init__(self, session: Session, model: str, specs: dict[Side, EngineSpec]) -> None:
         self.session, self.model, self.specs = session, model, specs
         self.id = uuid.uuid4().hex[:12]
-        self.workload: Workload = session.agenda.workload(model)
+        self.workload: Workload = session.planner.workload(model)
         self.loads = loads_of(session, model)
 
     def go_on(self) -> tuple[list[Measurement], Gated | None]:
@@ -284,7 +284,7 @@ class OneGate:
         """Would this gate measure it? On whatever host of the kind: a pair is compared within itself."""
         assert m.paired
         spec, how = self.specs[m.paired.side], self.session.options.gate_caches
-        asked = spec, self.session.agenda.environment(spec).key, self.workload.hash, how
+        asked = spec, self.session.planner.environment(spec).key, self.workload.hash, how
         return (m.spec, m.environment.key, m.workload.hash, m.paired.caches) == asked and m.load in self.loads
 
     def cold(self, found: Sequence[Measurement]) -> tuple[Side, ...]:
@@ -325,15 +325,15 @@ class OneGate:
         return caches(self.session.options.gate_caches, side, self.specs)
 
     def _launched(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        paired = Paired(self.id, number, side, second, caches=self.session.options.gate_caches)
+        paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches)
         if number == 1:  # once is enough: whoever answers otherwise does so always
             paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))
         return [m for load in self.loads for m in self._measured(self.specs[side], load, paired)]
 
-    def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: Paired) -> list[Measurement]:
+    def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: GateLaunch) -> list[Measurement]:
         name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
         known: list[Measurement] = []
-        for _ in wanted(known, 1, sound):
+        for _ in wanted(known, 1, is_clean):
             self.session.measure_into(known, spec, self.workload, load, name, paired=paired)
         return known
 

@@ -12,7 +12,7 @@ from pytest_slmserve.archive.merge import folder_of_parts, move_parts, parts_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.plan.planner import check_there
 from pytest_slmserve.plan.titles import point_title
-from pytest_slmserve.run.gpu_slots import Outcome, Seat, as_seen, outcomes_of, seats, sweep_up
+from pytest_slmserve.run.gpu_slots import GpuSlot, Outcome, as_seen, outcomes_of, seats, sweep_up
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -24,7 +24,7 @@ UNCHECKED = (
 )
 
 
-def open_for(session: Session, workers: int) -> list[Seat]:
+def open_for(session: Session, workers: int) -> list[GpuSlot]:
     """The devices are ours, the archive is open: a place for each worker. Raises BadUsage, also for GPUs of
     different kinds, DeviceBusy, BadArchive."""
     records = Path(session.options.records)
@@ -34,16 +34,16 @@ def open_for(session: Session, workers: int) -> list[Seat]:
     session.open_archive()
     sweep_up(folder_of_parts(records))
     folder_of_parts(records).mkdir(exist_ok=True)
-    session.agenda.host = as_seen(session.host, places[0])
+    session.planner.host = as_seen(session.host, places[0])
     return places
 
 
 def gather_others(session: Session) -> None:
     """In a worker: what the others have measured so far, and asked for, is known here too."""
-    assert session.desk
-    own, records = session.desk.part, Path(session.desk.seat.records)
+    assert session.lease
+    own, records = session.lease.part, Path(session.lease.slot.records)
     _know(session, _written(path for path in parts_of(records) if path != own))
-    for outcome in outcomes_of(session.desk.folder):
+    for outcome in outcomes_of(session.lease.folder):
         _ask_for(session, outcome)
 
 
@@ -52,7 +52,7 @@ def gather_all(session: Session) -> str:
     carry out their options, if so."""
     records = Path(session.options.records)
     found, outcomes = _written(parts_of(records)), outcomes_of(folder_of_parts(records))
-    order = {short_name(model): rank for rank, model in enumerate(session.agenda.models)}
+    order = {short_name(model): rank for rank, model in enumerate(session.planner.models)}
     found.sort(key=lambda m: order.get(short_name(m.spec.model), len(order)))  # whoever was through first
     _know(session, found)
     for outcome in outcomes:
@@ -74,24 +74,24 @@ def gather_all(session: Session) -> str:
 def measure_alone(session: Session, model: str) -> None:
     """Two cells of a model's sweep once more, if all of it was measured beside others: its smallest load, where the CPU
     is most of a step, and its largest."""
-    spec, workload = session.agenda.spec(model), session.agenda.workload(model)
+    spec, workload = session.planner.spec(model), session.planner.workload(model)
     found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
     beside = sorted({m.load.concurrency for m in found if m.neighbours and isinstance(m.load, ClosedLoop)})
     for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
-        load = session.agenda.load(concurrency)
-        known = session.known.measured[session.agenda.key(spec, workload, load)]
+        load = session.planner.load(concurrency)
+        known = session.known.measured[session.planner.key(spec, workload, load)]
         if all(m.neighbours for m in known if not problems(m)):
             session.measure_into(known, spec, workload, load, f"{point_title(spec, load)}, alone")
 
 
 def save_outcome(session: Session, problem: str = "") -> None:
     """In a worker: for the others and the controller."""
-    assert session.desk
-    session.desk.save(
+    assert session.lease
+    session.lease.save(
         Outcome(
             asked=tuple(session.known.asked),
             asked_shared=tuple(session.known.asked_shared),
-            swept=tuple(session.agenda.sweeps),
+            swept=tuple(session.planner.sweeps),
             reused=frozenset(session.reused),
             judged=tuple(session.verdicts.judged),
             notes=tuple(session.notes),
@@ -123,4 +123,4 @@ def _ask_for(session: Session, outcome: Outcome) -> None:
         session.known.shared.setdefault(key, [])
         session.known.asked_shared.setdefault(key)
     for model in outcome.swept:
-        session.agenda.sweep(model)
+        session.planner.sweep(model)

@@ -25,7 +25,7 @@ LOOK_S = 0.05  # between two looks whether GPUs are free
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class GpuSlot:
     """Where a worker works. records: the archive of the run; own: the number of its place; devices: of all places, in
     the order of the host; visible: the same as CUDA_VISIBLE_DEVICES calls them, none of a simulated host; cores: of
     each place, its part of the CPU."""
@@ -57,7 +57,7 @@ class Seat:
         return [*at, *(place for place in range(len(self.devices)) if place not in at)]
 
 
-def seats(host: Host, count: int, records: Path, widest: int = 1) -> list[Seat]:
+def seats(host: Host, count: int, records: Path, widest: int = 1) -> list[GpuSlot]:
     """One for each worker, in the order of the GPUs. widest: GPUs of an engine, or processes on the CPU. Raises
     BadUsage for more workers than GPUs or cores, and for an engine on more than they have."""
     if host.gpus and count > len(host.gpus):
@@ -70,12 +70,12 @@ def seats(host: Host, count: int, records: Path, widest: int = 1) -> list[Seat]:
         raise BadUsage(f"-n {count}: each worker needs a core, and there are {len(ours)}", f"-n {len(ours)} or fewer")
     visible = visible_names()[:count] if host.environment.backend == "cuda" else []
     cores = tuple(equal_parts(near, sorted(ours)))
-    found = [Seat(str(records.absolute()), own, tuple(devices), tuple(visible), cores) for own in range(count)]
+    found = [GpuSlot(str(records.absolute()), own, tuple(devices), tuple(visible), cores) for own in range(count)]
     _check_width(host, found, widest)
     return found
 
 
-def _check_width(host: Host, found: Sequence[Seat], widest: int) -> None:
+def _check_width(host: Host, found: Sequence[GpuSlot], widest: int) -> None:
     count, each = len(found), len(found[0].cores[0])
     if host.gpus and count < widest:
         there = f"the workers have {count} in all" if count > 1 else "the worker has one"
@@ -121,17 +121,17 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Desk:
+class GpuLease:
     """What a worker has in the shared folder. name: of the worker."""
 
-    seat: Seat
+    slot: GpuSlot
     name: str
     _held: dict[str, int] = field(default_factory=dict)  # descriptors of the GPUs' locks, by device
 
     @property
     def part(self) -> Path:
         """Its archive."""
-        return part_of(Path(self.seat.records), self.name)
+        return part_of(Path(self.slot.records), self.name)
 
     @property
     def folder(self) -> Path:
@@ -149,14 +149,14 @@ class Desk:
             return
         self.leave()
         with _locked(self.folder / "turn.lock"):
-            while not (block := next(filter(self._all_of, self.seat.blocks(count)), None)):
+            while not (block := next(filter(self._all_of, self.slot.blocks(count)), None)):
                 time.sleep(LOOK_S)
-        self.seat.sit(block)
+        self.slot.sit(block)
 
     def _all_of(self, block: Sequence[int]) -> bool:
         """Hold these, or none."""
         try:
-            for device in (self.seat.devices[place] for place in block):
+            for device in (self.slot.devices[place] for place in block):
                 self._held[device] = _lock(self._path(device), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._let_go()
@@ -166,7 +166,7 @@ class Desk:
     def leave(self) -> None:
         if self._held:
             self._let_go()
-            self.seat.sit((self.seat.own,))
+            self.slot.sit((self.slot.own,))
 
     def _let_go(self) -> None:
         while self._held:
@@ -175,7 +175,7 @@ class Desk:
     @property
     def neighbours(self) -> int:
         """Devices of other workers on which an engine runs now."""
-        return sum(_is_locked(self._path(device)) for device in self.seat.devices if device not in self._held)
+        return sum(_is_locked(self._path(device)) for device in self.slot.devices if device not in self._held)
 
     def _path(self, device: str) -> Path:
         return self.folder / f"{device}.lock"
@@ -220,11 +220,11 @@ def sweep_up(folder: Path) -> None:
             path.unlink()
 
 
-def as_seen(host: Host, seat: Seat) -> Host:
+def as_seen(host: Host, slot: GpuSlot) -> Host:
     """The host as it is for a worker: with the GPUs of all workers, its own first, and its part of the cores."""
     by_name = {gpu.uuid: gpu for gpu in host.gpus}
-    devices = [seat.devices[place] for place in seat.order((seat.own,))]
-    cores = len(seat.cores[seat.own]) if any(seat.cores) else host.environment.cores
+    devices = [slot.devices[place] for place in slot.order((slot.own,))]
+    cores = len(slot.cores[slot.own]) if any(slot.cores) else host.environment.cores
     of_gpus = 1 if host.gpus else None
     return replace(
         host,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from pytest_slmserve.engines.base import Engine, Tell, silent
-from pytest_slmserve.engines.replicas.replica_set import Replicas
+from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
+from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Measurement, Replica, Run, replica_set
@@ -21,28 +21,28 @@ def measure(
     workload: Workload,
     load: Load,
     environment: Environment,
-    tell: Tell = silent,
+    on_progress: ProgressCallback = ignore_progress,
     sampler: Sampler | None = None,
 ) -> Measurement:
     """Run `load` once, with the sensors read beside it, and keep every fact. Raises EngineFailed when the engine
     dies; sensors that fail leave a note in the record, nothing more."""
     began = datetime.now(timezone.utc)
-    run = _sampled(engine, workload, load, tell, sampler) if sampler else engine.run(workload, load, tell)
+    run = _sampled(engine, workload, load, on_progress, sampler) if sampler else engine.run(workload, load, on_progress)
     return _record(engine, workload, load, environment, run, began)
 
 
 def measure_together(
-    replicas: Replicas,
+    replicas: ReplicaEngines,
     workloads: Sequence[Workload],
     loads: Sequence[ClosedLoop],
     environment: Environment,
-    tell: Tell = silent,
+    on_progress: ProgressCallback = ignore_progress,
     sampler: Sampler | None = None,
 ) -> tuple[Measurement, ...]:
     """The same for several engines at once: a record for each. What the sensors said is of all of them, and stands in
     the first."""
     began = datetime.now(timezone.utc)
-    runs = _sampled_together(replicas, workloads, loads, tell, sampler)
+    runs = _sampled_together(replicas, workloads, loads, on_progress, sampler)
     spec, group = replicas.spec, uuid.uuid4().hex[:12]
     asked = replica_set(spec, [w.hash for w in workloads], loads)
     return tuple(
@@ -77,20 +77,24 @@ def _record(
 
 
 def _sampled_together(
-    replicas: Replicas, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], tell: Tell, sampler: Sampler | None
+    replicas: ReplicaEngines,
+    workloads: Sequence[Workload],
+    loads: Sequence[ClosedLoop],
+    on_progress: ProgressCallback,
+    sampler: Sampler | None,
 ) -> tuple[Run, ...]:
     if not sampler:
-        return replicas.run(workloads, loads, tell)
+        return replicas.run(workloads, loads, on_progress)
     with sampler.recording() as recording:
-        first, *rest = replicas.run(workloads, loads, tell)
+        first, *rest = replicas.run(workloads, loads, on_progress)
     if first.began_s is not None:
         first = replace(first, telemetry=recording.telemetry(first.began_s, first.window_s))
     return first, *rest
 
 
-def _sampled(engine: Engine, workload: Workload, load: Load, tell: Tell, sampler: Sampler) -> Run:
+def _sampled(engine: Engine, workload: Workload, load: Load, on_progress: ProgressCallback, sampler: Sampler) -> Run:
     with sampler.recording() as recording:
-        run = engine.run(workload, load, tell)
+        run = engine.run(workload, load, on_progress)
     if run.began_s is None:  # its clock is not the sensors'
         return run
     return replace(run, telemetry=recording.telemetry(run.began_s, run.window_s))

@@ -6,18 +6,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pytest_slmserve.analysis.points.job_points import JobPoint, job_points
-from pytest_slmserve.analysis.points.replica_points import Members, SharedPoint, group_key, shared_points, shared_runs
+from pytest_slmserve.analysis.points.replica_points import (
+    ReplicaGroup,
+    SharedPoint,
+    group_key,
+    shared_points,
+    shared_runs,
+)
 from pytest_slmserve.schema.records import Measurement
 
 
 @dataclass(repr=False)
-class Known:
+class Results:
     """measured: by key. shared: runs of several engines at once, by theirs. asked, asked_shared: keys of both in the
     order asked for; what an archive knows beyond them is no part of this run."""
 
     measured: dict[str, list[Measurement]] = field(default_factory=dict)
     asked: dict[str, None] = field(default_factory=dict)
-    shared: dict[str, list[Members]] = field(default_factory=dict)
+    shared: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
     asked_shared: dict[str, None] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

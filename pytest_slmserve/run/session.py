@@ -14,39 +14,39 @@ from pathlib import Path
 from typing import cast
 
 from pytest_slmserve.analysis.claims import lookup, table
-from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
-from pytest_slmserve.analysis.metrics.validity import problems, sound
+from pytest_slmserve.analysis.metrics.validity import is_clean, problems
 from pytest_slmserve.analysis.points.replica_points import (
-    Members,
+    ReplicaGroup,
     SharedPoint,
+    check_group,
+    is_clean_group,
     shared_points,
     shared_runs,
-    sound_together,
-    standing_together,
 )
 from pytest_slmserve.archive.merge import move_parts
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan.cases import Question, case_key, title
-from pytest_slmserve.plan.planner import Agenda, check_there
+from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.plan.sweeps import Sweep
 from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.report.export.writer import Export, export_to
 from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.run.executor import Elsewhere, left, wanted
-from pytest_slmserve.run.gpu_slots import Desk, as_seen
+from pytest_slmserve.run.executor import RemoteExecutor, left, wanted
+from pytest_slmserve.run.gpu_slots import GpuLease, as_seen
 from pytest_slmserve.run.judge import Verdicts
 from pytest_slmserve.run.measure import measure, measure_together
-from pytest_slmserve.run.results import Known
+from pytest_slmserve.run.results import Results
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Backend, Sharing
 from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, Load
-from pytest_slmserve.schema.records import Measurement, Paired, Progress, Replica, replica_set
+from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, Replica, replica_set
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.host_probe import Host, probe
@@ -59,66 +59,70 @@ ALONE: Sharing = "time-slicing"  # of one engine: nobody to share with
 class Session:
     """Opened by `open`, which takes the device and the archive; `close` lets go of everything.
 
-    tell: hears how a run is going, with the name of the point.
+    on_progress: hears how a run is going, with the name of the point.
     """
 
-    agenda: Agenda
+    planner: Planner
     devices: Devices
-    known: Known = field(default_factory=Known)
+    known: Results = field(default_factory=Results)
     verdicts: Verdicts = field(init=False)
-    tell: Callable[[str, Progress], None] = lambda name, progress: None
+    on_progress: Callable[[str, Progress], None] = lambda name, progress: None
     reused: set[str] = field(default_factory=set)
     stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
     gates: list[Gated] = field(default_factory=list)
     archive: Archive | None = None
     slo: Slo | None = None
     export: Export | None = None
-    elsewhere: Elsewhere | None = None
+    remote_executor: RemoteExecutor | None = None
     _warmed: str | None = None  # the launch that has served something
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        self.verdicts = Verdicts(self.agenda, self.known)
+        self.verdicts = Verdicts(self.planner, self.known)
 
     @classmethod
-    def of(cls, options: Options, root: Path, desk: Desk | None = None, host: Host | None = None) -> Session:
-        """desk: of a worker. host: where it measures; None: here, which is looked at. Raises BadUsage where the backend
+    def from_options(
+        cls, options: Options, root: Path, lease: GpuLease | None = None, host: Host | None = None
+    ) -> Session:
+        """lease: of a worker. host: where it measures; None: here, which is looked at. Raises BadUsage where the backend
         cannot run here; a plan is made without a GPU too."""
         backend, slo = options.backend, slo_of_requests(options.slo)
         assert backend is not None
-        export = export_to(options.export, slo) if options.export and not desk else None
-        if desk:
-            desk.seat.sit((desk.seat.own,))
+        export = export_to(options.export, slo) if options.export and not lease else None
+        if lease:
+            lease.slot.sit((lease.slot.own,))
         host = host or _host(options, backend, root)
-        if desk:
-            host = as_seen(host, desk.seat)
+        if lease:
+            host = as_seen(host, lease.slot)
         check_there(host, range(options.tensor_parallel[-1]))
-        agenda = Agenda(options, backend, host, list(host.warnings))
-        return cls(agenda, Devices.of(agenda, desk), slo=slo, export=export)
+        planner = Planner(options, backend, host, list(host.warnings))
+        return cls(planner, Devices.from_options(planner, lease), slo=slo, export=export)
 
     @property
     def options(self) -> Options:
-        return self.agenda.options
+        return self.planner.options
 
     @property
     def backend(self) -> Backend:
-        return self.agenda.backend
+        return self.planner.backend
 
     @property
     def host(self) -> Host:
-        return self.agenda.host
+        return self.planner.host
 
     @property
     def notes(self) -> list[str]:
         """One sentence each, for the end of the run."""
-        return self.agenda.notes
+        return self.planner.notes
 
     def open(self) -> None:
         """Take the device, open the archive, read what is to be resumed (a worker has read it to know which items are
         its own). Raises BadUsage or BadArchive."""
         self.devices.hold()
-        if self.desk:
-            self.archive = self._undo.enter_context(Archive.open(self.desk.part))  # the controller has mended the whole
+        if self.lease:
+            self.archive = self._undo.enter_context(
+                Archive.open(self.lease.part)
+            )  # the controller has mended the whole
         else:
             self.open_archive()
 
@@ -136,30 +140,30 @@ class Session:
             self.resume()
 
     @property
-    def desk(self) -> Desk | None:
+    def lease(self) -> GpuLease | None:
         """Of a worker, which measures beside others."""
-        return self.devices.desk
+        return self.devices.lease
 
     @property
-    def gate_terms(self) -> Terms:
-        return Terms(self.options.gate_margin, pairs=self.options.gate_pairs)
+    def gate_terms(self) -> GateCriteria:
+        return GateCriteria(self.options.gate_margin, pairs=self.options.gate_pairs)
 
     def begin(self) -> None:
         """Note in the archive that this run measures, and by which parameters its claims are judged."""
         if self.archive:
             rows = [lookup.row_to_record(row) for row in table.ROWS]
             sweeps = {
-                self.agenda.series(model): _planned(sweep, self.verdicts.adaptive(model))
-                for model, sweep in self.agenda.sweeps.items()
+                self.planner.series(model): _planned(sweep, self.verdicts.adaptive(model))
+                for model, sweep in self.planner.sweeps.items()
                 if sweep.loads and not self.options.gate  # a gate measures no sweep
             }
             gate = {"gate": asdict(self.gate_terms)} if self.options.gate else {}
-            beside = {"beside": sorted(self.agenda.beside)} if self.agenda.beside else {}
+            beside = {"beside": sorted(self.planner.beside)} if self.planner.beside else {}
             self.archive.begin({"rows": rows}, {"sweeps": sweeps, **gate, **beside})
 
     def close(self) -> None:
-        if self.elsewhere:
-            self.elsewhere.close()  # what has come goes into the archive
+        if self.remote_executor:
+            self.remote_executor.close()  # what has come goes into the archive
         self._undo.close()
         self.devices.close()
 
@@ -182,7 +186,7 @@ class Session:
         contents = read(self.source, skip_damaged=self.options.skip_damaged)
         self.notes.extend(contents.notes)
         self.stored = [m for m in contents.measurements if m.paired is None]
-        together = [ms for ms in shared_runs(contents.measurements) if not standing_together(ms)[0]]
+        together = [ms for ms in shared_runs(contents.measurements) if not check_group(ms)[0]]
         alone = [m for m in contents.measurements if m.alone and m.paired is None and not problems(m)]
         self.known.add([*alone, *(m for members in together for m in members)])
         self.reused.update(m.id for m in (*alone, *(m for members in together for m in members)))
@@ -203,19 +207,19 @@ class Session:
         return self.answered(self.question(spec, workload, load), repeats, why)
 
     def question(self, spec: EngineSpec, workload: Workload, load: Load) -> Question:
-        return Question(self.agenda.key(spec, workload, load), spec, (workload,), (load,))
+        return Question(self.planner.key(spec, workload, load), spec, (workload,), (load,))
 
     def question_of_one(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> Question:
         """Of one engine that several are to be compared with: no point of a sweep."""
         sharing: Sharing = "urls" if spec.backend == "remote" else ALONE
         asked = replica_set(ReplicaSpec((spec,), sharing), [workload.hash], [load])
         one = Replica(uuid.uuid4().hex[:12], 0, 1, asked, sharing)
-        return Question(one.key(self.agenda.key(spec, workload, load)), spec, (workload,), (load,), one)
+        return Question(one.key(self.planner.key(spec, workload, load)), spec, (workload,), (load,), one)
 
     def question_of_replicas(
         self, spec: ReplicaSpec, workloads: Sequence[Workload], loads: Sequence[ClosedLoop]
     ) -> Question:
-        key = case_key(spec, workloads, loads, self.agenda.environment(spec))
+        key = case_key(spec, workloads, loads, self.planner.environment(spec))
         return Question(key, spec, tuple(workloads), tuple(loads))
 
     def answered(self, question: Question, repeats: int, why: str = "") -> list[Measurement]:
@@ -225,13 +229,13 @@ class Session:
         return known
 
     def _answer(self, question: Question, repeats: int, why: str = "") -> None:
-        if self.elsewhere:
-            self.elsewhere.fetch(question)
+        if self.remote_executor:
+            self.remote_executor.fetch(question)
             return
         for _ in self.answers(question, repeats, why):
             pass
 
-    def answers(self, question: Question, repeats: int, why: str = "") -> Iterator[Members]:
+    def answers(self, question: Question, repeats: int, why: str = "") -> Iterator[ReplicaGroup]:
         """Measure until `repeats` are sound, those counted that are known. Each is handed out when it has been kept."""
         for repeat in self.unanswered(question, repeats):
             name = f"{title(question)}, repeat {repeat}{why and f' ({why})'}"
@@ -245,16 +249,16 @@ class Session:
     def unanswered(self, question: Question, repeats: int) -> Iterator[int]:
         """Numbers of the repeats that are still to be made, while what is made is kept."""
         if isinstance(question.engine, ReplicaSpec):
-            return wanted(self.known.shared.setdefault(question.key, []), repeats, sound_together)
-        return wanted(self.known.measured.setdefault(question.key, []), repeats, sound)
+            return wanted(self.known.shared.setdefault(question.key, []), repeats, is_clean_group)
+        return wanted(self.known.measured.setdefault(question.key, []), repeats, is_clean)
 
     def left(self, question: Question) -> int:
         """How many that will be, if each of them is sound."""
         if isinstance(question.engine, ReplicaSpec):
-            return left(self.known.shared.get(question.key, ()), self.options.repeats, sound_together)
-        return left(self.known.measured.get(question.key, ()), self.options.repeats, sound)
+            return left(self.known.shared.get(question.key, ()), self.options.repeats, is_clean_group)
+        return left(self.known.measured.get(question.key, ()), self.options.repeats, is_clean)
 
-    def keep(self, question: Question, found: Members) -> None:
+    def keep(self, question: Question, found: ReplicaGroup) -> None:
         """Know it from now on. The archive has it on return."""
         if isinstance(question.engine, ReplicaSpec):
             self.known.shared.setdefault(question.key, []).append(found)
@@ -279,7 +283,7 @@ class Session:
         load: Load,
         name: str,
         *,
-        paired: Paired | None = None,
+        paired: GateLaunch | None = None,
     ) -> None:
         """Measure once, on the engine that runs or on one that is started; the archive gets it too. name: for whoever
         is told how it is going."""
@@ -293,14 +297,14 @@ class Session:
         load: Load,
         name: str,
         replica: Replica | None = None,
-        paired: Paired | None = None,
+        paired: GateLaunch | None = None,
     ) -> Measurement:
-        tell, environment = partial(self.tell, name), self.agenda.environment(spec)
+        on_progress, environment = partial(self.on_progress, name), self.planner.environment(spec)
         engine = self.engine(spec)
         if isinstance(load, Job):
             self._warm(engine, workload, load)
         neighbours = self.devices.neighbours
-        found = measure(engine, workload, load, environment, tell, self.devices.sampler_of(spec))
+        found = measure(engine, workload, load, environment, on_progress, self.devices.sampler_of(spec))
         neighbours = max(neighbours, self.devices.neighbours)
         return replace(found, replica=replica, paired=paired, neighbours=neighbours)
 
@@ -322,11 +326,13 @@ class Session:
         self._answer(question, repeats)
         return shared_points(m for members in known for m in members)[0]
 
-    def _made_together(self, question: Question, spec: ReplicaSpec, name: str) -> Members:
-        environment, tell = self.agenda.environment(spec), partial(self.tell, name)
+    def _made_together(self, question: Question, spec: ReplicaSpec, name: str) -> ReplicaGroup:
+        environment, on_progress = self.planner.environment(spec), partial(self.on_progress, name)
         replicas, neighbours = self.devices.replicas(spec), self.devices.neighbours
         loads = cast(tuple[ClosedLoop, ...], question.loads)  # replicas have no other
-        found = measure_together(replicas, question.workloads, loads, environment, tell, self.devices.sampler_of(spec))
+        found = measure_together(
+            replicas, question.workloads, loads, environment, on_progress, self.devices.sampler_of(spec)
+        )
         return tuple(replace(m, neighbours=max(neighbours, self.devices.neighbours)) for m in found)
 
     @property

@@ -41,7 +41,7 @@ ADVISED = ("max_num_seqs", "max_model_len", "kv_cache_memory_bytes", "gpu_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class VerifyOptions:
     """How it is verified. margin: how far from what was predicted is still as predicted, a share. sharing: of the
     device by several engines. records: the archive to append to. python: an interpreter in place of the records'."""
 
@@ -53,7 +53,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class VerifyCase:
     """One model's engine as advised, with the requests and the load that the records have, but for its concurrency.
     source: any of the measurements that the advice rests on."""
 
@@ -65,11 +65,11 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class SharedVerifyCase:
     """Engines that are to share the device: `trials` has the model of each."""
 
     spec: ReplicaSpec
-    trials: tuple[Trial, ...]
+    trials: tuple[VerifyCase, ...]
 
     @property
     def loads(self) -> list[ClosedLoop]:
@@ -83,7 +83,7 @@ class Joint:
 # What is to be measured
 
 
-def trials(plan: Plan, curves: Sequence[Curve], python: str = "") -> list[Trial]:
+def trials(plan: Plan, curves: Sequence[Curve], python: str = "") -> list[VerifyCase]:
     """One for each model that got an advice. Raises BadUsage or BadDataset where its requests cannot be made again, or
     are longer than was advised for."""
     found = []
@@ -99,7 +99,7 @@ def trials(plan: Plan, curves: Sequence[Curve], python: str = "") -> list[Trial]
                 longest = curve.first.workload.longest
                 raise BadUsage(f"the records have requests of {longest} tokens", f"--max-model-len {longest}")
             load, workload = replace(curve.load, concurrency=advice.batch), same_requests(curve.first)
-            found.append(Trial(advice=advice, source=curve.first, spec=spec, load=load, workload=workload))
+            found.append(VerifyCase(advice=advice, source=curve.first, spec=spec, load=load, workload=workload))
     return found
 
 
@@ -159,18 +159,18 @@ def _whole_gib(source: Measurement, batch: int) -> int:
     return max(1, -(-needed // GIB)) * GIB
 
 
-def joint_of(plan: Plan, alone: Sequence[Trial], sharing: Sharing) -> Joint | None:
+def joint_of(plan: Plan, alone: Sequence[VerifyCase], sharing: Sharing) -> SharedVerifyCase | None:
     """The engines that are advised to share the device: one of each model, or several of a single one; None where one
     engine is all that is advised."""
     placed = [trial for trial in alone if trial.advice.needs]
     if plan.together and plan.together.fits and len(placed) > 1:
-        return Joint(ReplicaSpec(tuple(trial.spec for trial in placed), sharing), tuple(placed))
+        return SharedVerifyCase(ReplicaSpec(tuple(trial.spec for trial in placed), sharing), tuple(placed))
     for trial in placed:
         fit = trial.advice.replicas
         if fit and fit.advised > 1:
             python = trial.spec.python
             each = as_advised(trial.advice, trial.source, fit.each, plan.wish.gpu_bytes, python)
-            return Joint(ReplicaSpec((each,) * fit.advised, sharing), (trial,) * fit.advised)
+            return SharedVerifyCase(ReplicaSpec((each,) * fit.advised, sharing), (trial,) * fit.advised)
     return None
 
 
@@ -178,7 +178,7 @@ def joint_of(plan: Plan, alone: Sequence[Trial], sharing: Sharing) -> Joint | No
 
 
 @contextmanager
-def opened(alone: Sequence[Trial], joint: Joint | None, terms: Terms) -> Iterator[Session]:
+def opened(alone: Sequence[VerifyCase], joint: SharedVerifyCase | None, terms: VerifyOptions) -> Iterator[Session]:
     """A session that holds the device and the archive; whatever happens, it lets go of both and stops its engines.
 
     Raises BadUsage where this is another kind of host than that of the records, or the device cannot be shared so,
@@ -187,7 +187,7 @@ def opened(alone: Sequence[Trial], joint: Joint | None, terms: Terms) -> Iterato
     session = _session_for(alone[0], terms)
     try:
         for trial in alone:
-            check_host(trial, session.agenda.environment(trial.spec))
+            check_host(trial, session.planner.environment(trial.spec))
         if joint and (why := cannot_share(joint.spec, session.host.device)):
             raise BadUsage(why, "--sharing time-slicing")
         with of_a_command(BadUsage, BadArchive):
@@ -198,17 +198,17 @@ def opened(alone: Sequence[Trial], joint: Joint | None, terms: Terms) -> Iterato
         session.close()
 
 
-def _session_for(trial: Trial, terms: Terms) -> Session:
+def _session_for(trial: VerifyCase, terms: VerifyOptions) -> Session:
     """Raises BadUsage where the backend cannot run here."""
     try:
-        return Session.of(_options(trial.spec, terms), Path.cwd())
+        return Session.from_options(_options(trial.spec, terms), Path.cwd())
     except BadUsage as error:
         there = trial.source.environment
         where = there.gpu_name or there.cpu or there.backend
         raise BadUsage(error.problem, f"the kind of host that was measured on: {where}; or --python") from None
 
 
-def _options(spec: EngineSpec, terms: Terms) -> Options:
+def _options(spec: EngineSpec, terms: VerifyOptions) -> Options:
     """Of the environment and the ini file nothing is taken: the records say how it is measured."""
     given = {
         MODES[spec.backend]: True,
@@ -220,7 +220,7 @@ def _options(spec: EngineSpec, terms: Terms) -> Options:
     return read_options(given, {}, {})
 
 
-def check_host(trial: Trial, here: Environment) -> None:
+def check_host(trial: VerifyCase, here: Environment) -> None:
     """Raises BadUsage where the records are of another kind of host, with all that differs."""
     there = trial.source.environment
     if there.key == here.key:
@@ -235,7 +235,9 @@ def _known(value: object) -> str:
     return "not known" if value is None else str(value)
 
 
-def verify(session: Session, alone: Sequence[Trial], joint: Joint | None, terms: Terms) -> Verification:
+def verify(
+    session: Session, alone: Sequence[VerifyCase], joint: SharedVerifyCase | None, terms: VerifyOptions
+) -> Verification:
     """Each model alone, then all that are to share the device."""
     seen = [_alone(session, trial, terms) for trial in alone]
     started = all(each.point for each in seen)
@@ -243,7 +245,7 @@ def verify(session: Session, alone: Sequence[Trial], joint: Joint | None, terms:
     return Verification(terms.margin, terms.repeats, tuple(seen), together)
 
 
-def _alone(session: Session, trial: Trial, terms: Terms) -> Verified:
+def _alone(session: Session, trial: VerifyCase, terms: VerifyOptions) -> Verified:
     try:
         found = session.measure(trial.spec, trial.workload, trial.load, terms.repeats)
     except EngineFailed as error:
@@ -251,7 +253,9 @@ def _alone(session: Session, trial: Trial, terms: Terms) -> Verified:
     return verified(trial.advice, trial.spec, found, terms.margin)
 
 
-def _together(session: Session, joint: Joint, alone: Sequence[Verified], terms: Terms) -> VerifiedTogether:
+def _together(
+    session: Session, joint: SharedVerifyCase, alone: Sequence[Verified], terms: VerifyOptions
+) -> VerifiedTogether:
     try:
         session.measure_replicas(joint.spec, joint.workloads, joint.loads, terms.repeats)
     except EngineFailed as error:

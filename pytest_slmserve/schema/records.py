@@ -211,7 +211,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class GateLaunch:
     """A launch's part in a gate: which side, in which pair (from 1), and whether it came second in it. outputs: greedy
     tokens of its first requests, where they were asked for. caches: was compiled code there when it started?"""
 
@@ -238,7 +238,7 @@ class Measurement:
     launch: str  # one start of one engine
     measured_at: str  # ISO 8601, UTC
     replica: Replica | None = None
-    paired: Paired | None = None
+    paired: GateLaunch | None = None
     neighbours: int = 0
 
     @property

@@ -24,7 +24,7 @@ class Reading:
     gpus: tuple[dict[int, float | None], ...] = ()
 
 
-class Source(Protocol):
+class SensorSource(Protocol):
     """Answers when asked; made by a function that raises SensorFailed where it is not there. name: as recorded."""
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_slmserve.telemetry.base import Reading, Source
+from pytest_slmserve.telemetry.base import Reading, SensorSource
 from pytest_slmserve.telemetry.sampler import merged
 
 
@@ -12,7 +12,7 @@ class SeveralGpus:
     """gpus: the sources of each, in the order in which an engine has the GPUs. One that fails ends them all: what is
     left would be taken for the whole."""
 
-    def __init__(self, gpus: Sequence[Sequence[Source]]) -> None:
+    def __init__(self, gpus: Sequence[Sequence[SensorSource]]) -> None:
         names = dict.fromkeys(" + ".join(source.name for source in sources) for sources in gpus)
         self.name = f"{len(gpus)} x {' or '.join(names)}"
         self._gpus = [tuple(sources) for sources in gpus]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.records import Telemetry
 from pytest_slmserve.schema.sensors import rounded
-from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, Source
+from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, SensorSource
 
 INTERVAL_S = 0.25  # the shortest that leaves room for what a reading costs, some milliseconds, and for a late one
 BEFORE = 4  # intervals kept before a window: what was so when it began
@@ -28,7 +28,7 @@ AFTER = 1
 class Recording:
     """Rows as they come: the time of the reading, and what all sources said. Read it when the recording is over."""
 
-    sources: Sequence[Source]
+    sources: Sequence[SensorSource]
     interval_s: float
     clock: Callable[[], float] = time.monotonic
     rows: list[tuple[float, Reading]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Recording:
         if readings:
             self.rows.append((now, merged(readings)))
 
-    def _ask(self, source: Source, now: float) -> Reading | None:
+    def _ask(self, source: SensorSource, now: float) -> Reading | None:
         if source.name in self.failed:
             return None
         try:
@@ -52,7 +52,7 @@ class Recording:
             self._note(source, f"{type(error).__name__}: {error}")
         return None
 
-    def _note(self, source: Source, why: str) -> None:
+    def _note(self, source: SensorSource, why: str) -> None:
         self.failed[source.name] = f"{source.name} failed after {len(self.rows)} readings: {why}"
 
     def telemetry(self, began_s: float, window_s: tuple[float, float] | None = None) -> Telemetry:
@@ -93,7 +93,7 @@ def merged(readings: Sequence[Reading]) -> Reading:
 class Sampler:
     """Sources, and how often they are asked. Raises BadUsage for an interval too short for the GPU's counters."""
 
-    def __init__(self, sources: Sequence[Source], interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, sources: Sequence[SensorSource], interval_s: float = INTERVAL_S) -> None:
         if interval_s < MIN_SPAN_S:
             raise BadUsage(
                 f"a telemetry interval of {interval_s:g} s: below {MIN_SPAN_S:g} s the GPU's counters are not valid",

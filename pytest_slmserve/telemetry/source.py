@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
-from pytest_slmserve.telemetry.base import Source
+from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.multi_gpu import SeveralGpus
 from pytest_slmserve.telemetry.sampler import Sampler
 
@@ -27,7 +27,7 @@ def open_sampler(
     return (Sampler(sources, interval_s) if sources else None), notes
 
 
-def _sources(choice: str, devices: Sequence[str], interval_s: float) -> tuple[list[Source], list[str]]:
+def _sources(choice: str, devices: Sequence[str], interval_s: float) -> tuple[list[SensorSource], list[str]]:
     notes: list[str] = []
     device = devices[0]
     host = _tried(_host, notes)
@@ -39,7 +39,7 @@ def _sources(choice: str, devices: Sequence[str], interval_s: float) -> tuple[li
     return [*(_several(each, notes) if len(devices) > 1 else each[0]), *host], list(dict.fromkeys(notes))
 
 
-def _several(each: Sequence[Sequence[Source]], notes: list[str]) -> list[Source]:
+def _several(each: Sequence[Sequence[SensorSource]], notes: list[str]) -> list[SensorSource]:
     """Of all GPUs, or of none: a part of them would be taken for the whole."""
     if all(each):
         return [SeveralGpus(each)]
@@ -49,7 +49,7 @@ def _several(each: Sequence[Sequence[Source]], notes: list[str]) -> list[Source]
     return []
 
 
-def _of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> list[Source]:
+def _of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> list[SensorSource]:
     match choice.partition("=")[::2]:
         case "auto", _:
             return _best(device, interval_s, notes)
@@ -65,7 +65,7 @@ def _of_gpu(choice: str, device: str, interval_s: float, notes: list[str]) -> li
             return [open_exporter(choice, device)]
 
 
-def _best(device: str, interval_s: float, notes: list[str]) -> list[Source]:
+def _best(device: str, interval_s: float, notes: list[str]) -> list[SensorSource]:
     """NVML with the profiling counters of the GPU (Hopper and newer); else with those of DCGM, where it runs."""
     nvml = _tried(lambda: _nvml(device, profile=True), notes)
     if nvml and nvml[0].name == "nvml-gpm":
@@ -77,7 +77,7 @@ def _best(device: str, interval_s: float, notes: list[str]) -> list[Source]:
     return [*dcgm, *nvml]  # what both have, DCGM says
 
 
-def _tried(opened: Callable[[], Source], notes: list[str]) -> list[Source]:
+def _tried(opened: Callable[[], SensorSource], notes: list[str]) -> list[SensorSource]:
     try:
         return [opened()]
     except SensorFailed as error:
@@ -85,20 +85,20 @@ def _tried(opened: Callable[[], Source], notes: list[str]) -> list[Source]:
         return []
 
 
-def _host() -> Source:
+def _host() -> SensorSource:
     from pytest_slmserve.telemetry.host_counters import open_host
 
     return open_host()
 
 
-def _nvml(device: str, *, profile: bool) -> Source:
+def _nvml(device: str, *, profile: bool) -> SensorSource:
     from pytest_slmserve.telemetry.host_counters import own_pids
     from pytest_slmserve.telemetry.nvml import open_nvml
 
     return open_nvml(device, own_pids=own_pids, profile=profile)
 
 
-def _gpm(device: str) -> Source:
+def _gpm(device: str) -> SensorSource:
     source = _nvml(device, profile=True)
     if source.name != "nvml-gpm":
         source.close()
@@ -106,7 +106,7 @@ def _gpm(device: str) -> Source:
     return source
 
 
-def _dcgm(device: str, interval_s: float, address: str = "") -> Source:
+def _dcgm(device: str, interval_s: float, address: str = "") -> SensorSource:
     from pytest_slmserve.telemetry.dcgm import ADDRESS, open_dcgm
 
     return open_dcgm(device, interval_s=interval_s, address=address or ADDRESS)

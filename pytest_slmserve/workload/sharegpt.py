@@ -21,12 +21,12 @@ FORMAT = 'a JSON list of {"id": ..., "conversations": [{"from": "human", "value"
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     role: str
     text: str
 
 
-Conversation = tuple[Turn, ...]
+Conversation = tuple[ChatTurn, ...]
 
 
 class DamagedDataset(BadDataset):
@@ -174,10 +174,10 @@ def _conversation(item: Any, number: int, path: Path) -> Conversation:
     raise _not_sharegpt(path, f"its item {number} is {_kind(item)}")
 
 
-def _turn(turn: Any, number: int, path: Path) -> Turn:
+def _turn(turn: Any, number: int, path: Path) -> ChatTurn:
     match turn:
         case {"from": str(role), "value": str(text)}:
-            return Turn(role, text)
+            return ChatTurn(role, text)
     raise _not_sharegpt(path, f"a turn of its conversation {number} is {_kind(turn)}")
 
 

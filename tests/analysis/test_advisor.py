@@ -12,7 +12,15 @@ from published import ROWS
 from strategies import law, point
 
 from pytest_slmserve.analysis.advice.advisor import Advice, cost_per_million, least_latency_s, plan
-from pytest_slmserve.analysis.advice.batch_choice import REACH, Engine, Subject, Wish, decide, through, two_load_laws
+from pytest_slmserve.analysis.advice.batch_choice import (
+    REACH,
+    ModelSweep,
+    Objectives,
+    ServedEngine,
+    decide,
+    through,
+    two_load_laws,
+)
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.advice.headroom import ceilings, gains_at
 from pytest_slmserve.analysis.metrics.roofline import peaks_of, work_of_shape
@@ -26,7 +34,7 @@ B_HALF_FROM_SHAPES = 40.6  # OPT-1.3B, a context of 330 tokens
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SHAPE = CATALOGUE["opt-1.3b"]
 FOOTPRINT = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)
-ENGINE = Engine(model="facebook/opt-1.3b", dtype="float16", footprint=FOOTPRINT, kv_had_bytes=120 * GIB)
+ENGINE = ServedEngine(model="facebook/opt-1.3b", dtype="float16", footprint=FOOTPRINT, kv_had_bytes=120 * GIB)
 GPU = 140 * GIB
 
 
@@ -44,11 +52,13 @@ def planted(batches=GRID, b_half: float = 45.0, **figures: object) -> list[Point
     return [replace(point(b, [law(b, b_half=b_half)], [b / law(b, b_half=b_half)]), **figures) for b in batches]
 
 
-def subject(points: list[Point], name: str = "opt-1.3b", engine: Engine | None = ENGINE, **facts: object) -> Subject:
-    return Subject(name=name, points=tuple(points), engine=engine, **facts)
+def subject(
+    points: list[Point], name: str = "opt-1.3b", engine: ServedEngine | None = ENGINE, **facts: object
+) -> ModelSweep:
+    return ModelSweep(name=name, points=tuple(points), engine=engine, **facts)
 
 
-def advice(points: list[Point], wish: Wish, **facts: object) -> Advice:
+def advice(points: list[Point], wish: Objectives, **facts: object) -> Advice:
     return plan([subject(points, **facts)], wish).advices[0]
 
 
@@ -57,7 +67,7 @@ def advice(points: list[Point], wish: Wish, **facts: object) -> Advice:
 
 @pytest.mark.parametrize(("factor", "chosen", "cap"), [(2, 96, 105), (4, 256, 250)])
 def test_the_published_choice(factor, chosen, cap):
-    wish = Wish(slo=RelativeSlo(factor, 32), threshold=0.1)
+    wish = Objectives(slo=RelativeSlo(factor, 32), threshold=0.1)
     seen = decide(subject(published(), b_half=B_HALF_FROM_SHAPES), wish)
     assert seen.batch == chosen and not seen.predicted and seen.reason == ""
     assert round(seen.caps.slo) == cap and round(seen.caps.efficiency) == 375
@@ -72,7 +82,7 @@ def test_two_published_points_predict_the_larger_ones():
 
 
 def test_a_prediction_is_marked_and_careful():
-    found = plan([subject(published(1, 32))], Wish(slo=RelativeSlo(4, 32), gpu_bytes=GPU))
+    found = plan([subject(published(1, 32))], Objectives(slo=RelativeSlo(4, 32), gpu_bytes=GPU))
     seen = found.advices[0]
     assert seen.decision.predicted and 180 < seen.batch < 256 and seen.advised.predicted
     assert "predicted by the saturation law through 1 and 32 in flight" in seen.decision.notes[0]
@@ -82,7 +92,9 @@ def test_a_prediction_is_marked_and_careful():
 
 @given(st.floats(0.5, 500), st.sampled_from(GRID[1:7]), st.floats(0.05, 0.9), st.floats(1.05, 8))
 def test_on_a_planted_law_two_loads_tell_what_the_closed_form_does(b_half, second, threshold, factor):
-    seen = decide(subject(planted((1, second), b_half)), Wish(slo=RelativeSlo(factor, second), threshold=threshold))
+    seen = decide(
+        subject(planted((1, second), b_half)), Objectives(slo=RelativeSlo(factor, second), threshold=threshold)
+    )
     cap = min((1 + b_half) / threshold - b_half, factor * (second + b_half) - b_half)
     if cap >= REACH * second:
         assert seen.batch == REACH * second and "as far as it is trusted" in seen.notes[1]
@@ -91,12 +103,12 @@ def test_on_a_planted_law_two_loads_tell_what_the_closed_form_does(b_half, secon
 
 
 def test_two_loads_of_which_the_larger_is_all_that_is_allowed_are_a_measurement():
-    seen = decide(subject(published(1, 32)), Wish(slo=RelativeSlo(1, 32)))
+    seen = decide(subject(published(1, 32)), Objectives(slo=RelativeSlo(1, 32)))
     assert seen.batch == 32 and not seen.predicted and seen.notes == ()
 
 
 def test_t_of_one_and_the_objective_may_be_by_the_law_too():
-    seen = decide(subject(planted((8, 64))), Wish(slo=RelativeSlo(2, 128)))
+    seen = decide(subject(planted((8, 64))), Objectives(slo=RelativeSlo(2, 128)))
     assert seen.predicted and seen.batch == 2 * (128 + 45) - 45
     assert any("T(1) is by the law" in note for note in seen.notes)
     assert any("no valid point at 128" in note for note in seen.notes)
@@ -113,15 +125,15 @@ def test_t_of_one_and_the_objective_may_be_by_the_law_too():
     ],
 )
 def test_where_nothing_can_be_advised_the_reason_is_told(points, reason):
-    found = plan([subject(points)], Wish(slo=AbsoluteSlo(1.0), gpu_bytes=GPU))
+    found = plan([subject(points)], Objectives(slo=AbsoluteSlo(1.0), gpu_bytes=GPU))
     assert not found.possible and found.advices[0].batch is None and found.together is None
     assert reason in found.advices[0].decision.reason
 
 
 def test_no_batch_within_the_limit():
-    seen = decide(subject(planted()), Wish(slo=AbsoluteSlo(1e-6)))
+    seen = decide(subject(planted()), Objectives(slo=AbsoluteSlo(1e-6)))
     assert seen.batch is None and "no load that was measured has an efficiency above 10 %" in seen.reason
-    seen = decide(subject(planted((1, 8))), Wish(slo=AbsoluteSlo(1e-6)))
+    seen = decide(subject(planted((1, 8))), Objectives(slo=AbsoluteSlo(1e-6)))
     assert seen.batch is None and "no batch has an efficiency above 10 % and at most 0.001 ms" in seen.reason
 
 
@@ -129,14 +141,14 @@ def test_degraded_and_invalid_points_are_never_chosen():
     points = planted()
     points[GRID.index(64)] = replace(points[GRID.index(64)], degraded=("the clock fell",))
     points[GRID.index(128)] = point(128, ())
-    found = advice(points, Wish(threshold=0.2, gpu_bytes=GPU))
+    found = advice(points, Objectives(threshold=0.2, gpu_bytes=GPU))
     assert found.batch == 32, "alone 64 and 128 would be allowed by efficiency, 256 is not"
-    assert decide(subject(planted()), Wish(threshold=0.2)).batch == 128
+    assert decide(subject(planted()), Objectives(threshold=0.2)).batch == 128
 
 
 def test_a_smaller_load_with_more_throughput_is_told():
     points = [*planted(GRID[:-1]), point(512, [law(64)], [0.1])]
-    notes = decide(subject(points), Wish(threshold=0.001)).notes
+    notes = decide(subject(points), Objectives(threshold=0.001)).notes
     assert any("but 256 in flight has 44.9 % more throughput" in note for note in notes)
     assert any("512 is the largest load measured" in note for note in notes)
 
@@ -148,7 +160,7 @@ LOADS = st.sets(st.integers(2, 600), min_size=1, max_size=7).map(lambda found: s
 @example([1, 55], 386.0, 0.25, 1.0, 0.125)  # what the law allows does not fit into the memory
 def test_a_stricter_limit_never_gives_a_larger_batch(loads, b_half, threshold, one, other):
     strict, loose = (
-        advice(planted(loads, b_half), Wish(slo=AbsoluteSlo(s), threshold=threshold, gpu_bytes=GPU)).batch or 0
+        advice(planted(loads, b_half), Objectives(slo=AbsoluteSlo(s), threshold=threshold, gpu_bytes=GPU)).batch or 0
         for s in sorted((one, other))
     )
     assert strict <= loose
@@ -156,7 +168,7 @@ def test_a_stricter_limit_never_gives_a_larger_batch(loads, b_half, threshold, o
 
 @given(LOADS, st.floats(0.5, 500), st.integers(1, 200), st.integers(1, 200))
 def test_more_memory_never_gives_less(loads, b_half, one, other):
-    small, large = (advice(planted(loads, b_half), Wish(gpu_bytes=gib * GIB)) for gib in sorted((one, other)))
+    small, large = (advice(planted(loads, b_half), Objectives(gpu_bytes=gib * GIB)) for gib in sorted((one, other)))
     assert (small.batch or 0) <= (large.batch or 0)
     if small.replicas and large.replicas and small.batch == large.batch:
         assert small.replicas.at_batch <= large.replicas.at_batch and small.replicas.split <= large.replicas.split
@@ -173,31 +185,31 @@ def test_through_two_points():
 
 def test_what_the_batch_needs_and_what_is_freed():
     had = replace(ENGINE, gpu_had_bytes=GPU)
-    seen = advice(planted(), Wish(slo=RelativeSlo(2, 32), gpu_bytes=GPU), engine=had).needs
+    seen = advice(planted(), Objectives(slo=RelativeSlo(2, 32), gpu_bytes=GPU), engine=had).needs
     assert seen.batch == 64 and seen.kv_bytes == FOOTPRINT.kv_bytes(64)
     assert seen.freed_bytes == 120 * GIB - FOOTPRINT.kv_bytes(64) and seen.freed_share == seen.freed_bytes / GPU
     assert seen.utilization == 0.097 and seen.total_bytes <= 0.097 * GPU
 
 
 def test_without_a_model_or_a_gpu_the_batch_is_advised_all_the_same():
-    found = advice(planted(), Wish(), engine=None)
+    found = advice(planted(), Objectives(), engine=None)
     assert found.batch == 256 and found.needs is found.replicas is None
-    unknown = advice(planted(), Wish(gpu_bytes=GPU), engine=replace(ENGINE, footprint=None, no_footprint="why"))
+    unknown = advice(planted(), Objectives(gpu_bytes=GPU), engine=replace(ENGINE, footprint=None, no_footprint="why"))
     assert unknown.batch == 256 and unknown.needs is unknown.replicas is None
-    nowhere = advice(planted(), Wish())
+    nowhere = advice(planted(), Objectives())
     assert nowhere.needs.utilization is None and nowhere.needs.kv_blocks == 256 * 48 + 1 and nowhere.replicas is None
 
 
 def test_a_batch_that_the_memory_does_not_hold_is_lowered():
-    found = plan([subject(planted())], Wish(gpu_bytes=40 * GIB))
+    found = plan([subject(planted())], Objectives(gpu_bytes=40 * GIB))
     assert found.advices[0].decision.batch == 256 and found.advices[0].batch == 128
     assert found.together.fits and found.together.lowered == ("opt-1.3b",)
-    nothing = plan([subject(planted())], Wish(gpu_bytes=4 * GIB))
+    nothing = plan([subject(planted())], Objectives(gpu_bytes=4 * GIB))
     assert not nothing.together.fits and not nothing.possible and nothing.together.lowered == ()
 
 
 def test_a_predicted_batch_is_lowered_to_the_largest_that_fits():
-    wish = Wish(slo=RelativeSlo(4, 32), gpu_bytes=30 * GIB)
+    wish = Objectives(slo=RelativeSlo(4, 32), gpu_bytes=30 * GIB)
     found = advice(published(1, 32), wish)
     footprint = subject(published(1, 32)).footprint
     assert found.decision.batch > found.batch and found.advised.predicted
@@ -218,7 +230,7 @@ def test_the_memory_of_all_models_always_fits(models, gib, share):
         )
         for i, (loads, b_half, weight, longest) in enumerate(models)
     ]
-    found = plan(subjects, Wish(gpu_bytes=gib * GIB, memory_share=share))
+    found = plan(subjects, Objectives(gpu_bytes=gib * GIB, memory_share=share))
     if found.together is None or not found.together.fits:
         assert not found.possible
         return
@@ -229,7 +241,7 @@ def test_the_memory_of_all_models_always_fits(models, gib, share):
 
 
 def test_a_model_without_advice_takes_no_part():
-    found = plan([subject(planted(), "a"), subject(planted((8,)), "b")], Wish(gpu_bytes=GPU))
+    found = plan([subject(planted(), "a"), subject(planted((8,)), "b")], Objectives(gpu_bytes=GPU))
     assert found.possible and [a.batch for a in found.advices] == [256, None]
     assert found.together.total_bytes == FOOTPRINT.total_bytes(256)
 
@@ -273,7 +285,7 @@ def test_every_bound_is_at_least_one(engine, dram, tensor):
 
 
 def test_two_engines_are_worth_a_trial_where_something_is_to_be_gained():
-    wish = Wish(slo=RelativeSlo(2, 32), gpu_bytes=GPU)
+    wish = Objectives(slo=RelativeSlo(2, 32), gpu_bytes=GPU)
     found = advice(planted(**SENSED), wish)
     assert (found.replicas.advised, found.replicas.each) == (2, 32)
     assert least_latency_s(found, 2) == pytest.approx(2 * 0.27 / 0.89 * found.advised.latency_s.value)
@@ -289,12 +301,12 @@ def test_two_engines_are_worth_a_trial_where_something_is_to_be_gained():
     ],
 )
 def test_one_engine_is_enough_elsewhere(figures, gib, why):
-    found = advice(planted(**{**SENSED, **figures}), Wish(slo=RelativeSlo(2, 32), gpu_bytes=gib * GIB))
+    found = advice(planted(**{**SENSED, **figures}), Objectives(slo=RelativeSlo(2, 32), gpu_bytes=gib * GIB))
     assert (found.replicas.advised, found.replicas.each) == (1, found.batch) and why in found.replicas.why
 
 
 def test_several_models_get_one_engine_each():
-    found = plan([subject(planted(**SENSED), name) for name in "ab"], Wish(slo=RelativeSlo(2, 32), gpu_bytes=GPU))
+    found = plan([subject(planted(**SENSED), name) for name in "ab"], Objectives(slo=RelativeSlo(2, 32), gpu_bytes=GPU))
     assert [a.replicas.advised for a in found.advices] == [1, 1]
 
 
@@ -308,19 +320,19 @@ def test_what_a_million_tokens_cost():
 
 
 def test_the_cost_of_each_choice():
-    found = advice(planted(), Wish(slo=RelativeSlo(2, 32), price_per_hour=3.5))
+    found = advice(planted(), Objectives(slo=RelativeSlo(2, 32), price_per_hour=3.5))
     costs = {offer.batch: offer.cost.value for offer in (found.advised, found.largest, found.single)}
     assert costs == {b: pytest.approx(3.5 / 3600 / law(b) * 1e6) for b in (64, 512, 1)}
 
 
 def test_repeats_give_rates_an_interval_and_one_gives_none():
     noisy = [replace(point(b, [law(b) * 0.98, law(b) * 1.02]), degraded=()) for b in GRID]
-    seen = advice(noisy, Wish()).advised
+    seen = advice(noisy, Objectives()).advised
     assert seen.tokens_per_s.low < law(256) < seen.tokens_per_s.high and seen.latency_s.low is not None
     assert fmean((seen.tokens_per_s.low, seen.tokens_per_s.high)) == pytest.approx(law(256), rel=0.01)
-    assert advice(planted(), Wish()).advised.tokens_per_s == Interval(law(256))
+    assert advice(planted(), Objectives()).advised.tokens_per_s == Interval(law(256))
 
 
 def test_where_no_single_request_was_measured_its_rate_is_by_the_law():
-    found = advice(planted(GRID[2:]), Wish())
+    found = advice(planted(GRID[2:]), Objectives())
     assert found.single.predicted and found.single.tokens_per_s.value == pytest.approx(law(1))

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from pytest_slmserve.analysis.gate.calibration import calibrate, noise_of, weakened
-from pytest_slmserve.analysis.gate.decision import Comparison, Series, Terms
+from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, Series
 from pytest_slmserve.analysis.verdict import State
 
-TERMS = Terms()
+TERMS = GateCriteria()
 GATES = 200
 
 

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.gate import decision as module
-from pytest_slmserve.analysis.gate.decision import Comparison, Series, Terms, gate, hodges_lehmann, next_look
+from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, Series, gate, hodges_lehmann, next_look
 from pytest_slmserve.analysis.stats.estimates import student_interval
 from pytest_slmserve.analysis.stats.group_sequential import boundaries, looks_until
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.schema.errors import BadUsage
 
 PASS, FAIL, INCONCLUSIVE = State.HOLDS, State.FAILS, State.UNDECIDED
-TERMS = Terms()
+TERMS = GateCriteria()
 HALF = math.log1p(TERMS.margin) / 2
 CRITICAL = {family: boundaries((4, 6, 8, 12), 12, TERMS.alpha / family) for family in (1, 2, 3, 4)}
 
@@ -36,12 +36,12 @@ def with_t(t: float, mean: float, n: int = 4) -> list[float]:
     return [mean + spread, mean - spread] * (n // 2)
 
 
-def one(series: Series, terms: Terms = TERMS) -> Comparison:
+def one(series: Series, terms: GateCriteria = TERMS) -> Comparison:
     (found,) = gate([series], terms)
     return found
 
 
-def outcomes(*series: Series, terms: Terms = TERMS) -> list[State]:
+def outcomes(*series: Series, terms: GateCriteria = TERMS) -> list[State]:
     return [found.outcome for found in gate(series, terms)]
 
 
@@ -236,7 +236,7 @@ def test_an_endpoint_without_values_still_counts_in_the_family():
 )
 def test_terms_that_make_no_sense(wrong, said):
     with pytest.raises(BadUsage, match=said):
-        Terms(**wrong)
+        GateCriteria(**wrong)
 
 
 @pytest.mark.parametrize("count", [0, 5])
@@ -312,7 +312,7 @@ def test_what_is_only_shown_has_no_outcome():
 @pytest.mark.parametrize(("n", "sd"), [(4, 0.002), (4, 0.02), (6, 0.01), (8, 0.01), (12, 0.002), (12, 0.02)])
 def test_nine_of_ten_gates_find_what_is_said_to_be_found(n, sd, family):
     """Of this noise, by a gate that passes nobody before its time; that is what the number leaves out."""
-    terms, chance, gates = Terms(beta=1e-9), random.Random(n + family), 200
+    terms, chance, gates = GateCriteria(beta=1e-9), random.Random(n + family), 200
     others = [costly(*[0.5, -0.5] * (n // 2), name=str(i)) for i in range(family - 1)]
     known = [sd * x for x in with_t(1e-9, 1e-9 * math.sqrt((n - 1) / n) / math.sqrt(n - 1), n)]
     scale = sd / stdev(known)
@@ -402,13 +402,13 @@ def test_a_worse_candidate_is_not_judged_better(log_costs, more):
 def test_what_passed_early_and_turns_bad_while_others_are_open_fails():
     turned = Series("turned", "lower", (*[(1.0, 1.0 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 1.2)] * 8))
     noisy = Series("noisy", "lower", tuple((1.0, 1.0 + 0.06 * (-1) ** i) for i in range(12)))
-    early = {c.name: c.outcome for c in gate([replace(s, pairs=s.pairs[:4]) for s in (turned, noisy)], Terms())}
+    early = {c.name: c.outcome for c in gate([replace(s, pairs=s.pairs[:4]) for s in (turned, noisy)], GateCriteria())}
     assert early["turned"] is State.HOLDS and early["noisy"] is State.UNDECIDED
-    late = {c.name: c for c in gate([turned, noisy], Terms())}
+    late = {c.name: c for c in gate([turned, noisy], GateCriteria())}
     assert late["turned"].outcome is State.FAILS and late["turned"].decided_at == 12
 
 
 def test_why_it_failed_is_told_by_the_pairs_that_decided():
     recovers = Series("latency", "lower", (*[(1.0, 1.1 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 0.9)] * 8))
-    (found,) = gate([recovers], Terms())
+    (found,) = gate([recovers], GateCriteria())
     assert found.outcome is State.FAILS and "costs 10 % more in the first 4 pairs" in found.why

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies import WELL, any_telemetry, measurement, planted_telemetry, watched_run
 
 from pytest_slmserve.analysis.device.sensor_health import Health, health
-from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Replica
@@ -141,7 +141,7 @@ def test_the_halves_of_a_job_differ_and_its_clock_with_them(fault, state):
     """Its prompts come first, and take more power than decoding; a fall without that limit is still told."""
     run = watched_run(planted_telemetry({**WELL, **FAULTS[fault][0]}))
     assert (health(run, HOST, even=False).state, health(run, HOST).state) == (state, "degraded")
-    uneven = standing(replace(measurement(load=job(9)), run=run))[1]
+    uneven = check(replace(measurement(load=job(9)), run=run))[1]
     assert bool(uneven) is (state == "degraded")
 
 

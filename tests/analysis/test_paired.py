@@ -12,7 +12,7 @@ from launches import LOADS, RATES, launch, pair_of_launches, pairs
 from stored_records import BUSY
 from strategies import measurement
 
-from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, MEMORY, SIDES, judge_gate, pairs_of
 from pytest_slmserve.analysis.points.sweep_points import by_series
 from pytest_slmserve.analysis.verdict import State, Undecided
@@ -80,7 +80,7 @@ def test_nothing_makes_no_pair():
 
 def test_a_pair_with_a_measurement_that_cannot_be_trusted_is_left_out_with_a_sentence():
     made = [*pairs(4), *pair_of_launches(5, preempted=2)]
-    gated = judge_gate(made, Terms())
+    gated = judge_gate(made, GateCriteria())
     assert [p.number for p in gated.pairs] == [1, 2, 3, 4]
     [why] = gated.dropped
     assert why.startswith("pair 5: ") and "preemptions in the window" in why
@@ -91,13 +91,13 @@ def test_a_degraded_measurement_is_not_trusted_either():
         return 1.5e9 if at % 0.2 < 0.1 else 1.98e9
 
     made = [*pairs(4), *pair_of_launches(5, columns={**BUSY, sensors.SM_CLOCK: clocks_down})]
-    gated = judge_gate(made, Terms())
+    gated = judge_gate(made, GateCriteria())
     assert len(gated.pairs) == 4
     assert "pair 5: the SM clock fell" in gated.dropped[0]
 
 
 def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes():
-    gated = judge_gate(pairs(4, failures=1), Terms())
+    gated = judge_gate(pairs(4, failures=1), GateCriteria())
     assert gated.pairs == () and len(gated.dropped) == 4 and gated.outcome is State.UNDECIDED
     for endpoint in ENDPOINTS:
         verdict = gated.verdict(endpoint)
@@ -111,7 +111,7 @@ def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes()
 
 
 def test_two_equal_sides_pass_in_every_endpoint_after_four_pairs():
-    gated = judge_gate(pairs(4), Terms())
+    gated = judge_gate(pairs(4), GateCriteria())
     assert gated.outcome is State.HOLDS and gated.settled
     assert {name: state(gated, name) for name in ENDPOINTS} == dict.fromkeys(ENDPOINTS, State.HOLDS)
     assert (gated.caches, gated.failing_load) == ("warm", None)
@@ -119,12 +119,12 @@ def test_two_equal_sides_pass_in_every_endpoint_after_four_pairs():
 
 
 def test_three_pairs_are_too_few():
-    gated = judge_gate(pairs(3), Terms())
+    gated = judge_gate(pairs(3), GateCriteria())
     assert gated.outcome is State.UNDECIDED and state(gated, "throughput") is State.UNDECIDED
 
 
 def test_a_slower_candidate_fails_where_it_is_slower_and_not_where_it_is_not():
-    gated = judge_gate(pairs(4, speed=SLOWER), Terms())
+    gated = judge_gate(pairs(4, speed=SLOWER), GateCriteria())
     assert gated.outcome is State.FAILS
     found = {name: state(gated, name) for name in ENDPOINTS}
     slower = dict.fromkeys(("throughput", "latency", "energy"), State.FAILS)
@@ -135,7 +135,7 @@ def test_a_slower_candidate_fails_where_it_is_slower_and_not_where_it_is_not():
 
 
 def test_a_faster_candidate_passes():
-    assert judge_gate(pairs(4, speed=1 / SLOWER), Terms()).outcome is State.HOLDS
+    assert judge_gate(pairs(4, speed=1 / SLOWER), GateCriteria()).outcome is State.HOLDS
 
 
 def test_each_endpoint_reads_its_own_load():
@@ -148,7 +148,7 @@ def test_each_endpoint_reads_its_own_load():
         else m
         for m in made
     ]
-    gated = judge_gate(at_large, Terms())
+    gated = judge_gate(at_large, GateCriteria())
     assert (state(gated, "throughput"), state(gated, "latency")) == (State.FAILS, State.HOLDS)
     beside = {each.name: each.ratio.value for each in gated.shown}
     assert beside["output tokens/s, small load"] == pytest.approx(1.0)
@@ -157,7 +157,7 @@ def test_each_endpoint_reads_its_own_load():
 
 def test_one_load_is_the_small_and_the_large_one():
     made = [m for m in pairs(4, speed=SLOWER) if m.load.concurrency == LOADS[0]]
-    gated = judge_gate(made, Terms())
+    gated = judge_gate(made, GateCriteria())
     assert (state(gated, "throughput"), state(gated, "latency")) == (State.FAILS, State.FAILS)
     labels = [each.name for each in (*gated.gated, *gated.shown)]
     assert "mean TTFT, large load" in labels
@@ -166,7 +166,7 @@ def test_one_load_is_the_small_and_the_large_one():
 
 @pytest.mark.parametrize(("ready_s", "wanted"), [(21.0, State.HOLDS), (30.0, State.FAILS), (10.0, State.HOLDS)])
 def test_a_start_has_a_margin_of_its_own(ready_s, wanted):
-    gated = judge_gate(pairs(4, ready_s=ready_s), Terms(margin=0.01))
+    gated = judge_gate(pairs(4, ready_s=ready_s), GateCriteria(margin=0.01))
     assert state(gated, "start") is wanted and gated.verdict("start").bound == 0.15
     assert gated.verdict("latency").bound == 0.01
     assert gated.outcome is (State.FAILS if wanted is State.FAILS else State.HOLDS)
@@ -177,20 +177,20 @@ def without_sensors(count):
 
 
 def test_without_sensors_there_is_no_energy_to_judge_and_the_others_pass():
-    gated = judge_gate(without_sensors(4), Terms())
+    gated = judge_gate(without_sensors(4), GateCriteria())
     assert gated.verdict("energy") is None
     assert len(gated.gated) == 3 and gated.outcome is State.HOLDS
 
 
 def test_an_energy_that_one_side_does_not_tell_never_passes():
-    gated = judge_gate(pairs(4, sensed=False), Terms())
+    gated = judge_gate(pairs(4, sensed=False), GateCriteria())
     assert state(gated, "energy") is State.UNDECIDED and gated.outcome is State.UNDECIDED
     assert "pair 1 has no value of the candidate" in gated.verdict("energy").why
 
 
 def test_an_unknown_endpoint_is_a_key_error():
     with pytest.raises(KeyError, match="speed"):
-        judge_gate(pairs(1), Terms()).verdict("speed")
+        judge_gate(pairs(1), GateCriteria()).verdict("speed")
 
 
 # KV blocks
@@ -201,7 +201,7 @@ def test_an_unknown_endpoint_is_a_key_error():
     [(1365, State.HOLDS), (2000, State.HOLDS), (1352, State.HOLDS), (1351, State.FAILS), (None, State.UNDECIDED)],
 )
 def test_fewer_kv_blocks_fail_and_one_in_a_hundred_is_allowed(blocks, wanted):
-    gated = judge_gate(pairs(4, kv_blocks=blocks), Terms())
+    gated = judge_gate(pairs(4, kv_blocks=blocks), GateCriteria())
     assert state(gated, BLOCKS) is wanted
     assert (
         gated.outcome
@@ -214,7 +214,7 @@ def test_fewer_kv_blocks_fail_and_one_in_a_hundred_is_allowed(blocks, wanted):
 
 
 def test_the_worst_pair_tells_of_the_kv_blocks():
-    gated = judge_gate([*pairs(3), *pair_of_launches(4, kv_blocks=1000)], Terms())
+    gated = judge_gate([*pairs(3), *pair_of_launches(4, kv_blocks=1000)], GateCriteria())
     assert gated.verdict(BLOCKS).why.startswith("1,000 blocks where the baseline has 1,365")
 
 
@@ -223,12 +223,12 @@ def test_the_worst_pair_tells_of_the_kv_blocks():
 
 @pytest.mark.parametrize("facts", [{}, {"speed": SLOWER}, {"kv_blocks": None}, {"sensed": False}, {"ready_s": None}])
 def test_what_is_decided_or_missing_waits_for_no_further_pair(facts):
-    assert judge_gate(pairs(4, **facts), Terms()).settled
+    assert judge_gate(pairs(4, **facts), GateCriteria()).settled
 
 
 def test_a_difference_that_noise_may_explain_asks_for_more():
     made = [m for n in range(1, 5) for m in pair_of_launches(n, speed=1.1 if n % 2 else 0.9)]
-    gated = judge_gate(made, Terms())
+    gated = judge_gate(made, GateCriteria())
     assert gated.outcome is State.UNDECIDED and not gated.settled
 
 

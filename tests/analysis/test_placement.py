@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.advice.gpu_memory import (
+    BatchOption,
+    BatchOptions,
     Footprint,
-    Ladder,
-    Rung,
     budget_bytes,
     divide,
     freed_share,
@@ -36,10 +36,10 @@ GPUS = st.integers(GIB, 200 * GIB)
 
 
 @st.composite
-def ladders(draw: st.DrawFn) -> Ladder:
+def ladders(draw: st.DrawFn) -> BatchOptions:
     batches = sorted(draw(st.sets(BATCHES, min_size=1, max_size=6)))
     rate = st.floats(1, 1e6)
-    return Ladder(draw(FOOTPRINTS), tuple(Rung(batch, draw(rate)) for batch in batches))
+    return BatchOptions(draw(FOOTPRINTS), tuple(BatchOption(batch, draw(rate)) for batch in batches))
 
 
 def test_a_batch_has_room_for_all_of_its_requests_at_full_length():
@@ -105,8 +105,8 @@ def test_a_division_always_fits_or_is_none(models, budget):
 
 def test_the_step_down_that_loses_least_is_taken():
     small = Footprint(weight_bytes=1, kv_bytes_per_token=1, longest=1, block_size=1, allowance_bytes=1)
-    flat = Ladder(small, (Rung(1, 10.0), Rung(50, 99.0), Rung(100, 100.0)))
-    steep = Ladder(small, (Rung(1, 10.0), Rung(50, 50.0), Rung(100, 100.0)))
+    flat = BatchOptions(small, (BatchOption(1, 10.0), BatchOption(50, 99.0), BatchOption(100, 100.0)))
+    steep = BatchOptions(small, (BatchOption(1, 10.0), BatchOption(50, 50.0), BatchOption(100, 100.0)))
     full = flat.bytes_at(2) + steep.bytes_at(2)
     assert divide([flat, steep], full) == (2, 2)
     assert divide([flat, steep], full - 1) == (1, 2)
@@ -117,8 +117,8 @@ def test_the_step_down_that_loses_least_is_taken():
 def test_what_the_last_step_freed_too_much_lets_others_up_again():
     """The large model is at its second step down, and what that freed holds the small one's."""
     small = Footprint(weight_bytes=1, kv_bytes_per_token=1, longest=1, block_size=1, allowance_bytes=1)
-    cheap = Ladder(small, (Rung(1, 99.9), Rung(10, 100.0)))
-    dear = Ladder(small, (Rung(1, 1.0), Rung(1000, 100.0)))
+    cheap = BatchOptions(small, (BatchOption(1, 99.9), BatchOption(10, 100.0)))
+    dear = BatchOptions(small, (BatchOption(1, 1.0), BatchOption(1000, 100.0)))
     assert divide([cheap, dear], 1000) == (1, 0)
 
 

@@ -20,13 +20,13 @@ from pytest_slmserve.analysis.compare.replicas import (
 )
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.points.replica_points import (
+    check_group,
     common_span,
     gain_over,
+    is_clean_group,
     latency_ratio,
     shared_points,
     shared_runs,
-    sound_together,
-    standing_together,
     summarize_shared,
     system_throughput,
 )
@@ -143,14 +143,14 @@ def test_repeats_make_a_point_and_invalid_ones_are_left_out():
 )
 def test_what_one_loses_and_another_gains_is_steady(factors, caught):
     members = tuple(slowed(m, factor) for m, factor in zip(together(400.0, 400.0, steps=200), factors))
-    found, doubts = standing_together(members)
+    found, doubts = check_group(members)
     assert [text.partition(" not steady")[0] for text in found] == ["opt-1.3b:"] * caught and not doubts
-    assert sound_together(members) is not caught
+    assert is_clean_group(members) is not caught
 
 
 def test_of_different_models_each_is_to_be_steady():
     pair = together(400.0, 400.0, models=["opt-125m", "opt-1.3b"], steps=200)
-    found, _ = standing_together((slowed(pair[0], 1.25), slowed(pair[1], 0.84)))
+    found, _ = check_group((slowed(pair[0], 1.25), slowed(pair[1], 0.84)))
     assert [text.partition(" not steady")[0] for text in found] == ["opt-125m:", "opt-1.3b:"]
 
 
@@ -225,8 +225,8 @@ def test_what_is_missing_is_said():
     for judge in (replicas_pay, replicas_keep_the_tail):
         none = judge(curve((1000.0,), runs), "time-slicing", 1.0)
         assert (none.state, none.why) == (UNDECIDED, "no replicas were measured by time slicing")
-        elsewhere = with_shared([curve_of("opt-1.3b", [measurement(8, 900.0)])], shared_points(runs))[0]
-        assert judge(elsewhere, "mps", 1.0).why == "one engine alone was not measured at 16 in flight"
+        remote_executor = with_shared([curve_of("opt-1.3b", [measurement(8, 900.0)])], shared_points(runs))[0]
+        assert judge(remote_executor, "mps", 1.0).why == "one engine alone was not measured at 16 in flight"
         broken = judge(curve((1000.0,), together(600.0, 600.0, failures=2)), "mps", 1.0)
         assert broken.state is UNDECIDED and "2 replicas have no valid repeat (replica 1: 2 requests" in broken.why
     once = replicas_pay(curve((1000.0,), runs), "mps", 1.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.metrics.schedule_delay import deaf, delay_of, lag, schedule_delay
+from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, late_sends, late_stamps, schedule_delay
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
 
 WINDOW = (10.0, 110.0)
@@ -56,7 +56,7 @@ def test_a_punctual_client_is_valid_at_every_rate(rate):
     draw = random.Random(1).random
     times = even(rate)
     seen = schedule_delay(times, [time + 0.002 * draw() for time in times], WINDOW)
-    assert lag(seen, FAST_TTFT_S) is None and lag(seen, None) is None
+    assert late_sends(seen, FAST_TTFT_S) is None and late_sends(seen, None) is None
     assert seen.achieved_per_s == pytest.approx(seen.requested_per_s, rel=0.01)
 
 
@@ -64,21 +64,21 @@ def test_a_punctual_client_is_valid_at_every_rate(rate):
 def test_a_client_that_stalls_is_caught_at_every_rate(rate):
     times = even(rate)
     seen = schedule_delay(times, stalled(times, every_s=1, for_s=0.1), WINDOW)
-    assert "the client lagged" in lag(seen, FAST_TTFT_S)
+    assert "the client lagged" in late_sends(seen, FAST_TTFT_S)
 
 
 def test_one_hiccup_in_a_hundred_seconds_is_no_lag():
     times = even(100)
     seen = schedule_delay(times, stalled(times, every_s=100, for_s=0.3), WINDOW)
     assert seen.max_s > 0.2
-    assert lag(seen, FAST_TTFT_S) is None
+    assert late_sends(seen, FAST_TTFT_S) is None
 
 
 def test_a_client_that_cannot_reach_the_rate_is_caught():
     times = even(100)
     seen = schedule_delay(times, [time * 1.02 for time in times], WINDOW)
     assert seen.achieved_per_s == pytest.approx(100 / 1.02, rel=0.01)
-    assert "98.04 of 100 requests/s" in lag(seen, FAST_TTFT_S)
+    assert "98.04 of 100 requests/s" in late_sends(seen, FAST_TTFT_S)
 
 
 def test_requests_that_were_never_sent_are_caught():
@@ -86,30 +86,30 @@ def test_requests_that_were_never_sent_are_caught():
     sent = [None if number == 500 else time for number, time in enumerate(times)]
     seen = schedule_delay(times, sent, WINDOW)
     assert (seen.unsent, seen.requested_per_s, seen.achieved_per_s) == (1, 10, 9.99)
-    assert lag(seen, FAST_TTFT_S) == "the client never sent 1 requests of the window"
-    assert lag(schedule_delay(times, [None, *times[1:]], WINDOW), FAST_TTFT_S) is None, "before the window"
+    assert late_sends(seen, FAST_TTFT_S) == "the client never sent 1 requests of the window"
+    assert late_sends(schedule_delay(times, [None, *times[1:]], WINDOW), FAST_TTFT_S) is None, "before the window"
 
 
 def test_where_latencies_are_long_more_delay_is_harmless():
     times = even(10)
     seen = schedule_delay(times, [time + 0.02 for time in times], WINDOW)
-    assert "20.0 ms late or more, 5.0 ms are harmless" in lag(seen, FAST_TTFT_S)
-    assert "20.0 ms late or more, 15.0 ms are harmless" in lag(seen, 0.15)
-    assert lag(seen, 0.25) is None
-    assert lag(seen, None) is not None, "nothing is known of the latencies"
+    assert "20.0 ms late or more, 5.0 ms are harmless" in late_sends(seen, FAST_TTFT_S)
+    assert "20.0 ms late or more, 15.0 ms are harmless" in late_sends(seen, 0.15)
+    assert late_sends(seen, 0.25) is None
+    assert late_sends(seen, None) is not None, "nothing is known of the latencies"
 
 
 def test_a_low_rate_is_no_excuse():
     """A tenth of the gap would be 100 ms here, several times the latency that is measured."""
     times = even(1)
     seen = schedule_delay(times, [time + 0.05 for time in times], WINDOW)
-    assert lag(seen, FAST_TTFT_S) is not None
+    assert late_sends(seen, FAST_TTFT_S) is not None
 
 
 def test_of_nothing_there_is_no_delay():
     seen = schedule_delay([], [], WINDOW)
     assert (seen.requested_per_s, seen.mean_s, seen.p99_s, seen.max_s) == (0, None, None, None)
-    assert lag(seen, FAST_TTFT_S) is None
+    assert late_sends(seen, FAST_TTFT_S) is None
 
 
 @given(st.floats(0.0001, 0.2), st.floats(0.0001, 2))
@@ -117,11 +117,11 @@ def test_the_bound_is_five_milliseconds_or_a_tenth_of_the_ttft(delay, ttft):
     times = even(2)
     seen = schedule_delay(times, [time + delay for time in times], WINDOW)
     if abs(delay - max(0.005, ttft / 10)) > 1e-9:
-        assert (lag(seen, ttft) is None) == (delay < max(0.005, ttft / 10))
+        assert (late_sends(seen, ttft) is None) == (delay < max(0.005, ttft / 10))
 
 
 @given(st.floats(0, 0.2), st.floats(0.0001, 2))
 def test_what_it_hears_has_the_same_bounds(doubt, ttft):
-    assert deaf(0.006, None) is not None and deaf(0.004, None) is None
+    assert late_stamps(0.006, None) is not None and late_stamps(0.004, None) is None
     if abs(doubt - max(0.005, ttft / 10)) > 1e-9:
-        assert (deaf(doubt, ttft) is None) == (doubt < max(0.005, ttft / 10))
+        assert (late_stamps(doubt, ttft) is None) == (doubt < max(0.005, ttft / 10))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies import WELL, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.metrics.latency import judged_rows
-from pytest_slmserve.analysis.metrics.validity import degradations, problems, sound, trustworthy
+from pytest_slmserve.analysis.metrics.validity import degradations, is_clean, problems, trustworthy
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import Burst, ClosedLoop
 from pytest_slmserve.schema.records import Failures, Steps, Stream
@@ -222,7 +222,7 @@ def now_and_then(low, high):
 
 @pytest.mark.parametrize("made", [measurement(), sensed()], ids=["no sensors", "healthy"])
 def test_what_nothing_is_said_against_is_sound(made):
-    assert sound(made) and problems(made) == degradations(made) == ()
+    assert is_clean(made) and problems(made) == degradations(made) == ()
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_what_nothing_is_said_against_is_sound(made):
 def test_what_makes_a_window_invalid_is_a_problem(columns, why):
     made = sensed(**columns)
     assert why in only(made)
-    assert degradations(made) == () and not sound(made)
+    assert degradations(made) == () and not is_clean(made)
     assert not trustworthy("opt-1.3b[8]", [made])
 
 
@@ -252,7 +252,7 @@ def test_what_makes_a_window_invalid_is_a_problem(columns, why):
 def test_what_degrades_a_window_is_no_problem_but_it_is_not_sound(columns, why):
     made = sensed(**columns)
     [reason] = degradations(made)
-    assert why in reason and problems(made) == () and not sound(made)
+    assert why in reason and problems(made) == () and not is_clean(made)
     assert trustworthy("opt-1.3b[8]", [made]), "it stands, and the table says how"
 
 
@@ -263,4 +263,4 @@ def test_where_both_kinds_are_found_all_of_it_is_the_problem():
 
 def test_a_broken_run_is_not_sound_whatever_the_sensors_say():
     made = sensed(measurement(preempted=2))
-    assert not sound(made) and only(made).startswith("2 preemptions") and degradations(made) == ()
+    assert not is_clean(made) and only(made).startswith("2 preemptions") and degradations(made) == ()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import law, measurement
 
 from pytest_slmserve.analysis.advice.advisor import Advice, plan
-from pytest_slmserve.analysis.advice.batch_choice import Wish
+from pytest_slmserve.analysis.advice.batch_choice import Objectives
 from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains, Unit
 from pytest_slmserve.analysis.advice.subjects import of_curves
 from pytest_slmserve.analysis.advice.verification import (
@@ -45,7 +45,7 @@ SPREAD = (0.999, 1.001)
 
 def advice(batches=(1, 16, 32, 64, 128), spread=SPREAD) -> Advice:
     made = [measurement(c, law(c) * by, repeat=i) for c in batches for i, by in enumerate(spread)]
-    wish = Wish(slo=RelativeSlo(2, 32))
+    wish = Objectives(slo=RelativeSlo(2, 32))
     return plan(of_curves([curve_of("opt-1.3b", made)], None, None).subjects, wish).advices[0]
 
 

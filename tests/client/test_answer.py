@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import EVENT_STREAM, chunked, cuts, pieces, stream, token, usage
 
-from pytest_slmserve.engines.loadgen.response import Answer, Failed, tokens_in
+from pytest_slmserve.engines.loadgen.response import Answer, RequestFailed, tokens_in
 
 HEAD = EVENT_STREAM + b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -120,7 +120,7 @@ PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2
 )
 @pytest.mark.parametrize("cut", [(), range(0, 2000)], ids=["whole", "bytes"])
 def test_a_failure_has_a_reason(data, closed, why, cut):
-    with pytest.raises(Failed, match=why):
+    with pytest.raises(RequestFailed, match=why):
         read(data, cut, closed)
 
 
@@ -138,6 +138,6 @@ def test_a_failure_has_a_reason(data, closed, why, cut):
     ],
 )
 def test_a_failure_is_of_a_kind(data, closed, kind):
-    with pytest.raises(Failed) as caught:
+    with pytest.raises(RequestFailed) as caught:
         read(data, (), closed)
     assert caught.value.kind == kind

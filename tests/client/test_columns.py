@@ -14,7 +14,7 @@ from pytest_slmserve.engines.loadgen.columns import (
     GROWTH,
     LEAST_S,
     Lost,
-    Row,
+    RequestRow,
     found_in,
     gap_bin,
     gaps,
@@ -36,7 +36,7 @@ NOTHING = {
 
 def row(times, usage=(None, None), tokens=None, sent=999.0, scheduled=None, finished=True):
     tokens = [1] * len(times) if tokens is None else tokens
-    return Row(0, sent, scheduled, array("d", times), array("I", tokens), usage, finished)
+    return RequestRow(0, sent, scheduled, array("d", times), array("I", tokens), usage, finished)
 
 
 @given(st.lists(stamps, min_size=1, max_size=5))

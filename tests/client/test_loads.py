@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.loadgen.schedules import OpenLoop, most_within, parts_of
+from pytest_slmserve.engines.loadgen.schedules import OpenLoopPacer, most_within, parts_of
 
 schedules = st.lists(st.floats(0, 100), min_size=1, max_size=50).map(sorted)
 
 
 @given(schedules, st.lists(st.floats(0, 100), max_size=20).map(sorted))
 def test_each_request_is_due_once_and_never_before_its_time(schedule, looks):
-    loop, sent = OpenLoop(schedule, (0.0, 1.0)), []
+    loop, sent = OpenLoopPacer(schedule, (0.0, 1.0)), []
     for now in [*looks, 100.0]:
         due = loop.due(now)
         assert all(schedule[number] == at <= now for number, at in due)
@@ -25,7 +25,7 @@ def test_each_request_is_due_once_and_never_before_its_time(schedule, looks):
 @given(schedules, st.integers(1, 5), st.lists(st.tuples(st.floats(0, 300), st.booleans()), max_size=60))
 def test_a_request_that_is_held_back_is_due_when_another_has_ended(schedule, most, looks):
     """First come, first served: none before its time, none while as many as may be are in flight, none later."""
-    loop, sent, free = OpenLoop(schedule, None, most), [], [0.0] * most
+    loop, sent, free = OpenLoopPacer(schedule, None, most), [], [0.0] * most
     for now, one_ends in sorted(looks):
         if one_ends and loop.sent > len(free) - most:
             free.append(now)
@@ -38,7 +38,7 @@ def test_a_request_that_is_held_back_is_due_when_another_has_ended(schedule, mos
 
 
 def test_nobody_knows_when_the_next_is_due_while_all_places_are_taken():
-    loop = OpenLoop([0.0, 1.0], None, 1)
+    loop = OpenLoopPacer([0.0, 1.0], None, 1)
     assert loop.due(5.0) == [(0, 0.0)] and loop.next_s == float("inf")
     loop.freed(7.0)
     assert loop.next_s == 1.0 and loop.due(7.0) == [(1, 7.0)] and loop.next_s is None
@@ -58,7 +58,7 @@ def test_the_most_within_some_seconds(schedule, seconds):
 
 
 def test_the_phases_of_a_schedule():
-    loop = OpenLoop([0.0], (2.0, 3.0))
+    loop = OpenLoopPacer([0.0], (2.0, 3.0))
     assert [loop.phase(at) for at in (0.0, 2.0, 3.0)] == ["settle", "window", "over"]
 
 

@@ -14,9 +14,9 @@ from simulated_sessions import MODEL
 
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.plan.cases import Question
-from pytest_slmserve.plan.costs import Cell
+from pytest_slmserve.plan.costs import PlannedItem
 from pytest_slmserve.run.ray.driver import Cluster
-from pytest_slmserve.run.ray.messages import Arrived, Found, Message
+from pytest_slmserve.run.ray.messages import CaseMeasured, Message, TaskStarted
 from pytest_slmserve.run.ray.nodes import nodes_of
 from pytest_slmserve.run.ray.task import carried_out
 from pytest_slmserve.run.session import Session
@@ -41,7 +41,7 @@ class Task:
             raise StopIteration
         if not self.arrived:
             self.arrived = True
-            return Arrived(self.node)
+            return TaskStarted(self.node)
         message = next(self.messages)
         error = self.ends(message)
         self.over = error is not None
@@ -62,7 +62,7 @@ class StandIn:
         ]
         self.ends = ends
         self.exceptions = SimpleNamespace(**{name: type(name, (Exception,), {}) for name in PROBLEMS})
-        self.sent: list[tuple[str, list[int]]] = []  # node and loads of each errand
+        self.sent: list[tuple[str, list[int]]] = []  # node and loads of each engine_task
 
     def nodes(self) -> list[dict[str, Any]]:
         return self.rows
@@ -73,21 +73,21 @@ class StandIn:
     def remote(self, **words: Any) -> Callable[..., Any]:
         return lambda function: SimpleNamespace(options=lambda **words: SimpleNamespace(remote=self.task))
 
-    def task(self, errand: Any, workloads: Any) -> Task:
-        errand, workloads = pickle.loads(pickle.dumps((errand, workloads)))
+    def task(self, engine_task: Any, workloads: Any) -> Task:
+        engine_task, workloads = pickle.loads(pickle.dumps((engine_task, workloads)))
         living = [row for row in self.rows if row["Alive"]]
         node = living[len(self.sent) % len(living)]
-        self.sent.append((node["NodeName"], [question.loads[0].concurrency for question in errand.questions]))
-        cells = {q.key: (q.engine.model.rpartition("/")[2], q.loads[0].concurrency) for q in errand.questions}
+        self.sent.append((node["NodeName"], [question.loads[0].concurrency for question in engine_task.questions]))
+        cells = {q.key: (q.engine.model.rpartition("/")[2], q.loads[0].concurrency) for q in engine_task.questions}
 
         def ends(message: Message) -> Exception | None:
-            left = self.ends.get(cells[message.key]) if isinstance(message, Found) else None
+            left = self.ends.get(cells[message.key]) if isinstance(message, CaseMeasured) else None
             if not left or not (name := left.pop(0)):
                 return None
             node["Alive"] = name not in ("NodeDiedError", "LocalRayletDiedError")
             return getattr(self.exceptions, name)()
 
-        return Task(node["NodeID"], carried_out(errand, workloads), ends)
+        return Task(node["NodeID"], carried_out(engine_task, workloads), ends)
 
     def wait(self, streams: Sequence[Task], **words: Any) -> tuple[Sequence[Task], Sequence[Task]]:
         return streams[:1], streams[1:]
@@ -111,13 +111,13 @@ class Run:
         self.session, self.ray = session, ray
         self.questions = {(model, n): self._question(model, n) for model in (MODEL, OTHER) for n in LOADS}
         nodes = nodes_of(ray.nodes())
-        self.cluster = session.elsewhere = Cluster(ray, session.options, nodes, session.host)
-        cells = [Cell(str(cell), question.engine, 1.0) for cell, question in self.questions.items()]
+        self.cluster = session.remote_executor = Cluster(ray, session.options, nodes, session.host)
+        cells = [PlannedItem(str(cell), question.engine, 1.0) for cell, question in self.questions.items()]
         self.cluster.send(session, list(self.questions.values()), cells)
 
     def _question(self, model: str, concurrency: int) -> Question:
-        agenda = self.session.agenda
-        return self.session.question(agenda.spec(model), agenda.workload(model), agenda.load(concurrency))
+        planner = self.session.planner
+        return self.session.question(planner.spec(model), planner.workload(model), planner.load(concurrency))
 
     def failures(self) -> dict[tuple[str, int], str]:
         """What each item of the run fails with, asked in their order; those that pass are not in it."""

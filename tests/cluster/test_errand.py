@@ -1,4 +1,4 @@
-"""What a node does with an errand, without Ray: the same generator that a task runs."""
+"""What a node does with an engine_task, without Ray: the same generator that a task runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies import measurements
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.run.ray.messages import Failed, Found, Through, packed, unpacked
+from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, packed, unpacked
 from pytest_slmserve.run.ray.task import carried_out, errand_of, leave_threads_alone
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
@@ -25,10 +25,10 @@ def asked(tmp_path):
 
     def of(*loads, **words):
         given = {"fake": True, "records": str(tmp_path / "records.jsonl"), "window": "1", **words}
-        session = Session.of(read_options(given, {}, {}), tmp_path)
+        session = Session.from_options(read_options(given, {}, {}), tmp_path)
         sessions.append(session)
-        spec, workload = session.agenda.spec("opt-125m"), session.agenda.workload("opt-125m")
-        return session, [session.question(spec, workload, session.agenda.load(n)) for n in loads]
+        spec, workload = session.planner.spec("opt-125m"), session.planner.workload("opt-125m")
+        return session, [session.question(spec, workload, session.planner.load(n)) for n in loads]
 
     yield of
     for session in sessions:
@@ -36,11 +36,11 @@ def asked(tmp_path):
 
 
 def told(session, questions, known=None, environment=None):
-    """All messages of an errand that has been through pickle, as one that travels has."""
+    """All messages of an engine_task that has been through pickle, as one that travels has."""
     none = [()] * len(questions)
-    errand = errand_of(session.options, environment or session.host.environment, questions, known or none)
+    engine_task = errand_of(session.options, environment or session.host.environment, questions, known or none)
     workloads = {w.hash: w for question in questions for w in question.workloads}
-    return list(carried_out(*pickle.loads(pickle.dumps((errand, workloads)))))
+    return list(carried_out(*pickle.loads(pickle.dumps((engine_task, workloads)))))
 
 
 def test_each_repeat_is_told_as_it_ends_under_the_key_that_it_was_asked_by(asked):
@@ -48,25 +48,27 @@ def test_each_repeat_is_told_as_it_ends_under_the_key_that_it_was_asked_by(asked
     messages = told(session, questions)
     kinds = [(type(m), m.key) for m in messages if not hasattr(m, "note")]
     first, second = (question.key for question in questions)
-    assert kinds == [(Found, first)] * 2 + [(Through, first)] + [(Found, second)] * 2 + [(Through, second)]
-    found = [m for message in messages if isinstance(message, Found) for m in unpacked(message.packed)]
+    assert kinds == [(CaseMeasured, first)] * 2 + [(CaseDone, first)] + [(CaseMeasured, second)] * 2 + [
+        (CaseDone, second)
+    ]
+    found = [m for message in messages if isinstance(message, CaseMeasured) for m in unpacked(message.packed)]
     assert [m.key for m in found] == [first, first, second, second]
     assert len({m.launch for m in found}) == 1, "one engine for all of them"
 
 
 def test_what_is_known_is_not_measured_again(asked):
     session, questions = asked(4)
-    first = next(m for m in told(session, questions) if isinstance(m, Found))
+    first = next(m for m in told(session, questions) if isinstance(m, CaseMeasured))
     again = told(session, questions, [(unpacked(first.packed),)])
-    assert sum(isinstance(m, Found) for m in again) == 1
+    assert sum(isinstance(m, CaseMeasured) for m in again) == 1
 
 
 def test_an_engine_that_dies_ends_its_question_and_no_other(asked):
     session, questions = asked(4, 64, 8, engine_arg=["die_at=64"])
     messages = told(session, questions)
-    (failed,) = (m for m in messages if isinstance(m, Failed))
+    (failed,) = (m for m in messages if isinstance(m, CaseFailed))
     assert failed.key == questions[1].key and isinstance(failed.error, EngineFailed)
-    assert [m.key for m in messages if isinstance(m, Through)] == [questions[0].key, questions[2].key]
+    assert [m.key for m in messages if isinstance(m, CaseDone)] == [questions[0].key, questions[2].key]
 
 
 def test_a_node_that_came_later_and_is_of_another_kind_measures_nothing(asked):
@@ -86,10 +88,10 @@ def test_what_keeps_a_node_from_beginning_is_told_of_every_question(asked, monke
 
 def test_several_engines_are_one_message(asked):
     session, _ = asked()
-    spec = session.agenda.replicas(["opt-125m"] * 2)
-    workloads, loads = [session.agenda.workload("opt-125m")] * 2, [session.agenda.load(8)] * 2
+    spec = session.planner.replicas(["opt-125m"] * 2)
+    workloads, loads = [session.planner.workload("opt-125m")] * 2, [session.planner.load(8)] * 2
     question = session.question_of_replicas(spec, workloads, loads)
-    found = [unpacked(m.packed) for m in told(session, [question]) if isinstance(m, Found)]
+    found = [unpacked(m.packed) for m in told(session, [question]) if isinstance(m, CaseMeasured)]
     assert [len(members) for members in found] == [2, 2]
     assert {m.replica.set for members in found for m in members} and all(m.replica.count == 2 for m in found[0])
 

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.run.ray import driver
-from pytest_slmserve.run.ray.messages import Found
+from pytest_slmserve.run.ray.messages import CaseMeasured
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,8 @@ OTHERS = f"""{POINTS}
         assert slm_measure(4).valid
 
     def test_of_nobody(slm_session):
-        agenda = slm_session.agenda
-        slm_session.measure(agenda.spec("opt-125m"), agenda.workload("opt-125m"), agenda.load(7), 1)
+        planner = slm_session.planner
+        slm_session.measure(planner.spec("opt-125m"), planner.workload("opt-125m"), planner.load(7), 1)
 """
 WORDS = ("--slm-fake", "--slm-models=opt-125m,opt-1.3b", "--slm-batches=1,16,64,128,256", "--slm-window=2")
 LONGER = ("--slm-batches=1,2,4,8", "--slm-engine-arg=lasts_s=0.7")  # some seconds on each node
@@ -89,7 +89,7 @@ def died(ray_cluster, monkeypatch):
 
     def taken(self, sent, message):
         take(self, sent, message)
-        if isinstance(message, Found) and not killed:
+        if isinstance(message, CaseMeasured) and not killed:
             (node,) = (worker for worker in ray_cluster.workers if worker.node_id == sent.node)
             killed.append(node.node_id)
             ray_cluster.workers.remove(node)

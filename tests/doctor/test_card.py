@@ -208,10 +208,10 @@ def test_a_card_without_profiling_counters_is_a_warning(page_of_a_card):
 
 
 def test_mps_is_a_daemon_that_lives(places, tmp_path):
-    elsewhere = Places(places.proc, env={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mps")})
-    assert module.of_mps(elsewhere) == Finding("MPS", "ok", f"no control daemon in {tmp_path / 'mps'}")
+    remote_executor = Places(places.proc, env={"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mps")})
+    assert module.of_mps(remote_executor) == Finding("MPS", "ok", f"no control daemon in {tmp_path / 'mps'}")
     put(tmp_path / "mps/nvidia-cuda-mps-control.pid", "77\n")
-    assert module.of_mps(elsewhere).state == "ok"  # left behind
+    assert module.of_mps(remote_executor).state == "ok"  # left behind
     put(places.proc / "77/stat", "")
-    found = module.of_mps(elsewhere)
+    found = module.of_mps(remote_executor)
     assert found.state == "warning" and "process 77" in found.found

@@ -10,7 +10,7 @@ from doors import FAKE, stand_in
 from processes import gone
 
 from pytest_slmserve.engines.launch.child_process import Child
-from pytest_slmserve.engines.launch.staggered_start import Turn
+from pytest_slmserve.engines.launch.staggered_start import StartTurn
 from pytest_slmserve.engines.pool import Pool, hold
 from pytest_slmserve.engines.prelaunch import abreast
 from pytest_slmserve.engines.server import ServerEngine
@@ -27,8 +27,8 @@ def held():
 
 @pytest.fixture
 def pool(held):
-    def launch(spec, place):
-        if engine := hold(spec, place):
+    def launch(spec, extra_env):
+        if engine := hold(spec, extra_env):
             held.append(engine)
         return engine
 
@@ -112,7 +112,7 @@ def child(tmp_path):
 
 
 def test_a_start_is_not_over_until_all_processes_wait_and_waiting_does_not_count(tmp_path, child):
-    turn = Turn(tmp_path, processes=2, held=True)
+    turn = StartTurn(tmp_path, processes=2, held=True)
     (tmp_path / "turn.1").touch()
     with pytest.raises(EngineFailed, match=r"had not imported vLLM after 0 s"):
         turn.await_import(child, within_s=0.1)
@@ -127,17 +127,17 @@ def test_a_start_is_not_over_until_all_processes_wait_and_waiting_does_not_count
 
 
 def test_a_turn_that_comes_before_it_is_awaited_costs_nothing(tmp_path):
-    turn = Turn(tmp_path, processes=1, held=True)
+    turn = StartTurn(tmp_path, processes=1, held=True)
     turn.give()
     time.sleep(0.05)
     assert 0.05 <= turn.start_s < 5
 
 
 def test_who_is_not_held_waits_for_nothing(tmp_path):
-    assert Turn(tmp_path, processes=1, held=False).place == {}
+    assert StartTurn(tmp_path, processes=1, held=False).extra_env == {}
 
 
 def test_nobody_waits_for_the_import_of_one_that_has_ended(tmp_path, child):
     child.process.kill()
-    Turn(tmp_path, processes=1, held=True).await_import(child, within_s=60)
+    StartTurn(tmp_path, processes=1, held=True).await_import(child, within_s=60)
     assert child.process.poll() is not None

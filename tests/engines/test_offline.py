@@ -15,7 +15,7 @@ from processes import gone, group
 from pytest_slmserve.engines import offline
 from pytest_slmserve.engines.child_messages import resolved_from, run_from
 from pytest_slmserve.engines.launch import child_process, vllm_arguments
-from pytest_slmserve.engines.launch.staggered_start import Turn
+from pytest_slmserve.engines.launch.staggered_start import StartTurn
 from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engine_environment
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
@@ -117,7 +117,8 @@ def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch, 
     spec = replace(CPU, tensor_parallel=2)
     assert engine_environment(spec, {})["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
     assert (
-        vllm_arguments.place_of(spec, {}, (4, 5), Turn(tmp_path, 2, held=False))["VLLM_CPU_OMP_THREADS_BIND"] == "4|5"
+        vllm_arguments.placement_env(spec, {}, (4, 5), StartTurn(tmp_path, 2, held=False))["VLLM_CPU_OMP_THREADS_BIND"]
+        == "4|5"
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.metrics.prefix_cache import cached
+from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.endpoint import EndpointEngine
@@ -134,7 +134,7 @@ def test_rounds_within_one_load_are_not_alike_either(caching):
         again = measure(engine, small_workload(), ClosedLoop(4, requests=160), remote())
     finally:
         engine.close()
-    assert [cached(m.run).share for m in (found, again)] == [0, 0]
+    assert [cache_hit_share(m.run).share for m in (found, again)] == [0, 0]
     assert bool(found.run.samples.cached_tokens) is (how == "usage")
     assert (found.run.stream.cache_lookups is None) is (how == "usage")
 
@@ -146,7 +146,7 @@ def test_a_server_that_does_not_tell_is_not_judged(tmp_path):
         found = [measure(engine, small_workload(), BURST, remote()) for _ in range(2)]
         engine.close()
         assert lookups(url_of(server), {}) is None
-    assert cached(found[1].run) is None and wrong_but_for_noise(found[1:]) == []
+    assert cache_hit_share(found[1].run) is None and wrong_but_for_noise(found[1:]) == []
 
 
 # Engines of ours
@@ -157,7 +157,10 @@ def test_an_engine_of_ours_with_a_cache_says_when_it_is_warm(door):
     spec = replace(stand_in(), door=door, prefix_caching=True)
     with Pool() as pool:
         first, second = (measure(pool.engine(spec), small_workload(), BURST, remote()) for _ in range(2))
-    assert cached(first.run).share == pytest.approx(8 / 40 * 12 / 16) and cached(second.run).share == 12 / 16
+    assert (
+        cache_hit_share(first.run).share == pytest.approx(8 / 40 * 12 / 16)
+        and cache_hit_share(second.run).share == 12 / 16
+    )
     assert any(REASON in text for text in problems(second))
     allowed = replace(second, spec=replace(spec, allow_prefix_cache=True))
     assert not any(REASON in text for text in problems(allowed)) and allowed.key != second.key
@@ -168,7 +171,9 @@ def test_without_a_cache_there_is_nothing_to_tell(door):
     with Pool() as pool:
         engine = pool.engine(replace(stand_in(), door=door))
         found = [measure(engine, small_workload(), BURST, remote()) for _ in range(2)]
-    assert [cached(m.run) and cached(m.run).share for m in found] == [0 if door == "offline" else None] * 2
+    assert [cache_hit_share(m.run) and cache_hit_share(m.run).share for m in found] == [
+        0 if door == "offline" else None
+    ] * 2
 
 
 def test_vllms_server_is_asked_to_count_where_it_caches():

@@ -18,7 +18,13 @@ from processes import gone, group
 
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
-from pytest_slmserve.engines.replicas.replica_set import Replicas, Stopped, Together, cores_of_each, wait_until_stable
+from pytest_slmserve.engines.replicas.replica_set import (
+    ReplicaEngines,
+    SharedWindow,
+    Stopped,
+    cores_of_each,
+    wait_until_stable,
+)
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import ReplicaSpec
@@ -27,17 +33,17 @@ WORKLOAD = small_workload()
 LOAD = ClosedLoop(4, window_s=0.5)
 
 
-def door(spec, *, place, cores, share):
-    return OfflineEngine(spec, place=place, cores=cores, held=True)
+def door(spec, *, extra_env, cores, share):
+    return OfflineEngine(spec, extra_env=extra_env, cores=cores, held=True)
 
 
-def imagined(spec, *, place, cores, share):
+def imagined(spec, *, extra_env, cores, share):
     return FakeEngine(spec, speed=1 / share)
 
 
 @contextmanager
 def started(*specs, start=door, **how):
-    replicas = Replicas(ReplicaSpec(specs), start, **how)
+    replicas = ReplicaEngines(ReplicaSpec(specs), start, **how)
     try:
         yield replicas
     finally:
@@ -89,13 +95,13 @@ def test_simulated_replicas_share_the_device():
 def test_places_cores_and_checks_are_of_each(tmp_path):
     seen = []
 
-    def start(spec, *, place, cores, share):
-        seen.append((dict(place), cores, share))
+    def start(spec, *, extra_env, cores, share):
+        seen.append((dict(extra_env), cores, share))
         return FakeEngine(spec)
 
-    places = [{"WHERE": "here"}, {"WHERE": "there"}]
+    extra_envs = [{"WHERE": "here"}, {"WHERE": "there"}]
     spec = ReplicaSpec((FAKE, FAKE), pinned=True)
-    Replicas(spec, start, places=places, check=lambda name, engine: seen.append(name)).close()
+    ReplicaEngines(spec, start, extra_envs=extra_envs, check=lambda name, engine: seen.append(name)).close()
     cores = cores_of_each(2, pinned=True)
     assert seen == [
         ({"WHERE": "here"}, cores[0], 2), ({"WHERE": "there"}, cores[1], 2),
@@ -129,7 +135,7 @@ def test_a_pinned_replica_keeps_to_its_cores():
     ours = sorted(os.sched_getaffinity(0))
     if len(ours) < 2:
         pytest.skip("one core")
-    replicas = Replicas(ReplicaSpec((stand_in(), stand_in()), pinned=True), door)
+    replicas = ReplicaEngines(ReplicaSpec((stand_in(), stand_in()), pinned=True), door)
     try:
         kept = [os.sched_getaffinity(pid) for pid in processes_of(replicas)]
     finally:
@@ -156,7 +162,7 @@ def test_one_that_does_not_start_is_named_and_the_others_are_stopped():
         return made[-1]
 
     with pytest.raises(EngineFailed, match=r"^replica 2 of 3 \(opt-tiny\): .*did not start: ValueError: max_model_len"):
-        Replicas(ReplicaSpec((stand_in(), stand_in(fault="raise"), stand_in())), start)
+        ReplicaEngines(ReplicaSpec((stand_in(), stand_in(fault="raise"), stand_in())), start)
     assert len(made) == 3 and all(gone(each.child.process.pid) for each in made)
 
 
@@ -165,7 +171,7 @@ def test_one_that_is_not_where_it_should_be_is_named():
         raise EngineFailed(f"{name} is not an MPS client", "look into the log")
 
     with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\) is not an MPS client"):
-        Replicas(ReplicaSpec((FAKE, FAKE)), imagined, check=check)
+        ReplicaEngines(ReplicaSpec((FAKE, FAKE)), imagined, check=check)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -202,7 +208,7 @@ def test_different_kv_blocks_are_no_replicas():
 
     blocks = iter([100, 99])
     with pytest.raises(EngineFailed, match=r"different numbers of KV blocks: \[100, 99\]"):
-        Replicas(ReplicaSpec((FAKE, FAKE)), lambda spec, **how: Odd(spec, next(blocks)))
+        ReplicaEngines(ReplicaSpec((FAKE, FAKE)), lambda spec, **how: Odd(spec, next(blocks)))
 
 
 def test_one_that_is_no_longer_where_it_should_be_after_a_run():
@@ -226,7 +232,9 @@ def test_what_is_last_comes_last():
         def close(self):
             order.append("engine")
 
-    Replicas(ReplicaSpec((FAKE, FAKE)), lambda spec, **how: Noting(spec), last=lambda: order.append("last")).close()
+    ReplicaEngines(
+        ReplicaSpec((FAKE, FAKE)), lambda spec, **how: Noting(spec), last=lambda: order.append("last")
+    ).close()
     assert order == ["engine", "engine", "last"]
 
 
@@ -240,10 +248,10 @@ def test_loads_that_are_none_for_replicas(workloads, load, problem):
 
 
 def test_the_gate_lets_nobody_wait_for_one_that_gave_up():
-    gate = Together(2, 1.0)
-    threading.Timer(0.1, gate.give_up).start()
+    barrier = SharedWindow(2, 1.0)
+    threading.Timer(0.1, barrier.give_up).start()
     with pytest.raises(Stopped):
-        gate.settled()
+        barrier.settled()
 
 
 # Specifications
@@ -302,7 +310,7 @@ def test_with_a_gpu_each_the_first_starts_alone_and_the_others_side_by_side():
                 side_by_side.wait(5)  # breaks where the other does not start meanwhile
             order.append(self.spec.gpu)
 
-    replicas = Replicas(on_gpus(3), lambda spec, **_: Noting(spec))
+    replicas = ReplicaEngines(on_gpus(3), lambda spec, **_: Noting(spec))
     assert order[0] == 0 and sorted(order) == [0, 1, 2]
     assert len(measured(replicas)) == 3
 
@@ -319,7 +327,7 @@ def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped():
             closed.append(self.spec.gpu)
 
     with pytest.raises(EngineFailed, match=r"replica 3 of 3 \(.*\): did not start: out of memory"):
-        Replicas(on_gpus(3), lambda spec, **_: Odd(spec))
+        ReplicaEngines(on_gpus(3), lambda spec, **_: Odd(spec))
     assert sorted(closed) == [0, 1, 2]
 
 
@@ -330,4 +338,4 @@ def test_replicas_with_a_gpu_each_must_get_the_same_kv_blocks():
                 self.resolved = replace(self.resolved, kv_blocks=7)
 
     with pytest.raises(EngineFailed, match="got different numbers of KV blocks"):
-        Replicas(on_gpus(2), lambda spec, **_: Less(spec))
+        ReplicaEngines(on_gpus(2), lambda spec, **_: Less(spec))

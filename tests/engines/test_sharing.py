@@ -40,9 +40,9 @@ class Daemon:
 
 
 class Engine(FakeEngine):
-    def __init__(self, spec, place):
+    def __init__(self, spec, extra_env):
         super().__init__(spec)
-        self.place = dict(place)
+        self.extra_env = dict(extra_env)
 
     def close(self):
         if hasattr(Daemon, "log"):
@@ -60,12 +60,14 @@ def under_mps(monkeypatch):
     """Replicas on an imagined GPU that MPS can run on."""
     monkeypatch.setattr(gpu_sharing.mps, "unable", lambda gpu: None)
     monkeypatch.setattr(gpu_sharing.mps, "MpsDaemon", Daemon)
-    monkeypatch.setattr(gpu_sharing, "_launch", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
+    monkeypatch.setattr(
+        gpu_sharing, "_launch", lambda spec, *, extra_env, cores, share, sharing: Engine(spec, extra_env)
+    )
 
 
 def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(under_mps):
     replicas = start_replicas(ReplicaSpec((CUDA, CUDA), "mps", thread_percentage=50), GPU)
-    assert [engine.place["CUDA_MPS_PIPE_DIRECTORY"] for engine in replicas.engines] == ["/pipe"] * 2
+    assert [engine.extra_env["CUDA_MPS_PIPE_DIRECTORY"] for engine in replicas.engines] == ["/pipe"] * 2
     replicas.close()
     assert Daemon.log == [
         f"start {GPU} 50",
@@ -140,10 +142,12 @@ class Nvml:
 
 def test_instances_that_are_there_are_used_and_none_is_made(monkeypatch):
     Nvml(monkeypatch)
-    monkeypatch.setattr(gpu_sharing, "_launch", lambda spec, *, place, cores, share, sharing: Engine(spec, place))
+    monkeypatch.setattr(
+        gpu_sharing, "_launch", lambda spec, *, extra_env, cores, share, sharing: Engine(spec, extra_env)
+    )
     assert mig_instances(GPU) == ["MIG-a", "MIG-b"]
     replicas = start_replicas(ReplicaSpec((CUDA, CUDA), "mig"), GPU)
-    assert [engine.place for engine in replicas.engines] == [
+    assert [engine.extra_env for engine in replicas.engines] == [
         {"CUDA_VISIBLE_DEVICES": "MIG-a"},
         {"CUDA_VISIBLE_DEVICES": "MIG-b"},
     ]

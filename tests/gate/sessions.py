@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_slmserve.analysis.gate.decision import Better, Comparison, Series, Terms, gate, next_look
+from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, Series, gate, next_look
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.run.gate import order
 
 Noise = Callable[[random.Random], float]  # of a standard deviation of 1
 
 DIRECTIONS: tuple[Better, ...] = ("higher", "lower", "lower", "lower")  # of the endpoints, as those that are gated
-TERMS = Terms()
+TERMS = GateCriteria()
 LAUNCHES = 8  # of the shortest gate
 
 
@@ -74,7 +74,7 @@ def first(series: list[Series], n: int) -> list[Series]:
     return [Series(each.name, each.better, each.pairs[:n], each.margin) for each in series]
 
 
-def looked_at(series: list[Series], terms: Terms) -> tuple[State, int, tuple[Comparison, ...]]:
+def looked_at(series: list[Series], terms: GateCriteria) -> tuple[State, int, tuple[Comparison, ...]]:
     """Outcome, pairs and comparisons of a gate that ends at the first look that decides, or at the last."""
     done = 0
     while (n := next_look(done, terms)) is not None:
@@ -95,7 +95,7 @@ class Seen:
     pairs: float
 
 
-def many(planted: Planted, gates: int, terms: Terms = TERMS, seed: int = 1) -> Seen:
+def many(planted: Planted, gates: int, terms: GateCriteria = TERMS, seed: int = 1) -> Seen:
     chance, directions = random.Random(seed), DIRECTIONS[: len(planted.worse)]
     ends = [looked_at(session(planted, chance, terms.pairs, directions), terms) for _ in range(gates)]
     return Seen(

@@ -11,13 +11,13 @@ from functools import lru_cache
 import pytest
 from strategies import RESOLVED, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.gate.decision import MAX_GATED, Terms
+from pytest_slmserve.analysis.gate.decision import MAX_GATED, GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, GATED, MEMORY, Gated, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.run.gate import order
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.literals import Side
-from pytest_slmserve.schema.records import Measurement, Paired
+from pytest_slmserve.schema.records import GateLaunch, Measurement
 from pytest_slmserve.schema.specs import GIB
 
 SMALL, LARGE = 8, 32
@@ -28,7 +28,7 @@ MIB = 1 << 20
 NAMES = tuple(each.name for each in GATED)
 
 
-def launch(paired: Paired, factors: Mapping[str, float]) -> Iterator[Measurement]:
+def launch(paired: GateLaunch, factors: Mapping[str, float]) -> Iterator[Measurement]:
     """Both loads of one start. factors: of the cost, by endpoint; power is what energy per token leaves it to be."""
     cost = {name: factors.get(name, 1.0) for name in ENDPOINTS}
     rates = {SMALL: 1000.0 / cost["latency"], LARGE: 3000.0 / cost["throughput"]}
@@ -50,12 +50,12 @@ def records(planted: Mapping[str, float], seed: int = 1) -> Iterator[Measurement
             noise = {name: math.exp(chance.gauss(0, NOISE)) for name in NAMES}
             worse = planted if side == "candidate" else {}
             factors = {name: noise.get(name, 1.0) * worse.get(name, 1.0) for name in ENDPOINTS}
-            yield from launch(Paired("gate", number, side, bool(place)), factors)
+            yield from launch(GateLaunch("gate", number, side, bool(place)), factors)
 
 
 @lru_cache(maxsize=8)
 def gated(endpoint: str = "", factor: float = 1.0) -> Gated:
-    return judge_gate(list(records({endpoint: factor} if endpoint else {})), Terms())
+    return judge_gate(list(records({endpoint: factor} if endpoint else {})), GateCriteria())
 
 
 def states(found: Gated) -> dict[str, State]:
@@ -115,7 +115,7 @@ def without_memory(made: Measurement) -> Measurement:
 
 
 def test_where_no_sensor_tells_memory_there_is_no_verdict_on_it():
-    found = judge_gate([without_memory(m) for m in records({})], Terms())
+    found = judge_gate([without_memory(m) for m in records({})], GateCriteria())
     assert found.verdict(MEMORY) is None and found.outcome is State.HOLDS
 
 
@@ -125,7 +125,7 @@ def test_memory_that_a_side_tells_at_one_load_alone_leaves_it_undecided(unknown)
     made = [
         without_memory(m) if (m.paired.side, m.load.concurrency) == ("candidate", unknown) else m for m in records({})
     ]
-    assert states(judge_gate(made, Terms()))[MEMORY] is State.UNDECIDED
+    assert states(judge_gate(made, GateCriteria()))[MEMORY] is State.UNDECIDED
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_a_candidate_may_need_one_in_a_hundred_more_or_256_mib(before, more, wan
     def launched(number: int, side: Side) -> Iterator[Measurement]:
         worse = side == "candidate" and number == 2  # one pair is enough
         used = {MEMORY: (before + more * worse) / MEMORY_USED}
-        return launch(Paired("gate", number, side, False), dict.fromkeys(ENDPOINTS, 1.0) | used)
+        return launch(GateLaunch("gate", number, side, False), dict.fromkeys(ENDPOINTS, 1.0) | used)
 
     made = [m for number in range(1, 5) for side in order(number) for m in launched(number, side)]
-    found = judge_gate(made, Terms()).verdict(MEMORY)
+    found = judge_gate(made, GateCriteria()).verdict(MEMORY)
     assert found.state is wanted and found.n == 4
     assert found.value == pytest.approx(1 + more / before) and "GiB in use where the baseline has" in found.why
 
@@ -163,7 +163,7 @@ def test_a_candidate_may_need_one_in_a_hundred_more_or_256_mib(before, more, wan
 @pytest.mark.parametrize("pair", [1, 4, PAIRS])
 def test_a_value_that_one_launch_did_not_report_leaves_it_undecided(lost, blind, side, pair):
     made = [blind(m) if (m.paired.pair, m.paired.side) == (pair, side) else m for m in records({})]
-    found = judge_gate(made, Terms())
+    found = judge_gate(made, GateCriteria())
     assert states(found) == dict.fromkeys(ENDPOINTS, State.HOLDS) | dict.fromkeys(lost, State.UNDECIDED)
     assert found.outcome is State.UNDECIDED
 
@@ -171,10 +171,10 @@ def test_a_value_that_one_launch_did_not_report_leaves_it_undecided(lost, blind,
 def test_a_value_that_only_one_side_ever_reports_leaves_it_undecided():
     """A release that no longer says how long it took to start, say."""
     made = [without_start(m) if m.paired.side == "candidate" else m for m in records({})]
-    found = judge_gate(made, Terms())
+    found = judge_gate(made, GateCriteria())
     assert states(found)["start"] is State.UNDECIDED and found.outcome is State.UNDECIDED
 
 
 def test_too_few_pairs_pass_nothing():
-    found = judge_gate([m for m in records({}) if m.paired.pair <= 3], Terms())
+    found = judge_gate([m for m in records({}) if m.paired.pair <= 3], GateCriteria())
     assert {each.outcome for each in found.gated} == {State.UNDECIDED} and found.outcome is State.UNDECIDED

@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 from sessions import DIRECTIONS, Planted, first, heavy, looked_at, many, measured, session
 
-from pytest_slmserve.analysis.gate.decision import Pair, Series, Terms, gate, next_look
+from pytest_slmserve.analysis.gate.decision import GateCriteria, Pair, Series, gate, next_look
 from pytest_slmserve.analysis.verdict import State, all_of
 
 PASS, FAIL, INCONCLUSIVE = State.HOLDS, State.FAILS, State.UNDECIDED
@@ -67,7 +67,7 @@ def test_the_limits_are_those_of_the_binomial():
 
 def test_the_driver_looks_at_the_planned_pairs():
     looks, done = [], 0
-    while (done := next_look(done, Terms()) or 0) and len(looks) < 9:
+    while (done := next_look(done, GateCriteria()) or 0) and len(looks) < 9:
         looks.append(done)
     assert looks == [4, 6, 8, 12]
 
@@ -174,20 +174,20 @@ def test_at_the_margin_it_fails_mostly_and_passes_at_most_as_often_as_beta(sd, c
     """Shown, both."""
     seen = many(Planted(sd=sd, worse=(0.03,)), 2500)
     assert 2500 - seen.outcomes[FAIL] < fewest(2500, 1 - caught)
-    assert seen.outcomes[PASS] < fewest(2500, Terms().beta)
+    assert seen.outcomes[PASS] < fewest(2500, GateCriteria().beta)
 
 
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 def test_at_the_margin_it_passes_at_most_as_often_as_beta_on_a_host_of_this_kind(host):
     """Shown."""
     seen = many(Planted(sd=0.02, worse=(0.03,), **host), 800)
-    assert seen.outcomes[PASS] < fewest(800, Terms().beta)
+    assert seen.outcomes[PASS] < fewest(800, GateCriteria().beta)
 
 
 @pytest.mark.parametrize("worse", [(0.03, 0.0, 0.0, 0.0), (0.03,) * 4], ids=["one", "all"])
 def test_at_the_margin_four_endpoints_pass_at_most_as_often_as_beta(worse):
     """Allowed, for all have to pass."""
-    assert many(Planted(sd=0.02, worse=worse), 300).outcomes[PASS] <= most(300, Terms().beta)
+    assert many(Planted(sd=0.02, worse=worse), 300).outcomes[PASS] <= most(300, GateCriteria().beta)
 
 
 def test_clear_cases_end_early():
@@ -203,8 +203,8 @@ def test_a_better_candidate_never_fails_and_in_the_wrong_direction_never_passes(
     chance, wrong = random.Random(5), {"higher": "lower", "lower": "higher"}[better]
     for _ in range(800):
         series = session(Planted(sd=sd, worse=(1 / 1.05 - 1,)), chance, 12, (better,))
-        assert looked_at(series, Terms())[0] is PASS
-        assert looked_at([replace(each, better=wrong) for each in series], Terms())[0] is not PASS
+        assert looked_at(series, GateCriteria())[0] is PASS
+        assert looked_at([replace(each, better=wrong) for each in series], GateCriteria())[0] is not PASS
 
 
 def test_among_unchanged_endpoints_the_one_in_the_wrong_direction_is_never_overlooked():
@@ -212,7 +212,7 @@ def test_among_unchanged_endpoints_the_one_in_the_wrong_direction_is_never_overl
     for _ in range(150):
         series = session(Planted(sd=0.01, worse=(1 / 1.05 - 1, 0.0, 0.0, 0.0)), chance, 12, DIRECTIONS)
         turned = [replace(series[0], better="lower"), *series[1:]]
-        assert looked_at(series, Terms())[0] is PASS and looked_at(turned, Terms())[0] is FAIL
+        assert looked_at(series, GateCriteria())[0] is PASS and looked_at(turned, GateCriteria())[0] is FAIL
 
 
 # What is missing
@@ -228,7 +228,7 @@ def with_gap(series: Series, at: int, value: float | None, side: int) -> Series:
 
 
 def test_without_a_gap_it_passes_at_the_first_look():
-    assert [each.decided_at for each in gate(QUIET, Terms()) if each.outcome is PASS] == [4] * 4
+    assert [each.decided_at for each in gate(QUIET, GateCriteria()) if each.outcome is PASS] == [4] * 4
 
 
 @pytest.mark.parametrize("value", ABSENT)
@@ -237,7 +237,7 @@ def test_a_value_that_is_missing_never_passes(value, side):
     """Wherever it is, and after the endpoint would have passed too."""
     for at in range(12):
         gappy = [with_gap(QUIET[0], at, value, side), *QUIET[1:]]
-        found = gate(gappy, Terms())
+        found = gate(gappy, GateCriteria())
         assert [each.outcome for each in found] == [INCONCLUSIVE, PASS, PASS, PASS]
         assert all_of([each.outcome for each in found]) is INCONCLUSIVE
         assert f"pair {at + 1} has no value" in found[0].why and found[0].decided_at is None
@@ -247,16 +247,16 @@ def test_a_value_that_is_missing_never_passes(value, side):
 def test_a_run_with_a_gap_never_ends_as_passed(at):
     """A run that had passed before the gap has ended before it."""
     gappy = [with_gap(QUIET[0], at, None, 1), *QUIET[1:]]
-    outcome, pairs, _ = looked_at(gappy, Terms())
+    outcome, pairs, _ = looked_at(gappy, GateCriteria())
     assert (outcome, pairs) == ((INCONCLUSIVE, 12) if at < 4 else (PASS, 4))
 
 
 def test_a_gap_saves_nobody_from_failing():
     slow = [replace(each, pairs=tuple((a, measured(0.2, "lower")) for a, _ in each.pairs)) for each in QUIET[1:2]]
     for at in range(4, 12):
-        assert gate([with_gap(slow[0], at, None, 1)], Terms())[0].outcome is FAIL
+        assert gate([with_gap(slow[0], at, None, 1)], GateCriteria())[0].outcome is FAIL
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
 def test_too_few_pairs_never_pass(n):
-    assert {each.outcome for each in gate(first(QUIET, n), Terms())} == {INCONCLUSIVE}
+    assert {each.outcome for each in gate(first(QUIET, n), GateCriteria())} == {INCONCLUSIVE}

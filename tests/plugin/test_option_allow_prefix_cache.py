@@ -6,7 +6,7 @@ import pytest
 from doors import somebodys_server, url_of, wrong_but_for_noise
 from inside import SWEEP
 
-from pytest_slmserve.analysis.metrics.prefix_cache import cached
+from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
 
 POINT = ("--slm-models=slm", "--slm-batches=4", "--slm-lengths=16/8", "--slm-window=0.6", "-p", "no:cacheprovider")
 
@@ -28,7 +28,7 @@ def test_an_endpoint_that_caches_gets_prompts_of_their_own_unless_it_is_given(py
         pytester.runpytest_inprocess(f"--slm-endpoint={url_of(server)}", *POINT, *further, "-k", "point")
     found = archive().measurements
     assert wrong_but_for_noise(found) == []
-    last = cached(found[-1].run).share  # the first has filled the cache, where it may be used
+    last = cache_hit_share(found[-1].run).share  # the first has filled the cache, where it may be used
     assert last > 0.3 if allowed else last == 0
 
 

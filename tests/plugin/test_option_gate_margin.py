@@ -3,7 +3,7 @@
 import pytest
 from inside import usage_error
 
-from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.options.table import OPTS
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9600")
@@ -30,7 +30,7 @@ def test_what_is_no_share_is_refused_at_once(gate, margin):
 
 
 def test_the_default_is_that_of_the_analysis():
-    assert next(opt.default for opt in OPTS if opt.name == "gate_margin") == Terms().margin
+    assert next(opt.default for opt in OPTS if opt.name == "gate_margin") == GateCriteria().margin
 
 
 def test_without_a_gate_it_says_nothing(sweep):

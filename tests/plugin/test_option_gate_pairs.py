@@ -3,7 +3,7 @@
 import pytest
 from inside import usage_error
 
-from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
 from pytest_slmserve.options.table import OPTS
@@ -26,7 +26,7 @@ def test_too_few_are_refused_at_once(gate, pytester, few):
 
 def test_the_fewest_and_the_default_are_those_of_the_analysis():
     assert FIRST_LOOKS[0] == FEWEST_PAIRS
-    assert next(opt.default for opt in OPTS if opt.name == "gate_pairs") == Terms().pairs
+    assert next(opt.default for opt in OPTS if opt.name == "gate_pairs") == GateCriteria().pairs
 
 
 def test_without_a_gate_it_says_nothing(sweep):

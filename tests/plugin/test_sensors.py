@@ -187,7 +187,7 @@ class AsIf:
     def pytest_sessionstart(self, session):
         slm = session.config.stash[SESSION]
         for name, value in self.facts.items():
-            setattr(slm.agenda if hasattr(slm.agenda, name) else slm.devices, name, value)
+            setattr(slm.planner if hasattr(slm.planner, name) else slm.devices, name, value)
 
 
 def test_what_needs_a_gpu_is_skipped_on_a_cpu(pytester):
@@ -220,7 +220,7 @@ def test_what_needs_a_gpu_is_simulated(pytester):
 
 def test_models_of_a_claim_that_can_be_judged_here(tmp_path):
     def left(claim, *named, **given):
-        session = Session.of(read_options({"fake": True, **given}, {}, {}), tmp_path)
+        session = Session.from_options(read_options({"fake": True, **given}, {}, {}), tmp_path)
         return named_models(session, claim, named)
 
     larger, table = "energy-per-token-grows-with-model", "table-1-batch-fits"

@@ -161,7 +161,7 @@ TOGETHER = """
 
         point = item.funcargs.get("slm_point")
         if point and point.load.concurrency == 1:
-            point.session.engine(point.session.agenda.spec(point.model))
+            point.session.engine(point.session.planner.spec(point.model))
             meet("begins")
         yield
         if point and point.load.concurrency == 256:

@@ -16,7 +16,7 @@ from processes import until
 from real_engine import SPEC
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.metrics.prefix_cache import cached
+from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.http_once import ask_once
 from pytest_slmserve.engines.launch.model_files import tokenizer_files
@@ -44,7 +44,7 @@ def test_the_suite_at_its_url(there, pytester, monkeypatch):
     pytester.runpytest_inprocess(f"--slm-endpoint={url_of(there)}", *asked, "-p", "no:cacheprovider")
     found = read(pytester.path / ".slm/records.jsonl").measurements
     assert wrong_but_for_noise(found) == []
-    assert [cached(m.run).share for m in found] == [0.0] * len(found), "its prompts are its own"
+    assert [cache_hit_share(m.run).share for m in found] == [0.0] * len(found), "its prompts are its own"
     assert {m.load.concurrency for m in found} == {1, 8} and not any(len(m.run.steps) for m in found)
     assert {tokens for m in found for tokens in m.run.samples.prompt_tokens} == {160}
 
@@ -59,7 +59,7 @@ def test_a_seed_that_comes_again_meets_a_warm_cache(there, tmp_path, capsys, mon
     found = read(tmp_path / "r.jsonl").measurements
     refused = [any("from a prefix cache" in text for text in wrong_but_for_noise([m])) for m in found]
     assert refused == [False, True, False, False]
-    assert [cached(m.run).share for m in found] == [0, pytest.approx(128 / 160), pytest.approx(128 / 160), 0]
+    assert [cache_hit_share(m.run).share for m in found] == [0, pytest.approx(128 / 160), pytest.approx(128 / 160), 0]
     by_counters = [m.run.stream.cache_lookups for m in found]
     assert [looked_up >= 24 * 160 for looked_up, _ in by_counters] == [True] * 4, "vLLM's own page agrees"
     assert [hits for _, hits in by_counters] == [0, 24 * 128, 24 * 128, 0]

@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 from strategies import law, point
 
 from pytest_slmserve.analysis.advice.advisor import Plan, plan
-from pytest_slmserve.analysis.advice.batch_choice import Engine, Subject, Wish
+from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives, ServedEngine
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
-from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.report.advice.as_json import as_json, record
 from pytest_slmserve.report.advice.deploy_commands import line, lines, serve, starts
 from pytest_slmserve.report.advice.text import objective, text
 from pytest_slmserve.schema.specs import GIB
 
-SOURCE = Source("NVIDIA H200", "TPOT", 140 * GIB)
+SOURCE = ResultSource("NVIDIA H200", "TPOT", 140 * GIB)
 FOOTPRINT = Footprint(weight_bytes=2_631_516_160, kv_bytes_per_token=196_608, longest=768, allowance_bytes=2 * GIB)
-ENGINE = Engine(
+ENGINE = ServedEngine(
     model="facebook/opt-1.3b", dtype="float16", max_num_batched_tokens=8192, footprint=FOOTPRINT, kv_had_bytes=120 * GIB
 )
 SENSED = {"engine_active": 0.64, "dram_active": 0.27, "tensor_active": 0.16, "power_w": 650.0, "power_limit_w": 700.0}
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-WISH = Wish(slo=RelativeSlo(2, 32), gpu_bytes=140 * GIB, price_per_hour=3.5)
+WISH = Objectives(slo=RelativeSlo(2, 32), gpu_bytes=140 * GIB, price_per_hour=3.5)
 
 
-def subject(name: str = "opt-1.3b", batches=GRID, **facts: object) -> Subject:
+def subject(name: str = "opt-1.3b", batches=GRID, **facts: object) -> ModelSweep:
     points = tuple(replace(point(b, [law(b)], [b / law(b)]), **SENSED) for b in batches)
-    return Subject(**{"name": name, "points": points, "engine": ENGINE, **facts})
+    return ModelSweep(**{"name": name, "points": points, "engine": ENGINE, **facts})
 
 
-def planned(*subjects: Subject, wish: Wish = WISH) -> Plan:
+def planned(*subjects: ModelSweep, wish: Objectives = WISH) -> Plan:
     return plan(subjects or [subject()], wish)
 
 
@@ -96,7 +96,7 @@ def test_models_that_do_not_fit_at_their_best_or_at_all():
 
 def test_what_is_not_known_is_said():
     bare = subject(engine=None, points=tuple(point(b, [law(b)], [b / law(b)]) for b in GRID), output_share=None)
-    out = text(planned(bare, wish=Wish(price_per_hour=3.5)), Source("results that are not ours", "itl_ms"))
+    out = text(planned(bare, wish=Objectives(price_per_hour=3.5)), ResultSource("results that are not ours", "itl_ms"))
     assert "the model is not known: --model NAME" in out
     assert "no cost: how many of the tokens are output" in out
     assert "no latency limit was given (--slo-itl)" in out and "vllm serve" not in out
@@ -136,7 +136,7 @@ FOOTPRINTS = st.builds(
 
 @given(NAMES, FOOTPRINTS, st.integers(1, 2000), st.integers(1, 200), st.none() | st.integers(1, 10**6))
 def test_a_command_parses_back_to_its_numbers(model, footprint, batch, gib, tokens):
-    engine = Engine(model=model, dtype="float16", max_num_batched_tokens=tokens, footprint=footprint)
+    engine = ServedEngine(model=model, dtype="float16", max_num_batched_tokens=tokens, footprint=footprint)
     words = serve(engine, batch, gib * GIB)
     seen = options(line(words))
     assert shlex.split(line(words)) == list(words) and words[:3] == ("vllm", "serve", model)

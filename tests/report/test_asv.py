@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from strategies import H200, RESOLVED, measurement, planted_telemetry
 
 from pytest_slmserve.report.export import asv, asv_files
-from pytest_slmserve.report.export.asv import START, Place, Seen, Value
+from pytest_slmserve.report.export.asv import START, BenchmarkHost, Seen, Value
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Burst, ClosedLoop
-from pytest_slmserve.schema.records import Measurement, Paired, Replica
+from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
 
 statistics = pytest.importorskip("asv_runner.statistics", reason="needs asv")
 
@@ -38,7 +38,7 @@ def costs(*measurements: Measurement) -> dict[str, tuple[float, ...]]:
     return samples
 
 
-def place_of(m: Measurement) -> Place:
+def place_of(m: Measurement) -> BenchmarkHost:
     (place,) = asv.values(asv.seen([m]))
     return place
 
@@ -99,7 +99,7 @@ def test_only_valid_measurements_of_a_sweep_of_one_engine_count(other: Measureme
 
 
 def test_a_launch_of_a_gate_counts() -> None:
-    of_a_gate = replace(measurement(), paired=Paired("g", 1, "candidate", second=True))
+    of_a_gate = replace(measurement(), paired=GateLaunch("g", 1, "candidate", second=True))
     assert costs(of_a_gate) == costs(measurement())
 
 
@@ -181,7 +181,7 @@ def test_without_asv_runner_it_is_said_what_to_install(monkeypatch) -> None:
 
 # Files
 
-PLACE = Place("nvidia-h200", "0.26.0", (("gpu", "NVIDIA H200"), ("driver", "1")), "2.11.0")
+PLACE = BenchmarkHost("nvidia-h200", "0.26.0", (("gpu", "NVIDIA H200"), ("driver", "1")), "2.11.0")
 SAMPLES = st.lists(st.floats(1e-3, 1e6).map(asv.rounded), min_size=1, max_size=4).map(tuple)
 SERVED = st.tuples(
     st.sampled_from([f"a.{name}" for name in COSTS]), st.sampled_from("xy").map(repr), st.integers(1, 99)

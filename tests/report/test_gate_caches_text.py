@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from launches import pairs
 
-from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import judge_gate
 from pytest_slmserve.report.gate.text import caches_text
 
@@ -22,7 +22,7 @@ def compiled(seconds):
 
 
 def test_it_tells_the_median_of_each_side():
-    found = caches_text(judge_gate(compiled(SECONDS), Terms()))
+    found = caches_text(judge_gate(compiled(SECONDS), GateCriteria()))
     assert found.startswith("compile caches were warm: ")
     assert found.endswith("; compiling took 0.65 and 11 s of a start")
 
@@ -30,4 +30,4 @@ def test_it_tells_the_median_of_each_side():
 @pytest.mark.parametrize("silent", ["baseline", "candidate"])
 def test_of_a_side_that_does_not_tell_nothing_is_said(silent):
     made = compiled({**SECONDS, silent: (None,) * 4})
-    assert "compiling" not in caches_text(judge_gate(made, Terms()))
+    assert "compiling" not in caches_text(judge_gate(made, GateCriteria()))

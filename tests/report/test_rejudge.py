@@ -152,7 +152,7 @@ def test_verdicts_on_two_curves_of_one_model_are_told_apart():
 
 
 def test_a_row_of_one_way_of_starting_rules_its_curves_only():
-    row = claim.Row("throughput-plateau", starts="together", parameters={"tolerance": 0.01}, expected="fails")
+    row = claim.ClaimRow("throughput-plateau", starts="together", parameters={"tolerance": 0.01}, expected="fails")
     together = [
         measurement(c, law(c), load=ClosedLoop(c, starts="together"), repeat=i) for c in BATCHES for i in (0, 1)
     ]
@@ -161,7 +161,7 @@ def test_a_row_of_one_way_of_starting_rules_its_curves_only():
 
 
 def test_a_row_of_one_door_rules_its_curves_only():
-    row = claim.Row("throughput-plateau", door="server", parameters={"tolerance": 0.01}, expected="fails")
+    row = claim.ClaimRow("throughput-plateau", door="server", parameters={"tolerance": 0.01}, expected="fails")
     served = [replace(m, spec=replace(m.spec, door="server")) for m in sweep()]
     judged = judge_all(stored_curves([*sweep(), *served], []), (*table.ROWS, row))
     assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["holds", "fails"]
@@ -170,11 +170,11 @@ def test_a_row_of_one_door_rules_its_curves_only():
 def test_judging_again_by_another_bound():
     curves = stored_curves(sweep(), [])
     strict = rows_from(
-        {"rows": [lookup.row_to_record(claim.Row("throughput-plateau", parameters={"tolerance": 0.01}))]}
+        {"rows": [lookup.row_to_record(claim.ClaimRow("throughput-plateau", parameters={"tolerance": 0.01}))]}
     )
     assert next(v for v, _ in judge_all(curves, strict)).state is State.FAILS
 
 
 def test_parameters_that_are_missing_are_the_archives_fault():
     with pytest.raises(BadArchive, match="parameters of throughput-plateau in the archive cannot be used .*tolerance"):
-        judge_all(stored_curves(sweep(), []), (claim.Row("throughput-plateau"),))
+        judge_all(stored_curves(sweep(), []), (claim.ClaimRow("throughput-plateau"),))

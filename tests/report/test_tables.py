@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from strategies import H200, RESOLVED, curves, law, measurement, noisy_curve, point, without
 
-from pytest_slmserve.analysis.claims.claim import Row
+from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.metrics.validity import trustworthy
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.verdict import State, Verdict
@@ -23,8 +23,8 @@ from pytest_slmserve.schema.environment import Environment
 BATCHES = (1, 2, 4, 8, 16, 32)
 CPU = Environment(backend="cpu", cpu="Imagined CPU", cores=2, vllm="0.32.0")
 FAKE = Environment(backend="fake", gpu_name="simulated")
-EXPECTED_TO_FAIL = Row("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")
-EXPECTED_TO_HOLD = Row("throughput-plateau", evidence="raw results")
+EXPECTED_TO_FAIL = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")
+EXPECTED_TO_HOLD = ClaimRow("throughput-plateau", evidence="raw results")
 
 
 def sweep(environment: Environment = H200, repeats: int = 2, **run: object) -> Curve:
@@ -217,6 +217,6 @@ def test_no_verdict_at_all():
 
 def test_the_plateau_in_the_findings_is_by_the_tolerance_of_its_claim():
     curve = sweep()
-    judged = [(verdict(State.HOLDS), Row("throughput-plateau", parameters={"tolerance": 0.75}))]
+    judged = [(verdict(State.HOLDS), ClaimRow("throughput-plateau", parameters={"tolerance": 0.75}))]
     text = "\n".join(text for text, _ in run_lines([curve], judged))
     assert "a doubling gains less than 75 %" in text and "batch: sequences that a step really held" in text

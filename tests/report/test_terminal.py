@@ -23,7 +23,7 @@ def session(strict: bool = False):
     made = [measurement(c, law(c), repeat=i) for c in (128, 256, 512) for i in range(2)]
     curve = curve_of("opt-1.3b", made)
     rows = [lookup.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
-    judged = [SimpleNamespace(verdict=lookup.judge(row.claim, curve, row), row=row) for row in rows]
+    judged = [SimpleNamespace(verdict=lookup.judge_row(row.claim, curve, row), row=row) for row in rows]
     return SimpleNamespace(
         verdicts=SimpleNamespace(curves=lambda: [curve], judged=judged),
         known=SimpleNamespace(job_points=lambda: (), shared_points=lambda: ()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strategies import law, measurement
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.report.tables.adaptive_notes import amount, remark, why_not
+from pytest_slmserve.report.tables.adaptive_notes import amount, remark, skip_note
 from pytest_slmserve.report.tables.run import sweep_report
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -27,7 +27,7 @@ def words(text: str) -> str:
 def test_predictions_stand_below_the_table_and_in_the_reason_of_a_skip():
     assert remark(LAWFUL).startswith("not measured, predicted: tokens/s 426 at 2, 817 at 4, 1,510 at 8, 2,")
     assert "told the neighbours of a measured load, the saturation law misses it by at most 0" in remark(LAWFUL)
-    assert why_not(LAWFUL, 512).startswith(
+    assert skip_note(LAWFUL, 512).startswith(
         "not needed: the adaptive sweep found the plateau without it; predicted: 9,1"
     )
     assert remark(LAWFUL) in words(sweep_report(LAWFUL))
@@ -35,14 +35,14 @@ def test_predictions_stand_below_the_table_and_in_the_reason_of_a_skip():
 
 def test_where_the_law_does_not_describe_the_curve_there_are_none():
     assert remark(DENTED).startswith("not measured, not needed: 2, 4, 8, 16, 32, 64, 128, 256 in flight; no prediction")
-    assert why_not(DENTED, 256).endswith("the saturation law misses it by at most 17.4 % (at 512)")
-    assert "predicted" not in why_not(DENTED, 256)
+    assert skip_note(DENTED, 256).endswith("the saturation law misses it by at most 17.4 % (at 512)")
+    assert "predicted" not in skip_note(DENTED, 256)
 
 
 def test_a_sweep_that_has_not_ended_says_what_was_next():
     early = swept({1: law(1), 1024: law(1024)})
     assert remark(early) == ""
-    assert why_not(early, 4) == "the adaptive sweep ended early: 256 in flight was next"
+    assert skip_note(early, 4) == "the adaptive sweep ended early: 256 in flight was next"
     assert amount(early) == "2 points (adaptive sweep, not at its end)"
 
 

@@ -94,7 +94,7 @@ class Engine:
     watches: dict[int, tuple[int, list[int], int]] = field(default_factory=dict)
     numbers: itertools.count = field(default_factory=lambda: itertools.count(100))
 
-    def tell(self, number: int, value: float, stamp_us: int) -> None:
+    def on_progress(self, number: int, value: float, stamp_us: int) -> None:
         self.values[number], self.stamps[number] = value, stamp_us
 
     def stop(self) -> None:

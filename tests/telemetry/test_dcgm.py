@@ -73,13 +73,13 @@ def test_each_unit_becomes_ours(engine):
         DRAM_ACTIVE: (0.5, 0.5),
     }
     for number, (raw, _) in told.items():
-        engine.tell(number, raw, SECOND)
+        engine.on_progress(number, raw, SECOND)
     values = engine.open().read(0.0).values
     assert {number: values[number] for number in told} == {number: ours for number, (_, ours) in told.items()}
 
 
 def test_nanoseconds_become_seconds_where_the_release_counts_them(engine, release):
-    engine.tell(CAPPED_POWER, 2_500_000_000, SECOND)
+    engine.on_progress(CAPPED_POWER, 2_500_000_000, SECOND)
     source = engine.open()
     if release == 3:
         assert CAPPED_POWER not in source.read(0.0).values
@@ -140,22 +140,22 @@ def test_bindings_that_warn_are_used(engine, tmp_path):
 
 
 def test_a_value_is_given_once(engine):
-    engine.tell(POWER, 300.0, SECOND)
+    engine.on_progress(POWER, 300.0, SECOND)
     source = engine.open()
     assert source.read(0.0).values[POWER] == 300.0
     second = source.read(0.25)
     assert second.values[POWER] is None
     assert f"{POWER}: not updated" in second.missing
-    engine.tell(POWER, 300.0, 2 * SECOND)
+    engine.on_progress(POWER, 300.0, 2 * SECOND)
     assert source.read(0.5).values[POWER] == 300.0
 
 
 def test_each_number_has_its_own_stamp(engine):
-    engine.tell(POWER, 300.0, SECOND)
-    engine.tell(SM_ACTIVE, 0.5, SECOND)
+    engine.on_progress(POWER, 300.0, SECOND)
+    engine.on_progress(SM_ACTIVE, 0.5, SECOND)
     source = engine.open()
     source.read(0.0)
-    engine.tell(SM_ACTIVE, 0.25, 2 * SECOND)
+    engine.on_progress(SM_ACTIVE, 0.25, 2 * SECOND)
     values = source.read(0.25).values
     assert (values[POWER], values[SM_ACTIVE]) == (None, 0.25)
 
@@ -165,19 +165,19 @@ def test_each_number_has_its_own_stamp(engine):
     [(250_000, 0.25), (100_000, 0.25), (400_000, 0.4), (500_000, 0.5), (5 * SECOND, 0.5)],
 )
 def test_the_span_is_the_time_between_the_counters(engine, later_us, span_s):
-    engine.tell(SM_ACTIVE, 0.5, SECOND)
+    engine.on_progress(SM_ACTIVE, 0.5, SECOND)
     source = engine.open(interval_s=0.25)
     assert source.read(0.0).span_s == 0.25
-    engine.tell(SM_ACTIVE, 0.5, SECOND + later_us)
+    engine.on_progress(SM_ACTIVE, 0.5, SECOND + later_us)
     assert source.read(1.0).span_s == span_s
 
 
 def test_without_new_counters_there_is_no_span(engine):
-    engine.tell(SM_ACTIVE, 0.5, SECOND)
-    engine.tell(POWER, 300.0, SECOND)
+    engine.on_progress(SM_ACTIVE, 0.5, SECOND)
+    engine.on_progress(POWER, 300.0, SECOND)
     source = engine.open()
     source.read(0.0)
-    engine.tell(POWER, 300.0, 2 * SECOND)
+    engine.on_progress(POWER, 300.0, 2 * SECOND)
     assert source.read(0.25).span_s is None
 
 
@@ -190,7 +190,7 @@ def test_without_new_counters_there_is_no_span(engine):
 )
 @pytest.mark.parametrize("number", [POWER_LIMIT, SM_ACTIVE, ENERGY, MEMORY_USED])
 def test_a_blank_is_none_and_says_why(engine, base, after, reason, number):
-    engine.tell(number, base + after, SECOND)
+    engine.on_progress(number, base + after, SECOND)
     reading = engine.open().read(0.0)
     assert reading.values[number] is None
     assert f"{number}: {reason}" in reading.missing
@@ -214,15 +214,15 @@ def test_a_value_is_none_if_and_only_if_it_says_why(number, raw):
 
 @pytest.mark.parametrize("raw", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_is_none(engine, raw):
-    engine.tell(SM_ACTIVE, raw, SECOND)
+    engine.on_progress(SM_ACTIVE, raw, SECOND)
     reading = engine.open().read(0.0)
     assert reading.values[SM_ACTIVE] is None
     assert sum(text.startswith(f"{SM_ACTIVE}: ") for text in reading.missing) == 1
 
 
 def test_an_error_of_one_field_is_that_fields(engine):
-    engine.tell(POWER, 300.0, SECOND)
-    engine.tell(SM_ACTIVE, 0.5, SECOND)
+    engine.on_progress(POWER, 300.0, SECOND)
+    engine.on_progress(SM_ACTIVE, 0.5, SECOND)
     engine.statuses[SM_ACTIVE] = -36
     reading = engine.open().read(0.0)
     assert (reading.values[POWER], reading.values[SM_ACTIVE]) == (300.0, None)
@@ -242,7 +242,7 @@ def test_a_field_that_never_had_a_value_is_none(engine):
 @pytest.mark.parametrize(("status", "words"), [(REQUIRES_ROOT, "non root"), (MODULE_NOT_LOADED, "module")])
 def test_refused_counters_are_absent_and_say_why(engine, status, words):
     engine.refused = dict.fromkeys(PROFILED, status)
-    engine.tell(POWER, 300.0, SECOND)
+    engine.on_progress(POWER, 300.0, SECOND)
     source = engine.open()
     reading = source.read(0.0)
     assert reading.values[POWER] == 300.0
@@ -328,7 +328,7 @@ def assert_nothing_is_left(engine):
 
 
 def test_an_engine_that_goes_is_a_failure_and_no_more(engine):
-    engine.tell(POWER, 300.0, SECOND)
+    engine.on_progress(POWER, 300.0, SECOND)
     source = engine.open()
     source.read(0.0)
     engine.stop()
@@ -357,7 +357,7 @@ def test_two_sources_on_one_engine_do_not_collide(engine):
     first, second = engine.open(), engine.open()
     assert isinstance(first, DcgmSource)
     first.close()
-    engine.tell(POWER, 300.0, SECOND)
+    engine.on_progress(POWER, 300.0, SECOND)
     assert second.read(0.0).values[POWER] == 300.0
     second.close()
     assert_nothing_is_left(engine)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoop, Schedule, next_batch
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer, next_batch
 
 PHASES = ["ramp", "settle", "window", "over"]
 
@@ -20,7 +20,7 @@ step_lengths = st.lists(st.floats(0.01, 0.2), min_size=1, max_size=6)
 class Played:
     """What a loop decided, step by step. in_flight and started: after the step, when freed users have sent again."""
 
-    loop: ClosedLoop
+    loop: ClosedLoopPacer
     now: list[float] = field(default_factory=lambda: [0.0])
     phases: list[str] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
@@ -51,14 +51,14 @@ def play(loop, lifetime, seconds, limit=2_000):
 def test_never_more_in_flight_than_asked_for_and_all_of_them_after_one_lifetime(
     concurrency, lifetime, settle, window_s, seconds, starts
 ):
-    played = play(ClosedLoop(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds)
+    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds)
     assert max(played.in_flight) == concurrency
     assert played.in_flight[lifetime:-1] == [concurrency] * len(played.in_flight[lifetime:-1])
 
 
 @given(concurrencies, lifetimes)
 def test_spread_users_start_evenly_over_one_lifetime(concurrency, lifetime):
-    started = play(ClosedLoop(concurrency, lifetime, window_s=0.1), lifetime, [0.1]).started
+    started = play(ClosedLoopPacer(concurrency, lifetime, window_s=0.1), lifetime, [0.1]).started
     assert started[0] == 1
     even = [concurrency * step / lifetime for step in range(lifetime + 1)]
     assert all(abs(count - share) <= 1 for count, share in zip(started, even))
@@ -67,13 +67,15 @@ def test_spread_users_start_evenly_over_one_lifetime(concurrency, lifetime):
 
 @given(concurrencies, lifetimes, st.integers(1, 400), st.booleans())
 def test_together_and_fixed_numbers_of_requests_start_at_once(concurrency, lifetime, requests, counted):
-    loop = ClosedLoop(concurrency, lifetime, window_s=1.0, requests=requests if counted else None, starts="together")
+    loop = ClosedLoopPacer(
+        concurrency, lifetime, window_s=1.0, requests=requests if counted else None, starts="together"
+    )
     assert (loop.users_due(), loop.users_due()) == (concurrency, 0)
 
 
 @given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["spread", "together"]))
 def test_phases_only_go_forward_and_end(concurrency, lifetime, settle, window_s, seconds, starts):
-    phases = play(ClosedLoop(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds).phases
+    phases = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds).phases
     ranks = [PHASES.index(phase) for phase in phases]
     assert ranks == sorted(ranks)
     assert (phases[0], phases[-1]) == ("ramp", "over")
@@ -82,7 +84,7 @@ def test_phases_only_go_forward_and_end(concurrency, lifetime, settle, window_s,
 
 @given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["spread", "together"]))
 def test_the_window_is_long_enough_and_opens_after_settling(concurrency, lifetime, settle, window_s, seconds, starts):
-    played = play(ClosedLoop(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds)
+    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds)
     opened, closed = played.loop.window
     assert played.now.index(opened) == -int(-lifetime * (1 + settle) // 1)  # the first whole step after it
     assert closed - opened >= window_s - 1e-9
@@ -91,7 +93,7 @@ def test_the_window_is_long_enough_and_opens_after_settling(concurrency, lifetim
 
 @given(concurrencies, lifetimes, windows, step_lengths)
 def test_a_spread_window_closes_as_soon_as_it_is_long_enough(concurrency, lifetime, window_s, seconds):
-    played = play(ClosedLoop(concurrency, lifetime, 1.0, window_s), lifetime, seconds)
+    played = play(ClosedLoopPacer(concurrency, lifetime, 1.0, window_s), lifetime, seconds)
     assert played.now[-2] < played.loop.window[0] + window_s
 
 
@@ -100,7 +102,7 @@ def test_a_spread_window_closes_as_soon_as_it_is_long_enough(concurrency, lifeti
 def test_a_convoys_window_is_a_whole_number_of_its_periods_and_two_at_least(
     concurrency, lifetime, settle, window_s, seconds
 ):
-    played = play(ClosedLoop(concurrency, lifetime, settle, window_s, starts="together"), lifetime, seconds)
+    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, starts="together"), lifetime, seconds)
     steps = played.now.index(played.loop.window[1]) - played.now.index(played.loop.window[0])
     periods, rest = divmod(steps, lifetime + 1)
     assert (periods >= 2, rest) == (True, 0)
@@ -108,7 +110,7 @@ def test_a_convoys_window_is_a_whole_number_of_its_periods_and_two_at_least(
 
 @given(concurrencies, lifetimes, st.integers(1, 80))
 def test_a_fixed_number_of_requests_is_sent_exactly_and_has_no_window(concurrency, lifetime, requests):
-    played = play(ClosedLoop(concurrency, lifetime, requests=requests), lifetime, [0.01])
+    played = play(ClosedLoopPacer(concurrency, lifetime, requests=requests), lifetime, [0.01])
     assert played.loop.sent == requests
     assert max(played.in_flight) == min(concurrency, requests)
     assert played.loop.window is None
@@ -116,13 +118,13 @@ def test_a_fixed_number_of_requests_is_sent_exactly_and_has_no_window(concurrenc
 
 
 def test_numbers_of_requests_count_up_from_zero():
-    loop = ClosedLoop(2, 4, requests=3)
+    loop = ClosedLoopPacer(2, 4, requests=3)
     assert [loop.next_request() for _ in range(4)] == [0, 1, 2, None]
 
 
 @given(st.floats(0, 1.5))
 def test_requests_shorter_than_a_step_live_one(lifetime):
-    loop = ClosedLoop(4, lifetime, window_s=1.0)
+    loop = ClosedLoopPacer(4, lifetime, window_s=1.0)
     assert loop.users_due() == 1
     loop.stepped(0.1)
     assert loop.users_due() >= (3 if lifetime <= 1 else 1)
@@ -130,7 +132,7 @@ def test_requests_shorter_than_a_step_live_one(lifetime):
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30).map(sorted), st.lists(st.floats(0.0, 12.0)).map(sorted))
 def test_a_schedule_sends_what_is_due_each_once_and_never_before(times, looks):
-    schedule, sent = Schedule(times), []
+    schedule, sent = SchedulePacer(times), []
     for now in [*looks, 12.0]:
         schedule.arrive(now)
         for _ in range(schedule.users_due()):
@@ -144,7 +146,7 @@ def test_a_schedule_sends_what_is_due_each_once_and_never_before(times, looks):
 
 
 def test_a_schedule_is_not_over_before_its_last_request():
-    schedule = Schedule([0.0, 1.0])
+    schedule = SchedulePacer([0.0, 1.0])
     schedule.arrive(0.5)
     assert (schedule.users_due(), schedule.next_request(), schedule.phase) == (1, 0, "window")
     schedule.arrive(1.0)

@@ -79,7 +79,7 @@ def profiled(worker, monkeypatch):
 
     def ask(kind):
         server = worker.Server(None, None)
-        server.engine = kind(worker.Trace())
+        server.engine = kind(worker.StepTrace())
         server.prompts, server.output_tokens = [{"prompt_token_ids": [1]}] * 2, [LENGTH] * 2
         server.parameters = {LENGTH: LENGTH}
         answer = asyncio.run(asyncio.wait_for(server.answer({"op": "profile", "load": LOAD}), 20))

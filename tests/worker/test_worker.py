@@ -73,7 +73,7 @@ def serve(worker):
 
     def run(load, engine=None):
         server = worker.Server(None, None)
-        server.engine = engine or Engine(worker.Trace())
+        server.engine = engine or Engine(worker.StepTrace())
         server.prompts = [{"prompt_token_ids": [1, 2, 3]}, {"prompt_token_ids": [4, 5]}]
         server.output_tokens = [LENGTH, LENGTH]
         server.parameters = {LENGTH: LENGTH}
@@ -114,7 +114,7 @@ def test_a_burst_sends_all_at_once(serve):
 
 
 def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(worker, serve):
-    answer, server = serve(WINDOW, Engine(worker.Trace(), step_s=0.02))
+    answer, server = serve(WINDOW, Engine(worker.StepTrace(), step_s=0.02))
     cut = [row for row in rows(answer) if not row.finished]
     assert 1 <= len(cut) <= USERS
     assert all(row.output < LENGTH and row.admitted == 1.0 for row in cut)
@@ -127,7 +127,7 @@ def test_a_window_cuts_off_what_is_in_flight_and_keeps_its_stamps(worker, serve)
 
 def test_one_cut_off_before_its_first_token_has_no_stamps_of_it(worker, serve):
     server = SimpleNamespace(output_tokens=[1])
-    run = worker.Run(server, COUNTED)
+    run = worker.WorkerRun(server, COUNTED)
     stamps = SimpleNamespace(scheduled_ts=0.0, first_token_ts=0.0, last_token_ts=0.0, num_generation_tokens=0)
     completion = SimpleNamespace(finish_reason="abort", token_ids=[])
     run.note(3, 1.5, SimpleNamespace(outputs=[completion], metrics=stamps, prompt_token_ids=None))
@@ -136,7 +136,7 @@ def test_one_cut_off_before_its_first_token_has_no_stamps_of_it(worker, serve):
 
 
 def test_without_stamps_tokens_are_still_counted(worker, serve):
-    answer, _ = serve(COUNTED, Engine(worker.Trace(), stamped=False))
+    answer, _ = serve(COUNTED, Engine(worker.StepTrace(), stamped=False))
     assert {(row.admitted, row.first, row.last, row.output) for row in rows(answer)} == {(None, None, None, LENGTH)}
 
 
@@ -149,7 +149,7 @@ def refusing(*numbers):
 
 
 def test_failures_are_counted_and_the_rest_is_served(worker, serve):
-    answer, _ = serve(COUNTED, Engine(worker.Trace(), refusing(1, 4)))
+    answer, _ = serve(COUNTED, Engine(worker.StepTrace(), refusing(1, 4)))
     assert (answer["failures"], answer["first_failure"]) == (2, "ValueError: number 1 refused")
     lost = answer["failed"]
     assert (list(lost["request"]), list(lost["kind"])) == ([1, 0], ["ValueError"] * 2)
@@ -159,14 +159,14 @@ def test_failures_are_counted_and_the_rest_is_served(worker, serve):
 
 @pytest.mark.parametrize("load", [WINDOW, COUNTED | {"requests": 1000}])
 def test_a_load_that_only_fails_is_given_up_after_five(worker, serve, load):
-    answer, server = serve(load, Engine(worker.Trace(), refusing(*range(10_000))))
+    answer, server = serve(load, Engine(worker.StepTrace(), refusing(*range(10_000))))
     assert worker.FAILURES_UNTIL_GIVEN_UP <= answer["failures"] < worker.FAILURES_UNTIL_GIVEN_UP + USERS
     assert server.engine.came == answer["failures"]
     assert rows(answer) == []
 
 
 def test_one_bad_user_does_not_end_those_in_flight_when_it_is_given_up(worker, serve):
-    answer, _ = serve(COUNTED | {"requests": 1000}, Engine(worker.Trace(), refusing(*range(3, 10_000))))
+    answer, _ = serve(COUNTED | {"requests": 1000}, Engine(worker.StepTrace(), refusing(*range(3, 10_000))))
     assert answer["failures"] >= worker.FAILURES_UNTIL_GIVEN_UP
     assert 1 <= len(rows(answer)) <= USERS
 
@@ -175,8 +175,8 @@ def test_one_bad_user_does_not_end_those_in_flight_when_it_is_given_up(worker, s
 def test_an_engine_without_steps_is_not_waited_for(worker, serve, monkeypatch, load):
     monkeypatch.setattr(worker, "STALL_S", 0.2)
     with pytest.raises(TimeoutError, match="no engine step for 0 s"):
-        serve(load, Engine(worker.Trace(), step_s=60))
-    assert worker.Trace.on_step is None
+        serve(load, Engine(worker.StepTrace(), step_s=60))
+    assert worker.StepTrace.on_step is None
 
 
 def test_it_tells_how_far_it_is_while_it_serves(worker, serve, monkeypatch):
@@ -199,26 +199,26 @@ def test_runs_do_not_share_what_they_noted(worker, serve):
 
 @pytest.fixture
 def trace(worker, monkeypatch):
-    monkeypatch.setattr(worker.Trace, "rows", [])
-    return worker.Trace("config", 0, unheard_of=1)
+    monkeypatch.setattr(worker.StepTrace, "rows", [])
+    return worker.StepTrace("config", 0, unheard_of=1)
 
 
 def test_the_stat_logger_needs_no_field_and_minds_no_argument(worker, trace):
     trace.record(SimpleNamespace(), SimpleNamespace(num_generation_tokens=4), "more", engine_idx=0)
     trace.record(None, SimpleNamespace(num_generation_tokens=2))
-    assert [row[1:] for row in worker.Trace.rows] == [(None, None, 4, 0, None, 0), (None, None, 2, 0, None, 0)]
+    assert [row[1:] for row in worker.StepTrace.rows] == [(None, None, 4, 0, None, 0), (None, None, 2, 0, None, 0)]
 
 
 def test_the_stat_logger_takes_the_fields_that_are_there(worker, trace):
     scheduler = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=1, kv_cache_usage=0.5, new_in_this_release=9)
     trace.record(scheduler, SimpleNamespace(num_generation_tokens=4, num_prompt_tokens=32, num_preempted_reqs=2))
-    assert worker.Trace.rows[0][1:] == (3, 1, 4, 32, 0.5, 2)
+    assert worker.StepTrace.rows[0][1:] == (3, 1, 4, 32, 0.5, 2)
 
 
 @pytest.mark.parametrize("idle", [None, SimpleNamespace(), SimpleNamespace(num_generation_tokens=0)])
 def test_reports_without_tokens_are_no_steps(worker, trace, idle):
     trace.record(SimpleNamespace(num_running_reqs=0), idle)
-    assert worker.Trace.rows == []
+    assert worker.StepTrace.rows == []
 
 
 def test_the_stat_logger_has_all_that_vllm_calls(trace):

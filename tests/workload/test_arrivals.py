@@ -183,9 +183,9 @@ def test_schedules_are_the_same_for_ever(load, times):
 def test_one_seed_is_one_schedule(seed, other, rate, burstiness):
     times = schedule(Arrivals("gamma", rate=rate, burstiness=burstiness, seed=seed, requests=20))
     again = schedule(Arrivals("gamma", rate=rate, burstiness=burstiness, seed=seed, requests=20))
-    elsewhere = schedule(Arrivals("gamma", rate=rate, burstiness=burstiness, seed=other, requests=20))
+    remote_executor = schedule(Arrivals("gamma", rate=rate, burstiness=burstiness, seed=other, requests=20))
     assert times == again
-    assert (times == elsewhere) == (seed == other)
+    assert (times == remote_executor) == (seed == other)
 
 
 @settings(max_examples=100, deadline=None)

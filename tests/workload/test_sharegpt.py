@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.workload import sharegpt
 from pytest_slmserve.workload.sharegpt import (
+    ChatTurn,
     DamagedDataset,
-    Turn,
     dataset_path,
     follows,
     pick,
@@ -54,7 +54,7 @@ def dataset(tmp_path):
 
 
 def test_every_conversation_is_read_in_order(invented, invented_facts):
-    expected = [tuple(Turn(t["from"], t["value"]) for t in c["conversations"]) for c in invented_facts]
+    expected = [tuple(ChatTurn(t["from"], t["value"]) for t in c["conversations"]) for c in invented_facts]
     assert list(read_conversations(invented)) == expected
 
 
@@ -145,7 +145,7 @@ def test_rules_differ_in_roles_only(invented):
     assert [c for c in kept["vllm"] if (c[0].role, c[1].role) == ("human", "gpt")] == kept["human-first"]
 
 
-@given(st.lists(st.builds(Turn, st.sampled_from(["human", "gpt", "system"]), st.text(max_size=2)), max_size=4))
+@given(st.lists(st.builds(ChatTurn, st.sampled_from(["human", "gpt", "system"]), st.text(max_size=2)), max_size=4))
 def test_human_first_is_the_stricter_rule(turns):
     assert follows("vllm", tuple(turns)) >= follows("human-first", tuple(turns))
 

@@ -17,7 +17,7 @@ from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
-from pytest_slmserve.workload.sharegpt import Turn, pick, read_conversations
+from pytest_slmserve.workload.sharegpt import ChatTurn, pick, read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
 from pytest_slmserve.workload.vllm_sampling import BLOCK, sample_as_vllm, within_bounds
 
@@ -69,7 +69,9 @@ def by_words(texts):
 
 def talk(*lengths: tuple[int, int]):
     """Conversations of so many words each way."""
-    return [(Turn("human", f"{n} " + "w " * (a - 1)), Turn("gpt", "w " * b)) for n, (a, b) in enumerate(lengths)]
+    return [
+        (ChatTurn("human", f"{n} " + "w " * (a - 1)), ChatTurn("gpt", "w " * b)) for n, (a, b) in enumerate(lengths)
+    ]
 
 
 # By itself
@@ -145,7 +147,7 @@ def test_the_global_stream_is_left_alone():
 
 def test_nothing_within_the_bounds_is_an_error():
     with pytest.raises(BadDataset, match="none of 2 conversations is within vLLM's bounds"):
-        sample_as_vllm([*talk((3, 4), (4, 3)), (Turn("human", "alone"),)], by_words, 1)
+        sample_as_vllm([*talk((3, 4), (4, 3)), (ChatTurn("human", "alone"),)], by_words, 1)
     with pytest.raises(BadUsage, match="a sample of 0 requests"):
         sample_as_vllm(talk((4, 4)), by_words, 0)
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.batch_choice import Decision, Subject, Wish, decide
+from pytest_slmserve.analysis.advice.batch_choice import Decision, ModelSweep, Objectives, decide
 from pytest_slmserve.analysis.advice.gpu_memory import (
-    Ladder,
-    Rung,
+    BatchOption,
+    BatchOptions,
     divide,
     freed_share,
     replicas_that_fit,
@@ -31,7 +31,7 @@ AT_LIMIT = 0.95  # share of the power limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class OperatingPoint:
     """What a batch serves: tokens/s and seconds per output token, with 95 % intervals where noise is known.
 
     share: of the largest throughput measured. efficiency: T(B)/(B T(1)). cost: of a million output tokens. latency,
@@ -62,7 +62,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class ReplicaAdvice:
     """How many engines fit: with the batch each, and with the batch divided among them. advised: worth a trial, 1 where
     nothing is to be gained; each: requests of each of these; why: the reason for the number."""
 
@@ -78,19 +78,19 @@ class Advice:
     """All there is to say on one model. batch: to be served with: B_opt, or less where the memory does not hold that;
     None where nothing can be advised. needs, replicas: None without a footprint or a GPU."""
 
-    subject: Subject
+    subject: ModelSweep
     decision: Decision
     batch: int | None
-    advised: Offer | None = None
-    largest: Offer | None = None
-    single: Offer | None = None
+    advised: OperatingPoint | None = None
+    largest: OperatingPoint | None = None
+    single: OperatingPoint | None = None
     needs: Needs | None = None
-    replicas: Replicas | None = None
+    replicas: ReplicaAdvice | None = None
     gains: Gains | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class CombinedPlacement:
     """All models with a batch on one GPU. total_bytes: what they take, at the least where they do not fit. lowered: who
     has less than its B_opt."""
 
@@ -104,9 +104,9 @@ class Together:
 class Plan:
     """together: None where no memory is known of the GPU or of none of the models."""
 
-    wish: Wish
+    wish: Objectives
     advices: tuple[Advice, ...]
-    together: Together | None
+    together: CombinedPlacement | None
 
     @property
     def possible(self) -> bool:
@@ -114,7 +114,7 @@ class Plan:
         return any(advice.batch is not None for advice in self.advices)
 
 
-def plan(subjects: Sequence[Subject], wish: Wish) -> Plan:
+def plan(subjects: Sequence[ModelSweep], wish: Objectives) -> Plan:
     """A batch for each model, so that all fit, and what follows from it."""
     decisions = [decide(subject, wish) for subject in subjects]
     batches, together = place(subjects, decisions, wish)
@@ -122,7 +122,7 @@ def plan(subjects: Sequence[Subject], wish: Wish) -> Plan:
     return Plan(wish, tuple(_advice(s, d, batch, wish, len(subjects) == 1) for s, d, batch in rows), together)
 
 
-def _advice(subject: Subject, decision: Decision, batch: int | None, wish: Wish, alone: bool) -> Advice:
+def _advice(subject: ModelSweep, decision: Decision, batch: int | None, wish: Objectives, alone: bool) -> Advice:
     loads = subject.usable
     known = Advice(
         subject=subject,
@@ -146,7 +146,7 @@ def _advice(subject: Subject, decision: Decision, batch: int | None, wish: Wish,
 # What a batch serves
 
 
-def offer(subject: Subject, decision: Decision, batch: int, wish: Wish) -> Offer | None:
+def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives) -> OperatingPoint | None:
     """As measured at this load, or else by the laws; None where neither tells."""
     point = next((p for p in subject.usable if p.concurrency == batch), None)
     wait: Interval | None
@@ -158,7 +158,7 @@ def offer(subject: Subject, decision: Decision, batch: int, wish: Wish) -> Offer
         wait = None if line is None else Interval(line.seconds(batch))
     else:
         return None
-    return Offer(
+    return OperatingPoint(
         batch=batch,
         tokens_per_s=rate,
         share=rate.value / max(fmean(p.repeats) for p in subject.usable),
@@ -192,7 +192,7 @@ def cost_per_million(price_per_hour: float | None, rate: Interval, output_share:
 # Memory
 
 
-def needs(subject: Subject, batch: int, wish: Wish) -> Needs | None:
+def needs(subject: ModelSweep, batch: int, wish: Objectives) -> Needs | None:
     engine, footprint = subject.engine, subject.footprint
     if engine is None or footprint is None:
         return None
@@ -210,8 +210,8 @@ def needs(subject: Subject, batch: int, wish: Wish) -> Needs | None:
 
 
 def place(
-    subjects: Sequence[Subject], decisions: Sequence[Decision], wish: Wish
-) -> tuple[list[int | None], Together | None]:
+    subjects: Sequence[ModelSweep], decisions: Sequence[Decision], wish: Objectives
+) -> tuple[list[int | None], CombinedPlacement | None]:
     """Each model's batch so that all fit, B_opt where they do; and what they take together. A model whose memory is not
     known keeps its B_opt and is not counted."""
     batches, budget = [d.batch for d in decisions], wish.budget_bytes
@@ -226,10 +226,10 @@ def place(
         batches[i] = ladders[i].rungs[height].batch if heights else None
     total = sum(ladders[i].bytes_at(height) for i, height in shown.items())
     lowered = tuple(subjects[i].name for i in ladders if heights and batches[i] != decisions[i].batch)
-    return batches, Together(heights is not None, total, budget, lowered)
+    return batches, CombinedPlacement(heights is not None, total, budget, lowered)
 
 
-def _ladder(subject: Subject, decision: Decision, budget: int) -> Ladder | None:
+def _ladder(subject: ModelSweep, decision: Decision, budget: int) -> BatchOptions | None:
     """B_opt and what is below it: loads that were measured, or by the law the largest that fits into the budget, and
     powers of two; 1 always. None where there is no B_opt, or its memory is not known."""
     best, footprint, base = decision.batch, subject.footprint, decision.base
@@ -241,15 +241,21 @@ def _ladder(subject: Subject, decision: Decision, budget: int) -> Ladder | None:
         steps = {best, min(best, fits), *(1 << i for i in range(best.bit_length()))}
         rates = {batch: decision.laws.tokens_per_s(batch) or 0.0 for batch in steps}
     rates[1] = base.per_s
-    return Ladder(footprint, tuple(Rung(batch, rate) for batch, rate in sorted(rates.items())))
+    return BatchOptions(footprint, tuple(BatchOption(batch, rate) for batch, rate in sorted(rates.items())))
 
 
 # More engines
 
 
 def replicas(
-    subject: Subject, batch: int, gains: Gains | None, wish: Wish, *, alone: bool = True, predicted: bool = False
-) -> Replicas | None:
+    subject: ModelSweep,
+    batch: int,
+    gains: Gains | None,
+    wish: Objectives,
+    *,
+    alone: bool = True,
+    predicted: bool = False,
+) -> ReplicaAdvice | None:
     """How many engines fit, and how many are worth a trial. alone: no other model is to have a part of the GPU.
     predicted: the batch is."""
     footprint, budget = subject.footprint, wish.budget_bytes
@@ -259,7 +265,7 @@ def replicas(
     why_not = _against(gains, split, alone, predicted)
     advised = 1 if why_not else REPLICAS
     why = why_not or "of what four engines gained in published results, two had most"
-    return Replicas(replicas_that_fit(footprint, batch, budget), split, advised, -(-batch // advised), why)
+    return ReplicaAdvice(replicas_that_fit(footprint, batch, budget), split, advised, -(-batch // advised), why)
 
 
 def _against(gains: Gains | None, split: int, alone: bool, predicted: bool) -> str:

@@ -38,7 +38,7 @@ REACH = 16  # times the largest load measured: how far a prediction goes (checke
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class ServedEngine:
     """How the model was served, and what it takes. footprint: None where not known; `no_footprint` says why.
     kv_had_bytes, gpu_had_bytes: of the KV cache that it had, and of its GPU. max_num_batched_tokens: None where the
     results do not tell."""
@@ -54,7 +54,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class ModelSweep:
     """One model. points: of one engine, where `e2e_repeats` are seconds per output token.
 
     output_share: of the tokens that the points' rates count, those of output; None where not known. b_half: where it
@@ -63,7 +63,7 @@ class Subject:
 
     name: str
     points: tuple[Point, ...]
-    engine: Engine | None = None
+    engine: ServedEngine | None = None
     output_share: float | None = 1.0
     b_half: float | None = None
     work: Work | None = None
@@ -86,7 +86,7 @@ def with_tpot(point: Point) -> Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Objectives:
     """slo: None decides by efficiency alone. gpu_bytes: None where no GPU is known. price_per_hour: of the GPU."""
 
     slo: Slo | None = None
@@ -129,7 +129,7 @@ class Decision:
     notes: tuple[str, ...] = ()
 
 
-def decide(subject: Subject, wish: Wish) -> Decision:
+def decide(subject: ModelSweep, wish: Objectives) -> Decision:
     """B_opt of one model: the largest load measured within the conditions, or what two loads predict."""
     loads = subject.usable
     if len(loads) < 2:
@@ -141,7 +141,7 @@ def decide(subject: Subject, wish: Wish) -> Decision:
         return Decision(reason=error.problem)
 
 
-def _measured(subject: Subject, loads: Sequence[Point], wish: Wish) -> Decision:
+def _measured(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
     law = _fit(loads, subject.b_half)
     found = batching(loads, wish.slo, wish.threshold, law, subject.b_half)
     choice = found.choice
@@ -187,7 +187,7 @@ def _better(chosen: int | None, loads: Sequence[Point]) -> Iterator[str]:
         yield f"the rule takes the largest, but {best} in flight has {percent(more)} more throughput"
 
 
-def _predicted(subject: Subject, loads: Sequence[Point], wish: Wish) -> Decision:
+def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) -> Decision:
     """The largest batch within the conditions by the laws, unless the larger one measured is no less."""
     laws = two_load_laws(loads, subject.b_half)
     if laws.step is None or laws.wait is None:
@@ -253,7 +253,7 @@ def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyL
     return None if half < 0 else LatencyLaw(pace, half)
 
 
-def conditions(wish: Wish, limit: Limit | None) -> str:
+def conditions(wish: Objectives, limit: Limit | None) -> str:
     """What a batch has to have, in words."""
     enough = f"an efficiency above {percent(wish.threshold)}"
     return enough if limit is None else f"{enough} and at most {1e3 * limit.seconds:.3g} ms per output token"

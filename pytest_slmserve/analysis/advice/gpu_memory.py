@@ -58,7 +58,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class BatchOption:
     """A batch that a model may be given, and the tokens/s it serves then."""
 
     batch: int
@@ -66,11 +66,11 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class BatchOptions:
     """A model that shares a GPU: its rungs ascend by their batch, and the last one is what it should have."""
 
     footprint: Footprint
-    rungs: tuple[Rung, ...]
+    rungs: tuple[BatchOption, ...]
 
     def bytes_at(self, height: int) -> int:
         return self.footprint.total_bytes(self.rungs[height].batch)
@@ -117,7 +117,7 @@ def freed_share(had_bytes: float, needed_bytes: float, gpu_bytes: float) -> floa
     return (had_bytes - needed_bytes) / gpu_bytes
 
 
-def divide(ladders: Sequence[Ladder], budget: int) -> tuple[int, ...] | None:
+def divide(ladders: Sequence[BatchOptions], budget: int) -> tuple[int, ...] | None:
     """The height on each ladder, so that all engines fit; None where not even the lowest rungs do.
 
     From the last rungs, the step down is taken that loses the least of its model's throughput per byte; what the last
@@ -134,11 +134,11 @@ def divide(ladders: Sequence[Ladder], budget: int) -> tuple[int, ...] | None:
     return tuple(heights)
 
 
-def _total(ladders: Sequence[Ladder], heights: Sequence[int]) -> int:
+def _total(ladders: Sequence[BatchOptions], heights: Sequence[int]) -> int:
     return sum(ladder.bytes_at(h) for ladder, h in zip(ladders, heights, strict=True))
 
 
-def _affordable(ladders: Sequence[Ladder], heights: Sequence[int], budget: int) -> Iterator[tuple[float, int]]:
+def _affordable(ladders: Sequence[BatchOptions], heights: Sequence[int], budget: int) -> Iterator[tuple[float, int]]:
     """Worth and place of each step up that adds throughput and fits."""
     left = budget - _total(ladders, heights)
     for i, (ladder, h) in enumerate(zip(ladders, heights, strict=True)):

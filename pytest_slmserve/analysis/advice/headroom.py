@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from pytest_slmserve.analysis.advice.batch_choice import Subject
+from pytest_slmserve.analysis.advice.batch_choice import ModelSweep
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.points.sweep_points import Point
@@ -43,7 +43,7 @@ class Gains:
         return min((c for c in self.ceilings if c.unit != "host"), key=lambda c: c.factor, default=None)
 
 
-def gains_at(subject: Subject, batch: int) -> Gains | None:
+def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
     """What bounds the gain of several engines at this load, or at the largest measured below it; None without one."""
     loads = [p for p in subject.usable if p.concurrency <= batch] or subject.usable[:1]
     if not loads:
@@ -53,7 +53,7 @@ def gains_at(subject: Subject, batch: int) -> Gains | None:
     return Gains(point.concurrency, tuple(ceilings(point, subject)), power)
 
 
-def ceilings(point: Point, subject: Subject) -> Iterator[Ceiling]:
+def ceilings(point: Point, subject: ModelSweep) -> Iterator[Ceiling]:
     """Every unit that one engine is known to use in part. The kernels of engines that take turns run at most all of the
     time; those that overlap share the memory and the tensor cores, and nothing passes the data sheet's roofline: each
     engine reads its own weights, so more engines move no fewer bytes per token."""
@@ -68,7 +68,7 @@ def ceilings(point: Point, subject: Subject) -> Iterator[Ceiling]:
             yield Ceiling(unit, busy, max(1.0, 1 / busy))
 
 
-def _roofline(point: Point, subject: Subject) -> float | None:
+def _roofline(point: Point, subject: ModelSweep) -> float | None:
     """Share of what no engine can pass at this batch, prompts hidden behind the decoding."""
     if subject.work is None or subject.peaks is None or subject.output_share is None:
         return None

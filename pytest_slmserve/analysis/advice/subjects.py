@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_slmserve.analysis.advice.batch_choice import Engine, Subject, with_tpot
+from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, ServedEngine, with_tpot
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.device.gpu_figures import watched
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -31,7 +31,7 @@ LATENCY = "the mean time per output token after the first, TPOT"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ResultSource:
     """Where numbers come from: the device and its memory (None: not known), which latency is meant, what is to be said
     of all of it."""
 
@@ -42,17 +42,19 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SourcedSweeps:
     """Models, and where they were measured."""
 
-    subjects: tuple[Subject, ...]
-    source: Source
+    subjects: tuple[ModelSweep, ...]
+    source: ResultSource
 
 
 # Sweeps of ours
 
 
-def of_curves(curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()) -> Asked:
+def of_curves(
+    curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()
+) -> SourcedSweeps:
     """One for each model, in the order first met. model: this one alone. longest: tokens of a request at full length,
     None for what was measured. Raises BadUsage."""
     named = list(zip(curves, labels(curves), strict=True))
@@ -66,8 +68,8 @@ def of_curves(curves: Sequence[Curve], model: str | None, longest: int | None, n
     names = dict.fromkeys(curve.subject for curve, _ in named)
     subjects = tuple(_of_sweeps([row for row in named if row[0].subject == name], longest) for name in names)
     if where is None:
-        return Asked(subjects, Source("nothing was measured", LATENCY, None, tuple(notes)))
-    return Asked(subjects, Source(where.title, LATENCY, where.gpu_memory_bytes, tuple(notes)))
+        return SourcedSweeps(subjects, ResultSource("nothing was measured", LATENCY, None, tuple(notes)))
+    return SourcedSweeps(subjects, ResultSource(where.title, LATENCY, where.gpu_memory_bytes, tuple(notes)))
 
 
 def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
@@ -90,7 +92,7 @@ def one_device(curves: Sequence[Curve]) -> Environment | None:
     return next(iter(devices.values()), None)
 
 
-def _of_sweeps(named: Sequence[tuple[Curve, str]], longest: int | None) -> Subject:
+def _of_sweeps(named: Sequence[tuple[Curve, str]], longest: int | None) -> ModelSweep:
     """Of the sweeps of one model, the one with the most loads to choose from, and of these the last measured."""
     subjects = [_of_curve(curve, longest) for curve, _ in named]
     ranks = [(len(s.usable), max(m.measured_at for m in c.measurements)) for s, (c, _) in zip(subjects, named)]
@@ -102,8 +104,8 @@ def _of_sweeps(named: Sequence[tuple[Curve, str]], longest: int | None) -> Subje
     return replace(subjects[best], notes=(*subjects[best].notes, note))
 
 
-def _of_curve(curve: Curve, longest: int | None) -> Subject:
-    return Subject(
+def _of_curve(curve: Curve, longest: int | None) -> ModelSweep:
+    return ModelSweep(
         name=curve.subject,
         points=tuple(with_tpot(p) for p in curve.points),
         engine=_engine(curve, longest),
@@ -120,14 +122,14 @@ def _left_out(curve: Curve) -> Iterator[str]:
         yield f"left out, for they are not valid: {', '.join(map(str, invalid))} in flight"
 
 
-def _engine(curve: Curve, longest: int | None) -> Engine | None:
+def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
     first = curve.first
     if first is None or first.spec.backend == "remote":  # what its server's limits were is not told
         return None
     spec, resolved = first.spec, first.resolved
     footprint = _footprint(curve, spec, resolved, longest or first.workload.longest)
     why_not = "the shape or the data type of the model is not known"
-    return Engine(
+    return ServedEngine(
         model=hub_name(spec.model),
         dtype=resolved.dtype or spec.dtype,
         max_num_batched_tokens=resolved.max_num_batched_tokens or spec.max_num_batched_tokens,

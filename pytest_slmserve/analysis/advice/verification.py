@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.advice.advisor import Advice, Offer, around
+from pytest_slmserve.analysis.advice.advisor import Advice, OperatingPoint, around
 from pytest_slmserve.analysis.advice.batch_choice import with_tpot
 from pytest_slmserve.analysis.advice.headroom import Gains, Unit
 from pytest_slmserve.analysis.claims.kv_blocks import CLAIM as KV_BLOCKS
@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.compare.replicas import HOW
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.points.replica_points import (
-    Members,
+    ReplicaGroup,
     SharedPoint,
     engines,
     shared_points,
@@ -149,7 +149,7 @@ def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement], mar
     return replace(known, verdicts=(*_verdicts(known, point, margin), *counted))
 
 
-def over_predicted(predicted: Offer, seen: Point, usable: Sequence[Point]) -> Interval:
+def over_predicted(predicted: OperatingPoint, seen: Point, usable: Sequence[Point]) -> Interval:
     """Measured over predicted tokens/s. The noise is that of the repeats of the sweep and of these; a prediction by the
     law has none of its own."""
     before = next((p for p in usable if p.concurrency == predicted.batch), None)
@@ -209,7 +209,7 @@ def preempted(found: Sequence[Measurement]) -> int:
 
 
 def verified_together(
-    runs: Sequence[Members], alone: Sequence[Verified], sharing: Sharing, margin: float
+    runs: Sequence[ReplicaGroup], alone: Sequence[Verified], sharing: Sharing, margin: float
 ) -> VerifiedTogether:
     """runs: of the engines together, with a record of each; at least one. alone: for each engine, its model by
     itself."""
@@ -260,7 +260,7 @@ def bound_of(parts: Sequence[float], gains: Sequence[Gains | None], sharing: Sha
     return sum(parts) / max(used) if used and max(used) > 0 else None
 
 
-def slowest_s(runs: Sequence[Members]) -> float | None:
+def slowest_s(runs: Sequence[ReplicaGroup]) -> float | None:
     """The largest of the engines' mean times per output token after the first."""
     tpots = [[window.latency(members[i].run).tpot_s for members in runs] for i in range(len(runs[0]))]
     means = [mean([s for s in each if s is not None]) for each in tpots]

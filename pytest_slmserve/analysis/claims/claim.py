@@ -41,7 +41,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ClaimRow:
     """What is expected of a claim for a model on a device, by a door, in a closed loop of one way of starting, under a
     vLLM.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.claims.claim import ANY, ANY_RELEASE, Claim, Others, Row
+from pytest_slmserve.analysis.claims.claim import ANY, ANY_RELEASE, Claim, ClaimRow, Others
 from pytest_slmserve.analysis.claims.table import CLAIMS, ROWS
 from pytest_slmserve.analysis.metrics.roofline import peaks_of
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -39,8 +39,8 @@ def row_for(
     environment: Environment | None = None,
     door: Door | None = None,
     starts: Starts | None = None,
-    rows: tuple[Row, ...] = ROWS,
-) -> Row:
+    rows: tuple[ClaimRow, ...] = ROWS,
+) -> ClaimRow:
     """What is expected of a claim for this model, here, by this door and under this load: the most specific row.
 
     What a row names counts in this order: the model, a GPU family, a backend, the door, the starts, a range of vLLM. An
@@ -55,7 +55,7 @@ def row_for(
     return max(fitting, key=_specific)
 
 
-def _fits(row: Row, model: str, where: Environment, door: Door | None, starts: Starts | None) -> bool:
+def _fits(row: ClaimRow, model: str, where: Environment, door: Door | None, starts: Starts | None) -> bool:
     peaks = peaks_of(where.gpu_name)
     devices = {ANY, where.backend, peaks.family if peaks else None}
     here = row.model in (ANY, short_name(model)) and row.device in devices and _in_range(row.vllm, where.vllm)
@@ -70,23 +70,23 @@ def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
     return release(first) <= release(version) and (not last or release(version) < release(last))
 
 
-def _specific(row: Row) -> tuple[int, ...]:
+def _specific(row: ClaimRow) -> tuple[int, ...]:
     device = 0 if row.device == ANY else 1 if row.device in get_args(Backend) else 2
     return int(row.model != ANY), device, int(row.door != ANY), int(row.starts != ANY), int(row.vllm != ANY_RELEASE)
 
 
-def judge(claim: str, curve: Curve, row: Row, others: Others = ()) -> Verdict:
+def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> Verdict:
     """Judge a claim by the row's parameters. others: the curves that were measured beside this one. Never raises for
     want of data: then it is undecided."""
     return claim_of(claim).judge(curve, row.parameters, others)
 
 
-def row_to_record(row: Row) -> dict[str, Any]:
+def row_to_record(row: ClaimRow) -> dict[str, Any]:
     """A row as plain JSON values."""
     return {**asdict(row), "vllm": list(row.vllm)}
 
 
-def row_from_record(facts: Mapping[str, Any]) -> Row:
+def row_from_record(facts: Mapping[str, Any]) -> ClaimRow:
     """The inverse of `row_to_record`; entries of a later release are left out."""
-    known = known_fields(Row, dict(facts))
-    return Row(**{**known, "vllm": tuple(known.get("vllm", ANY_RELEASE))})
+    known = known_fields(ClaimRow, dict(facts))
+    return ClaimRow(**{**known, "vllm": tuple(known.get("vllm", ANY_RELEASE))})

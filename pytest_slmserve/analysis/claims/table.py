@@ -8,7 +8,7 @@ from functools import partial
 from typing import get_args
 
 from pytest_slmserve.analysis.claims import gpu_claims, job_claims, kv_blocks, table1
-from pytest_slmserve.analysis.claims.claim import Claim, Judge, Others, Parameters, Row
+from pytest_slmserve.analysis.claims.claim import Claim, ClaimRow, Judge, Others, Parameters
 from pytest_slmserve.analysis.compare import deployments, interference, replicas, tensor_parallel
 from pytest_slmserve.analysis.sweep import curve as curves
 from pytest_slmserve.analysis.sweep.curve import Curve, is_sweep
@@ -127,14 +127,14 @@ def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
     )
 
 
-def _rows_of_replicas(how: OwnSharing) -> tuple[Row, ...]:
+def _rows_of_replicas(how: OwnSharing) -> tuple[ClaimRow, ...]:
     return (
-        Row(
+        ClaimRow(
             replicas.name_of(replicas.PAY, how),
             parameters={"sharing": how, "bound": 1.0},
             evidence=f"raw results of {MIND_THE_GAP}: 2 replicas of OPT-1.3B serve 1.236 times as much under MPS",
         ),
-        Row(
+        ClaimRow(
             replicas.name_of(replicas.TAIL, how),
             parameters={"sharing": how, "bound": 1.1},
             evidence="Little's law: as many requests in flight and more served means less time for each, in the mean",
@@ -321,13 +321,13 @@ CLAIMS: tuple[Claim, ...] = (
 _LAW = {"tolerance": curves.TOLERANCE}
 
 
-ROWS: tuple[Row, ...] = (
-    Row(
+ROWS: tuple[ClaimRow, ...] = (
+    ClaimRow(
         curves.PLATEAU,
         parameters=_LAW,
         evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B gains 13.7 % from 128 to 256, 3.6 % from 256 to 512",
     ),
-    Row(
+    ClaimRow(
         curves.PLATEAU,
         model="opt-125m",
         device="H200",
@@ -337,49 +337,49 @@ ROWS: tuple[Row, ...] = (
         expected="fails",
         evidence="vLLM 0.26.0: it gains 52 % from 256 to 512 in flight and 26 % more to 1024, the largest load",
     ),
-    Row(
+    ClaimRow(
         curves.LATENCY,
         parameters=_LAW,
         evidence="Little's law: at constant throughput the time in the engine doubles with the load",
     ),
-    Row(
+    ClaimRow(
         curves.PARETO,
         parameters={**_LAW, "margin": curves.MARGIN},
         evidence="a step of more sequences is never shorter, so latency rises with throughput",
     ),
-    Row(
+    ClaimRow(
         interference.CLAIM,
         parameters={"margin": 0.03},
         evidence="the margin of the gate: what would be taken for a regression must not come from a neighbour",
     ),
-    Row(
+    ClaimRow(
         interference.CLAIM,
         device="cpu",
         parameters={"margin": 0.15},
         evidence="engines on two halves of one CPU share its caches and its memory, and repeats differ by 4 to 6 %",
     ),
-    Row(
+    ClaimRow(
         curves.PARETO,
         device="cpu",
         parameters={**_LAW, "margin": 0.10},
         evidence="repeats on two shared cores differ by 4 to 6 %: two of them cannot tell less than about 10 % apart",
     ),
-    Row(
+    ClaimRow(
         kv_blocks.CLAIM,
         parameters={"blocks": kv_blocks.BLOCK_TOLERANCE},
         evidence=f"logs that belong to {MIND_THE_GAP}: 18,573 blocks, 18,572 predicted (OPT-1.3B)",
     ),
-    Row(
+    ClaimRow(
         gpu_claims.UNDERUSED,
         parameters={"bound": 0.5},
         evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B at 512 keeps 13.5 % of the warps resident on an H100",
     ),
-    Row(
+    ClaimRow(
         gpu_claims.BLIND_UTIL,
         parameters={"bound": 1.5, "full": 0.9},
         evidence="GPU utilisation is the share of time in which any kernel ran (NVIDIA, nvml.h)",
     ),
-    Row(
+    ClaimRow(
         gpu_claims.BLIND_UTIL,
         model="opt-125m",
         device="H200",
@@ -388,12 +388,12 @@ ROWS: tuple[Row, ...] = (
         expected="fails",
         evidence="vLLM 0.26.0: no kernel runs for a quarter of the time at 512 in flight, and for 60 % at 1 to 128",
     ),
-    Row(
+    ClaimRow(
         gpu_claims.MEMORY_BOUND,
         parameters={"margin": 1.0},
         evidence="by shapes, decoding an OPT tends to 12 to 50 FLOP/byte, and the ridge of these GPUs is 139 to 606",
     ),
-    Row(
+    ClaimRow(
         gpu_claims.MEMORY_BOUND,
         model="opt-2.7b",
         device="H200",
@@ -402,7 +402,7 @@ ROWS: tuple[Row, ...] = (
         expected="fails",
         evidence="vLLM 0.26.0: at 256 in flight DRAM 36 %, tensor cores 50 %, nearly all of it padding (head size 80)",
     ),
-    Row(
+    ClaimRow(
         gpu_claims.MEMORY_BOUND,
         model="qwen2.5-3b",
         device="H200",
@@ -411,18 +411,18 @@ ROWS: tuple[Row, ...] = (
         expected="fails",
         evidence="by shapes it tends to 1,316 FLOP/byte; vLLM 0.26.0: at 1024 in flight DRAM 13 %, tensor cores 23 %",
     ),
-    Row(
+    ClaimRow(
         gpu_claims.CHEAPER_TOKENS,
         parameters={"bound": 0.5},
         evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B takes 0.67 J a token at batch 1, 0.031 J at 256",
     ),
-    Row(
+    ClaimRow(
         gpu_claims.DEARER_MODELS,
         parameters={"bound": 1.0},
         evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
     ),
     *(row for how in get_args(OwnSharing) for row in _rows_of_replicas(how)),
-    Row(
+    ClaimRow(
         replicas.name_of(replicas.PAY, "mps"),
         model="opt-2.7b",
         device="H200",
@@ -431,7 +431,7 @@ ROWS: tuple[Row, ...] = (
         evidence="vLLM 0.26.0: 2 serve 0.932 times as much, 3 0.859: the GPU is busy and at its power limit with one",
     ),
     *(
-        Row(
+        ClaimRow(
             replicas.name_of(claim, "time-slicing"),
             model="opt-2.7b",
             device="H200",
@@ -441,7 +441,7 @@ ROWS: tuple[Row, ...] = (
         )
         for claim, bound in ((replicas.PAY, 1.0), (replicas.TAIL, 1.1))
     ),
-    Row(
+    ClaimRow(
         replicas.name_of(replicas.PAY, "time-slicing"),
         model="opt-1.3b",
         device="H200",
@@ -449,76 +449,76 @@ ROWS: tuple[Row, ...] = (
         expected="fails",
         evidence="vLLM 0.26.0: 2 serve 0.937 times as much, 3 0.884: one engine leaves no time without a kernel",
     ),
-    Row(
+    ClaimRow(
         tensor_parallel.PER_GPU,
         parameters={"bound": 1.0},
         evidence="each layer waits for two all-reduces, and what the host does for a step is not divided",
     ),
-    Row(
+    ClaimRow(
         tensor_parallel.SLOWER,
         parameters={"bound": 1.0},
         evidence="a step of OPT-125M takes some milliseconds, most of them not of the GPU; 24 all-reduces come on top",
     ),
-    Row(
+    ClaimRow(
         tensor_parallel.STILL_GAINS,
         parameters={"fewer": 2, "more": 4, "bound": 1.0},
         evidence="reading 13 GB of weights and as much of KV cache takes longer than the 80 all-reduces of a step",
     ),
-    Row(
+    ClaimRow(
         tensor_parallel.REPLICAS,
         parameters={"bound": 1.0},
         evidence="replicas wait for nobody; each reads all of the weights, which matters less the larger the batch is",
     ),
-    Row(
+    ClaimRow(
         job_claims.FOLLOWS,
         parameters={"bound": 0.8},
         evidence="below its capacity an engine serves what comes; the last requests of a job take their time as well",
     ),
-    Row(
+    ClaimRow(
         job_claims.LONGER,
         parameters={"bound": 0.75},
         evidence="each output token is a step more: at 8 times the length only the prompt is as cheap as before",
     ),
-    Row(
+    ClaimRow(
         job_claims.WAITS,
         parameters={"bound": 1.2},
         evidence="a step of all requests is longer than one of those that a low rate brings together",
     ),
-    Row(
+    ClaimRow(
         job_claims.ALIKE,
         parameters={"bound": 1.25},
         evidence="by shapes: weights and KV bytes per token differ by at most 14 %",
     ),
-    Row(
+    ClaimRow(
         job_claims.KV,
         parameters={"bound": 1.1, "flat": 1.1},
         evidence="the blocks bound the batch, and the law of saturation does the rest",
     ),
-    Row(
+    ClaimRow(
         job_claims.CONTINUOUS_MOST,
         parameters={"bound": 1.0},
         evidence="a batch lasts as long as its longest output, and a slot that is free earlier stays empty",
     ),
-    Row(
+    ClaimRow(
         job_claims.DYNAMIC_SOONER,
         parameters={"bound": 1.0},
         evidence="at a rate r the first request of a full batch of B waits (B - 1)/r, of a dynamic one 0.1 s at most",
     ),
-    Row(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
-    Row(
+    ClaimRow(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
+    ClaimRow(
         table1.REQUEST_CLAIM,
         model=table1.REQUEST_MODEL,
         expected="fails",
         evidence="2 x 2 bytes x 2048 wide x 24 layers are 196,608 a token: 151 MB for 768 tokens, 50.3 MB for 256",
     ),
-    Row(table1.CLAIM, evidence="parameters and KV bytes per token from the published shapes"),
-    Row(
+    ClaimRow(table1.CLAIM, evidence="parameters and KV bytes per token from the published shapes"),
+    ClaimRow(
         table1.CLAIM,
         model="opt-1.3b",
         expected="fails",
         evidence="238 requests of 151.0 MB fit into 36 GiB less 2.63 GB of weights, the paper has 256",
     ),
-    Row(
+    ClaimRow(
         table1.CLAIM,
         model="opt-6.7b",
         expected="fails",

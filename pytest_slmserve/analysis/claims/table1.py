@@ -26,7 +26,7 @@ REQUEST_CLAIM = "table-1-request-size"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PaperModel:
     """One model of the table and the largest batch that the paper gives it."""
 
     model: str
@@ -34,11 +34,11 @@ class Row:
 
 
 ROWS = (
-    Row("opt-125m", 512),
-    Row("opt-1.3b", 256),
-    Row("opt-2.7b", 128),
-    Row("opt-6.7b", 64),
-    Row("opt-13b", 16),
+    PaperModel("opt-125m", 512),
+    PaperModel("opt-1.3b", 256),
+    PaperModel("opt-2.7b", 128),
+    PaperModel("opt-6.7b", 64),
+    PaperModel("opt-13b", 16),
 )
 
 PUBLISHED = {row.model: row.published for row in ROWS}
@@ -59,7 +59,7 @@ class Batches:
 ARITHMETIC: dict[str, tuple[str, ...]] = {CLAIM: tuple(row.model for row in ROWS), REQUEST_CLAIM: (REQUEST_MODEL,)}
 
 
-def row_of(model: str) -> Row | None:
+def row_of(model: str) -> PaperModel | None:
     """The table's row of a model ("opt-1.3b" or "facebook/opt-1.3b"), None where the table has none."""
     return next((row for row in ROWS if row.model == short_name(model)), None)
 

@@ -24,7 +24,7 @@ CLAIM = "neighbours-do-not-disturb"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class InterferencePair:
     """One load. change: relative, of output tokens/s, from beside others to alone."""
 
     concurrency: int
@@ -36,12 +36,15 @@ def has_neighbours(curve: Curve) -> bool:
     return any(m.neighbours for m in curve.measurements)
 
 
-def pairs_of(curve: Curve) -> tuple[Pair, ...]:
+def pairs_of(curve: Curve) -> tuple[InterferencePair, ...]:
     """The loads that were measured in both ways."""
     beside = _by_load([m for m in curve.measurements if m.neighbours])
     alone = _by_load([m for m in curve.measurements if not m.neighbours])
     noise = pooled_relative_sd((*beside.values(), *alone.values()))
-    return tuple(Pair(load, _change(beside[load], alone[load], noise)) for load in sorted(beside.keys() & alone.keys()))
+    return tuple(
+        InterferencePair(load, _change(beside[load], alone[load], noise))
+        for load in sorted(beside.keys() & alone.keys())
+    )
 
 
 def _by_load(measurements: Sequence[Measurement]) -> dict[int, tuple[float, ...]]:

@@ -91,7 +91,7 @@ class DecodeFigures:
     dram_active: float | None = None
 
 
-class Known(NamedTuple):
+class KnownFigures(NamedTuple):
     """One value of one sensor. weight_s: how much time it stands for in a mean."""
 
     at_s: float
@@ -100,7 +100,7 @@ class Known(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class SensorWindow:
     """Telemetry and the window it is asked about. rows: those that tell of the window, in the order taken."""
 
     telemetry: Telemetry
@@ -117,10 +117,10 @@ class Watch:
         found = column[row] if row < len(column) else None
         return found if found is not None and math.isfinite(found) else None
 
-    def known(self, number: int) -> list[Known]:
+    def known(self, number: int) -> list[KnownFigures]:
         """All that the window's rows say of one sensor."""
         at, spans = self.telemetry.time_s, self.telemetry.span_s
-        return [Known(at[row], self._weight_s(spans[row]), value) for row, value in self._told(number)]
+        return [KnownFigures(at[row], self._weight_s(spans[row]), value) for row, value in self._told(number)]
 
     def _told(self, number: int) -> list[tuple[int, float]]:
         """Row and value, as `value` has it, of each row that says something of one sensor."""
@@ -155,14 +155,14 @@ class Watch:
         return [*(() if first is None else (first,)), *self.values(number)]
 
 
-def watched(run: Run) -> Watch | None:
+def watched(run: Run) -> SensorWindow | None:
     """The run's telemetry with its window; None where no row tells of the window."""
     if run.telemetry is None:
         return None
     telemetry = together(run.telemetry)
     stamps = enumerate(zip(telemetry.time_s, telemetry.span_s))
     rows = tuple(row for row, (at, span) in stamps if _belongs(at, span, run.window_s))
-    return Watch(telemetry, run.window_s, rows) if rows and run.window_s[1] > run.window_s[0] else None
+    return SensorWindow(telemetry, run.window_s, rows) if rows and run.window_s[1] > run.window_s[0] else None
 
 
 @once
@@ -249,12 +249,12 @@ def _belongs(at_s: float, span_s: float | None, window_s: tuple[float, float]) -
     return min(at_s, closes) - max(at_s - span_s, opens) > span_s / 2
 
 
-def _power_w(watch: Watch) -> float | None:
+def _power_w(watch: SensorWindow) -> float | None:
     """None where there is a counter that cannot be believed: another method would hide it."""
     return _counter_w(watch) if len(watch.known(ENERGY)) > 1 else _integrated_w(watch)
 
 
-def _counter_w(watch: Watch) -> float | None:
+def _counter_w(watch: SensorWindow) -> float | None:
     """Of the energy counter; None where it falls (restarted or wrapped), or stands still, which no powered GPU does."""
     readings = watch.known(ENERGY)
     if len(readings) < 2 or any(b.value < a.value for a, b in pairwise(readings)):
@@ -263,7 +263,7 @@ def _counter_w(watch: Watch) -> float | None:
     return joules / seconds if seconds > 0 and joules > 0 else None
 
 
-def _integrated_w(watch: Watch, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:
+def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: float = math.inf) -> float | None:
     """Mean of the power readings, each holding from its moment back to the reading before; unknown ones are left out.
 
     Steps, not trapezoids: a sensor repeats what it last saw until its next update, and a straight line between two
@@ -279,14 +279,14 @@ def _integrated_w(watch: Watch, since_s: float = -math.inf, until_s: float = mat
     return joules / seconds if seconds > 0 else None
 
 
-def _power_capped(watch: Watch) -> float | None:
+def _power_capped(watch: SensorWindow) -> float | None:
     if (share := watch.share_grown(CAPPED_POWER)) is not None:
         return min(1.0, share)  # its updates are 0.1 s apart, and a reading is taken at any time between
     told = [bool(int(reasons) & POWER_CAP) for reasons in watch.values(CLOCK_REASONS)]
     return sum(told) / len(told) if told else None
 
 
-def _energy_deviation(watch: Watch) -> float | None:
+def _energy_deviation(watch: SensorWindow) -> float | None:
     counted, readings = _counter_w(watch), watch.known(ENERGY)
     if not counted:
         return None
@@ -294,7 +294,7 @@ def _energy_deviation(watch: Watch) -> float | None:
     return None if integrated is None else integrated / counted - 1
 
 
-def _coverage(watch: Watch) -> float | None:
+def _coverage(watch: SensorWindow) -> float | None:
     """Time in the window that known spans cover, counted once where two overlap; None where no reading has a span.
 
     A span at the window's edge counts with its part inside. Where there are profiled counters, a span is known if one
@@ -310,7 +310,7 @@ def _coverage(watch: Watch) -> float | None:
     return covered / watch.length_s
 
 
-def _spans(watch: Watch) -> list[tuple[float, float]]:
+def _spans(watch: SensorWindow) -> list[tuple[float, float]]:
     telemetry = watch.telemetry
     profiled = [number for number in PROFILED if number in telemetry.columns]
     return [

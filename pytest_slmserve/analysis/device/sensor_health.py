@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Literal
 
-from pytest_slmserve.analysis.device.gpu_figures import POWER_CAP, DeviceFigures, Watch, device_figures, watched
+from pytest_slmserve.analysis.device.gpu_figures import POWER_CAP, DeviceFigures, SensorWindow, device_figures, watched
 from pytest_slmserve.analysis.device.multi_gpu import each_gpu
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.schema.environment import Environment
@@ -74,7 +74,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    watch: Watch
+    watch: SensorWindow
     figures: DeviceFigures
     cores: int | None
     gpu_processes: int
@@ -172,7 +172,7 @@ def _clock_moves(seen: _Seen) -> Iterator[Finding]:
         )
 
 
-def _clocks(watch: Watch) -> Iterator[tuple[float, int]]:
+def _clocks(watch: SensorWindow) -> Iterator[tuple[float, int]]:
     """SM clock and clock event reasons of each reading with a clock above zero; unknown reasons are none."""
     for row in watch.rows:
         if (clock := watch.value(SM_CLOCK, row) or 0) > 0:

@@ -13,7 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.gate.decision import Comparison, Pair, Series, Terms, decisions, log_costs, margin_of
+from pytest_slmserve.analysis.gate.decision import (
+    Comparison,
+    GateCriteria,
+    Pair,
+    Series,
+    decisions,
+    log_costs,
+    margin_of,
+)
 from pytest_slmserve.analysis.stats.group_sequential import looks_until
 from pytest_slmserve.analysis.verdict import State, all_of
 
@@ -24,7 +32,7 @@ UNKNOWN = (State.UNDECIDED, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class PairNoise:
     """Logarithms of cost ratios in pairs of which both sides were the same, for each endpoint; `costs[i]` of all
     endpoints is of one pair."""
 
@@ -46,7 +54,7 @@ class Calibration:
     """unchanged: gates of an unchanged candidate. worse: by endpoint, gates of a candidate that is worse by the margin
     in this endpoint and in no other."""
 
-    terms: Terms
+    terms: GateCriteria
     n: int
     unchanged: Rates
     worse: Mapping[str, Rates]
@@ -57,7 +65,7 @@ class Calibration:
         return tuple(name for name, rates in self.worse.items() if rates.fail < MIN_POWER)
 
 
-def noise_of(series: Sequence[Series]) -> Noise:
+def noise_of(series: Sequence[Series]) -> PairNoise:
     """From A/A pairs; those with a value missing are left out. Centred: an order effect is no difference of sides; and
     stretched by what that takes from the variance of so few."""
     columns = [log_costs(each) for each in series]
@@ -65,10 +73,10 @@ def noise_of(series: Sequence[Series]) -> Noise:
     means = [fmean(column) for column in zip(*whole)]
     stretch = math.sqrt(len(whole) / (len(whole) - 1)) if len(whole) > 1 else 1.0
     centred = (tuple(stretch * (cost - mean) for cost, mean in zip(row, means)) for row in whole)
-    return Noise(tuple(each.name for each in series), tuple(centred))
+    return PairNoise(tuple(each.name for each in series), tuple(centred))
 
 
-def calibrate(noise: Noise, series: Sequence[Series], terms: Terms, gates: int = GATES) -> Calibration:
+def calibrate(noise: PairNoise, series: Sequence[Series], terms: GateCriteria, gates: int = GATES) -> Calibration:
     """Rates of drawn gates. series: tells each endpoint's direction and margin."""
     drawn = random.Random(SEED)
     worse = {}
@@ -79,7 +87,12 @@ def calibrate(noise: Noise, series: Sequence[Series], terms: Terms, gates: int =
 
 
 def _rates(
-    noise: Noise, series: Sequence[Series], terms: Terms, gates: int, drawn: random.Random, planted: Mapping[str, float]
+    noise: PairNoise,
+    series: Sequence[Series],
+    terms: GateCriteria,
+    gates: int,
+    drawn: random.Random,
+    planted: Mapping[str, float],
 ) -> Rates:
     outcomes, pairs = [], 0
     for _ in range(gates):
@@ -90,7 +103,7 @@ def _rates(
 
 
 def _drawn_gate(
-    noise: Noise, series: Sequence[Series], terms: Terms, drawn: random.Random, planted: Mapping[str, float]
+    noise: PairNoise, series: Sequence[Series], terms: GateCriteria, drawn: random.Random, planted: Mapping[str, float]
 ) -> tuple[State, int]:
     rows = [_flipped(row, drawn) for row in drawn.choices(noise.costs, k=terms.pairs)]
     made = [_planted(each, [row[i] for row in rows], planted.get(each.name, 0.0)) for i, each in enumerate(series)]

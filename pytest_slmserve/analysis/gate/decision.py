@@ -34,7 +34,7 @@ RANKS_FROM = 6  # with fewer pairs no 95 % interval by ranks exists
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class GateCriteria:
     """margin: how much worse a candidate may be, as a share. alpha, beta: how often an unchanged candidate fails, and
     one that is worse by the margin passes, at most. pairs: as many as may be measured."""
 
@@ -87,7 +87,7 @@ class Comparison:
     decided_at: int | None = None
 
 
-def gate(series: Sequence[Series], terms: Terms) -> tuple[Comparison, ...]:
+def gate(series: Sequence[Series], terms: GateCriteria) -> tuple[Comparison, ...]:
     """Judge the gated endpoints, at most four, together. Raises BadUsage for more, or none, for two of one name, and
     for endpoints of which not every pair has a place, be it empty."""
     if not 1 <= len(series) <= MAX_GATED:
@@ -102,12 +102,12 @@ def gate(series: Sequence[Series], terms: Terms) -> tuple[Comparison, ...]:
     return tuple(_comparison(each, terms, decided.get(each.name), len(series)) for each in series)
 
 
-def shown(series: Series, terms: Terms) -> Comparison:
+def shown(series: Series, terms: GateCriteria) -> Comparison:
     """An endpoint that is not gated: its ratio, and never an outcome."""
     return _comparison(series, terms, None, 1)
 
 
-def next_look(done: int, terms: Terms) -> int | None:
+def next_look(done: int, terms: GateCriteria) -> int | None:
     """Pairs at which to look next; None when all are there."""
     return next((n for n in looks_until(terms.pairs) if n > done), None)
 
@@ -115,7 +115,7 @@ def next_look(done: int, terms: Terms) -> int | None:
 # Decisions
 
 
-def decisions(series: Sequence[Series], terms: Terms) -> dict[str, tuple[State, int]]:
+def decisions(series: Sequence[Series], terms: GateCriteria) -> dict[str, tuple[State, int]]:
     """By endpoint: the outcome and the look at which it was known; those that are not decided are not there.
 
     One that passed is looked at again as long as others are open: what it fails by then counts, for the boundaries of
@@ -142,7 +142,7 @@ def decisions(series: Sequence[Series], terms: Terms) -> dict[str, tuple[State, 
 def _failures(
     known: Mapping[str, Sequence[float]],
     margins: Mapping[str, float],
-    terms: Terms,
+    terms: GateCriteria,
     looks: tuple[int, ...],
     number: int,
     maximum: int,
@@ -183,7 +183,7 @@ def _is_there(value: float | None) -> bool:
     return value is not None and math.isfinite(value) and value > 0
 
 
-def margin_of(series: Series, terms: Terms) -> float:
+def margin_of(series: Series, terms: GateCriteria) -> float:
     """Its own, or that of the gate."""
     return terms.margin if series.margin is None else series.margin
 
@@ -191,7 +191,7 @@ def margin_of(series: Series, terms: Terms) -> float:
 # What is shown
 
 
-def _comparison(series: Series, terms: Terms, decision: tuple[State, int] | None, family: int) -> Comparison:
+def _comparison(series: Series, terms: GateCriteria, decision: tuple[State, int] | None, family: int) -> Comparison:
     outcome, at = decision or (State.UNDECIDED, None)
     margin, ratios = margin_of(series, terms), [r for r in map(_log_ratio, series.pairs) if r is not None]
     if not ratios:
@@ -223,7 +223,7 @@ def _why_failed(worse: float, n: int, at: int | None) -> str:
     return f"costs {percent(growth(worse))} more{pairs}, which noise does not explain"
 
 
-def _why(outcome: State, n: int, margin: float, terms: Terms, detectable: float | None) -> str:
+def _why(outcome: State, n: int, margin: float, terms: GateCriteria, detectable: float | None) -> str:
     found = "" if detectable is None else f"; {percent(detectable)} worse would be found (90 %)"
     match outcome:
         case State.HOLDS:
@@ -235,7 +235,7 @@ def _why(outcome: State, n: int, margin: float, terms: Terms, detectable: float 
             return f"neither worse for certain nor within {100 * margin:.3g} % after {n} of {of} pairs{found}"
 
 
-def _detectable(sd: float | None, n: int, terms: Terms, margin: float, family: int) -> float | None:
+def _detectable(sd: float | None, n: int, terms: GateCriteria, margin: float, family: int) -> float | None:
     """The smallest worsening that n pairs would find with a power of about 90 %, at the look that they make: out of the
     noise, as the first of `family` endpoints, and above half of the margin."""
     looks = looks_until(n)

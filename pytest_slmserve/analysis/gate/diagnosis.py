@@ -45,7 +45,7 @@ from typing import Any
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.step_time import idle_share
-from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.sweep_points import choose
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.catalog import short_name
@@ -221,7 +221,7 @@ def _by_load(measurements: Iterable[Measurement]) -> dict[tuple[str, str, Load],
     for m in measurements:
         if m.alone and window.output_tokens_per_s(m.run):
             groups.setdefault((short_name(m.spec.model), m.workload.hash, m.load), []).append(m)
-    used = {key: list(choose(group, standing).used) for key, group in groups.items()}
+    used = {key: list(choose(group, check).used) for key, group in groups.items()}
     return {key: group for key, group in used.items() if group}
 
 

@@ -15,10 +15,10 @@ from typing import get_args
 
 from pytest_slmserve.analysis.device.gpu_figures import watched
 from pytest_slmserve.analysis.gate.calibration import Calibration, weakened
-from pytest_slmserve.analysis.gate.decision import Better, Comparison, Pair, Series, Terms, gate, shown
+from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, Pair, Series, gate, shown
 from pytest_slmserve.analysis.gate.outputs import Answers, Outputs, compare_outputs
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
-from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.literals import Caches, Side
@@ -107,7 +107,7 @@ class Gated:
 
     model: str
     gate: str
-    terms: Terms
+    terms: GateCriteria
     pairs: tuple[PairOfLaunches, ...]
     dropped: tuple[str, ...]
     gated: tuple[Comparison, ...]
@@ -240,7 +240,7 @@ def _launches(members: Sequence[Measurement]) -> list[Launch]:
         last = {m.load: m for m in group}
         ascending = sorted(last.values(), key=lambda m: getattr(m.load, "concurrency", 0))
         _, second, side = _paired(ascending[0])
-        problems = tuple(text for m in ascending for texts in standing(m) for text in texts)
+        problems = tuple(text for m in ascending for texts in check(m) for text in texts)
         found.append(Launch(side, second, tuple(ascending), tuple(map(summarize, ascending)), problems))
     return found
 
@@ -254,7 +254,7 @@ def _number(measurement: Measurement) -> int:
     return _paired(measurement)[0]
 
 
-def judge_gate(measurements: Sequence[Measurement], terms: Terms) -> Gated:
+def judge_gate(measurements: Sequence[Measurement], terms: GateCriteria) -> Gated:
     """From the records of one gate. A pair with a measurement that cannot be trusted does not count, and says why."""
     everything = pairs_of(measurements)
     pairs = tuple(pair for pair in everything if not pair.problems)

@@ -22,7 +22,7 @@ class Cached:
     told_by: str
 
 
-def cached(run: Run) -> Cached | None:
+def cache_hit_share(run: Run) -> Cached | None:
     """By the requests that ended in the window, where their server or engine counts for each; else by the counters of
     a server over the whole load, in which its other users are too. None where nobody tells."""
     found, ended = run.samples.cached_tokens, window.finished_in_window(run)
@@ -33,9 +33,9 @@ def cached(run: Run) -> Cached | None:
     return Cached(hits / looked_up, "by its counters") if looked_up else None
 
 
-def polluted(measurement: Measurement) -> Iterator[str]:
+def cache_hit_problems(measurement: Measurement) -> Iterator[str]:
     """Why the load was lighter than it looks, unless that was asked for."""
-    seen = cached(measurement.run)
+    seen = cache_hit_share(measurement.run)
     if seen and seen.share > BOUND and not measurement.spec.allow_prefix_cache:
         yield (
             f"{percent(seen.share)} of the prompt tokens came from a prefix cache, {seen.told_by} (bound "

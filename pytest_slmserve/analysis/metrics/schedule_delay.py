@@ -71,7 +71,7 @@ def delay_of(run: Run) -> ScheduleDelay | None:
     return schedule_delay(scheduled, [*run.samples.sent_s, *failed.sent_s, *[None] * len(unsent)], run.window_s)
 
 
-def lag(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
+def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
     """Why the run is invalid, in a sentence; None where the client kept up. median_ttft_s: None is "not measured"."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
@@ -84,7 +84,7 @@ def lag(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
     )
 
 
-def deaf(stamp_doubt_s: float, median_ttft_s: float | None) -> str | None:
+def late_stamps(stamp_doubt_s: float, median_ttft_s: float | None) -> str | None:
     """Why the run is invalid, in a sentence; None where the stamps can be believed. stamp_doubt_s: in the mean."""
     bound = _harmless_s(median_ttft_s)
     if stamp_doubt_s <= bound:

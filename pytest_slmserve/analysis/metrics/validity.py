@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import judged_failures, judged_rows, latencies_of
-from pytest_slmserve.analysis.metrics.prefix_cache import polluted
+from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_problems
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
-from pytest_slmserve.analysis.metrics.schedule_delay import deaf, delay_of, lag
+from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, late_sends, late_stamps
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, OpenLoop
@@ -31,20 +31,20 @@ STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a rep
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
     """Why this measurement is invalid; empty if it is not."""
-    return standing(measurement, failed_share)[0]
+    return check(measurement, failed_share)[0]
 
 
 def degradations(measurement: Measurement) -> tuple[str, ...]:
     """What its sensors say against it, short of making it invalid: a clock that moved, say. No gate rests on it."""
-    return standing(measurement)[1]
+    return check(measurement)[1]
 
 
-def sound(measurement: Measurement) -> bool:
+def is_clean(measurement: Measurement) -> bool:
     """Neither invalid nor degraded."""
-    return not any(standing(measurement))
+    return not any(check(measurement))
 
 
-def standing(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def check(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Its problems and its degradations, from one look at the sensors. failed_share: of requests, that may fail."""
     even = not isinstance(measurement.load, Job | Burst)
     seen = health(measurement.run, measurement.environment, measurement.replica, even)
@@ -62,7 +62,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
         yield from _little(measurement.run, measurement.workload.mean_output_tokens)
         yield from _load_not_reached(measurement)
     yield from _lagged(measurement)
-    yield from polluted(measurement)
+    yield from cache_hit_problems(measurement)
     if measurement.alone:  # of engines that share a device the sum counts, which one of them cannot tell
         yield from not_steady([measurement])
 
@@ -186,9 +186,9 @@ def _lagged(measurement: Measurement) -> Iterator[str]:
         return
     median = latencies_of(measurement).ttft_s.p50
     delay = delay_of(run) if isinstance(measurement.load, OpenLoop | Job) else None
-    if delay and (why := lag(delay, median)):
+    if delay and (why := late_sends(delay, median)):
         yield why
-    if stream.stamp_doubt_s and (why := deaf(stream.stamp_doubt_s[0], median)):
+    if stream.stamp_doubt_s and (why := late_stamps(stream.stamp_doubt_s[0], median)):
         yield why
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import Summary, finished_output_tokens, summarize
-from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.sweep_points import choose, mean_figures
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, pooled_relative_sd
 from pytest_slmserve.schema.catalog import short_name
@@ -106,7 +106,7 @@ def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
 
 
 def _point(measurements: Sequence[Measurement]) -> JobPoint:
-    chosen, first = choose(measurements, standing), measurements[0]
+    chosen, first = choose(measurements, check), measurements[0]
     assert isinstance(first.load, Job)
     summaries = tuple(map(job_summary, chosen.used))
     return JobPoint(

@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.validity import not_steady, standing
+from pytest_slmserve.analysis.metrics.validity import check, not_steady
 from pytest_slmserve.analysis.points.sweep_points import Point, choose
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
@@ -108,7 +108,7 @@ class SharedPoint(SharedSummary):
         return bool(self.repeats) and all(0 < rate < float("inf") for rate in self.repeats)
 
 
-Members = tuple[Measurement, ...]
+ReplicaGroup = tuple[Measurement, ...]
 
 
 def engines(models: Sequence[str]) -> str:
@@ -116,7 +116,7 @@ def engines(models: Sequence[str]) -> str:
     return " + ".join(f"{n} x {model}" if n > 1 else model for model, n in Counter(models).items())
 
 
-def shared_runs(measurements: Iterable[Measurement]) -> list[Members]:
+def shared_runs(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
     """The runs of several engines among these, each with its replicas in order; none where a record is lost."""
     found: dict[str, dict[int, Measurement]] = {}
     for m in measurements:
@@ -137,13 +137,13 @@ def shared_points(measurements: Iterable[Measurement]) -> tuple[SharedPoint, ...
     return tuple(shared_point(list(group)) for _, group in groupby(runs, key=group_key))
 
 
-def group_key(members: Members) -> str:
+def group_key(members: ReplicaGroup) -> str:
     """Equal where the same was asked on the same kind of host."""
     first = members[0]
     return short_hash([first.replica.set if first.replica else "", first.environment.key])
 
 
-def summarize_shared(members: Members) -> SharedSummary:
+def summarize_shared(members: ReplicaGroup) -> SharedSummary:
     """All figures of one run of several engines."""
     runs = common_span([m.run for m in members])
     rates = [window.output_tokens_per_s(run) for run in runs]
@@ -197,24 +197,24 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def sound_together(members: Members) -> bool:
+def is_clean_group(members: ReplicaGroup) -> bool:
     """Neither invalid nor degraded, any of them."""
-    return not any(standing_together(members))
+    return not any(check_group(members))
 
 
-def standing_together(members: Members) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def check_group(members: ReplicaGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Problems and degradations of any replica, with its number, are those of the whole. Steady are to be all engines
     of one model together: one may lose what another gains meanwhile."""
     problems: list[str] = []
     doubts: list[str] = []
     for number, m in enumerate(members, 1):
-        wrong, degraded = standing(m)
+        wrong, degraded = check(m)
         problems += [f"replica {number}: {text}" for text in wrong]
         doubts += [f"replica {number}: {text}" for text in degraded]
     return tuple(problems) or _not_steady(members), tuple(doubts)
 
 
-def _not_steady(members: Members) -> tuple[str, ...]:
+def _not_steady(members: ReplicaGroup) -> tuple[str, ...]:
     runs = common_span([m.run for m in members])
     by_model: dict[str, list[Measurement]] = {}
     for m, run in zip(members, runs, strict=True):
@@ -222,9 +222,9 @@ def _not_steady(members: Members) -> tuple[str, ...]:
     return tuple(f"{model}: {text}" for model, same in by_model.items() for text in not_steady(same))
 
 
-def shared_point(runs: Sequence[Members]) -> SharedPoint:
+def shared_point(runs: Sequence[ReplicaGroup]) -> SharedPoint:
     """Of runs of one set of engines, one or more, wherever they were made."""
-    chosen = choose(runs, standing_together)
+    chosen = choose(runs, check_group)
     each = tuple(map(summarize_shared, chosen.used))
     first = runs[0]
     part = first[0].replica

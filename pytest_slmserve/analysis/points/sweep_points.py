@@ -9,7 +9,7 @@ from statistics import mode
 from typing import Any, Generic, TypeVar
 
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
-from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement, series_key
@@ -73,7 +73,7 @@ def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Generic[T]):
+class UsableRepeats(Generic[T]):
     """Which repeats count, and what is wrong with the others; degraded: what is said against those that count."""
 
     used: tuple[T, ...]
@@ -82,14 +82,14 @@ class Chosen(Generic[T]):
     degraded: tuple[str, ...]
 
 
-def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Sequence[str]]]) -> Chosen[T]:
+def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Sequence[str]]]) -> UsableRepeats[T]:
     """The sound ones; where there are none of them, the degraded ones; never an invalid one. stand: what makes a repeat
     invalid, and what degrades it."""
     judged = [(repeat, *stand(repeat)) for repeat in repeats]
     valid = [entry for entry in judged if not entry[1]]
     used = [entry for entry in valid if not entry[2]] or valid
     others = [entry for entry in judged if not any(entry is other for other in used)]
-    return Chosen(
+    return UsableRepeats(
         used=tuple(repeat for repeat, _, _ in used),
         left_out=len(others),
         problems=tuple(dict.fromkeys(text for _, wrong, doubts in others for text in wrong or doubts)),
@@ -99,7 +99,7 @@ def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Seque
 
 def point_of(concurrency: int, measurements: Sequence[Measurement]) -> Point:
     """Of repeats of one load, whether they are of a sweep or not."""
-    chosen = choose(measurements, standing)
+    chosen = choose(measurements, check)
     summaries = tuple(map(summarize, chosen.used))
     return Point(
         concurrency=concurrency,

@@ -42,7 +42,7 @@ Served = Point | SharedPoint
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ComparedCase:
     """What was measured, whatever engine served it. model, workload, loads: of each engine, where several shared the
     device; sharing: how they did, "alone" where there was but one."""
 
@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ComparedPair:
     """Both sides of one cell. obstacle: why nothing can be said of it, or ""."""
 
     subject: str
@@ -127,16 +127,16 @@ def on_one_side(baseline: Sequence[Measurement], candidate: Sequence[Measurement
     return tuple(f"measured by {side} alone: {_listed(only)}" for side, only in sides if only)
 
 
-def cells(measurements: Iterable[Measurement]) -> dict[Cell, list[Measurement]]:
+def cells(measurements: Iterable[Measurement]) -> dict[ComparedCase, list[Measurement]]:
     """Measurements under a steady load, by what was measured: of engines alone, in the order first met, then of several
     that shared a device, where all of them are there."""
-    found: dict[Cell, list[Measurement]] = {}
+    found: dict[ComparedCase, list[Measurement]] = {}
     measurements = list(measurements)
     for members in (*((m,) for m in measurements if m.alone), *shared_runs(measurements)):
         loads = tuple(m.load for m in members if isinstance(m.load, ClosedLoop) and m.load.requests is None)
         if len(loads) == len(members):
             models = tuple(short_name(m.spec.model) for m in members)
-            cell = Cell(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
+            cell = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
             found.setdefault(cell, []).extend(members)
     return found
 
@@ -146,7 +146,7 @@ def of_model(measurements: Iterable[Measurement], model: str) -> list[Measuremen
     return [m for cell, found in cells(measurements).items() if cell.models[0] == model for m in found]
 
 
-def served(cell: Cell, measurements: Sequence[Measurement]) -> Served:
+def served(cell: ComparedCase, measurements: Sequence[Measurement]) -> Served:
     """The figures of one cell, wherever it was measured."""
     if len(cell.models) == 1:
         return point_of(cell.concurrency, measurements)
@@ -174,7 +174,7 @@ def waiting(*points: Served) -> float | None:
 # Pairs
 
 
-def _pairs(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> list[Pair]:
+def _pairs(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> list[ComparedPair]:
     there, here = cells(baseline), cells(candidate)
     common = [cell for cell in here if cell in there]
     names = [cell.name for cell in common]
@@ -182,7 +182,7 @@ def _pairs(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
     return [_pair(subject, cell, there[cell], here[cell]) for subject, cell in zip(subjects, common, strict=True)]
 
 
-def _pair(subject: str, cell: Cell, there: Sequence[Measurement], here: Sequence[Measurement]) -> Pair:
+def _pair(subject: str, cell: ComparedCase, there: Sequence[Measurement], here: Sequence[Measurement]) -> ComparedPair:
     there = _of_same_engine(there, here)
     baseline, candidate = served(cell, there), served(cell, here)
     used = [[m for m in side if m.id in point.records] for side, point in ((there, baseline), (here, candidate))]
@@ -193,7 +193,7 @@ def _pair(subject: str, cell: Cell, there: Sequence[Measurement], here: Sequence
     same_boot = one_boot(*used[0], *used[1])
     if not reasons and unseen(baseline, candidate, same_boot) is None:
         reasons = ["another host or boot, and no sensor told how long the device waited for its host"]
-    return Pair(subject, baseline, candidate, "; ".join(reasons), same_boot)
+    return ComparedPair(subject, baseline, candidate, "; ".join(reasons), same_boot)
 
 
 def _of_same_engine(there: Sequence[Measurement], here: Sequence[Measurement]) -> list[Measurement]:
@@ -225,7 +225,7 @@ def _against(side: str, point: Served, measurements: Sequence[Measurement]) -> I
 # Verdicts
 
 
-def _verdict(pair: Pair, metric: Metric, margin: float) -> Verdict:
+def _verdict(pair: ComparedPair, metric: Metric, margin: float) -> Verdict:
     """The noise is that of the repeats of both sides under this load: where the GPU waits for its host it is many times
     what it is elsewhere."""
     bound = 1 / (1 + margin) if metric.higher_is_better else 1 + margin
@@ -267,7 +267,7 @@ def _against_baseline(seen: Interval) -> str:
     return f"{_signed(seen.value)}{told} against the baseline"
 
 
-def _remark(pair: Pair, seen: Interval, by: float) -> str:
+def _remark(pair: ComparedPair, seen: Interval, by: float) -> str:
     if seen.low is None:
         return "; noise unknown: one repeat on each side; --slm-repeats 2"
     where, waits = (
@@ -284,7 +284,7 @@ def _nothing_in_common(baseline: Sequence[Measurement], candidate: Sequence[Meas
     return Verdict(COMMON, "baseline", State.UNDECIDED, f"{why} {here}")
 
 
-def _listed(some: Iterable[Cell]) -> str:
+def _listed(some: Iterable[ComparedCase]) -> str:
     """ "opt-1.3b at 1, 2 in flight (starts spread, ...)" """
     loads: dict[tuple[str, str], list[int]] = {}
     for cell in some:

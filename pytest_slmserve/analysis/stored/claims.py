@@ -20,7 +20,7 @@ from pytest_slmserve.schema.records import Measurement
 # {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "cut": [[4, "why"]]}}}, of an adaptive sweep also
 # "adaptive": {"tolerance": 0.1}; "beside": series keys of curves that are no sweeps
 Plan = Mapping[str, Any]
-Judged = tuple[Verdict, claim.Row]
+Judged = tuple[Verdict, claim.ClaimRow]
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # plain values of any kind were stored
 
 
@@ -29,7 +29,7 @@ def unique(measurements: Iterable[Measurement]) -> list[Measurement]:
     return list({m.id: m for m in measurements}.values())
 
 
-def rows_from(stored: Mapping[str, Any]) -> tuple[claim.Row, ...]:
+def rows_from(stored: Mapping[str, Any]) -> tuple[claim.ClaimRow, ...]:
     """The claims' rows that a session stored, and ours for claims it does not have. Raises BadArchive."""
     try:
         rows = tuple(lookup.row_from_record(facts) for facts in stored.get("rows", ()))
@@ -69,7 +69,7 @@ def _curve(series: str, measurements: Sequence[Measurement], plans: Sequence[tup
     return replace(curve, beside=(any(sweeps) or compared) and not sweep)
 
 
-def judge_all(curves: Sequence[Curve], rows: tuple[claim.Row, ...]) -> list[Judged]:
+def judge_all(curves: Sequence[Curve], rows: tuple[claim.ClaimRow, ...]) -> list[Judged]:
     """Every claim that a curve can be judged by, and those that are arithmetic. Raises BadArchive for rows that do not
     fit their claims. Verdicts on several curves of one model are told apart by their subjects."""
     labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
@@ -102,12 +102,12 @@ def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
     return [(Curve(subject=model), model) for model in table1.ARITHMETIC.get(claim, ())]
 
 
-def _judge(name: str, curve: Curve, label: str, rows: tuple[claim.Row, ...], curves: Sequence[Curve]) -> Judged:
+def _judge(name: str, curve: Curve, label: str, rows: tuple[claim.ClaimRow, ...], curves: Sequence[Curve]) -> Judged:
     here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
     try:
         door, starts = here.spec.door if here.spec else None, here.load.starts if here.load else None
         row = lookup.row_for(name, curve.subject, here.environment, door, starts, rows)
-        return replace(lookup.judge(name, curve, row, curves), subject=label), row
+        return replace(lookup.judge_row(name, curve, row, curves), subject=label), row
     except (SlmError, *UNUSABLE) as error:
         raise unusable(f"the parameters of {name}", error) from None
 

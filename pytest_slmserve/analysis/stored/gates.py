@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.gate.decision import Terms
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.stored.claims import UNUSABLE, Plan, unusable
@@ -27,13 +27,13 @@ def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str,
         began = min(m.measured_at for m in members)
         plan: Plan = next((plan for started, plan in reversed(plans) if started <= began), {})
         terms = _terms(plan["gate"]) if "gate" in plan else None
-        gated = judge_gate(members, terms or Terms())
+        gated = judge_gate(members, terms or GateCriteria())
         yield gated, "" if terms else _assumed(gated)
 
 
-def _terms(facts: Mapping[str, Any]) -> Terms:
+def _terms(facts: Mapping[str, Any]) -> GateCriteria:
     try:
-        return Terms(float(facts["margin"]), float(facts["alpha"]), float(facts["beta"]), int(facts["pairs"]))
+        return GateCriteria(float(facts["margin"]), float(facts["alpha"]), float(facts["beta"]), int(facts["pairs"]))
     except (SlmError, *UNUSABLE) as error:
         raise unusable("the terms of the gate", error) from None
 

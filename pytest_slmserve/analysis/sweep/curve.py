@@ -12,9 +12,8 @@ from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import SharedPoint
 from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, percent, percent_interval
-from pytest_slmserve.analysis.sweep import adaptive as sparse
-from pytest_slmserve.analysis.sweep import gains as over
-from pytest_slmserve.analysis.sweep.adaptive import Prediction
+from pytest_slmserve.analysis.sweep import gains
+from pytest_slmserve.analysis.sweep.adaptive import Prediction, next_load, predictions
 from pytest_slmserve.analysis.sweep.gains import Gain, Plateau
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below
 from pytest_slmserve.schema.environment import Environment
@@ -98,30 +97,30 @@ class Curve:
 
     def one_engine(self, concurrency: int) -> Point | None:
         """What one engine alone served under a load: measured for comparisons, or as a point of the sweep."""
-        points = (*over.valid_points(self.alone), *self.valid)
+        points = (*gains.valid_points(self.alone), *self.valid)
         return next((point for point in points if point.concurrency == concurrency), None)
 
     @property
     def valid(self) -> list[Point]:
         """Points on which a claim may rest."""
-        return over.valid_points(self.points)
+        return gains.valid_points(self.points)
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:
         """What the saturation law says of the loads that were not needed; nothing where it does not describe them."""
-        return sparse.predictions(self.points, self.unneeded)
+        return predictions(self.points, self.unneeded)
 
     def gains(self) -> tuple[Gain, ...]:
         """Relative gain of throughput per doubling, between neighbouring valid points."""
-        return over.gains(self.points)
+        return gains.gains(self.points)
 
     def plateau(self, tolerance: float = TOLERANCE) -> Plateau:
         """Where throughput stops to grow by `tolerance` per doubling."""
-        return over.plateau(self.points, tolerance)
+        return gains.plateau(self.points, tolerance)
 
     def pareto_front(self) -> tuple[Point, ...]:
         """Valid points that no other beats in throughput and mean E2E."""
-        return over.pareto_front(self.points)
+        return gains.pareto_front(self.points)
 
     def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
         """Does throughput reach a plateau within the points measured?"""
@@ -163,7 +162,7 @@ def curve_of(
     missing = tuple(sorted(set(planned) - known))
     unneeded: tuple[int, ...] = ()
     if adaptive is not None:
-        wanted = sparse.next_load(planned, points, adaptive)
+        wanted = next_load(planned, points, adaptive)
         missing, unneeded = ((wanted.concurrency,), ()) if wanted else ((), missing)
     return Curve(
         subject=subject,
@@ -221,7 +220,7 @@ def obstacle(curve: Curve) -> str | None:
         return f"invalid at {_listed(p.concurrency for p in invalid)} in flight ({reason})"
     if len(curve.points) < FEWEST_POINTS:
         return f"{len(curve.points)} points measured, {FEWEST_POINTS} are needed"
-    if over.noise_of(curve.points).sd is None:
+    if gains.noise_of(curve.points).sd is None:
         return "noise unknown: one repeat of each point; --slm-repeats 2"
     return None
 
@@ -258,7 +257,7 @@ def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     knee, reason = _knee(curve, tolerance)
     if knee is None:
         return _verdict(curve, LATENCY, State.UNDECIDED, reason, tolerance)
-    rises = [g for g in over.gains(curve.points, over.e2e_s) if g.start >= knee]
+    rises = [g for g in gains.gains(curve.points, gains.e2e_s) if g.start >= knee]
     flattest = min(rises, key=lambda g: ends(g)[1])
     if below(flattest, tolerance) is not State.HOLDS:
         flattest = min(rises, key=lambda g: ends(g)[0])
@@ -279,7 +278,7 @@ def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: flo
     if knee is None:
         return _verdict(curve, PARETO, State.UNDECIDED, reason, margin)
     upto = [p for p in curve.valid if p.concurrency <= knee]
-    rivals = [(p, q, by) for p in upto for q, by in over.advantages(curve.points, p)]
+    rivals = [(p, q, by) for p in upto for q, by in gains.advantages(curve.points, p)]
     point, rival, by = max(rivals, key=lambda row: ends(row[2])[0])
     if below(by, margin) is not State.FAILS:
         point, rival, by = max(rivals, key=lambda row: ends(row[2])[1])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, State, enough, gib, unless_ok
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, STOLEN_CORES
-from pytest_slmserve.telemetry.base import Source
+from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.host_counters import limiting_cgroup, open_host
 from pytest_slmserve.telemetry.host_probe import cpu_model
 
@@ -63,7 +63,7 @@ def _threads_per_core(root: Path) -> int | None:
 
 
 def of_a_second(
-    source: Source,
+    source: SensorSource,
     cores: int,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,

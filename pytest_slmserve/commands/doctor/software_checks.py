@@ -11,7 +11,7 @@ from pathlib import Path
 from pytest_slmserve.commands.doctor.finding import Finding
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import PROFILED
-from pytest_slmserve.telemetry.base import Source
+from pytest_slmserve.telemetry.base import SensorSource
 from pytest_slmserve.telemetry.host_probe import PROBE_S, check_vllm, interpreter
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
@@ -68,7 +68,7 @@ def of_telemetry(device: str, choose: Choose = open_sampler) -> Finding:
     return Finding("telemetry", "warning" if notes or unsupported else "ok", found, "; ".join(notes))
 
 
-def _lacks(source: Source) -> Iterable[tuple[int, str]]:
+def _lacks(source: SensorSource) -> Iterable[tuple[int, str]]:
     """What a GPU's source has not of the profiling counters; of others nobody is warned."""
     unsupported: dict[int, str] = getattr(source, "unsupported", {})
     return [(number, why) for number, why in unsupported.items() if number in PROFILED]

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.engines.base import Gate, Tell, silent
+from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier, ignore_progress
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.records import Progress, known_fields
 
@@ -129,12 +129,18 @@ class Child:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def converse(child: Child, tell: Tell = silent, gate: Gate | None = None, /, **message: Any) -> dict[str, Any]:
+def converse(
+    child: Child,
+    on_progress: ProgressCallback = ignore_progress,
+    barrier: WindowBarrier | None = None,
+    /,
+    **message: Any,
+) -> dict[str, Any]:
     """One message there, its answer back; meanwhile progress is told, and the window of a gated run is asked for."""
     child.send(**message)
     while (answer := child.receive(SILENCE_S, "measuring"))["event"] in ("progress", "settled"):
         if answer["event"] == "progress":
-            tell(Progress(**known_fields(Progress, answer)))
-        elif gate:
-            child.send(op="open", window=gate.settled())
+            on_progress(Progress(**known_fields(Progress, answer)))
+        elif barrier:
+            child.send(op="open", window=barrier.settled())
     return answer

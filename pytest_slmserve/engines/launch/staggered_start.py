@@ -12,14 +12,14 @@ LOOK_S = 0.05
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 
 
-class Turn:
+class StartTurn:
     """Begins when made, which is when the engine is launched. A file in `folder` says that the turn has come; beside it
     each process of a held engine puts one of its own when it has imported all, and waits (`worker/slm_facts.py`)."""
 
     def __init__(self, folder: Path, processes: int, held: bool) -> None:
         self._file, self._processes = folder / "turn", processes
         self._began, self._waited_s = time.monotonic(), 0.0
-        self.place: Mapping[str, str] = {"SLM_TURN": str(self._file)} if held else {}
+        self.extra_env: Mapping[str, str] = {"SLM_TURN": str(self._file)} if held else {}
 
     def give(self) -> None:
         """What it waited until now is no part of its start."""
@@ -47,11 +47,11 @@ class Turn:
         return max(stamps) if len(stamps) >= self._processes else None
 
 
-class Held:
+class StaggeredEngine:
     """Of an engine that can be launched before its turn: the wait for it, and the start."""
 
     child: Child
-    _turn: Turn
+    _turn: StartTurn
 
     def await_turn(self) -> None:
         """Until one that was held has imported what it needs. Raises EngineFailed where it takes too long."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pytest_slmserve.engines.launch.staggered_start import Turn
+from pytest_slmserve.engines.launch.staggered_start import StartTurn
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 WORKER = Path(__file__).parent.parent / "worker" / "vllm_worker.py"
@@ -87,9 +87,11 @@ def visible_to(spec: EngineSpec, visible: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": seen} | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if several else {})
 
 
-def place_of(spec: EngineSpec, place: Mapping[str, str], cores: Collection[int], turn: Turn) -> dict[str, str]:
+def placement_env(
+    spec: EngineSpec, extra_env: Mapping[str, str], cores: Collection[int], turn: StartTurn
+) -> dict[str, str]:
     """Variables that say where, and when, an engine runs beside others."""
-    env = {**place, **turn.place}
+    env = {**extra_env, **turn.extra_env}
     if cores and spec.backend == "cpu":
         env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(cores, spec.tensor_parallel)
     return env

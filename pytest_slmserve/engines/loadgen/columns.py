@@ -20,7 +20,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RequestRow:
     """One request that was sent and did not fail. request: index into the bodies. scheduled: None without a schedule.
     times, tokens: of each chunk that bears tokens. usage: tokens of prompt and output by the server's count, None
     where it gave none. finished: False of one that was cut off. cached: tokens of the prompt from a cache."""
@@ -59,7 +59,9 @@ def lost_in(failed: Iterable[Lost]) -> Message:
     return {field.name: [getattr(each, field.name) for each in ordered] for field in fields(Lost)}
 
 
-def found_in(rows: Iterable[Row], window: Window, steps: Sequence[Window] = (), on_schedule: bool = False) -> Message:
+def found_in(
+    rows: Iterable[RequestRow], window: Window, steps: Sequence[Window] = (), on_schedule: bool = False
+) -> Message:
     """samples, scheduled, received, gaps, step_gaps, tokens_per_chunk, and chunks, which is the number behind it.
     steps: windows of their own, of a ramp. on_schedule: the load has one, also where nothing came of it."""
     ordered = sorted(rows, key=lambda row: row.sent)
@@ -79,7 +81,7 @@ def found_in(rows: Iterable[Row], window: Window, steps: Sequence[Window] = (), 
     }
 
 
-def received(rows: Sequence[Row], beyond: float) -> list[Any]:
+def received(rows: Sequence[RequestRow], beyond: float) -> list[Any]:
     """Tokens in equal bins of time: their width, where the first begins, and the tokens of each.
 
     A request's tokens that its chunks do not show, by the server's count, came evenly with those that they show; where

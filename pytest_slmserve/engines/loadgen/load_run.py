@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_slmserve.engines.loadgen.bodies import Bodies
-from pytest_slmserve.engines.loadgen.columns import Lost, Row, found_in, lost_in
-from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE, FAILURES, OpenLoop, closed_loop, most_within
+from pytest_slmserve.engines.loadgen.columns import Lost, RequestRow, found_in, lost_in
+from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE, FAILURES, OpenLoopPacer, closed_loop, most_within
 from pytest_slmserve.engines.loadgen.step_detector import Lead
-from pytest_slmserve.engines.loadgen.streams import Stream, Streams
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoop
+from pytest_slmserve.engines.loadgen.streams import RequestStream, Streams
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer
 
 PROGRESS_S = 0.5
 AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most
@@ -22,7 +22,7 @@ Say = Callable[..., None]
 Hear = Callable[[], dict[str, Any] | None]  # a message of the parent, if there is one
 
 
-class Run:
+class LoadRun:
     """requests: the bytes of each, by its number. load: as the parent describes it; its `part`, of several processes,
     says that this one sends every count-th request from the index-th on. at: when it begins, with others; None: now."""
 
@@ -30,7 +30,7 @@ class Run:
         self.streams, self.requests, self.load = streams, requests, load
         self.output_tokens = output_tokens
         self.first, self.stride = load.get("part", (0, 1))
-        self.rows: list[Row] = []
+        self.rows: list[RequestRow] = []
         self.failed: list[Lost] = []
         self.unsent: list[float] = []  # when those were due that a load was given up before
         self.waited_s: list[float] = []  # how long each that was sent was held back
@@ -107,14 +107,14 @@ class Run:
         """Send a load's request by its number among those of this process."""
         request = self.first + self.stride * number
         self.sent += 1
-        self.streams.send(Stream(request, self.requests.of(request), due))
+        self.streams.send(RequestStream(request, self.requests.of(request), due))
 
     def _take_ended(self, driver: Driver) -> None:
         while self.streams.ended and not self.given_up:
             self._note(self.streams.ended.popleft())
             driver.freed(time.monotonic())
 
-    def _note(self, stream: Stream, cut: bool = False) -> None:
+    def _note(self, stream: RequestStream, cut: bool = False) -> None:
         index = stream.number % len(self.requests)
         if stream.failure is not None:
             kind, why = stream.failure
@@ -123,7 +123,9 @@ class Run:
             return
         answer = stream.answer
         self.rows.append(
-            Row(index, stream.sent, stream.due, answer.times, answer.tokens, answer.usage, not cut, answer.cached)
+            RequestRow(
+                index, stream.sent, stream.due, answer.times, answer.tokens, answer.usage, not cut, answer.cached
+            )
         )
         self.done += not cut
         self.last_answer = max(self.last_answer, stream.read_until)
@@ -163,9 +165,9 @@ class Run:
 class Looped:
     """Users who send their next request when the last one has ended."""
 
-    def __init__(self, run: Run, gated: bool) -> None:
+    def __init__(self, run: LoadRun, gated: bool) -> None:
         self.run = run
-        self.loop: ClosedLoop = closed_loop(run.load, run.output_tokens, gated)
+        self.loop: ClosedLoopPacer = closed_loop(run.load, run.output_tokens, gated)
         self.connections = self.loop.concurrency
         self.next_due = float("inf")
         self.unsent: list[float] = []
@@ -211,10 +213,10 @@ class Looped:
 class Scheduled:
     """Requests at their times, whatever the server does."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LoadRun) -> None:
         self.run = run
         window, most = run.load["window"], run.load.get("most")
-        self.loop = OpenLoop(run.load["schedule"], window and tuple(window), most)
+        self.loop = OpenLoopPacer(run.load["schedule"], window and tuple(window), most)
         self.connections = min(AHEAD, most or AHEAD, most_within(run.load["schedule"], AHEAD_S))
 
     @property

@@ -71,7 +71,7 @@ class Parts:
         for part, mine in zip(busy, loads):
             part.say(op="run", load=mine, at=begins)
         gated = "at" in message and message["at"] is not None
-        return Together(self.lines, busy, gated, load.get("window_s", 0.0)).result()
+        return ProcessesRun(self.lines, busy, gated, load.get("window_s", 0.0)).result()
 
     def _hear_all(self, parts: Sequence[Speaker]) -> list[Message]:
         return [message for part in parts if (message := part.hear())]
@@ -83,7 +83,7 @@ class Parts:
             os.waitpid(pid, 0)
 
 
-class Together:
+class ProcessesRun:
     """One run of several processes: their progress as one, and one window for all of them."""
 
     def __init__(self, lines: Speaker, parts: Sequence[Speaker], gated: bool, window_s: float) -> None:

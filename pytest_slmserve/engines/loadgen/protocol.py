@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_slmserve.engines.loadgen.bodies import Bodies
-from pytest_slmserve.engines.loadgen.load_run import Run
+from pytest_slmserve.engines.loadgen.load_run import LoadRun
 from pytest_slmserve.engines.loadgen.processes import Parts
 from pytest_slmserve.engines.loadgen.streams import Streams
 from pytest_slmserve.engines.loadgen.target import target_of
@@ -48,7 +48,7 @@ class Lines:
         return self.hear(0.0)
 
 
-class Client:
+class StreamingClient:
     """Sends requests to one server."""
 
     def __init__(self, lines: Lines, greeting: Message) -> None:
@@ -65,7 +65,7 @@ class Client:
 
     def run(self, message: Message) -> Message:
         self.requests.begin_anew()
-        run = Run(self.streams, self.requests, self.output_tokens, message["load"])
+        run = LoadRun(self.streams, self.requests, self.output_tokens, message["load"])
         return run.result(self.lines.say, self.lines.hear_now, message.get("at"))
 
     def close(self) -> None:
@@ -93,9 +93,9 @@ def converse(end: socket.socket) -> None:
         client.close()
 
 
-def start(lines: Lines, greeting: Message) -> Client | Parts:
+def start(lines: Lines, greeting: Message) -> StreamingClient | Parts:
     processes = greeting["processes"]
-    return Client(lines, greeting) if processes == 1 else Parts(lines, greeting, processes, serve_part)
+    return StreamingClient(lines, greeting) if processes == 1 else Parts(lines, greeting, processes, serve_part)
 
 
 def serve_part(end: socket.socket) -> None:

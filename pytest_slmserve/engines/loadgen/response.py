@@ -15,7 +15,7 @@ READ_OF_A_BODY = 1 << 16  # bytes
 HOLDS_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
 
 
-class Failed(Exception):
+class RequestFailed(Exception):
     """The request failed, and why. kind: the same in a word or two: "HTTP 503", "no stream", "error in the stream",
     "malformed", "broke off" or "no tokens"."""
 
@@ -58,9 +58,9 @@ class Answer:
                 body = b""
             self._read_body(at, body)
         except Malformed as error:
-            raise Failed("malformed" if data else "broke off", f"{error}{self._so_far()}") from None
+            raise RequestFailed("malformed" if data else "broke off", f"{error}{self._so_far()}") from None
         except (ValueError, TypeError, AttributeError) as error:
-            raise Failed("malformed", f"malformed event: {error}") from None
+            raise RequestFailed("malformed", f"malformed event: {error}") from None
 
     def _read_body(self, at: float, body: bytes) -> None:
         if not self._streams and not self._begins():
@@ -71,10 +71,10 @@ class Answer:
         for data in events:
             self._take(at, data)
         if self.response.ended and not self.complete:
-            raise Failed("broke off", f"the stream ended before it was complete{self._so_far()}")
+            raise RequestFailed("broke off", f"the stream ended before it was complete{self._so_far()}")
         if self.response.ended and not self.times:
             counted = "" if self.usage[1] is None else f", of which the server counts {self.usage[1]}"
-            raise Failed("no tokens", f"the stream was complete without a token{counted}")
+            raise RequestFailed("no tokens", f"the stream was complete without a token{counted}")
 
     def _begins(self) -> bool:
         """Whether it is a stream of events, as far as is known."""
@@ -89,10 +89,10 @@ class Answer:
             return
         text = self._refusal.decode(errors="replace")
         if self.response.status != 200:
-            raise Failed(f"HTTP {self.response.status}", f"HTTP {self.response.status}: {text}")
+            raise RequestFailed(f"HTTP {self.response.status}", f"HTTP {self.response.status}: {text}")
         kind = self.response.headers.get("content-type", "no content type")
         why = f'the server answered without streaming ({kind}); the body needs "stream": true: {text}'
-        raise Failed("no stream", why)
+        raise RequestFailed("no stream", why)
 
     def _take(self, at: float, data: bytes) -> None:
         if data == b"[DONE]":
@@ -100,7 +100,7 @@ class Answer:
             return
         event = parsed(data.decode())
         if event.get("error") or event.get("object") == "error":
-            raise Failed("error in the stream", f"the server said in the stream: {data.decode()}")
+            raise RequestFailed("error in the stream", f"the server said in the stream: {data.decode()}")
         tokens = 0
         for choice in event.get("choices") or ():
             tokens += tokens_in(choice)

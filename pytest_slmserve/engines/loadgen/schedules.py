@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoop
+from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer
 
 FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
 
 
-def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoop:
+def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
     """Also a burst, which is a closed loop of as many users as requests."""
     burst = load["kind"] == "burst"
-    return ClosedLoop(
+    return ClosedLoopPacer(
         load["requests"] if burst else load["concurrency"],
         sum(output_tokens) / len(output_tokens),
         load.get("settle_lifetimes", 0.0),
@@ -27,7 +27,7 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
     )
 
 
-class OpenLoop:
+class OpenLoopPacer:
     """Requests at given times, in seconds since the beginning, in ascending order. window: None for all of it.
 
     most: in flight at a time; one that comes meanwhile is due when another has ended. waited_s: each that was sent for

@@ -13,7 +13,7 @@ import time
 from collections import deque
 
 from pytest_slmserve.engines.loadgen.connection import STAMP, Address, Connection, SecureConnection, address_of
-from pytest_slmserve.engines.loadgen.response import Answer, Failed
+from pytest_slmserve.engines.loadgen.response import Answer, RequestFailed
 from pytest_slmserve.engines.loadgen.target import Target
 
 CONNECTING = 64  # at once: more would overflow the queue of a server that accepts slowly
@@ -30,7 +30,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the time of day, and when last looked before
 
 
-class Stream:
+class RequestStream:
     """One request and its answer. number: which of the load. due, asked, sent: when it was to be sent, was handed over,
     and was sent.
 
@@ -69,8 +69,8 @@ class Streams:
     def __init__(self, target: Target, timeout_s: float) -> None:
         self.target, self.timeout_s = target, timeout_s
         self.epoll = select.epoll()
-        self.ended: deque[Stream] = deque()
-        self.in_flight: dict[Stream, None] = {}
+        self.ended: deque[RequestStream] = deque()
+        self.in_flight: dict[RequestStream, None] = {}
         self.heard = time.monotonic()  # when anything came last
         self.pieces = self.pieces_read = self.tokens_read = 0
         self.doubt_s = self.most_doubt_s = 0.0  # of the stamps of pieces: the sum, and the most
@@ -79,11 +79,11 @@ class Streams:
         self._address: Address | None = None
         self._context = secure_context() if target.tls else None
         self._connections: dict[int, Connection] = {}
-        self._streams: dict[Connection, Stream] = {}
+        self._streams: dict[Connection, RequestStream] = {}
         self._idle: dict[Connection, None] = {}
         self._refused = 0
-        self._without_connection: deque[Stream] = deque()
-        self._to_read: deque[Stream] = deque()
+        self._without_connection: deque[RequestStream] = deque()
+        self._to_read: deque[RequestStream] = deque()
 
     def start_count(self) -> None:
         """Of the next run."""
@@ -107,7 +107,7 @@ class Streams:
             else:
                 self.turn(0.01)
 
-    def send(self, stream: Stream) -> None:
+    def send(self, stream: RequestStream) -> None:
         """On a connection that waits, else on a new one, as soon as it is open."""
         stream.asked = time.monotonic()
         stream.deadline = stream.asked + self.timeout_s
@@ -133,7 +133,7 @@ class Streams:
         elif not ready:
             self._read_for(READ_S)
 
-    def read(self, stream: Stream) -> None:
+    def read(self, stream: RequestStream) -> None:
         """All that was fetched of it."""
         while stream.unread and stream.failure is None:
             self._read_piece(stream)
@@ -149,7 +149,7 @@ class Streams:
             chunks = len(stream.answer.times)
             self._fail(stream, "timeout", f"no end within {self.timeout_s:g} s ({chunks} chunks with tokens came)")
 
-    def cut_off(self) -> list[Stream]:
+    def cut_off(self) -> list[RequestStream]:
         """End all that are in flight; they are returned as they are, those that were not even sent too."""
         self._without_connection.clear()
         for stream in list(self.in_flight):
@@ -223,7 +223,7 @@ class Streams:
 
     # Sending
 
-    def _send_on(self, connection: Connection, stream: Stream) -> None:
+    def _send_on(self, connection: Connection, stream: RequestStream) -> None:
         stream.connection = connection
         self._streams[connection] = stream
         stream.sent = time.monotonic()
@@ -249,7 +249,7 @@ class Streams:
             if stream in self.in_flight:
                 self._keep(stream, clock, data, told)
 
-    def _keep(self, stream: Stream, clock: Clock, data: bytes, told: bytes) -> None:
+    def _keep(self, stream: RequestStream, clock: Clock, data: bytes, told: bytes) -> None:
         if not data:
             return self._closed(stream, clock)
         self.heard = clock[0]
@@ -261,14 +261,14 @@ class Streams:
         if data.endswith(LAST_CHUNK) or b"data:" not in data:  # its end, perhaps, or nothing usual
             self.read(stream)
 
-    def _closed(self, stream: Stream, clock: Clock) -> None:
+    def _closed(self, stream: RequestStream, clock: Clock) -> None:
         self.read(stream)
         if stream in self.in_flight:
             assert stream.connection
             self._drop(stream.connection)
             self._broke_off(stream, "")
 
-    def _broke_off(self, stream: Stream, why: str) -> None:
+    def _broke_off(self, stream: RequestStream, why: str) -> None:
         """An old connection may have been closed just as the request was sent, which is then sent anew."""
         self.read(stream)
         connection = stream.connection
@@ -280,12 +280,12 @@ class Streams:
             return self._send_anew(stream)
         try:
             stream.answer.read(stream.read_until, b"")
-        except Failed as error:
+        except RequestFailed as error:
             return self._fail(stream, error.kind, f"{error} ({why})" if why else f"{error}")
         self._leave(stream)
         self.ended.append(stream)
 
-    def _send_anew(self, stream: Stream) -> None:
+    def _send_anew(self, stream: RequestStream) -> None:
         stream.connection = None
         self.in_flight[stream] = None
         self._without_connection.append(stream)
@@ -312,7 +312,7 @@ class Streams:
             if stream.unread:
                 self._to_read.appendleft(stream)
 
-    def _read_piece(self, stream: Stream) -> None:
+    def _read_piece(self, stream: RequestStream) -> None:
         clock, told, data = stream.unread.popleft()
         self._unread_bytes -= len(data)
         self.pieces_read += 1
@@ -321,7 +321,7 @@ class Streams:
         before = len(stream.answer.times)
         try:
             stream.answer.read(at, data)
-        except Failed as error:
+        except RequestFailed as error:
             return self._fail(stream, error.kind, str(error))
         self.tokens_read += sum(stream.answer.tokens[before:])
         if len(stream.answer.times) > before + 1:
@@ -331,7 +331,7 @@ class Streams:
             self._leave(stream)
             self.ended.append(stream)
 
-    def _arrival(self, clock: Clock, told: bytes, stream: Stream) -> float:
+    def _arrival(self, clock: Clock, told: bytes, stream: RequestStream) -> float:
         """Of a piece: the kernel's stamp, unless it cannot be true, as after the time of day was set."""
         fetched, ahead, _ = clock
         if told:
@@ -344,7 +344,7 @@ class Streams:
 
     # Ends
 
-    def _leave(self, stream: Stream) -> None:
+    def _leave(self, stream: RequestStream) -> None:
         """Its connection waits for another, if it may."""
         del self.in_flight[stream]
         connection, stream.connection = stream.connection, None
@@ -361,7 +361,7 @@ class Streams:
         else:
             self._drop(connection)
 
-    def _fail(self, stream: Stream, kind: str, why: str) -> None:
+    def _fail(self, stream: RequestStream, kind: str, why: str) -> None:
         stream.failure, stream.failed = (kind, self.target.without_secrets(why)[:TOLD]), time.monotonic()
         self._unread_bytes -= sum(len(data) for _, _, data in stream.unread)
         stream.unread.clear()

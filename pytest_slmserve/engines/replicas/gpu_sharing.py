@@ -12,7 +12,7 @@ from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas import mps
-from pytest_slmserve.engines.replicas.replica_set import HeldEngine, Replicas, cores_of_each
+from pytest_slmserve.engines.replicas.replica_set import HeldEngine, ReplicaEngines, cores_of_each
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Sharing
@@ -21,7 +21,9 @@ from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 IMAGINED_GAIN: dict[Sharing, float] = {"time-slicing": 1.0, "mps": 1.2, "mig": 1.0}  # of the one simulated device
 
 
-def start_replicas(spec: ReplicaSpec, device: str = "none", memory_used: Callable[[], int] | None = None) -> Replicas:
+def start_replicas(
+    spec: ReplicaSpec, device: str = "none", memory_used: Callable[[], int] | None = None
+) -> ReplicaEngines:
     """Start them on the device of that UUID ("cpu" and "none" are none). memory_used: bytes taken of its memory.
 
     Raises BadUsage where they cannot share it so (`cannot_share` says it beforehand), EngineFailed where one of them
@@ -31,17 +33,17 @@ def start_replicas(spec: ReplicaSpec, device: str = "none", memory_used: Callabl
         raise BadUsage(why, "another way of sharing: time-slicing")
     launch = partial(_launch, sharing=spec.sharing)
     if spec.backend == "fake" or spec.sharing in ("time-slicing", "urls"):
-        return Replicas(spec, launch, memory_used=memory_used)
+        return ReplicaEngines(spec, launch, memory_used=memory_used)
     if spec.sharing == "gpus":  # nobody takes memory where another looks
-        return Replicas(spec, launch)
+        return ReplicaEngines(spec, launch)
     if spec.sharing == "mig":
-        places = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in mig_instances(device)]
-        return Replicas(spec, launch, places=places)
+        extra_envs = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in mig_instances(device)]
+        return ReplicaEngines(spec, launch, extra_envs=extra_envs)
     daemon = mps.MpsDaemon(mps.Mps(device, spec.thread_percentage))
-    return Replicas(
+    return ReplicaEngines(
         spec,
         launch,
-        places=[daemon.environment] * len(spec),
+        extra_envs=[daemon.environment] * len(spec),
         check=lambda name, engine: daemon.verify(name, processes(engine)),
         memory_used=memory_used,
         last=daemon.close,
@@ -93,7 +95,7 @@ def processes(engine: Engine) -> set[int]:
 
 
 def _launch(
-    spec: EngineSpec, *, place: Mapping[str, str], cores: Collection[int], share: int, sharing: Sharing
+    spec: EngineSpec, *, extra_env: Mapping[str, str], cores: Collection[int], share: int, sharing: Sharing
 ) -> HeldEngine:
     if spec.backend == "remote":
         return EndpointEngine(spec)
@@ -102,4 +104,4 @@ def _launch(
             return FakeEngine(spec, gpus=share)
         return FakeEngine(spec, speed=IMAGINED_GAIN[sharing] / share)
     door = ServerEngine if spec.door == "server" else OfflineEngine
-    return door(spec, place=place, cores=cores, held=True)
+    return door(spec, extra_env=extra_env, cores=cores, held=True)

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
-from pytest_slmserve.engines.base import Engine, Tell, silent
+from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, named, naming
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -33,21 +33,21 @@ class HeldEngine(Engine, Protocol):
         """It is its turn: returns when it is ready. Raises EngineFailed where it does not start."""
 
 
-class Launch(Protocol):
-    """place: variables that say where it runs beside others. cores: those that it may use; none: all. share: how many
+class EngineLaunch(Protocol):
+    """extra_env: variables that say where it runs beside others. cores: those that it may use; none: all. share: how many
     it shares the device with, itself included."""
 
     def __call__(
-        self, spec: EngineSpec, *, place: Mapping[str, str], cores: Collection[int], share: int
+        self, spec: EngineSpec, *, extra_env: Mapping[str, str], cores: Collection[int], share: int
     ) -> HeldEngine: ...
 
 
-class Replicas:
+class ReplicaEngines:
     """Starts all when made; raises EngineFailed, naming the replica, when one does not start, and stops the others.
 
     All are launched at once, for half of a start is imports. Then each in turn takes its part of the device.
 
-    places: variables for each replica, which make it an MPS client or name its MIG instance. check: looks, after a
+    extra_envs: variables for each replica, which make it an MPS client or name its MIG instance. check: looks, after a
     start and after each run, whether the replica is where it should be, and raises EngineFailed. memory_used: bytes of
     the device that are taken, asked until they stand still before the next one starts: vLLM takes what others free or
     take meanwhile for its own. last: called when all have been stopped.
@@ -56,9 +56,9 @@ class Replicas:
     def __init__(
         self,
         spec: ReplicaSpec,
-        launch: Launch,
+        launch: EngineLaunch,
         *,
-        places: Sequence[Mapping[str, str]] = (),
+        extra_envs: Sequence[Mapping[str, str]] = (),
         check: Callable[[str, Engine], None] = lambda name, engine: None,
         memory_used: Callable[[], int] | None = None,
         last: Callable[[], None] | None = None,
@@ -70,18 +70,18 @@ class Replicas:
         if last:
             self._undo.callback(last)
         try:
-            self._launch(launch, places or [{}] * len(spec))
+            self._launch(launch, extra_envs or [{}] * len(spec))
             self._start_in_turn(memory_used)
             self._check_blocks()
         except BaseException:
             self.close()
             raise
 
-    def _launch(self, launch: Launch, places: Sequence[Mapping[str, str]]) -> None:
+    def _launch(self, launch: EngineLaunch, extra_envs: Sequence[Mapping[str, str]]) -> None:
         cores = cores_of_each(len(self.spec), self.spec.pinned)
         for index, each in enumerate(self.spec.engines):
             with naming(self.name(index), EngineFailed):
-                engine = launch(each, place=places[index], cores=cores[index], share=len(self.spec))
+                engine = launch(each, extra_env=extra_envs[index], cores=cores[index], share=len(self.spec))
             self.engines.append(engine)
             self._undo.callback(engine.close)
 
@@ -109,7 +109,12 @@ class Replicas:
     def name(self, index: int) -> str:
         return f"replica {index + 1} of {len(self.spec)} ({short_name(self.spec.engines[index].model)})"
 
-    def run(self, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], tell: Tell = silent) -> tuple[Run, ...]:
+    def run(
+        self,
+        workloads: Sequence[Workload],
+        loads: Sequence[ClosedLoop],
+        on_progress: ProgressCallback = ignore_progress,
+    ) -> tuple[Run, ...]:
         """Put a load on each, all beginning at once; all have one window, which opens when the last has settled.
 
         Raises EngineFailed, naming the replica, when one dies; the others are stopped then.
@@ -122,10 +127,10 @@ class Replicas:
             raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
         for index, (engine, workload) in enumerate(zip(self.engines, workloads)):
             with naming(self.name(index), EngineFailed):
-                engine.hand_over(workload)
-        gate = Together(len(self.engines), max(load.window_s for load in loads))
+                engine.load_requests(workload)
+        barrier = SharedWindow(len(self.engines), max(load.window_s for load in loads))
         parts = [
-            Part(self.name(i), engine, workload, load, gate, tell if i == 0 else silent)
+            ReplicaThread(self.name(i), engine, workload, load, barrier, on_progress if i == 0 else ignore_progress)
             for i, (engine, workload, load) in enumerate(zip(self.engines, workloads, loads))
         ]
         try:
@@ -158,7 +163,7 @@ class Stopped(EngineFailed):
     """A replica that was well, but is not needed without the others."""
 
 
-class Together:
+class SharedWindow:
     """The gate of one run: `begins_s` is soon, and the window opens when `settled` has been said by all."""
 
     def __init__(self, engines: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -183,32 +188,38 @@ class Together:
         self._barrier.abort()
 
 
-class Part(threading.Thread):
+class ReplicaThread(threading.Thread):
     """One engine's run, in a thread of its own; `run` or `error` is there when it has ended."""
 
     def __init__(
-        self, name: str, engine: Engine, workload: Workload, load: ClosedLoop, gate: Together, tell: Tell
+        self,
+        name: str,
+        engine: Engine,
+        workload: Workload,
+        load: ClosedLoop,
+        barrier: SharedWindow,
+        on_progress: ProgressCallback,
     ) -> None:
         super().__init__(name=f"slm-{name}", daemon=True)
         self.called = name
         self.found: Run | None = None
         self.error: BaseException | None = None
-        self._arguments = workload, load, tell, gate
-        self._engine, self._gate = engine, gate
+        self._arguments = workload, load, on_progress, barrier
+        self._engine, self._barrier = engine, barrier
 
     def run(self) -> None:
         try:
             self.found = self._engine.run(*self._arguments)
         except BaseException as error:
             self.error = error
-            self._gate.give_up()
+            self._barrier.give_up()
 
 
-def _runs(parts: Sequence[Part], stop: Callable[[], None]) -> tuple[Run, ...]:
+def _runs(parts: Sequence[ReplicaThread], stop: Callable[[], None]) -> tuple[Run, ...]:
     """All runs; on the first failure the engines are stopped, which ends the other threads too."""
     for part in parts:
         part.start()
-    first: Part | None = None
+    first: ReplicaThread | None = None
     while not first and any(part.is_alive() for part in parts):
         for part in parts:
             part.join(0.05)
@@ -224,7 +235,7 @@ def _runs(parts: Sequence[Part], stop: Callable[[], None]) -> tuple[Run, ...]:
     return tuple(part.found for part in parts if part.found)
 
 
-def _culprit(parts: Sequence[Part]) -> Part | None:
+def _culprit(parts: Sequence[ReplicaThread]) -> ReplicaThread | None:
     """The one that failed by itself; its error was there before any other was stopped for it."""
     return next((part for part in parts if part.error and not isinstance(part.error, Stopped)), None)
 

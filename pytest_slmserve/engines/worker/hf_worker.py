@@ -47,7 +47,7 @@ class Parent:
         return time.monotonic() - self.told > PROGRESS_S
 
 
-class Batches:
+class BatchServer:
     """One model, one way to batch."""
 
     def __init__(self, parent: Parent, arguments: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def serve(parent: Parent) -> None:
     arguments = parent.hear()
     if arguments is None:
         return
-    batches = Batches(parent, arguments)
+    batches = BatchServer(parent, arguments)
     try:
         facts = batches.start()
     except BaseException as error:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-class ClosedLoop:
+class ClosedLoopPacer:
     """`concurrency` users, each of whom sends its next request when the last one has ended.
 
     A request of n output tokens lives n engine steps. Users who start "spread" do so at concurrency/n per step: that
@@ -109,7 +109,7 @@ class ClosedLoop:
         return self.opened_at, self.closed_at
 
 
-class Schedule:
+class SchedulePacer:
     """Requests at given times since the beginning, ascending, each with a user of its own, whatever becomes of those
     before it; over when the last has been sent. A window it has none.
 

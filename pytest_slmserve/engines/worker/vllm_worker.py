@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from slm_guarded import guarded
-from slm_pacing import ClosedLoop, Schedule  # this folder is on the path, its package is not
+from slm_pacing import ClosedLoopPacer, SchedulePacer  # this folder is on the path, its package is not
 from slm_steps import resolved, step_row
 
 LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB
@@ -33,7 +33,7 @@ PROFILED_S = 1.0  # of a load: hundreds of steps, each of thousands of events
 STALL_S = 60.0  # an engine that makes no step for so long will make none
 
 
-class Trace:
+class StepTrace:
     """vLLM's stat logger, duck-typed: one row per engine step."""
 
     rows: ClassVar[list[tuple[Any, ...]]] = []
@@ -45,9 +45,9 @@ class Trace:
         row = step_row(scheduler_stats, iteration_stats)
         if row is None:
             return
-        Trace.rows.append(row)
-        if Trace.on_step:
-            Trace.on_step()
+        StepTrace.rows.append(row)
+        if StepTrace.on_step:
+            StepTrace.on_step()
 
     def log(self, *_: Any, **__: Any) -> None: ...
     def log_engine_initialized(self, *_: Any, **__: Any) -> None: ...
@@ -98,7 +98,7 @@ class Server:
 
         if folder := os.environ.get("SLM_PROFILE"):
             arguments |= profiler_arguments(AsyncEngineArgs, folder)
-        self.engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[Trace])
+        self.engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[StepTrace])
         parts: list[dict[str, Any]] = await self.engine.collective_rpc("slm_facts")
         return {**resolved(self.engine.vllm_config), "parts": parts}
 
@@ -119,18 +119,20 @@ class Server:
         self.runs += 1
         return {"event": "tokens", "tokens": found}
 
-    async def run(self, load: dict[str, Any], at: float | None = None, kind: type[Run] | None = None) -> dict[str, Any]:
+    async def run(
+        self, load: dict[str, Any], at: float | None = None, kind: type[WorkerRun] | None = None
+    ) -> dict[str, Any]:
         """at: when it begins, together with others; None: now, and alone."""
         self.runs += 1
-        Trace.rows = []
+        StepTrace.rows = []
         gc.collect()
         gc.freeze()  # a collection in the middle of a window would stop the front end for tens of milliseconds
-        run = (kind or Run)(self, load, gated=at is not None)
+        run = (kind or WorkerRun)(self, load, gated=at is not None)
         await asyncio.sleep(max(0.0, (at or 0.0) - time.monotonic()))
         try:
             return await run.result()
         finally:
-            Trace.on_step = None
+            StepTrace.on_step = None
             gc.unfreeze()
 
 
@@ -148,11 +150,11 @@ def greedy(tokens: int) -> Any:
     )
 
 
-def admission(load: dict[str, Any], output_tokens: list[int], gated: bool) -> ClosedLoop | Schedule:
+def admission(load: dict[str, Any], output_tokens: list[int], gated: bool) -> ClosedLoopPacer | SchedulePacer:
     """The rule by which a load sends its requests; a burst is a closed loop of as many users as requests."""
     if load["kind"] == "job":
-        return Schedule(load["schedule_s"])
-    return ClosedLoop(
+        return SchedulePacer(load["schedule_s"])
+    return ClosedLoopPacer(
         load["requests"] if load["kind"] == "burst" else load["concurrency"],
         sum(output_tokens) / len(output_tokens),
         load.get("settle_lifetimes", 0.0),
@@ -163,7 +165,7 @@ def admission(load: dict[str, Any], output_tokens: list[int], gated: bool) -> Cl
     )
 
 
-class Run:
+class WorkerRun:
     """One load: users as tasks, one row per request."""
 
     def __init__(self, server: Server, load: dict[str, Any], gated: bool = False) -> None:
@@ -178,10 +180,10 @@ class Run:
 
     async def result(self) -> dict[str, Any]:
         self.began = self.last_step = self.last_answer = time.monotonic()
-        Trace.on_step = self.step
+        StepTrace.on_step = self.step
         self.start_users()
         beside = [asyncio.create_task(self.tell())]
-        if isinstance(self.loop, Schedule):
+        if isinstance(self.loop, SchedulePacer):
             beside.append(asyncio.create_task(self.arrive(self.loop)))
         if self.loop.gated:
             beside.append(asyncio.create_task(self.wait_for_window()))
@@ -196,13 +198,13 @@ class Run:
             "began": self.began,
             "window": window,
             "samples": [list(column) for column in zip(*self.rows)],
-            "steps": [list(column) for column in zip(*Trace.rows)],
+            "steps": [list(column) for column in zip(*StepTrace.rows)],
             "failed": dict(zip(("request", "sent", "ended", "kind"), zip(*self.failed) if self.failed else [()] * 4)),
             "failures": len(self.failed),
             "first_failure": self.first_failure,
         }
 
-    async def arrive(self, schedule: Schedule) -> None:
+    async def arrive(self, schedule: SchedulePacer) -> None:
         """Start each user when its request is due."""
         while (due := schedule.next_s) is not None:
             await asyncio.sleep(max(0.0, self.began + due - time.monotonic()))
@@ -304,11 +306,11 @@ class Run:
                 elapsed_s=now - self.began,
                 done=self.done,
                 in_flight=len(self.in_flight),
-                tokens_per_s=recent_tokens_per_s(Trace.rows),
+                tokens_per_s=recent_tokens_per_s(StepTrace.rows),
             )
 
 
-class Profiled(Run):
+class Profiled(WorkerRun):
     """A load under vLLM's own profiler, which begins when the load has settled; its window is measured by nobody."""
 
     problem: str | None = None

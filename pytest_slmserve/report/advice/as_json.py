@@ -7,9 +7,16 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import Advice, Needs, Offer, Plan, Replicas, Together
+from pytest_slmserve.analysis.advice.advisor import (
+    Advice,
+    CombinedPlacement,
+    Needs,
+    OperatingPoint,
+    Plan,
+    ReplicaAdvice,
+)
 from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains
-from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -18,11 +25,11 @@ from pytest_slmserve.report.advice.text import general, no_memory, objective, wh
 from pytest_slmserve.report.tables.several_gpus import best_on_several, name_of
 
 
-def as_json(plan: Plan, source: Source, curves: Sequence[Curve] | None = None) -> str:
+def as_json(plan: Plan, source: ResultSource, curves: Sequence[Curve] | None = None) -> str:
     return json.dumps(record(plan, source, curves), indent=2, allow_nan=False)
 
 
-def record(plan: Plan, source: Source, curves: Sequence[Curve] | None = None) -> dict[str, Any]:
+def record(plan: Plan, source: ResultSource, curves: Sequence[Curve] | None = None) -> dict[str, Any]:
     """Estimates are objects with "value", "low" and "high" (95 %); null is what is not known. curves: of the models
     asked about, which may have been served on several GPUs; None: nobody looked."""
     wish = plan.wish
@@ -71,7 +78,7 @@ def _ends(seen: Interval | None) -> dict[str, float | None]:
     return {end: None if seen is None else _finite(getattr(seen, end)) for end in ("value", "low", "high")}
 
 
-def _offer(seen: Offer) -> dict[str, Any]:
+def _offer(seen: OperatingPoint) -> dict[str, Any]:
     return {
         "batch_requests": seen.batch,
         "tokens_per_s": _ends(seen.tokens_per_s),
@@ -100,7 +107,7 @@ def _memory(advice: Advice, seen: Needs) -> dict[str, Any]:
     }
 
 
-def _engines(seen: Replicas) -> dict[str, Any]:
+def _engines(seen: ReplicaAdvice) -> dict[str, Any]:
     return {
         "fit_with_batch_each_count": seen.at_batch,
         "fit_with_batch_divided_count": seen.split,
@@ -123,7 +130,7 @@ def _bound(seen: Ceiling) -> dict[str, Any]:
     return {"at_most_ratio": seen.factor, "unit": seen.unit, "busy_ratio": seen.busy, "reason": why(seen)}
 
 
-def _together(seen: Together) -> dict[str, Any]:
+def _together(seen: CombinedPlacement) -> dict[str, Any]:
     return {
         "fits": seen.fits,
         "total_bytes": seen.total_bytes,

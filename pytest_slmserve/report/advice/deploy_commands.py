@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.advice.advisor import Advice, Plan
-from pytest_slmserve.analysis.advice.batch_choice import Engine
+from pytest_slmserve.analysis.advice.batch_choice import ServedEngine
 from pytest_slmserve.analysis.advice.gpu_memory import utilization
 
 FIRST_PORT = 8000  # of vLLM's server, if nothing else is said
@@ -45,7 +45,7 @@ def _commands(serving: Sequence[tuple[Advice, int]], gpu_bytes: int | None) -> t
     )
 
 
-def serve(engine: Engine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
+def serve(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
     """The words of one command. What is not known of the engine is left to vLLM."""
     words = ["vllm", "serve", engine.model, "--dtype", engine.dtype, "--max-num-seqs", str(batch)]
     if engine.max_num_batched_tokens is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pytest_slmserve.analysis.advice.advisor import Advice, Needs, Offer, Plan, Replicas, least_latency_s
+from pytest_slmserve.analysis.advice.advisor import Advice, Needs, OperatingPoint, Plan, ReplicaAdvice, least_latency_s
 from pytest_slmserve.analysis.advice.batch_choice import Decision, conditions
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains
-from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
@@ -55,7 +55,7 @@ ORDER = (
 MPS_FIRST = "start the MPS daemon before them (nvidia-cuda-mps-control -d), else they take turns"
 
 
-def text(plan: Plan, source: Source) -> str:
+def text(plan: Plan, source: ResultSource) -> str:
     """Heading, table, reasons, commands."""
     pieces = [heading(plan, source)]
     if plan.possible:
@@ -66,7 +66,7 @@ def text(plan: Plan, source: Source) -> str:
     return "\n\n".join([*pieces, *commands(plan)])
 
 
-def heading(plan: Plan, source: Source) -> str:
+def heading(plan: Plan, source: ResultSource) -> str:
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
         memory = f", {_gib(wish.gpu_bytes)} GiB of memory, of which engines may take {percent(wish.memory_share)}"
@@ -107,7 +107,7 @@ def _cells(advice: Advice) -> tuple[str, ...]:
     )
 
 
-def _served(offer: Offer | None) -> tuple[str, ...]:
+def _served(offer: OperatingPoint | None) -> tuple[str, ...]:
     if offer is None:
         return (ABSENT,) * 4
     wait = milliseconds(offer.latency_s.value if offer.latency_s else None)
@@ -121,7 +121,7 @@ def _memory_cells(needs: Needs | None) -> tuple[str, ...]:
     return _gib(needs.kv_bytes), freed, _gib(needs.total_bytes)
 
 
-def _fit_cells(fit: Replicas | None) -> tuple[str, ...]:
+def _fit_cells(fit: ReplicaAdvice | None) -> tuple[str, ...]:
     return (ABSENT,) * 2 if fit is None else (f"{fit.at_batch:,}", f"{fit.split:,}")
 
 
@@ -181,7 +181,7 @@ def _or_none(load: int | None) -> str:
     return "none" if load is None else str(load)
 
 
-def _rate(offer: Offer | None) -> str:
+def _rate(offer: OperatingPoint | None) -> str:
     if offer is None:
         return ""
     rate = f"{figure(offer.tokens_per_s.value, 4)} tokens/s{between(offer.tokens_per_s)}"
@@ -259,7 +259,7 @@ def _active(busy: float, reachable: float) -> str:
     return f"active {percent(busy * reachable)} of the time, of {percent(reachable)} that can be reached"
 
 
-def _replicas(fit: Replicas, advice: Advice) -> str:
+def _replicas(fit: ReplicaAdvice, advice: Advice) -> str:
     said = f"{fit.at_batch:,} with {advice.batch} each fit, {fit.split:,} where they divide the {advice.batch}"
     if fit.advised == 1:
         return f"{said}; one is advised: {fit.why}"
@@ -282,7 +282,7 @@ def _costs(advice: Advice) -> str:
     return f"of a million output tokens: {'; '.join(said)}" if said else ""
 
 
-def general(plan: Plan, source: Source) -> Iterator[str]:
+def general(plan: Plan, source: ResultSource) -> Iterator[str]:
     """What is said of all models."""
     yield from (f"note: {note}" for note in source.notes)
     if not plan.advices:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.advice.advisor import Plan
-from pytest_slmserve.analysis.advice.subjects import Source
+from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.advice.verification import Verification, Verified, VerifiedTogether
 from pytest_slmserve.analysis.points.replica_points import engines
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
@@ -119,7 +119,7 @@ def _parts(seen: VerifiedTogether, alone: Sequence[Verified]) -> Iterator[str]:
 # JSON
 
 
-def as_json(plan: Plan, source: Source, seen: Verification, notes: Sequence[str] = ()) -> str:
+def as_json(plan: Plan, source: ResultSource, seen: Verification, notes: Sequence[str] = ()) -> str:
     """What the advisor says, with a further entry."""
     return json.dumps(advice_record(plan, source) | {"verification": record(seen, notes)}, indent=2, allow_nan=False)
 

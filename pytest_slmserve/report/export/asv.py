@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
-from pytest_slmserve.analysis.metrics.validity import standing
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.sweep_points import choose, concurrency_of
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -29,7 +29,7 @@ NO_SETTINGS = ("model", "kv_cache_bytes", "memory_share")
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class AsvMetric:
     """A cost, None where it was not measured."""
 
     name: str
@@ -46,16 +46,16 @@ def _thousand_over(rate: float | None) -> float | None:
 
 
 METRICS = (
-    Metric("seconds_per_1000_requests", "s/1000 requests", lambda s: _thousand_over(s.requests_per_s)),
-    Metric("ms_per_output_token", "ms/token", lambda s: _times(1000, s.tpot_s)),
-    Metric("joules_per_1000_output_tokens", "J/1000 tokens", lambda s: _times(1000, s.energy_per_token_j)),
+    AsvMetric("seconds_per_1000_requests", "s/1000 requests", lambda s: _thousand_over(s.requests_per_s)),
+    AsvMetric("ms_per_output_token", "ms/token", lambda s: _times(1000, s.tpot_s)),
+    AsvMetric("joules_per_1000_output_tokens", "J/1000 tokens", lambda s: _times(1000, s.energy_per_token_j)),
 )
 START = "start.seconds_to_start"
 SERVING, STARTING = ("model", "concurrency"), ("model",)  # names of the parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BenchmarkHost:
     """What one result file is of. curve: by what values lie on one curve of the page, where they are of one machine; a
     new driver begins another. torch is not among it: a release of vLLM brings its own."""
 
@@ -93,12 +93,12 @@ def seen(measurements: Iterable[Measurement]) -> list[Seen]:
     found = []
     for m in sorted(measurements, key=lambda m: (m.measured_at, m.launch)):
         if concurrency_of(m) is not None:
-            invalid, degraded = standing(m)
+            invalid, degraded = check(m)
             found += [] if invalid else [Seen(m, summarize(m), degraded)]
     return found
 
 
-def values(found: Iterable[Seen], machine: str | None = None) -> dict[Place, list[Value]]:
+def values(found: Iterable[Seen], machine: str | None = None) -> dict[BenchmarkHost, list[Value]]:
     """What they say, by the file it goes to.
 
     machine: its name; by default that of the GPU, or of the CPU. Raises BadUsage where one name is for several kinds,
@@ -108,7 +108,7 @@ def values(found: Iterable[Seen], machine: str | None = None) -> dict[Place, lis
     kinds = {kind(each.measurement.environment) for each in found}
     if machine is not None and len(kinds) > 1:
         raise BadUsage(f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}", "one machine at a time")
-    places: dict[Place, list[Seen]] = {}
+    places: dict[BenchmarkHost, list[Seen]] = {}
     for each in found:
         places.setdefault(_place(each, machine), []).append(each)
     return {place: [*_serving(group), *_starting(group)] for place, group in places.items()}
@@ -142,7 +142,7 @@ def workload(m: Measurement) -> str:
     return f"{lengths}-{starts}-{m.workload.hash[:6]}"
 
 
-def _place(each: Seen, machine: str | None) -> Place:
+def _place(each: Seen, machine: str | None) -> BenchmarkHost:
     where, limit = each.measurement.environment, each.summary.power_limit_w
     absent = UNKNOWN if where.gpu_name else "none"
     curve = {
@@ -153,7 +153,7 @@ def _place(each: Seen, machine: str | None) -> Place:
         "host": f"{where.cores or UNKNOWN} cores, {where.cpu or UNKNOWN}",
         "engine": settings(each.measurement.spec),
     }
-    return Place(machine or kind(where), release_of(where), tuple(curve.items()), where.torch or UNKNOWN)
+    return BenchmarkHost(machine or kind(where), release_of(where), tuple(curve.items()), where.torch or UNKNOWN)
 
 
 def _serving(group: Sequence[Seen]) -> Iterator[Value]:

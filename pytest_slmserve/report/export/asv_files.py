@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pytest_slmserve.report.export.asv import METRICS, SERVING, START, STARTING, Place, Value, rounded
+from pytest_slmserve.report.export.asv import METRICS, SERVING, START, STARTING, BenchmarkHost, Value, rounded
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -40,25 +40,25 @@ class Commit:
 
 
 @dataclass(slots=True)
-class Row:
+class ResultRow:
     """A benchmark in a result file."""
 
     facts: dict[tuple[str, ...], Facts]
     started_at: int = 0  # ms
 
 
-def path_of(place: Place, commit: Commit) -> str:
+def path_of(place: BenchmarkHost, commit: Commit) -> str:
     return f"{place.machine}/{commit.hash[:8]}-{place.env_name}.json"
 
 
-def result_file(place: Place, commit: Commit, found: Iterable[Value], old: File | None = None) -> File:
+def result_file(place: BenchmarkHost, commit: Commit, found: Iterable[Value], old: File | None = None) -> File:
     """What asv would have written, had it measured this. old: what is there; what was not measured now is kept.
 
     Raises BadUsage where asv_runner is not installed, and one of UNUSABLE where `old` is no such file.
     """
     rows = {} if old is None else rows_of(old)
     for value in found:
-        row = rows.setdefault(value.benchmark, Row({}))
+        row = rows.setdefault(value.benchmark, ResultRow({}))
         row.facts[value.parameters] = facts_of(value.samples)
         row.started_at = max(row.started_at, round(1000 * datetime.fromisoformat(value.measured_at).timestamp()))
     return {
@@ -95,7 +95,7 @@ def _short(value: float) -> float:
     return float(f"{value:.4e}") if isinstance(value, float) else value
 
 
-def rows_of(file: File) -> dict[str, Row]:
+def rows_of(file: File) -> dict[str, ResultRow]:
     """Rows of a result file, by benchmark; asv leaves out the columns at the end that have nothing."""
     rows = {}
     for name, row in file["results"].items():
@@ -104,11 +104,11 @@ def rows_of(file: File) -> dict[str, Row]:
         keys = itertools.product(*columns["params"])
         facts = {key: {column: found[i] for column, found in lists.items()} for i, key in enumerate(keys)}
         known = {key: each for key, each in facts.items() if each.get("result") is not None}
-        rows[name] = Row(known, columns.get("started_at") or 0)
+        rows[name] = ResultRow(known, columns.get("started_at") or 0)
     return rows
 
 
-def _packed(row: Row) -> list[Any]:
+def _packed(row: ResultRow) -> list[Any]:
     axes = _axes(row.facts)
     each = [row.facts.get(key, {}) for key in itertools.product(*axes)]
     lists = [[facts.get(column) for facts in each] for column in PER_VALUE]

@@ -50,7 +50,7 @@ Figure = Callable[[Point | SharedPoint], float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ReplicaSeries:
     """One model under one load, with all that is alike but for the number of replicas and the way of sharing. beside:
     how far right of a number of engines its dots stand."""
 
@@ -87,7 +87,7 @@ def replica_pictures(sweeps: Sequence[Shown]) -> list[Picture]:
     return [replica_gain(series), replica_latency(series), replica_device(series)]
 
 
-def replica_gain(series: Sequence[Series]) -> Picture:
+def replica_gain(series: Sequence[ReplicaSeries]) -> Picture:
     """Throughput over that of one engine against the number of replicas (arXiv:2404.03353, figure 5)."""
     ways = _ways(series)
     figure, places = panels(len(ways), [s.sweep for s in series], share_y=True)
@@ -100,7 +100,7 @@ def replica_gain(series: Sequence[Series]) -> Picture:
     return _finished("replica-gain", figure, series)
 
 
-def replica_latency(series: Sequence[Series]) -> Picture:
+def replica_latency(series: Sequence[ReplicaSeries]) -> Picture:
     """The largest of the replicas' mean E2E, and the 99th percentile over the requests of all, each over one engine's
     (arXiv:2404.03353, figure 6)."""
     ratios: dict[str, Ratio] = {
@@ -119,7 +119,7 @@ def replica_latency(series: Sequence[Series]) -> Picture:
     return _finished("replica-latency", figure, series)
 
 
-def replica_device(series: Sequence[Series]) -> Picture:
+def replica_device(series: Sequence[ReplicaSeries]) -> Picture:
     """What the device did with one engine on it, and with each number of replicas (arXiv:2404.03353, figure 7)."""
     known = [panel for panel in _panels(series) if any(_values(panel, s.pairs) for s in series)]
     if not known:
@@ -135,11 +135,11 @@ def replica_device(series: Sequence[Series]) -> Picture:
 # What is compared
 
 
-def series_of(sweeps: Sequence[Shown]) -> list[Series]:
+def series_of(sweeps: Sequence[Shown]) -> list[ReplicaSeries]:
     """Those of each sweep, side by side."""
     found = [(sweep, name, stroke, pairs) for sweep in sweeps for name, stroke, pairs in _lines(sweep)]
     step = SPREAD / len(found) if found else 0.0
-    return [Series(*one[:3], (i - (len(found) - 1) / 2) * step, one[3]) for i, one in enumerate(found)]
+    return [ReplicaSeries(*one[:3], (i - (len(found) - 1) / 2) * step, one[3]) for i, one in enumerate(found)]
 
 
 def _lines(sweep: Shown) -> Iterator[tuple[str, str, tuple[Pair, ...]]]:
@@ -157,7 +157,7 @@ def _setting(shared: SharedPoint) -> str:
     return f"{shared.concurrency} in flight{pinned}{part}"
 
 
-def _ways(series: Sequence[Series]) -> list[Sharing]:
+def _ways(series: Sequence[ReplicaSeries]) -> list[Sharing]:
     return [sharing for sharing in SHARINGS if any(s.of(sharing) for s in series)]
 
 
@@ -177,7 +177,7 @@ def _ratios(pairs: Sequence[Pair], of: Ratio) -> list[tuple[Pair, Interval]]:
     return [(pair, ratio) for pair, ratio in seen if ratio and math.isfinite(ratio.value)]
 
 
-def _draw_ratios(axes: Any, series: Sequence[Series], sharing: Sharing, of: Ratio) -> None:
+def _draw_ratios(axes: Any, series: Sequence[ReplicaSeries], sharing: Sharing, of: Ratio) -> None:
     """Dots with their intervals, and a line at 1."""
     place = _count_axis(axes, _counts(series))
     for one in series:
@@ -195,7 +195,7 @@ def _draw_interval(axes: Any, x: float, ratio: Interval, colour: str) -> None:
         axes.errorbar(x, ratio.value, [[below], [above]], fmt="none", ecolor=colour, elinewidth=1, capsize=2)
 
 
-def _reach(axes: Any, series: Sequence[Series], drawn: Sequence[Ratio]) -> None:
+def _reach(axes: Any, series: Sequence[ReplicaSeries], drawn: Sequence[Ratio]) -> None:
     """Of the axis that all panels share: to the ends of the intervals, but not to less than half of a value or more
     than twice it: what was repeated once has an interval of any width."""
     ratios = [ratio for one in series for of in drawn for _, ratio in _ratios(one.pairs, of)]
@@ -209,7 +209,7 @@ def _reach(axes: Any, series: Sequence[Series], drawn: Sequence[Ratio]) -> None:
 # What the device did
 
 
-def _panels(series: Sequence[Series]) -> Iterator[Panel]:
+def _panels(series: Sequence[ReplicaSeries]) -> Iterator[Panel]:
     """Busy by the profiling counters, where they are known; else as NVML samples it."""
     busy = Panel("busy (some kernel ran)", attrgetter("engine_active"), share=True)
     util = Panel("GPU utilisation", attrgetter("gpu_util"), share=True)
@@ -239,7 +239,7 @@ def _known(panel: Panel, point: Point | SharedPoint) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _draw_panel(axes: Any, panel: Panel, series: Sequence[Series], sharing: Sharing) -> None:
+def _draw_panel(axes: Any, panel: Panel, series: Sequence[ReplicaSeries], sharing: Sharing) -> None:
     """From 0 on, as what stands side by side is compared, and as far as any way of sharing needs."""
     place = _count_axis(axes, [1, *_counts(series)])
     for one in series:
@@ -264,7 +264,7 @@ def _dress(axes: Any, title: str, sharing: Sharing, counted: str) -> None:
         axes.set_title(title, fontsize=10, loc="left")
 
 
-def _counts(series: Sequence[Series]) -> list[int]:
+def _counts(series: Sequence[ReplicaSeries]) -> list[int]:
     return [shared.count for one in series for shared, _ in one.pairs]
 
 
@@ -276,12 +276,12 @@ def _count_axis(axes: Any, counts: Sequence[int]) -> dict[int, int]:
     return place
 
 
-def _draw_dots(axes: Any, one: Series, dots: Sequence[Dot], place: Mapping[int, int]) -> None:
+def _draw_dots(axes: Any, one: ReplicaSeries, dots: Sequence[Dot], place: Mapping[int, int]) -> None:
     placed = [(place[count] + one.beside, value, degraded) for count, value, degraded in dots]
     draw_line(axes, one.sweep, placed, one.name, one.stroke)
 
 
-def _finished(name: str, figure: Any, series: Sequence[Series]) -> Picture:
+def _finished(name: str, figure: Any, series: Sequence[ReplicaSeries]) -> Picture:
     last = figure.axes[-1]
     if any(axes.containers for axes in figure.axes):
         last.errorbar([], [], [], color=GREY, elinewidth=1, capsize=2, fmt="none", label="95 % interval")

@@ -10,17 +10,17 @@ from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo
 from pytest_slmserve.analysis.metrics.ramp import steps_of
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
 from pytest_slmserve.analysis.metrics.summary import summarize
-from pytest_slmserve.analysis.metrics.validity import problems, standing
+from pytest_slmserve.analysis.metrics.validity import check, problems
 from pytest_slmserve.analysis.sweep.peak_goodput import HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.report.loads.single_load import (
     STRICT,
-    Terms,
+    ValidityCriteria,
     as_json,
-    asked_of,
     failed_text,
     figures_of,
     good,
     latencies,
+    request_lines,
     told_of,
 )
 from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
@@ -43,7 +43,7 @@ LEGEND_OF_GOODPUT = (
 )
 
 
-def open_loop_texts(measurements: Sequence[Measurement], terms: Terms = STRICT) -> Iterator[str]:
+def open_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:
     """Pages on all open loops among these: a ramp by itself, the others with those that differ in their rate alone."""
     together: dict[str, list[Measurement]] = {}
     for m in measurements:
@@ -56,30 +56,32 @@ def open_loop_texts(measurements: Sequence[Measurement], terms: Terms = STRICT) 
         yield (ramp_text(points[0], terms) if steps_of(points[0]) else rates_text(points, terms))
 
 
-def rates_text(points: Sequence[Measurement], terms: Terms) -> str:
+def rates_text(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
     """A page on loads that differ in their rate."""
     first = points[0].load
     assert isinstance(first, OpenLoop)
     judged = f"each judged for {first.window_s:g} s after {first.settle_s:g} s"
     timing = f"{_process(points[0])}: one load after the other, {judged}"
-    return "\n".join([*asked_of(points[0]), *_told(points), timing, "", *_body(points, terms)])
+    return "\n".join([*request_lines(points[0]), *_told(points), timing, "", *_body(points, terms)])
 
 
-def rates_json(points: Sequence[Measurement], terms: Terms) -> dict[str, Any]:
+def rates_json(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
     """A point for each rate, and what is found over all of them: null without an SLO."""
     each = [{"rate": _rate(m), **as_json(m, terms)} for m in points]
     return {"points": each, **_over_all(points, terms)}
 
 
-def ramp_text(measurement: Measurement, terms: Terms) -> str:
+def ramp_text(measurement: Measurement, terms: ValidityCriteria) -> str:
     """A page on one ramp."""
     load = measurement.load
     assert isinstance(load, OpenLoop)
     timing = f"{load.arrivals}; the first {load.settle_s:g} s of a step are not judged"
-    return "\n".join([*asked_of(measurement), *told_of(measurement), timing, "", *_body(steps_of(measurement), terms)])
+    return "\n".join(
+        [*request_lines(measurement), *told_of(measurement), timing, "", *_body(steps_of(measurement), terms)]
+    )
 
 
-def ramp_json(measurement: Measurement, terms: Terms) -> dict[str, Any]:
+def ramp_json(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
     """The whole ramp, and the figures of its steps."""
     steps = steps_of(measurement)
     each = [
@@ -98,7 +100,7 @@ def _told(points: Sequence[Measurement]) -> Iterator[str]:
         yield from (f"{_rate(m):g} requests/s: {text}" for text in told if text not in common)
 
 
-def _body(points: Sequence[Measurement], terms: Terms) -> Iterator[str]:
+def _body(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[str]:
     """The tables, how to read them, what was found, and what is wrong."""
     yield _table(points, terms)
     yield ""
@@ -109,15 +111,15 @@ def _body(points: Sequence[Measurement], terms: Terms) -> Iterator[str]:
     yield from _doubts(points, terms)
 
 
-def _table(points: Sequence[Measurement], terms: Terms) -> str:
+def _table(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
     latency = [text for name in LATENCIES for text in (f"{name.upper()} ms\np50", "\np99")]
     columns = [*COLUMNS, *latency, "\nvalid"]
     return grid([_row(m, terms) for m in points], columns, ["right"] * (len(columns) - 1) + ["left"])
 
 
-def _row(m: Measurement, terms: Terms) -> list[str]:
+def _row(m: Measurement, terms: ValidityCriteria) -> list[str]:
     delay, seen = delay_of(m.run), latencies(m)
-    invalid, degraded = standing(m, terms.failed_share)
+    invalid, degraded = check(m, terms.failed_share)
     served, sent = summarize(m), [delay.requested_per_s, delay.achieved_per_s] if delay else [None, None]
     row = [f"{_rate(m):g}", *(figure(rate, 4) for rate in (*sent, served.requests_per_s))]
     row += [milliseconds(delay.p99_s if delay else None), figure(served.output_tokens_per_s, 4)]
@@ -125,7 +127,7 @@ def _row(m: Measurement, terms: Terms) -> list[str]:
     return [*row, "NO" if invalid else "degraded" if degraded else "yes"]
 
 
-def _goodput(points: Sequence[Measurement], terms: Terms, slo: Slo) -> Iterator[str]:
+def _goodput(points: Sequence[Measurement], terms: ValidityCriteria, slo: Slo) -> Iterator[str]:
     columns = [*GOODPUT, *(f"{name}\n%" for name in slo.bounds), "\ndropped"]
     served = [(m, found) for m in points if (found := good(m, slo))]
     yield f"good: {slo}"
@@ -142,7 +144,7 @@ def _goodput_row(m: Measurement, found: Goodput) -> list[str]:
     return [f"{_rate(m):g}", figure(found.per_s, 4), *map(hundredths, shares), f"{found.dropped}"]
 
 
-def found_in(points: Sequence[Measurement], terms: Terms) -> tuple[Peak | None, HighestLoad | None]:
+def found_in(points: Sequence[Measurement], terms: ValidityCriteria) -> tuple[Peak | None, HighestLoad | None]:
     """Where goodput peaks, and up to which rate enough requests are good, by the valid points."""
     stands = [(m, not problems(m, terms.failed_share)) for m in points]
     valid = [(m, served) for m, stand in stands if stand and (served := good(m, terms.slo))]
@@ -152,7 +154,7 @@ def found_in(points: Sequence[Measurement], terms: Terms) -> tuple[Peak | None, 
     return best, highest_load(attained, terms.attainment, invalid)
 
 
-def _over_all(points: Sequence[Measurement], terms: Terms) -> Mapping[str, Any]:
+def _over_all(points: Sequence[Measurement], terms: ValidityCriteria) -> Mapping[str, Any]:
     best, highest = found_in(points, terms) if terms.slo else (None, None)
     return {
         "peak": best and {**asdict(best), "bracketed": best.bracketed, "why": best.why},
@@ -160,10 +162,10 @@ def _over_all(points: Sequence[Measurement], terms: Terms) -> Mapping[str, Any]:
     }
 
 
-def _doubts(points: Sequence[Measurement], terms: Terms) -> list[str]:
+def _doubts(points: Sequence[Measurement], terms: ValidityCriteria) -> list[str]:
     lines = [f"failed: {_rate(m):g} requests/s: {failed_text(m)}" for m in points if m.run.failures]
     for m in points:
-        invalid, degraded = standing(m, terms.failed_share)
+        invalid, degraded = check(m, terms.failed_share)
         lines += [f"INVALID: {_rate(m):g} requests/s: {text}" for text in invalid]
         lines += [f"degraded: {_rate(m):g} requests/s: {text}" for text in degraded]
     return ["", *(hanging(line, 2) for line in lines)] if lines else []

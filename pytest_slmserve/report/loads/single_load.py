@@ -14,10 +14,10 @@ from tabulate import tabulate
 from pytest_slmserve.analysis.metrics.client_queueing import held_back
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.metrics.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
-from pytest_slmserve.analysis.metrics.prefix_cache import cached
+from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
 from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
-from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, standing
+from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, check
 from pytest_slmserve.analysis.metrics.window import prompt_tokens_per_s
 from pytest_slmserve.analysis.points.job_points import summary_of
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
@@ -30,7 +30,7 @@ FIGURES = ("batch", "requests_per_s", "output_tokens_per_s", "kv_usage")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ValidityCriteria:
     """By what loads are judged. slo: None is no goodput. attainment: the share of good requests that is enough.
     failed_share: of requests, that may fail without making a measurement invalid."""
 
@@ -40,7 +40,7 @@ class Terms:
 
 
 CHUNK = 0.05  # tokens: a busy server now and then sends two at once, and an end of text may have no chunk
-STRICT = Terms()
+STRICT = ValidityCriteria()
 
 
 def latencies(measurement: Measurement) -> dict[str, Percentiles]:
@@ -62,7 +62,7 @@ def failed_text(measurement: Measurement) -> str:
     return f"{run.failures} failed{f' ({each})' if each else ''}"
 
 
-def as_json(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
+def as_json(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
     """What was asked of whom, and the figures."""
     stream = measurement.run.stream
     return {
@@ -80,11 +80,11 @@ def as_json(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
     }
 
 
-def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any]:
+def figures_of(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
     """Seconds, tokens and ratios of 1; null is not measured."""
-    invalid, degraded = standing(measurement, terms.failed_share)
+    invalid, degraded = check(measurement, terms.failed_share)
     run, seen, summary = measurement.run, latencies_of(measurement), asdict(summary_of(measurement))
-    delay, served, from_cache = delay_of(measurement.run), good(measurement, terms.slo), cached(run)
+    delay, served, from_cache = delay_of(measurement.run), good(measurement, terms.slo), cache_hit_share(run)
     held = held_back(run)
     return {
         "valid": not invalid,
@@ -105,7 +105,7 @@ def figures_of(measurement: Measurement, terms: Terms = STRICT) -> dict[str, Any
     }
 
 
-def as_text(measurement: Measurement, terms: Terms = STRICT) -> str:
+def as_text(measurement: Measurement, terms: ValidityCriteria = STRICT) -> str:
     """A head, a table of latencies, what was good, and what is wrong."""
     told = [_served(served)] if (served := good(measurement, terms.slo)) else []
     return "\n".join([*_head(measurement), "", _table(latencies(measurement)), *told, *_doubts(measurement, terms)])
@@ -136,7 +136,7 @@ def _held_back(m: Measurement) -> Iterator[str]:
         )
 
 
-def asked_of(m: Measurement) -> Iterator[str]:
+def request_lines(m: Measurement) -> Iterator[str]:
     """Who was asked, and for how much."""
     prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
     yield f"{m.spec.model} at {m.spec.url or f'the {m.spec.door} door'}"
@@ -152,7 +152,7 @@ def told_of(m: Measurement) -> Iterator[str]:
 
 def _head(m: Measurement) -> Iterator[str]:
     figures, seen, (opened, closed) = summary_of(m), latencies_of(m), m.run.window_s
-    yield from asked_of(m)
+    yield from request_lines(m)
     yield from told_of(m)
     yield _load(m)
     yield from _held_back(m)
@@ -164,7 +164,7 @@ def _head(m: Measurement) -> Iterator[str]:
     yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {failed_text(m)}"
 
 
-def counted_loop_texts(measurements: Sequence[Measurement], terms: Terms = STRICT) -> Iterator[str]:
+def counted_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:
     """Pages on endpoints' closed loops of so many requests: each by itself, for they are no points of a sweep."""
     for m in measurements:
         if m.spec.door == "endpoint" and m.alone and isinstance(m.load, ClosedLoop) and m.load.requests is not None:
@@ -196,7 +196,7 @@ def chunks(m: Measurement) -> Iterator[str]:
 
 def _cached(m: Measurement) -> Iterator[str]:
     """Where the prompts came from, as far as is known."""
-    seen, stream = cached(m.run), m.run.stream
+    seen, stream = cache_hit_share(m.run), m.run.stream
     own = "no prompt begins like another's" if stream and stream.salt else "prompts as the seed or the file has them"
     if seen is None:
         yield f"{own}; how much of them a prefix cache served is not told"
@@ -227,7 +227,7 @@ def _served(found: Goodput) -> str:
     return f"\ngoodput {figure(found.per_s, 4)} requests/s within {found.slo}: {share}, {found.dropped} dropped"
 
 
-def _doubts(m: Measurement, terms: Terms) -> list[str]:
-    invalid, degraded = standing(m, terms.failed_share)
+def _doubts(m: Measurement, terms: ValidityCriteria) -> list[str]:
+    invalid, degraded = check(m, terms.failed_share)
     lines = [f"INVALID: {text}" for text in invalid] + [f"degraded: {text}" for text in degraded]
     return ["", *lines] if lines else []

@@ -28,7 +28,7 @@ def remark(curve: Curve) -> str:
     return f"not measured, predicted: tokens/s {', '.join(rows)} in flight; {_trust(curve)}"
 
 
-def why_not(curve: Curve, concurrency: int) -> str:
+def skip_note(curve: Curve, concurrency: int) -> str:
     """The reason of a skipped item."""
     if concurrency not in curve.unneeded:
         return f"the adaptive sweep ended early: {listed(curve.missing)} in flight was next"

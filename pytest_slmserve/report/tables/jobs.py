@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, grouped
 from pytest_slmserve.report.numbers import ABSENT, figure, hundredths, milliseconds
 from pytest_slmserve.report.tables.findings import served_on
-from pytest_slmserve.report.tables.valid_column import standing
+from pytest_slmserve.report.tables.valid_column import valid_cell
 from pytest_slmserve.report.text_table import grid_of_known, hanging
 from pytest_slmserve.schema.loads import Job
 
@@ -41,7 +41,7 @@ FIGURES: tuple[Column, ...] = (
     ("TTFT\nms", lambda p: milliseconds(p.ttft_s)),
     ("pre-\nempted", lambda p: ABSENT if p.preemptions is None else figure(p.preemptions)),
     ("waste\n%", lambda p: hundredths(p.waste)),
-    ("\nvalid", standing),
+    ("\nvalid", valid_cell),
 )
 WORDS = {"\nmodel", "\nbatching", "\nvalid"}
 

@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths, milliseconds
-from pytest_slmserve.report.tables.valid_column import standing
+from pytest_slmserve.report.tables.valid_column import valid_cell
 from pytest_slmserve.report.text_table import grid, hanging
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing
@@ -110,7 +110,7 @@ def alone_at(shared: SharedPoint, curves: Sequence[Curve]) -> Point | None:
 
 def _alone(point: Point) -> Row:
     rate = figure(point.output_tokens_per_s, 4)
-    return rate, ABSENT, ABSENT, ABSENT, figure(point.e2e_s), figure(point.e2e_p99_s), standing(point)
+    return rate, ABSENT, ABSENT, ABSENT, figure(point.e2e_s), figure(point.e2e_p99_s), valid_cell(point)
 
 
 def _served(point: SharedPoint, alone: Point | None) -> Row:
@@ -122,7 +122,7 @@ def _served(point: SharedPoint, alone: Point | None) -> Row:
         _interval(gain),
         figure(point.largest_e2e_s),
         figure(point.e2e_p99_s),
-        standing(point),
+        valid_cell(point),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Literal
 
-from pytest_slmserve.analysis.claims.claim import Row
+from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.points.job_points import JobPoint
@@ -25,7 +25,7 @@ from pytest_slmserve.report.tables.jobs import job_report
 from pytest_slmserve.report.tables.replicas import replica_report
 from pytest_slmserve.report.tables.sensors import energy_report, legend, sensor_table
 from pytest_slmserve.report.tables.several_gpus import gpus_report
-from pytest_slmserve.report.tables.valid_column import standing
+from pytest_slmserve.report.tables.valid_column import valid_cell
 from pytest_slmserve.report.text_table import grid, hanging, named
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
@@ -33,7 +33,7 @@ from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
 
-Judged = tuple[Verdict, Row | None]
+Judged = tuple[Verdict, ClaimRow | None]
 Colour = Literal["green", "red", "yellow"]
 Outcome = Literal["as expected", "unexpected", "undecided"]
 
@@ -235,7 +235,7 @@ def _row(point: Point, gain: float | None, optimal: bool) -> tuple[str, ...]:
         hundredths(gain, signed=True),
         hundredths(point.roofline_fraction),
         "*" if optimal else "",
-        standing(point),
+        valid_cell(point),
     )
 
 
@@ -264,7 +264,7 @@ def _joined(reasons: Sequence[str]) -> list[str]:
 # Verdicts
 
 
-def outcome(verdict: Verdict, row: Row | None, *, strict: bool = False) -> Outcome:
+def outcome(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> Outcome:
     """Against what was expected: that a claim holds, unless its row knows better. strict: always that it holds."""
     expected = State.FAILS if row is not None and row.expected == "fails" and not strict else State.HOLDS
     if verdict.state is State.UNDECIDED:
@@ -286,7 +286,7 @@ def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator
     yield _tally([outcome(verdict, row, strict=strict) for verdict, row in pairs]), None
 
 
-def _verdict_line(verdict: Verdict, row: Row | None, width: int, strict: bool) -> str:
+def _verdict_line(verdict: Verdict, row: ClaimRow | None, width: int, strict: bool) -> str:
     match outcome(verdict, row, strict=strict):
         case "undecided":
             state = "undecided"

@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.numbers import ABSENT, changes, counted, figure, hundredths
 from pytest_slmserve.report.tables.findings import served_on
-from pytest_slmserve.report.tables.valid_column import standing
+from pytest_slmserve.report.tables.valid_column import valid_cell
 from pytest_slmserve.report.text_table import grid_of_known, hanging
 
 COLUMNS = (
@@ -99,7 +99,7 @@ def _rows(curve: Curve, under: Sequence[Deployment]) -> Iterator[list[str]]:
             figure(served.power_w),
             hundredths(served.power_imbalance),
             figure(joules_per_request(curve, one)),
-            standing(served),
+            valid_cell(served),
         ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Judged(Protocol):
+class AnyPoint(Protocol):
     """A point of any kind."""
 
     @property
@@ -17,7 +17,7 @@ class Judged(Protocol):
     def left_out(self) -> int: ...
 
 
-def standing(point: Judged) -> str:
+def valid_cell(point: AnyPoint) -> str:
     """partly: some repeats were left out. degraded: all that are left have something against them."""
     if not point.valid:
         return "NO"

@@ -14,14 +14,22 @@ from typing import Any
 
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan.cases import Question, title
-from pytest_slmserve.plan.costs import Cell, start_price_s
+from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
 from pytest_slmserve.plan.schedule import Group, groups_of, in_order
 from pytest_slmserve.plan.titles import clock, engine_title
 from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.ray.connect import connect, hosts_of
-from pytest_slmserve.run.ray.messages import Arrived, Failed, Found, Message, Through, Told, unpacked
+from pytest_slmserve.run.ray.messages import (
+    CaseDone,
+    CaseFailed,
+    CaseMeasured,
+    Message,
+    TaskStarted,
+    UserNote,
+    unpacked,
+)
 from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
-from pytest_slmserve.run.ray.task import Members, errand_of, run_errand
+from pytest_slmserve.run.ray.task import ReplicaGroup, errand_of, run_errand
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ReplicaSpec
@@ -36,7 +44,7 @@ MOST_LOST = 3  # tasks of an engine: then it is the engine that kills them, not 
 
 
 @dataclass(eq=False)
-class Sent:
+class Submission:
     """An engine's questions on their way. open: those of which something is missing, the first of which is the one that
     is being measured. node: where it is; None while it waits for one. lost: how each of its tasks ended before its
     time, with the key of the question that it was at."""
@@ -54,16 +62,16 @@ class Sent:
 
 @dataclass(eq=False, repr=False)
 class Cluster:
-    """Measures in a session's stead. tell: hears how a wait is going."""
+    """Measures in a session's stead. on_progress: hears how a wait is going."""
 
     ray: Any
     options: Options
     nodes: list[Node]
     host: Host
-    tell: Callable[[str], None] = lambda text: None
+    on_progress: Callable[[str], None] = lambda text: None
     _session: Session | None = None
     _workloads: Any = None  # all of them, in Ray's store
-    _sent: dict[Any, Sent] = field(default_factory=dict)  # by the stream of its messages
+    _sent: dict[Any, Submission] = field(default_factory=dict)  # by the stream of its messages
     _known: set[str] = field(default_factory=set)  # keys of what was planned
     _failed: dict[str, BaseException] = field(default_factory=dict)
     _dead: set[str] = field(default_factory=set)
@@ -74,7 +82,7 @@ class Cluster:
     _closed: bool = False
 
     @classmethod
-    def of(cls, options: Options, root: Path) -> Cluster:
+    def from_options(cls, options: Options, root: Path) -> Cluster:
         """Connect, and ask the nodes what they are. Raises BadUsage, before any engine starts."""
         backend = options.backend
         assert backend is not None
@@ -88,7 +96,7 @@ class Cluster:
             ray.shutdown()
             raise
 
-    def send(self, session: Session, questions: Sequence[Question], cells: Sequence[Cell]) -> None:
+    def send(self, session: Session, questions: Sequence[Question], cells: Sequence[PlannedItem]) -> None:
         """Widest engines first, then the longest; less what is known already. Raises BadUsage where one of them fits
         on no node, with none sent."""
         self._session = session
@@ -98,7 +106,7 @@ class Cluster:
         for group in in_order(groups_of(cells)):
             its = {question.key: question for question in missing if question.engine == group.engine}
             if its:
-                sent.append(Sent(group, need_of(group.engine, self.nodes, self.options.ray_resource), its))
+                sent.append(Submission(group, need_of(group.engine, self.nodes, self.options.ray_resource), its))
         self._quiet_s = quiet_s([each.group for each in sent])
         self._workloads = self.ray.put({w.hash: w for question in missing for w in question.workloads})
         for each in sent:
@@ -113,7 +121,7 @@ class Cluster:
         while any(question.key in sent.open for sent in self._sent.values()):
             if not self._hear(TICK_S):
                 self._check_quiet()
-            self.tell(self._progress(question))
+            self.on_progress(self._progress(question))
         if error := self._failed.get(question.key):
             raise error
 
@@ -137,10 +145,10 @@ class Cluster:
         assert self._session is not None
         return any(True for _ in self._session.unanswered(question, self.options.repeats))
 
-    def _submit(self, sent: Sent) -> None:
+    def _submit(self, sent: Submission) -> None:
         questions, need = list(sent.open.values()), sent.need
         known = [self._members(question) for question in questions]
-        errand = errand_of(self.options, self.host.environment, questions, known)
+        engine_task = errand_of(self.options, self.host.environment, questions, known)
         # A process that has served one task may see the GPUs of that one for ever.
         task = self.ray.remote(max_calls=1)(run_errand)
         stream = task.options(
@@ -151,11 +159,11 @@ class Cluster:
             num_returns="streaming",
             max_retries=0,  # Ray's own would measure again what has come
             scheduling_strategy="SPREAD",
-        ).remote(errand, self._workloads)
+        ).remote(engine_task, self._workloads)
         sent.node = None
         self._sent[stream] = sent
 
-    def _members(self, question: Question) -> tuple[Members, ...]:
+    def _members(self, question: Question) -> tuple[ReplicaGroup, ...]:
         assert self._session is not None
         if isinstance(question.engine, ReplicaSpec):
             return tuple(self._session.known.shared.get(question.key, ()))
@@ -191,26 +199,26 @@ class Cluster:
         else:
             self._take(sent, message)
 
-    def _take(self, sent: Sent, message: Message) -> None:
+    def _take(self, sent: Submission, message: Message) -> None:
         session = self._session
         assert session is not None
         match message:
-            case Arrived(node):
+            case TaskStarted(node):
                 sent.node = node
                 self._ran[self._name(node)] += 1
-            case Found(key, packed):
+            case CaseMeasured(key, packed):
                 session.keep(sent.open[key], unpacked(packed))
                 self._came += 1
-            case Through(key):
+            case CaseDone(key):
                 del sent.open[key]
-            case Failed(key, error):
+            case CaseFailed(key, error):
                 self._failed[key] = error
                 del sent.open[key]
-            case Told(note):
+            case UserNote(note):
                 if note not in session.notes:
                     session.notes.append(note)
 
-    def _how(self, sent: Sent, error: Exception) -> str:
+    def _how(self, sent: Submission, error: Exception) -> str:
         """How a task ended before its time, for people."""
         name, problems = self._name(sent.node) if sent.node else "a node", self.ray.exceptions
         if isinstance(error, problems.OutOfMemoryError):
@@ -221,7 +229,7 @@ class Cluster:
             self._dead.add(sent.node)
         return f"{name} died"
 
-    def _died(self, sent: Sent, how: str) -> None:
+    def _died(self, sent: Submission, how: str) -> None:
         """What has not come is sent once more, but for a cell that was being measured when a task ended for the second
         time; what has come is never measured again."""
         sent.open = {key: question for key, question in sent.open.items() if self._is_open(question)}
@@ -239,7 +247,7 @@ class Cluster:
                 self._send_again(sent, how)
         self._strand()
 
-    def _send_again(self, sent: Sent, how: str) -> None:
+    def _send_again(self, sent: Submission, how: str) -> None:
         if not sent.open:
             return
         if not any(map(sent.need.fits, self._living())):
@@ -266,7 +274,7 @@ class Cluster:
     def _name(self, node: str) -> str:
         return next((known.name for known in self.nodes if known.id == node), node[:8])
 
-    def _fail(self, sent: Sent, error: BaseException) -> None:
+    def _fail(self, sent: Submission, error: BaseException) -> None:
         for key, question in sent.open.items():
             if self._is_open(question):
                 self._failed[key] = error
@@ -289,7 +297,7 @@ class Cluster:
 
 def quiet_s(groups: Sequence[Group]) -> float:
     """After how long a silence of the whole cluster something must be wrong: far more than the longest cell takes."""
-    prices = [start_price_s(g.engine) + max((cell.seconds for cell in g.cells), default=0.0) for g in groups]
+    prices = [start_estimate_s(g.engine) + max((cell.seconds for cell in g.cells), default=0.0) for g in groups]
     return LEAST_QUIET_S + PATIENCE * max(prices, default=0.0)
 
 
@@ -306,11 +314,11 @@ def _all(lost: Sequence[str]) -> str:
     return " and ".join(dict.fromkeys(lost))
 
 
-def _cells(sent: Sent) -> str:
+def _cells(sent: Submission) -> str:
     return f"{counted(len(sent.open), 'cell')} of {sent.name}"
 
 
-def _were(sent: Sent) -> str:
+def _were(sent: Submission) -> str:
     return "were" if len(sent.open) != 1 else "was"
 
 

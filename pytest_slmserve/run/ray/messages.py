@@ -13,14 +13,14 @@ from pytest_slmserve.schema.records import Measurement
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class TaskStarted:
     """The first message. node: Ray's id of where it is from."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CaseMeasured:
     """One repeat of a question. packed: as `packed` makes it, one measurement for each engine."""
 
     key: str
@@ -28,14 +28,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Through:
+class CaseDone:
     """All that was wanted of a question has been told."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class CaseFailed:
     """Why there is no more of a question."""
 
     key: str
@@ -43,13 +43,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class UserNote:
     """A sentence for the user."""
 
     note: str
 
 
-Message = Arrived | Found | Through | Failed | Told
+Message = TaskStarted | CaseMeasured | CaseDone | CaseFailed | UserNote
 
 
 def packed(found: Sequence[Measurement]) -> bytes:

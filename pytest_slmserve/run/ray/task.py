@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan.cases import Question
-from pytest_slmserve.run.ray.messages import Arrived, Failed, Found, Message, Through, Told, packed
+from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, Message, TaskStarted, UserNote, packed
 from pytest_slmserve.run.ray.nodes import differences
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
@@ -19,11 +19,11 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.host_probe import Host, probe
 
-Members = tuple[Measurement, ...]
+ReplicaGroup = tuple[Measurement, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class EngineTask:
     """What a node is sent for. questions: of one engine, their workloads left at home. hashes: of these, which travel
     once for all errands. known: what the session has of each question already. environment: of the other nodes."""
 
@@ -32,15 +32,15 @@ class Errand:
     repeats: int
     questions: tuple[Question, ...]
     hashes: tuple[tuple[str, ...], ...]
-    known: tuple[tuple[Members, ...], ...]
+    known: tuple[tuple[ReplicaGroup, ...], ...]
 
 
 def errand_of(
-    options: Options, environment: Environment, questions: Sequence[Question], known: Sequence[tuple[Members, ...]]
-) -> Errand:
+    options: Options, environment: Environment, questions: Sequence[Question], known: Sequence[tuple[ReplicaGroup, ...]]
+) -> EngineTask:
     """A node has no archive and resumes nothing, and sees no GPUs but those that its engine was given."""
     there = replace(options, ray="", ray_env="", ray_resource="", records="", export="", resume=False, plan=False)
-    return Errand(
+    return EngineTask(
         replace(there, tensor_parallel=(1,), baseline=""),
         environment,
         options.repeats,
@@ -50,55 +50,55 @@ def errand_of(
     )
 
 
-def run_errand(errand: Errand, workloads: Mapping[str, Workload]) -> Iterator[Message]:
+def run_errand(engine_task: EngineTask, workloads: Mapping[str, Workload]) -> Iterator[Message]:
     """A Ray task, whose results are messages."""
     import ray
 
-    yield Arrived(ray.get_runtime_context().get_node_id())
-    yield from carried_out(errand, workloads)
+    yield TaskStarted(ray.get_runtime_context().get_node_id())
+    yield from carried_out(engine_task, workloads)
 
 
-def carried_out(errand: Errand, workloads: Mapping[str, Workload]) -> Iterator[Message]:
+def carried_out(engine_task: EngineTask, workloads: Mapping[str, Workload]) -> Iterator[Message]:
     """Messages until the engine has stopped. workloads: by their hashes."""
-    open_keys = [question.key for question in errand.questions]
+    open_keys = [question.key for question in engine_task.questions]
     try:
-        with closing(_session(errand)) as session:
+        with closing(_session(engine_task)) as session:
             session.devices.hold()
-            for question, hashes, known in zip(errand.questions, errand.hashes, errand.known):
+            for question, hashes, known in zip(engine_task.questions, engine_task.hashes, engine_task.known):
                 asked = replace(question, workloads=tuple(workloads[each] for each in hashes))
                 for found in known:
                     session.keep(asked, found)
-                yield from _answered(session, asked, errand.repeats)
+                yield from _answered(session, asked, engine_task.repeats)
                 open_keys.remove(asked.key)
-            yield from map(Told, session.notes)
+            yield from map(UserNote, session.notes)
     except SlmError as error:
         for key in open_keys:
-            yield Failed(key, error)
+            yield CaseFailed(key, error)
 
 
 def _answered(session: Session, question: Question, repeats: int) -> Iterator[Message]:
     """What ends one question ends no other: the next may have an engine that runs."""
     try:
         for found in session.answers(question, repeats):
-            yield Found(question.key, packed(found))
+            yield CaseMeasured(question.key, packed(found))
     except SlmError as error:
-        yield Failed(question.key, error)
+        yield CaseFailed(question.key, error)
     else:
-        yield Through(question.key)
+        yield CaseDone(question.key)
 
 
-def _session(errand: Errand) -> Session:
+def _session(engine_task: EngineTask) -> Session:
     """Raises BadUsage where the node is of another kind than those that were looked at before."""
-    host = look_around(errand.options)
+    host = look_around(engine_task.options)
     if isinstance(host, SlmError):
         raise host
-    environment = replace(host.environment, git_commit=errand.environment.git_commit)
-    if unlike := differences([errand.environment, environment]):
+    environment = replace(host.environment, git_commit=engine_task.environment.git_commit)
+    if unlike := differences([engine_task.environment, environment]):
         raise BadUsage(
             f"a node that came later is of another kind ({'; '.join(unlike)})",
             "--slm-ray-resource, or nodes of one kind",
         )
-    return Session.of(errand.options, Path.cwd(), host=replace(host, environment=environment))
+    return Session.from_options(engine_task.options, Path.cwd(), host=replace(host, environment=environment))
 
 
 def look_around(options: Options) -> Host | SlmError:
