@@ -52,8 +52,8 @@ class OfflineEngine(StaggeredEngine):
         cores: Collection[int] = (),
         held: bool = False,
     ) -> None:
-        """extra_env: variables that say where it runs beside others, which change no measurement of an engine alone. cores:
-        the CPU cores that it may use; none: all. held: it imports what it needs, and waits for `start` before it
+        """extra_env: variables that say where it runs beside others, which change no measurement of an engine alone.
+        cores: the CPU cores that it may use; none: all. held: it imports what it needs, and waits for `start` before it
         touches the device."""
         self.spec = spec
         self.ready = False

@@ -66,8 +66,8 @@ class Pool:
         return self._there.spec if self._there else None
 
     def engine(self, spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
-        """A running engine for `spec`, started if it is not what runs, or if that has failed. extra_env: variables of that
-        start alone.
+        """A running engine for `spec`, started if it is not what runs, or if that has failed. extra_env: variables of
+        that start alone.
 
         Raises EngineFailed where it does not start; one that did not is not tried again.
         """

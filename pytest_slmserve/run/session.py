@@ -84,8 +84,8 @@ class Session:
     def from_options(
         cls, options: Options, root: Path, lease: GpuLease | None = None, host: Host | None = None
     ) -> Session:
-        """lease: of a worker. host: where it measures; None: here, which is looked at. Raises BadUsage where the backend
-        cannot run here; a plan is made without a GPU too."""
+        """A session on this host, which is probed where `host` is None. lease: that of a worker. Raises BadUsage where
+        the backend cannot run; a plan is made without a GPU too."""
         backend, slo = options.backend, slo_of_requests(options.slo)
         assert backend is not None
         export = export_to(options.export, slo) if options.export and not lease else None

@@ -17,13 +17,13 @@ def launches(monkeypatch):
     """The variables that each launch was given; a folder that does not stand is an error, and each gets a file."""
     seen = []
 
-    def start(spec, place):
-        for value in place.values():
+    def start(spec, extra_env):
+        for value in extra_env.values():
             assert Path(value).parent.is_dir() and not Path(value).exists()
             Path(value).mkdir()
             (Path(value) / "compiled").touch()
-        seen.append(dict(place))
-        return FakeEngine(spec, place=place)
+        seen.append(dict(extra_env))
+        return FakeEngine(spec, extra_env=extra_env)
 
     monkeypatch.setattr(pool, "FakeEngine", start)
     return seen
@@ -60,7 +60,9 @@ def test_sides_that_may_run_other_code_have_warm_ones_of_their_own(gate, monkeyp
     """vLLM keeps what it knows of a model's class for one version of its file: releases would displace each other's."""
     seen = []
     monkeypatch.setattr(
-        pool, "FakeEngine", lambda spec, place: seen.append(dict(place)) or FakeEngine(spec, place=place)
+        pool,
+        "FakeEngine",
+        lambda spec, extra_env: seen.append(dict(extra_env)) or FakeEngine(spec, extra_env=extra_env),
     )
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/somewhere")
     assert gate("--slm-candidate-env=PYTHONPATH=/opt/other").ret == 0

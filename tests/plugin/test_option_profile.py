@@ -17,9 +17,9 @@ def profiled(monkeypatch):
     loads, places = [], []
 
     class Engine(FakeEngine):
-        def __init__(self, spec, place):
-            super().__init__(spec, place=place)
-            places.append(PROFILE_FOLDER in place)
+        def __init__(self, spec, extra_env):
+            super().__init__(spec, extra_env=extra_env)
+            places.append(PROFILE_FOLDER in extra_env)
 
         def profile(self, workload, load):
             loads.append(load.concurrency)

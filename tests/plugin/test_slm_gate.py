@@ -25,7 +25,7 @@ def noisy(monkeypatch):
 
     def plant(sd):
         chance = random.Random(1)
-        monkeypatch.setattr(pool, "FakeEngine", lambda spec, place: FakeEngine(spec, math.exp(chance.gauss(0, sd))))
+        monkeypatch.setattr(pool, "FakeEngine", lambda spec, extra_env: FakeEngine(spec, math.exp(chance.gauss(0, sd))))
 
     return plant
 

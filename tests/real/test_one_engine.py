@@ -31,7 +31,7 @@ def traces():
 
 @pytest.fixture(scope="module")
 def engine(vllm_here, traces):
-    engine = OfflineEngine(SPEC, place={PROFILE_FOLDER: str(traces)})
+    engine = OfflineEngine(SPEC, extra_env={PROFILE_FOLDER: str(traces)})
     yield engine
     engine.close()
 

@@ -34,8 +34,8 @@ class HeldEngine(Engine, Protocol):
 
 
 class EngineLaunch(Protocol):
-    """extra_env: variables that say where it runs beside others. cores: those that it may use; none: all. share: how many
-    it shares the device with, itself included."""
+    """extra_env: variables that say where it runs beside others. cores: those that it may use; none: all. share: how
+    many it shares the device with, itself included."""
 
     def __call__(
         self, spec: EngineSpec, *, extra_env: Mapping[str, str], cores: Collection[int], share: int
