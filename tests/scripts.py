@@ -1,4 +1,4 @@
-"""Scripts of the checkout as modules."""
+"""The checkout's paths, and its scripts as modules."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from types import ModuleType
 
 import pytest
 
+CHECKOUT = Path(__file__).parents[1]
+BASELINES = CHECKOUT / "benchmarks" / "baselines"
+
 
 def benchmark_script(name: str) -> Path:
     """Skips the module that asks, where there is no such file: scripts stay in the checkout, tests may not."""
-    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    path = CHECKOUT / "benchmarks" / f"{name}.py"
     if not path.exists():
         pytest.skip("no checkout", allow_module_level=True)
     return path

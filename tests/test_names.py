@@ -14,6 +14,9 @@ import pytest_slmserve
 
 TESTS = Path(__file__).parent
 STAND_IN = TESTS / "engines" / "stand_in"  # packages, on the path of another process
+# Error rates of the gate, real engines, and run/ray: pytest puts tests/run on the path, where a folder `ray` would be
+# taken for Ray if that is not installed.
+NOT_IN_THE_PACKAGE = {"gate", "real", "run/ray_cluster"}
 IMPORT = "import sys, pytest_slmserve; print(*[m for m in sys.modules if m.startswith('pytest_slmserve.')])"
 
 
@@ -60,3 +63,10 @@ def test_no_two_files_of_the_tests_have_one_name() -> None:
     files = [path for path in TESTS.rglob("*.py") if path.name != "conftest.py" and STAND_IN not in path.parents]
     names = Counter(path.name for path in files)
     assert names["test_names.py"] == 1 and [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_folders_of_the_tests_are_those_of_the_package() -> None:
+    """Whoever changes a module finds its tests in the folder of the same name."""
+    package = Path(pytest_slmserve.__file__).parent
+    folders = {path.parent.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")}
+    assert {name for name in folders if not (package / name).is_dir()} == NOT_IN_THE_PACKAGE

@@ -1,4 +1,4 @@
-"""--slm-ray measures on the nodes of a Ray cluster; tests/cluster has runs on one. Here is what is refused."""
+"""--slm-ray measures on the nodes of a Ray cluster; tests/run/ray_cluster has runs on one. Here is what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--slm-ray-env names a JSON file with the runtime_env of what runs on the nodes; tests/cluster has a run with one."""
+"""--slm-ray-env names a JSON file with the runtime_env of what runs on the nodes; tests/run/ray_cluster has one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--slm-ray-resource takes only nodes that have that Ray resource; tests/cluster asks a cluster for one."""
+"""--slm-ray-resource takes only nodes that have that Ray resource; tests/run/ray_cluster asks a cluster for one."""
 
 from __future__ import annotations
 

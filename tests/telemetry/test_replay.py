@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripts import BASELINES
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.device.sensor_health import health
@@ -83,7 +83,7 @@ def test_a_replay_that_is_recorded_is_the_record(rows):
 
 # What an H200 said, once more
 
-BASELINE = Path(__file__).parents[2] / "benchmarks" / "baselines" / "h200-vllm-0.26.0-sensors.jsonl.xz"
+BASELINE = BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz"
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import math
 import re
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts import BASELINES
 from stored_records import BUSY, KNOWN, LIMITS, engine_alone, repeats
 
 from pytest_slmserve.analysis.points.sweep_points import points_of
@@ -32,7 +32,6 @@ from pytest_slmserve.schema.loads import Burst, ClosedLoop
 from pytest_slmserve.schema.records import Measurement, Replica
 
 MARGIN = 0.03
-ARCHIVES = Path(__file__).parents[2] / "benchmarks" / "baselines"
 BASELINE = repeats([1000, 1001, 1002])
 NEW = replace(KNOWN, vllm="0.27.0", torch="2.12.0")
 
@@ -329,7 +328,7 @@ def test_missing_data_never_passes(data):
 
 def test_the_constants_hold_of_what_was_measured_on_three_hosts():
     """The same engine and load on two H200 hosts is never farther apart than is allowed for."""
-    paths = sorted(ARCHIVES.glob("h200-vllm-0.26.0-*.jsonl.xz"))
+    paths = sorted(BASELINES.glob("h200-vllm-0.26.0-*.jsonl.xz"))
     if not paths:
         pytest.skip("no checkout")
     apart = []
@@ -347,7 +346,7 @@ def test_the_constants_hold_of_what_was_measured_on_three_hosts():
 
 def test_of_what_was_measured_on_one_host_nothing_fails_against_itself():
     """Every other repeat against the rest; some of them are of two launches, 14 % apart."""
-    path = ARCHIVES / "h200-vllm-0.26.0-sensors.jsonl.xz"
+    path = BASELINES / "h200-vllm-0.26.0-sensors.jsonl.xz"
     if not path.exists():
         pytest.skip("no checkout")
     measured = read(path).measurements

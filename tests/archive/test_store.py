@@ -32,7 +32,8 @@ from pytest_slmserve.schema.sensors import SENSORS
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
 
-DATA = Path(__file__).parent / "data"
+TESTS = Path(__file__).parents[1]
+DATA = TESTS / "data"
 CLAIMS = {"plateau": {"tolerance": 0.1}}
 DISK = settings(deadline=None)  # a busy disk takes its time over fsync
 EACH = pytest.mark.parametrize("name", ["records.jsonl", "records.jsonl.gz", "records.jsonl.xz"])
@@ -367,7 +368,7 @@ with Archive.open(sys.argv[1]) as archive:
 def test_killed_while_it_appends(tmp_path, name):
     path = tmp_path / name
     command = [sys.executable, "-c", WRITER, str(path)]
-    paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    paths = os.pathsep.join(filter(None, [str(TESTS), str(TESTS / "archive"), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}) as writer:
         assert writer.stdout
         told = [int(writer.stdout.readline()) for _ in range(20)]

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts import BASELINES
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
@@ -315,7 +315,6 @@ def test_what_is_left_out_of_a_specification_is_in_it():
 
 # What was measured
 
-BASELINES = Path(__file__).parents[2] / "benchmarks" / "baselines"
 in_checkout = pytest.mark.skipif(not BASELINES.is_dir(), reason="the baselines are in the checkout")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from fake_nvml import FakeNvml, State, installed
 from planted import put
-from telemetry.fake_nvml import FakeNvml, State, installed
 
 from pytest_slmserve.commands.doctor import gpu_checks as module
 from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from engines.fake_mps import CONTROL, SERVER, install
+from fake_mps import CONTROL, SERVER, install
+from fake_nvml import UUID, FakeNvml, installed
 from processes import alive, gone, until
-from telemetry.fake_nvml import UUID, FakeNvml, installed
 
 from pytest_slmserve.engines.replicas import mps
 from pytest_slmserve.engines.replicas.mps import Card, Mps, MpsDaemon, card, unable

@@ -11,7 +11,7 @@ from pytest_slmserve.options.read import OF_A_GATE, Options, as_words, read_opti
 from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.schema.errors import BadUsage
 
-HERE = Path(__file__).parent
+PLUGIN = Path(__file__).parents[1] / "plugin"
 EACH = pytest.mark.parametrize("opt", OPTS, ids=attrgetter("name"))
 GOOD = {  # two texts and their values
     "models": (("a,b", ("a", "b")), (" opt-125m , ", ("opt-125m",))),
@@ -132,11 +132,11 @@ def from_command_line(opt: Opt, text: str) -> dict[str, object]:
 
 @EACH
 def test_every_option_has_its_test_file(opt):
-    assert (HERE / "plugin" / f"test_option_{opt.name}.py").is_file()
+    assert (PLUGIN / f"test_option_{opt.name}.py").is_file()
 
 
 def test_every_test_file_of_an_option_has_its_option():
-    names = {path.stem.removeprefix("test_option_") for path in (HERE / "plugin").glob("test_option_*.py")}
+    names = {path.stem.removeprefix("test_option_") for path in PLUGIN.glob("test_option_*.py")}
     assert names == {opt.name for opt in OPTS}
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import CSV
+from scripts import BASELINES, CHECKOUT
 from test_main import NAMES, PLAIN, archive, foreign, measured, run, spoilt, watched
 
-PAGE = Path(__file__).parent.parent / "docs" / "advisor.md"
-BASELINES = Path(__file__).parent.parent / "benchmarks" / "baselines"
+PAGE = CHECKOUT / "docs" / "advisor.md"
 OUTPUT = ("--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
 MODEL = ("--model", "opt-1.3b", "--gpu-memory", "63.43GiB", "--max-model-len", "632")
 

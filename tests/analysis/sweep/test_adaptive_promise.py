@@ -8,11 +8,11 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 from published import ROWS
+from scripts import BASELINES
 from sparse import Played, in_turn, play
 from strategies import point
 
@@ -22,7 +22,6 @@ from pytest_slmserve.analysis.sweep.adaptive import SHARE
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement
 
-BASELINES = Path(__file__).parents[2] / "benchmarks" / "baselines"
 SPREAD, TOGETHER, SENSORS = (f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("spread", "together", "sensors"))
 CPU = "cpu-vllm-0.32.0.jsonl.xz"
 FULL_REPEATS = 2
