@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser, add_archives, add_command
 from pytest_slmserve.commands.report import read_all
@@ -83,19 +83,21 @@ def accept(given: argparse.Namespace) -> int:
 def list_all(given: argparse.Namespace) -> int:
     """A line for each baseline; those that cannot be read too, with the reason."""
     from pytest_slmserve.archive.baselines import baselines
-    from pytest_slmserve.report.text_table import grid
+    from pytest_slmserve.report.text_table import Column, table
 
     found = baselines(given.folder)
     if given.json:
         print(json.dumps([_facts(each) for each in found], indent=2))
         return HOLDS
-    columns = ("name", "measured", "measurements", "launches", "models")
-    rows = [
-        (each.name, _dates(each.measurements), str(len(each.measurements)), str(_launches(each.measurements)), models)
-        for each in found
-        if (models := ", ".join(_models(each.measurements))) or not each.notes
-    ]
-    print(grid(rows, columns, ("left", "left", "right", "right", "left")) if rows else f"no baseline in {given.folder}")
+    columns: tuple[Column[Baseline], ...] = (
+        Column("name", lambda each: each.name, "left"),
+        Column("measured", lambda each: _dates(each.measurements), "left"),
+        Column("measurements", lambda each: str(len(each.measurements))),
+        Column("launches", lambda each: str(_launches(each.measurements))),
+        Column("models", lambda each: ", ".join(_models(each.measurements)), "left"),
+    )
+    rows = [each for each in found if _models(each.measurements) or not each.notes]
+    print(table(rows, columns, always=len(columns)) if rows else f"no baseline in {given.folder}")
     for note in (note for each in found for note in each.notes):
         print(f"note: {note}")
     return HOLDS
@@ -118,14 +120,18 @@ def show(given: argparse.Namespace) -> int:
 
 def _page(found: Baseline) -> str:
     from pytest_slmserve.report.numbers import ABSENT, counted, figure
-    from pytest_slmserve.report.text_table import grid, named
+    from pytest_slmserve.report.text_table import Column, named, table
 
     rows, launches = _rows(found.measurements), counted(_launches(found.measurements), "launch")
     hosts = counted(len(_values(found.measurements, "host")), "host")
     head = f"{found.name}: {_count(found.measurements)}, {launches}, {hosts}, measured {_dates(found.measurements)}"
     about = [(name, _line(found.measurements, line) or ABSENT) for name, line in LINES.items()]
-    table = [[figure(v) if isinstance(v := row[key], float) else str(v) for key in COLUMNS.values()] for row in rows]
-    sides = ["left" if key in ("model", "starts") else "right" for key in COLUMNS.values()]
+
+    def column(head: str, key: str) -> Column[dict[str, Any]]:
+        side: Literal["left", "right"] = "left" if key in ("model", "starts") else "right"
+        return Column(head, lambda row: figure(v) if isinstance(v := row[key], float) else str(v), side)
+
+    columns = [column(*pair) for pair in COLUMNS.items()]
     others = len(found.measurements) - sum(row["measured"] for row in rows)
     notes = [
         *found.notes,
@@ -135,7 +141,7 @@ def _page(found: Baseline) -> str:
             else []
         ),
     ]
-    text = [head, named(about), "", grid(table, list(COLUMNS), sides)]
+    text = [head, named(about), "", table(rows, columns, always=len(columns))]
     return "\n".join([*text, *(f"note: {note}" for note in notes)])
 
 

@@ -41,11 +41,21 @@ def between(seen: Interval, scale: float = 1.0, unit: str = "") -> str:
     return f" (95 %: {figure(scale * seen.low)} to {figure(scale * seen.high)}{unit})"
 
 
-def changes(ratio: Interval) -> str:
+def change(ratio: Interval | None) -> str:
+    """A ratio as its change in per cent, "+2.3"."""
+    return hundredths(None if ratio is None else ratio.value - 1, signed=True)
+
+
+def changes(ratio: Interval | None) -> str:
     """The 95 % interval of a ratio as changes in per cent, "+1.2 to +3.4"; "-" where the noise is unknown."""
-    if ratio.low is None or ratio.high is None:
+    if ratio is None or ratio.low is None or ratio.high is None:
         return ABSENT
     return f"{hundredths(ratio.low - 1, signed=True)} to {hundredths(ratio.high - 1, signed=True)}"
+
+
+def whole(number: int | None) -> str:
+    """ "16,772" """
+    return ABSENT if number is None else f"{number:,}"
 
 
 def listed(numbers: Iterable[int]) -> str:

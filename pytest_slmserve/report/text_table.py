@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from textwrap import fill
+from typing import Generic, Literal, TypeVar
 
 from tabulate import tabulate
 
 from pytest_slmserve.report.numbers import ABSENT
+
+Row = TypeVar("Row")
 
 WIDTH = 150  # of a line, in columns
 
@@ -18,11 +22,31 @@ def grid(rows: Sequence[Sequence[str]], columns: Sequence[str], sides: Sequence[
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def grid_of_known(rows: Sequence[Sequence[str]], columns: Sequence[str], sides: Sequence[str], always: int = 0) -> str:
-    """The same without the columns, but for the first `always`, of which no row says anything."""
-    known = [any(row[i] not in ("", ABSENT) for row in rows) for i in range(len(columns))]
-    kept = [i for i, there in enumerate(known) if there or i < always]
-    return grid([[row[i] for i in kept] for row in rows], [columns[i] for i in kept], [sides[i] for i in kept])
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """Column of a table. head: heading of one or two lines. cell: text for a row, "" or "-" where nothing is known.
+    about: what a legend says of it."""
+
+    head: str
+    cell: Callable[[Row], str]
+    side: Literal["left", "right", "center"] = "right"
+    about: str = ""
+
+
+def table(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> str:
+    """Rows below the headings of the columns that tell something. always: number of first columns shown in any case."""
+    kept = telling(rows, columns, always)
+    cells = [[column.cell(row) for column in kept] for row in rows]
+    return grid(cells, [column.head for column in kept], [column.side for column in kept])
+
+
+def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> list[Column[Row]]:
+    """Columns in which any row has something to show, and the first `always` in any case."""
+    return [
+        column
+        for number, column in enumerate(columns)
+        if number < always or any(column.cell(row) not in ("", ABSENT) for row in rows)
+    ]
 
 
 def hanging(text: str, indent: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import Summary, finished_output_tokens, summarize
@@ -21,6 +22,8 @@ from pytest_slmserve.schema.loads import Job
 from pytest_slmserve.schema.records import Measurement, Resolved, measurement_key
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 from pytest_slmserve.schema.workloads import WorkloadReference
+
+T = TypeVar("T")
 
 CONTINUOUS = "continuous"  # how vLLM batches: a request joins at the next step, and leaves when it has ended
 
@@ -167,9 +170,9 @@ def _waste(measurement: Measurement) -> float | None:
     return 1 - wanted / computed if computed else None
 
 
-def grouped(points: Iterable[JobPoint], key: Callable[[JobPoint], Hashable]) -> list[list[JobPoint]]:
+def grouped(points: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
     """Lists of equal keys, in the order first met."""
-    found: dict[Hashable, list[JobPoint]] = {}
+    found: dict[Hashable, list[T]] = {}
     for point in points:
         found.setdefault(key(point), []).append(point)
     return list(found.values())

@@ -13,28 +13,27 @@ from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.report.advice.deploy_commands import lines, starts
-from pytest_slmserve.report.numbers import ABSENT, between, figure, hundredths, milliseconds
-from pytest_slmserve.report.text_table import WIDTH, grid_of_known, hanging, named
+from pytest_slmserve.report.numbers import ABSENT, between, figure, hundredths, milliseconds, whole
+from pytest_slmserve.report.text_table import WIDTH, Column, hanging, named, table
 from pytest_slmserve.schema.specs import GIB
 
-COLUMNS = (
-    "\nmodel",
-    "\nbatch",
-    "tokens\n/s",
-    "ms/\ntoken",
-    "of most\n%",
-    "eff.\n%",
-    "KV\nGiB",
-    "freed\nGiB",
-    "engine\nGiB",
-    "fit, B\neach",
-    "B/n\neach",
-    "turns:\nup to",
-    "MPS:\nup to",
-    "cost/M\ntokens",
-    "\n",
+COLUMNS: tuple[Column[Advice], ...] = (
+    Column("\nmodel", lambda a: a.subject.name, "left"),
+    Column("\nbatch", lambda a: ABSENT if a.batch is None else str(a.batch)),
+    Column("tokens\n/s", lambda a: figure(a.advised.tokens_per_s.value if a.advised else None, 4)),
+    Column("ms/\ntoken", lambda a: milliseconds(_wait(a.advised))),
+    Column("of most\n%", lambda a: hundredths(a.advised.share if a.advised else None)),
+    Column("eff.\n%", lambda a: hundredths(a.advised.efficiency if a.advised else None)),
+    Column("KV\nGiB", lambda a: _gib(a.needs.kv_bytes if a.needs else None)),
+    Column("freed\nGiB", lambda a: _gib(a.needs.freed_bytes if a.needs else None)),
+    Column("engine\nGiB", lambda a: _gib(a.needs.total_bytes if a.needs else None)),
+    Column("fit, B\neach", lambda a: whole(a.replicas.at_batch if a.replicas else None)),
+    Column("B/n\neach", lambda a: whole(a.replicas.split if a.replicas else None)),
+    Column("turns:\nup to", lambda a: _bound(a.gains.time_slicing if a.gains else None)),
+    Column("MPS:\nup to", lambda a: _bound(a.gains.mps if a.gains else None)),
+    Column("cost/M\ntokens", lambda a: figure(a.advised.cost.value if a.advised and a.advised.cost else None)),
+    Column("\n", lambda a: _mark(a), "left"),
 )
-SIDES = ("left", *("right",) * 13, "left")
 NEAR_LIMIT = 0.9  # share of the power limit that a reader is warned of
 ALWAYS = 3  # columns that are shown even where nothing is known
 LEGEND = (
@@ -59,7 +58,7 @@ def text(plan: Plan, source: ResultSource) -> str:
     """Heading, table, reasons, commands."""
     pieces = [heading(plan, source)]
     if plan.possible:
-        pieces += [table(plan), hanging(LEGEND, 0)]
+        pieces += [table(plan.advices, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
     pieces += [reasons(advice, plan) for advice in plan.advices]
     if remarks := list(general(plan, source)):
         pieces.append("\n".join(hanging(remark, 2) for remark in remarks))
@@ -81,53 +80,19 @@ def objective(slo: Slo) -> str:
     return f"a latency of at most {milliseconds(slo.seconds)} ms"
 
 
-def _gib(number: float) -> str:
-    return figure(number / GIB)
+def _gib(number: float | None) -> str:
+    return figure(None if number is None else number / GIB)
 
 
 # Table
 
 
-def table(plan: Plan) -> str:
-    """A row for each model; columns of which nothing is known are left out."""
-    rows = [_cells(advice) for advice in plan.advices]
-    return grid_of_known(rows, COLUMNS, SIDES, ALWAYS)
+def _wait(offer: OperatingPoint | None) -> float | None:
+    return offer.latency_s.value if offer and offer.latency_s else None
 
 
-def _cells(advice: Advice) -> tuple[str, ...]:
-    return (
-        advice.subject.name,
-        ABSENT if advice.batch is None else str(advice.batch),
-        *_served(advice.advised),
-        *_memory_cells(advice.needs),
-        *_fit_cells(advice.replicas),
-        *_gain_cells(advice.gains),
-        figure(advice.advised.cost.value if advice.advised and advice.advised.cost else None),
-        _mark(advice),
-    )
-
-
-def _served(offer: OperatingPoint | None) -> tuple[str, ...]:
-    if offer is None:
-        return (ABSENT,) * 4
-    wait = milliseconds(offer.latency_s.value if offer.latency_s else None)
-    return figure(offer.tokens_per_s.value, 4), wait, hundredths(offer.share), hundredths(offer.efficiency)
-
-
-def _memory_cells(needs: Needs | None) -> tuple[str, ...]:
-    if needs is None:
-        return (ABSENT,) * 3
-    freed = ABSENT if needs.freed_bytes is None else _gib(needs.freed_bytes)
-    return _gib(needs.kv_bytes), freed, _gib(needs.total_bytes)
-
-
-def _fit_cells(fit: ReplicaAdvice | None) -> tuple[str, ...]:
-    return (ABSENT,) * 2 if fit is None else (f"{fit.at_batch:,}", f"{fit.split:,}")
-
-
-def _gain_cells(gains: Gains | None) -> tuple[str, ...]:
-    bounds = (None, None) if gains is None else (gains.time_slicing, gains.mps)
-    return tuple(ABSENT if bound is None else f"x {figure(bound.factor)}" for bound in bounds)
+def _bound(ceiling: Ceiling | None) -> str:
+    return ABSENT if ceiling is None else f"x {figure(ceiling.factor)}"
 
 
 def _mark(advice: Advice) -> str:

@@ -13,28 +13,27 @@ from pytest_slmserve.analysis.points.replica_points import engines
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report.advice.as_json import record as advice_record
-from pytest_slmserve.report.numbers import ABSENT, between, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.numbers import ABSENT, between, counted, figure, hundredths, listed, milliseconds, whole
 from pytest_slmserve.report.tables.run import verdict_lines
-from pytest_slmserve.report.text_table import grid_of_known, hanging
+from pytest_slmserve.report.text_table import Column, hanging, table
 from pytest_slmserve.schema.specs import GIB
 
-COLUMNS = (
-    "\nmodel",
-    "\nbatch",
-    "tokens/s\npredicted",
-    "\nmeasured",
-    "of it\n%",
-    "95 %\n",
-    "ms/token\npredicted",
-    "\nmeasured",
-    "\nat most",
-    "KV blocks\npredicted",
-    "\nreported",
-    "GiB\npredicted",
-    "\nin use",
-    "pre-\nempted",
+COLUMNS: tuple[Column[Verified], ...] = (
+    Column("\nmodel", lambda v: v.advice.subject.name, "left"),
+    Column("\nbatch", lambda v: str(v.advice.batch)),
+    Column("tokens/s\npredicted", lambda v: _rate(v.advice.advised.tokens_per_s if v.advice.advised else None)),
+    Column("\nmeasured", lambda v: _rate(v.tokens_per_s)),
+    Column("of it\n%", lambda v: hundredths(v.ratio.value if v.ratio else None)),
+    Column("95 %\n", lambda v: _ends(v.ratio), "left"),
+    Column("ms/token\npredicted", lambda v: _latency(v.advice.advised.latency_s if v.advice.advised else None)),
+    Column("\nmeasured", lambda v: _latency(v.latency_s)),
+    Column("\nat most", lambda v: milliseconds(v.advice.decision.limit.seconds if v.advice.decision.limit else None)),
+    Column("KV blocks\npredicted", lambda v: whole(v.kv_blocks[0])),
+    Column("\nreported", lambda v: whole(v.kv_blocks[1])),
+    Column("GiB\npredicted", lambda v: figure(v.advice.needs.total_bytes / GIB if v.advice.needs else None)),
+    Column("\nin use", lambda v: figure(None if v.memory_bytes is None else v.memory_bytes / GIB)),
+    Column("pre-\nempted", lambda v: str(v.preemptions) if v.point else ABSENT),
 )
-SIDES = ("left", *("right",) * 4, "left", *("right",) * 8)
 ALWAYS = 4  # columns that are shown even where nothing is known
 LEGEND = (
     "of it: measured over predicted tokens/s. ms/token: between output tokens; at most: the latency wanted. KV blocks: "
@@ -45,7 +44,7 @@ TURNS = "1 is what taking turns would give"
 
 def text(seen: Verification, notes: Sequence[str] = ()) -> str:
     """Table, what several engines served together, verdicts, notes."""
-    pieces = [_heading(seen), table(seen.alone), hanging(LEGEND, 0)]
+    pieces = [_heading(seen), table(seen.alone, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
     if seen.together and seen.together.point:
         pieces.append(hanging(_together(seen.together, seen.alone), 2))
     pieces.append("\n".join(line for line, _ in verdict_lines([(verdict, None) for verdict in seen.verdicts])))
@@ -59,27 +58,12 @@ def _heading(seen: Verification) -> str:
     return f"verified: {engines} as advised, measured anew, {counted(seen.repeats, 'repeat')} each"
 
 
-def table(alone: Sequence[Verified]) -> str:
-    """A row for each model; columns of which nothing is known are left out."""
-    rows = [tuple(_cells(each)) for each in alone]
-    return grid_of_known(rows, COLUMNS, SIDES, ALWAYS)
+def _rate(seen: Interval | None) -> str:
+    return figure(seen.value if seen else None, 4)
 
 
-def _cells(seen: Verified) -> Iterator[str]:
-    advice, limit = seen.advice, seen.advice.decision.limit
-    offer = advice.advised
-    yield from (advice.subject.name, str(advice.batch))
-    yield figure(offer.tokens_per_s.value if offer else None, 4)
-    yield figure(seen.tokens_per_s.value if seen.tokens_per_s else None, 4)
-    yield hundredths(seen.ratio.value if seen.ratio else None)
-    yield _ends(seen.ratio)
-    yield milliseconds(offer.latency_s.value if offer and offer.latency_s else None)
-    yield milliseconds(seen.latency_s.value if seen.latency_s else None)
-    yield milliseconds(limit.seconds if limit else None)
-    yield from (ABSENT if blocks is None else f"{blocks:,}" for blocks in seen.kv_blocks)
-    yield figure(advice.needs.total_bytes / GIB if advice.needs else None)
-    yield figure(None if seen.memory_bytes is None else seen.memory_bytes / GIB)
-    yield str(seen.preemptions) if seen.point else ABSENT
+def _latency(seen: Interval | None) -> str:
+    return milliseconds(seen.value if seen else None)
 
 
 def _ends(seen: Interval | None) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.schema.environment import Environment
@@ -20,6 +21,35 @@ ROW = 0.6  # height of each further row of panels, where the first with title an
 DOTS_PER_INCH = 150
 LABELLED_LOADS = 22  # of one picture, side by side
 GREY = "#555555"
+ShareY = bool | Literal["col"]
+
+
+Dot = tuple[float, float, bool]  # x, y, degraded?
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Line through dots, in their order. name: in the key, also where there are no dots; empty for none. intervals: at
+    their x."""
+
+    name: str
+    colour: str
+    marker: str
+    dots: Sequence[Dot]
+    stroke: str = "-"
+    width: float = 1.0
+    intervals: Sequence[tuple[float, Interval]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Axes with lines. x, y: what stands at them. finish: sets scales and limits, and draws what is no line."""
+
+    series: Sequence[Series]
+    finish: Callable[[Any], None]
+    x: str = ""
+    y: str = ""
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +60,10 @@ class Shown:
     name: str
     colour: str
     marker: str
+
+    def line(self, dots: Sequence[Dot], name: str = "", **look: Any) -> Series:
+        """Line of this sweep. name: by default the sweep's. look: other fields of the series."""
+        return Series(name or self.name, self.colour, self.marker, dots, **look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +85,41 @@ def shown(curves: Sequence[Curve]) -> list[Shown]:
     found = list(filter(has_valid, curves))
     if not found:
         raise BadUsage("there is no valid point to draw", "python -m pytest_slmserve report says what is wrong")
+    return [Shown(curve, name, *look(i)) for i, (curve, name) in enumerate(zip(found, labels(found), strict=True))]
+
+
+def look(number: int) -> tuple[str, str]:
+    """Colour and marker of a sweep or a model."""
     many = len(COLOURS)
-    return [
-        Shown(curve, name, COLOURS[number % many], MARKERS[number // many % len(MARKERS)])
-        for number, (curve, name) in enumerate(zip(found, labels(found), strict=True))
-    ]
+    return COLOURS[number % many], MARKERS[number // many % len(MARKERS)]
+
+
+def picture(
+    name: str, where: Iterable[Environment | None], drawn: Sequence[Panel], rows: int = 1, share_y: ShareY = False
+) -> Picture:
+    """Panels, row after row, above one key for all. Titles and names of x stand at the rims alone, as do those of y
+    where the panels share it."""
+    figure, places = panels(where, len(drawn) // rows, rows, share_y)
+    for axes, panel in zip(places, drawn, strict=True):
+        at = axes.get_subplotspec()
+        y = panel.y if at.is_first_col() or not share_y else ""
+        dress(axes, panel.x if at.is_last_row() else "", y, panel.title if at.is_first_row() else "")
+        for series in panel.series:
+            draw_line(axes, series)
+        panel.finish(axes)
+    if any(axes.containers for axes in places):
+        places[-1].errorbar([], [], [], color=GREY, elinewidth=1, capsize=2, fmt="none", label="95 % interval")
+    if any(degraded for panel in drawn for series in panel.series for _, _, degraded in series.dots):
+        places[-1].plot([], [], "o", color=GREY, markersize=4, markerfacecolor="white", label="degraded")
+    key_below(figure)
+    return Picture(name, figure)
 
 
 def panels(
-    count: int, sweeps: Sequence[Shown], *, rows: int = 1, share_y: bool | Literal["col"] = False
+    where: Iterable[Environment | None], count: int, rows: int = 1, share_y: ShareY = False
 ) -> tuple[Any, list[Any]]:
     """A figure under the name of its devices, and the axes in it, `count` side by side, row after row. Raises BadUsage
     without matplotlib."""
-    return panels_of([where_of(sweep.curve.environment) for sweep in sweeps], count, rows=rows, share_y=share_y)
-
-
-def panels_of(
-    devices: Sequence[str], count: int, *, rows: int = 1, share_y: bool | Literal["col"] = False
-) -> tuple[Any, list[Any]]:
-    """The same for named devices."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -78,7 +128,7 @@ def panels_of(
     size = (width if count > 1 else 0.6 * width, height * (1 + ROW * (rows - 1)))
     figure: Any = Figure(figsize=size, layout="constrained")
     figure.get_layout_engine().set(wspace=0.05)
-    figure.suptitle("; ".join(dict.fromkeys(devices)), fontsize=10, color=GREY)
+    figure.suptitle("; ".join(dict.fromkeys(map(where_of, where))), fontsize=10, color=GREY)
     return figure, list(figure.subplots(rows, count, sharey=share_y, squeeze=False).flat)
 
 
@@ -92,28 +142,26 @@ def where_of(environment: Environment | None) -> str:
     return environment.gpu_name or environment.cpu or "unknown device"
 
 
-def dress(axes: Any, x_label: str, y_label: str = "") -> None:
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+def dress(axes: Any, x: str, y: str = "", title: str = "") -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10, loc="left")
     axes.grid(True, color="#e6e6e6", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_line(
-    axes: Any, sweep: Shown, dots: Sequence[tuple[float, float, bool]], label: str = "", stroke: str = "-"
-) -> None:
-    """Dots at (x, y) in the order given, joined; those of what is degraded are empty. label: by default the sweep's
-    name; it is in the key also where there are no dots."""
-    look = {"color": sweep.colour, "marker": sweep.marker, "markersize": 4, "linewidth": 1, "linestyle": stroke}
-    axes.plot([x for x, _, _ in dots], [y for _, y, _ in dots], label=label or sweep.name, **look)
-    if doubtful := [(x, y) for x, y, degraded in dots if degraded]:
-        axes.plot(*zip(*doubtful), **look | {"linestyle": "", "markerfacecolor": "white"})
-
-
-def tell_degraded(axes: Any) -> None:
-    """Once, in grey."""
-    axes.plot([], [], "o", color=GREY, markersize=4, markerfacecolor="white", label="degraded")
+def draw_line(axes: Any, series: Series) -> None:
+    """Dots joined, those of what is degraded empty; then the intervals, up to a thousand times their value."""
+    look = {"color": series.colour, "marker": series.marker, "markersize": 4, "linewidth": series.width}
+    x, y = ([dot[i] for dot in series.dots] for i in (0, 1))
+    axes.plot(x, y, label=series.name or None, linestyle=series.stroke, **look)
+    if doubtful := [(x, y) for x, y, degraded in series.dots if degraded]:
+        axes.plot(*zip(*doubtful), linestyle="", markerfacecolor="white", **look)
+    for at, seen in series.intervals:
+        if seen.low is not None and seen.high is not None:
+            ends = [[seen.value - seen.low], [min(seen.high, 1e3 * seen.value) - seen.value]]
+            axes.errorbar(at, seen.value, ends, fmt="none", ecolor=series.colour, elinewidth=1, capsize=2)
 
 
 def load_axis(axes: Any, sweeps: Sequence[Shown]) -> None:
@@ -139,6 +187,12 @@ def share_axis(axes: Any, axis: Any) -> None:
     """From 0 to 100 %, with room for the dots at the ends."""
     (axes.set_ylim if axis is axes.yaxis else axes.set_xlim)(-0.02, 1.04)
     axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+
+
+def log_axis(axes: Any, axis: Any, base: float = 10) -> None:
+    """Logarithmic, with plain numbers."""
+    (axes.set_yscale if axis is axes.yaxis else axes.set_xscale)("log", base=base)
+    axis.set_major_formatter(plain)
 
 
 def plain(value: float, position: int | None = None) -> str:

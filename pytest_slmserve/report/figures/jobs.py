@@ -10,16 +10,20 @@ from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, gro
 from pytest_slmserve.report.figures.drawing import (
     COLOURS,
     GREY,
-    MARKERS,
+    Panel,
     Picture,
+    Series,
     dress,
-    key_below,
-    panels_of,
+    log_axis,
+    look,
+    panels,
+    picture,
     plain,
-    where_of,
 )
+from pytest_slmserve.schema.environment import Environment
 
 STROKES = ("-", "--", ":", "-.")
+Figure = Callable[[JobPoint], Any]
 BATCHINGS = ("none", "static", "dynamic", CONTINUOUS)
 
 
@@ -33,7 +37,7 @@ def job_pictures(jobs: Sequence[JobPoint]) -> list[Picture]:
         ("kv-blocks", _by_model(valid, caches_of, lambda p: p.kv_blocks), _blocks),
         ("batching", _by_model(valid, ways_of, lambda p: p.batching), _batchings),
     ]
-    return [Picture(name, draw(groups)) for name, groups, draw in drawn if groups]
+    return [draw(name, groups) for name, groups, draw in drawn if groups]
 
 
 def _by_model(
@@ -55,67 +59,82 @@ def _of_one_size(groups: Sequence[list[JobPoint]]) -> list[list[JobPoint]]:
     return [[p for p in group if p.load.rate is None] for group in groups if group[0].model in sized]
 
 
-def _panels(groups: Sequence[Sequence[JobPoint]], count: int = 2) -> tuple[Any, list[Any]]:
-    return panels_of([where_of(p.environment) for group in groups for p in group], count)
+def _hosts(groups: Sequence[Sequence[JobPoint]]) -> list[Environment]:
+    return [p.environment for group in groups for p in group]
 
 
-def _look(number: int) -> dict[str, Any]:
-    many = len(COLOURS)
-    return {"color": COLOURS[number % many], "marker": MARKERS[number // many % len(MARKERS)], "markersize": 4}
+def _line(number: int, points: Sequence[JobPoint], x: Figure, y: Figure, name: str, stroke: str = "-") -> Series:
+    """Line of the model of that number."""
+    return Series(name, *look(number), [(x(p), y(p), False) for p in points], stroke, width=1.5)
 
 
-def _lengths(groups: Sequence[Sequence[JobPoint]]) -> Any:
+def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     """Requests/s and mean E2E against the output length, a line for each model and rate (arXiv:2404.03353, fig. 2)."""
-    figure, (served, waited) = _panels(groups)
+    served, waited = [], []
     for number, group in enumerate(groups):
         for stroke, points in zip(STROKES, grouped(sorted(group, key=_fastest), lambda p: p.load.rate)):
-            ordered = sorted(points, key=lambda p: p.output_tokens)
-            rate = ordered[0].load.rate
-            label = f"{ordered[0].model}, {'all at once' if rate is None else f'{rate:g}/s'}"
-            lengths = [p.output_tokens for p in ordered]
-            served.plot(lengths, [p.requests_per_s for p in ordered], label=label, linestyle=stroke, **_look(number))
-            waited.plot(lengths, [p.e2e_s for p in ordered], linestyle=stroke, **_look(number))
-    dress(served, "output tokens of a request", "requests/s")
-    dress(waited, "output tokens of a request", "mean E2E latency, s")
-    for axes in (served, waited):
-        _logarithmic(axes, sorted({p.output_tokens for group in groups for p in group}))
-    key_below(figure)
-    return figure
+            ordered = sorted(points, key=_length)
+            label = f"{ordered[0].model}, {_rate(ordered[0], 'all at once')}"
+            served.append(_line(number, ordered, _length, lambda p: p.requests_per_s, label, stroke))
+            waited.append(_line(number, ordered, _length, lambda p: p.e2e_s, label, stroke))
+
+    def finish(axes: Any) -> None:
+        ticks = sorted({_length(p) for group in groups for p in group})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [plain(tick) for tick in ticks])
+        axes.minorticks_off()
+        log_axis(axes, axes.yaxis)
+        low, high = axes.get_ylim()
+        if high < 10 * low:  # within a decade there may be no major tick
+            axes.yaxis.set_minor_formatter(plain)
+
+    x = "output tokens of a request"
+    drawn = [Panel(served, finish, x, "requests/s"), Panel(waited, finish, x, "mean E2E latency, s")]
+    return picture(name, _hosts(groups), drawn)
+
+
+def _length(point: JobPoint) -> float:
+    return point.output_tokens
+
+
+def _rate(point: JobPoint, at_once: str) -> str:
+    return at_once if point.load.rate is None else f"{point.load.rate:g}/s"
 
 
 def _fastest(point: JobPoint) -> float:
     return float("-inf") if point.load.rate is None else -point.load.rate
 
 
-def _blocks(groups: Sequence[Sequence[JobPoint]]) -> Any:
+def _blocks(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     """Throughput, and the batch with the preemptions, against the number of KV blocks; dashed: all requests fit."""
-    figure, (served, batch) = _panels(groups)
+    served, batch, fitting = [], [], []
     for number, group in enumerate(groups):
         ordered = sorted(group, key=kv_blocks)
-        blocks = [kv_blocks(p) for p in ordered]
-        served.plot(blocks, [p.output_tokens_per_s for p in ordered], label=ordered[0].model, **_look(number))
-        batch.plot(blocks, [p.batch for p in ordered], label=ordered[0].model, **_look(number))
-        preempted = [p.preemptions or 0.0 for p in ordered]
-        batch.plot(blocks, preempted, label="preemptions", linestyle=":", **_look(number))
-        if fitting := [p for p in ordered if p.fits]:
-            for axes in (served, batch):
-                axes.axvline(kv_blocks(fitting[0]), color=GREY, linewidth=1, linestyle="--")
-    dress(served, "KV blocks (dashed: all requests fit)", "output tokens/s")
-    dress(batch, "KV blocks", "requests in the engine, preemptions")
-    for axes in (served, batch):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(plain)
+        model = ordered[0].model
+        served.append(_line(number, ordered, kv_blocks, lambda p: p.output_tokens_per_s, model))
+        batch.append(_line(number, ordered, kv_blocks, lambda p: p.batch, model))
+        batch.append(_line(number, ordered, kv_blocks, lambda p: p.preemptions or 0.0, "preemptions", ":"))
+        fitting += [kv_blocks(p) for p in ordered if p.fits][:1]
+
+    def finish(axes: Any) -> None:
+        for blocks in fitting:
+            axes.axvline(blocks, color=GREY, linewidth=1, linestyle="--")
+        log_axis(axes, axes.xaxis, base=2)
         axes.yaxis.set_major_formatter(plain)
         axes.set_ylim(bottom=0)
-    key_below(figure)
-    return figure
+
+    drawn = [
+        Panel(served, finish, "KV blocks (dashed: all requests fit)", "output tokens/s"),
+        Panel(batch, finish, "KV blocks", "requests in the engine, preemptions"),
+    ]
+    return picture(name, _hosts(groups), drawn)
 
 
-def _batchings(groups: Sequence[Sequence[JobPoint]]) -> Any:
+def _batchings(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     """Throughput and mean E2E of each way to batch the same requests, a group of bars for each rate."""
-    figure, (served, waited) = _panels(groups)
+    figure, (served, waited) = panels(_hosts(groups), 2)
     bars = [p for group in groups for p in sorted(group, key=lambda p: (_fastest(p), BATCHINGS.index(p.batching)))]
-    names = [f"{p.batching}\n{'at once' if p.load.rate is None else f'{p.load.rate:g}/s'}" for p in bars]
+    names = [f"{p.batching}\n{_rate(p, 'at once')}" for p in bars]
     colours = [COLOURS[BATCHINGS.index(p.batching)] for p in bars]
     served.bar(range(len(bars)), [p.output_tokens_per_s for p in bars], color=colours)
     waited.bar(range(len(bars)), [p.e2e_s for p in bars], color=colours)
@@ -123,15 +142,4 @@ def _batchings(groups: Sequence[Sequence[JobPoint]]) -> Any:
     dress(waited, "", "mean E2E latency, s")
     for axes in (served, waited):
         axes.set_xticks(range(len(bars)), names, fontsize=7)
-    return figure
-
-
-def _logarithmic(axes: Any, ticks: Sequence[float]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [plain(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(plain)
-    low, high = axes.get_ylim()
-    if high < 10 * low:  # within a decade there may be no major tick
-        axes.yaxis.set_minor_formatter(plain)
+    return Picture(name, figure)

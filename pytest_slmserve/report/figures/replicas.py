@@ -6,27 +6,17 @@ What shares the device in one way, of one model under one load, is a line over t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis.compare.replicas import Pair, compared
 from pytest_slmserve.analysis.points.replica_points import SharedPoint, gain_over, latency_ratio
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval
-from pytest_slmserve.report.figures.drawing import (
-    GREY,
-    Picture,
-    Shown,
-    draw_line,
-    dress,
-    key_below,
-    panels,
-    share_axis,
-    tell_degraded,
-)
+from pytest_slmserve.report.figures.drawing import GREY, Panel, Picture, Shown, picture, share_axis
+from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing
 
 SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
@@ -46,11 +36,11 @@ LINE_AT_1 = {"color": GREY, "linewidth": 0.8, "linestyle": ":", "label": ALONE}
 INCOMPARABLE = "of no model replicas and one engine alone are valid under the same load"
 
 Ratio = Callable[[Pair], Interval | None]
-Figure = Callable[[Point | SharedPoint], float | None]
+Value = tuple[int, Interval, bool]  # number of engines, what is seen of them, degraded?
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaSeries:
+class Line:
     """One model under one load, with all that is alike but for the number of replicas and the way of sharing. beside:
     how far right of a number of engines its dots stand."""
 
@@ -65,84 +55,86 @@ class ReplicaSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """One quantity. share: of something, from 0 to 100 %. relative: to what it is of one engine."""
+class Quantity:
+    """Figure of the device. kind: a share from 0 to 100 %, an amount, or relative to what it is of one engine."""
 
     label: str
-    of: Figure
-    share: bool = False
-    relative: bool = False
+    of: str
+    kind: Literal["share", "amount", "relative"] = "share"
 
 
-Dot = tuple[int, float, bool]  # number of engines, value, degraded?
+BUSY, UTIL = Quantity("busy (some kernel ran)", "engine_active"), Quantity("GPU utilisation", "gpu_util")
+DEVICE = (
+    Quantity("SM active", "sm_active"),
+    Quantity("DRAM active", "dram_active"),
+    Quantity("power, W", "power_w", "amount"),
+    Quantity("energy per token\nover one engine's", "energy_per_token_j", "relative"),
+)
 
 
 def replica_pictures(sweeps: Sequence[Shown]) -> list[Picture]:
     """None of them where no replicas of one model were measured."""
     if not any(sweep.curve.shared for sweep in sweeps):
         return []
-    series = series_of(sweeps)
-    if not series:
+    lines = _lines_of(sweeps)
+    if not lines:
         return [Picture(name, None, INCOMPARABLE) for name in ("replica-gain", "replica-latency", "replica-device")]
-    return [replica_gain(series), replica_latency(series), replica_device(series)]
+    return [_replica_gain(lines), _replica_latency(lines), _replica_device(lines)]
 
 
-def replica_gain(series: Sequence[ReplicaSeries]) -> Picture:
+def _replica_gain(lines: Sequence[Line]) -> Picture:
     """Throughput over that of one engine against the number of replicas (arXiv:2404.03353, figure 5)."""
-    ways = _ways(series)
-    figure, places = panels(len(ways), [s.sweep for s in series], share_y=True)
-    for axes, sharing in zip(places, ways):
-        dress(axes, "replicas")
-        axes.set_title(TITLES[sharing], fontsize=10, loc="left")
-        _draw_ratios(axes, series, sharing, _gain)
-    _reach(places[0], series, [_gain])
-    places[0].set_ylabel("throughput over one engine's")
-    return _finished("replica-gain", figure, series)
+
+    def gain(pair: Pair) -> Interval:
+        return gain_over(pair[1], pair[0])
+
+    y = "throughput over one engine's"
+    drawn = [_ratio_panel(lines, sharing, gain, [gain], y, TITLES[sharing]) for sharing in _ways(lines)]
+    return picture("replica-gain", _hosts(lines), drawn, share_y=True)
 
 
-def replica_latency(series: Sequence[ReplicaSeries]) -> Picture:
+def _replica_latency(lines: Sequence[Line]) -> Picture:
     """The largest of the replicas' mean E2E, and the 99th percentile over the requests of all, each over one engine's
     (arXiv:2404.03353, figure 6)."""
     ratios: dict[str, Ratio] = {
         "largest mean E2E over one engine's": lambda pair: latency_ratio(pair[1], pair[0], "largest_e2e_s"),
         "99th percentile of E2E over one engine's": lambda pair: latency_ratio(pair[1], pair[0], "e2e_p99_s"),
     }
-    known = {name: of for name, of in ratios.items() if any(_ratios(s.pairs, of) for s in series)}
+    known = {name: of for name, of in ratios.items() if any(_ratios(line.pairs, of) for line in lines)}
     if not known:
         return Picture("replica-latency", None, "no request ended in a window")
-    ways = _ways(series)
-    figure, places = panels(len(known), [s.sweep for s in series], rows=len(ways), share_y=True)
-    for axes, (sharing, name) in zip(places, ((sharing, name) for sharing in ways for name in known)):
-        _dress(axes, name, sharing, "replicas")
-        _draw_ratios(axes, series, sharing, known[name])
-    _reach(places[0], series, list(known.values()))
-    return _finished("replica-latency", figure, series)
+    ways, shown = _ways(lines), list(known.values())
+    drawn = [_ratio_panel(lines, way, of, shown, TITLES[way], name) for way in ways for name, of in known.items()]
+    return picture("replica-latency", _hosts(lines), drawn, len(ways), share_y=True)
 
 
-def replica_device(series: Sequence[ReplicaSeries]) -> Picture:
-    """What the device did with one engine on it, and with each number of replicas (arXiv:2404.03353, figure 7)."""
-    known = [panel for panel in _panels(series) if any(_values(panel, s.pairs) for s in series)]
+def _replica_device(lines: Sequence[Line]) -> Picture:
+    """What the device did with one engine on it, and with each number of replicas (arXiv:2404.03353, figure 7). Busy
+    is by the profiling counters where they are known, else as NVML samples it."""
+    busy = BUSY if any(_values(BUSY, line.pairs) for line in lines) else UTIL
+    known = [each for each in (busy, *DEVICE) if any(_values(each, line.pairs) for line in lines)]
     if not known:
         return Picture("replica-device", None, "no sensor told what the device did while replicas ran")
-    ways = _ways(series)
-    figure, places = panels(len(known), [s.sweep for s in series], rows=len(ways), share_y="col")
-    for axes, (sharing, panel) in zip(places, ((sharing, panel) for sharing in ways for panel in known)):
-        _dress(axes, panel.label, sharing, "engines")
-        _draw_panel(axes, panel, series, sharing)
-    return _finished("replica-device", figure, series)
+    ways = _ways(lines)
+    drawn = [_device_panel(lines, way, each) for way in ways for each in known]
+    return picture("replica-device", _hosts(lines), drawn, len(ways), share_y="col")
+
+
+def _hosts(lines: Sequence[Line]) -> list[Environment | None]:
+    return [line.sweep.curve.environment for line in lines]
 
 
 # What is compared
 
 
-def series_of(sweeps: Sequence[Shown]) -> list[ReplicaSeries]:
-    """Those of each sweep, side by side."""
-    found = [(sweep, name, stroke, pairs) for sweep in sweeps for name, stroke, pairs in _lines(sweep)]
+def _lines_of(sweeps: Sequence[Shown]) -> list[Line]:
+    """Lines of each sweep, side by side."""
+    found = [(sweep, name, stroke, pairs) for sweep in sweeps for name, stroke, pairs in _settings(sweep)]
     step = SPREAD / len(found) if found else 0.0
-    return [ReplicaSeries(*one[:3], (i - (len(found) - 1) / 2) * step, one[3]) for i, one in enumerate(found)]
+    return [Line(*one[:3], (i - (len(found) - 1) / 2) * step, one[3]) for i, one in enumerate(found)]
 
 
-def _lines(sweep: Shown) -> Iterator[tuple[str, str, tuple[Pair, ...]]]:
+def _settings(sweep: Shown) -> Iterator[tuple[str, str, tuple[Pair, ...]]]:
     """Name, stroke and pairs of each line of one sweep."""
     lines: dict[str, list[Pair]] = {}
     for pair in chain.from_iterable(compared(sweep.curve, sharing) for sharing in SHARINGS):
@@ -157,48 +149,63 @@ def _setting(shared: SharedPoint) -> str:
     return f"{shared.concurrency} in flight{pinned}{part}"
 
 
-def _ways(series: Sequence[ReplicaSeries]) -> list[Sharing]:
-    return [sharing for sharing in SHARINGS if any(s.of(sharing) for s in series)]
+def _ways(lines: Sequence[Line]) -> list[Sharing]:
+    return [sharing for sharing in SHARINGS if any(line.of(sharing) for line in lines)]
 
 
 def _doubtful(*points: Point | SharedPoint) -> bool:
     return any(point.degraded for point in points)
 
 
+def _panel(
+    lines: Sequence[Line],
+    counts: Sequence[int],
+    values: Callable[[Line], list[Value]],
+    finish: Callable[[Any], None],
+    **texts: str,
+) -> Panel:
+    """Lines over the numbers of engines, which stand one after the other, whatever lies between them."""
+    found = {*counts, *(pair[0].count for line in lines for pair in line.pairs)}
+    place = {count: x for x, count in enumerate(sorted(found))}
+
+    def finished(axes: Any) -> None:
+        axes.set_xticks(range(len(place)), [str(count) for count in place])
+        axes.set_xlim(-SIDE, len(place) - 1 + SIDE)
+        finish(axes)
+
+    drawn = []
+    for line in lines:
+        seen = [(place[count] + line.beside, value, doubt) for count, value, doubt in values(line)]
+        dots = [(x, value.value, doubt) for x, value, doubt in seen]
+        intervals = [(x, value) for x, value, _ in seen]
+        drawn.append(line.sweep.line(dots, line.name, stroke=line.stroke, intervals=intervals))
+    return Panel(drawn, finished, **texts)
+
+
 # Ratios to one engine
 
 
-def _gain(pair: Pair) -> Interval:
-    return gain_over(pair[1], pair[0])
-
-
-def _ratios(pairs: Sequence[Pair], of: Ratio) -> list[tuple[Pair, Interval]]:
+def _ratios(pairs: Sequence[Pair], of: Ratio) -> list[Value]:
     seen = ((pair, of(pair)) for pair in pairs)
-    return [(pair, ratio) for pair, ratio in seen if ratio and math.isfinite(ratio.value)]
+    return [(p[0].count, ratio, _doubtful(*p)) for p, ratio in seen if ratio and math.isfinite(ratio.value)]
 
 
-def _draw_ratios(axes: Any, series: Sequence[ReplicaSeries], sharing: Sharing, of: Ratio) -> None:
-    """Dots with their intervals, and a line at 1."""
-    place = _count_axis(axes, _counts(series))
-    for one in series:
-        known = _ratios(one.of(sharing), of)
-        dots = [(pair[0].count, ratio.value, _doubtful(*pair)) for pair, ratio in known]
-        _draw_dots(axes, one, dots, place)
-        for pair, ratio in known:
-            _draw_interval(axes, place[pair[0].count] + one.beside, ratio, one.sweep.colour)
-    axes.axhline(1, **LINE_AT_1)
+def _ratio_panel(
+    lines: Sequence[Line], sharing: Sharing, of: Ratio, all_drawn: Sequence[Ratio], y: str, title: str
+) -> Panel:
+    """Dots with their intervals, and a line at 1. all_drawn: ratios of all panels, which share an axis."""
+
+    def finish(axes: Any) -> None:
+        axes.axhline(1, **LINE_AT_1)
+        _reach(axes, lines, all_drawn)
+
+    return _panel(lines, [], lambda line: _ratios(line.of(sharing), of), finish, x="replicas", y=y, title=title)
 
 
-def _draw_interval(axes: Any, x: float, ratio: Interval, colour: str) -> None:
-    if ratio.low is not None and ratio.high is not None:
-        below, above = ratio.value - ratio.low, min(ratio.high, 1e3 * ratio.value) - ratio.value
-        axes.errorbar(x, ratio.value, [[below], [above]], fmt="none", ecolor=colour, elinewidth=1, capsize=2)
-
-
-def _reach(axes: Any, series: Sequence[ReplicaSeries], drawn: Sequence[Ratio]) -> None:
+def _reach(axes: Any, lines: Sequence[Line], drawn: Sequence[Ratio]) -> None:
     """Of the axis that all panels share: to the ends of the intervals, but not to less than half of a value or more
     than twice it: what was repeated once has an interval of any width."""
-    ratios = [ratio for one in series for of in drawn for _, ratio in _ratios(one.pairs, of)]
+    ratios = [ratio for line in lines for of in drawn for _, ratio, _ in _ratios(line.pairs, of)]
     lows = (max(r.value / 2, r.value if r.low is None else r.low) for r in ratios)
     highs = (min(r.value * 2, r.value if r.high is None else r.high) for r in ratios)
     low, high = min(LEAST[0], *lows), max(LEAST[1], *highs)
@@ -209,83 +216,33 @@ def _reach(axes: Any, series: Sequence[ReplicaSeries], drawn: Sequence[Ratio]) -
 # What the device did
 
 
-def _panels(series: Sequence[ReplicaSeries]) -> Iterator[Panel]:
-    """Busy by the profiling counters, where they are known; else as NVML samples it."""
-    busy = Panel("busy (some kernel ran)", attrgetter("engine_active"), share=True)
-    util = Panel("GPU utilisation", attrgetter("gpu_util"), share=True)
-    yield busy if any(_values(busy, s.pairs) for s in series) else util
-    yield Panel("SM active", attrgetter("sm_active"), share=True)
-    yield Panel("DRAM active", attrgetter("dram_active"), share=True)
-    yield Panel("power, W", attrgetter("power_w"))
-    yield Panel("energy per token\nover one engine's", attrgetter("energy_per_token_j"), relative=True)
+def _values(quantity: Quantity, pairs: Sequence[Pair]) -> list[Value]:
+    """Values of one engine alone and of its replicas; nothing where it is not known of any replicas."""
 
+    def known(point: Point | SharedPoint) -> float | None:
+        value = getattr(point, quantity.of)
+        return value if value is not None and math.isfinite(value) else None
 
-def _values(panel: Panel, pairs: Sequence[Pair]) -> list[Dot]:
-    """Of replicas, and first of one engine alone; nothing where it is not known of any replicas."""
-    replicas = [
-        (shared.count, value, _doubtful(shared)) for shared, _ in pairs if (value := _known(panel, shared)) is not None
-    ]
-    if not replicas:
+    replicas = [(shared.count, v, _doubtful(shared)) for shared, _ in pairs if (v := known(shared)) is not None]
+    first = known(pairs[0][1]) if replicas else None
+    relative = quantity.kind == "relative"
+    if not replicas or (relative and not first):
         return []
-    alone = pairs[0][1]
-    first = _known(panel, alone)
-    if not panel.relative:
-        return replicas if first is None else [(1, first, _doubtful(alone)), *replicas]
-    return [(1, 1.0, _doubtful(alone)), *((n, v / first, doubt) for n, v, doubt in replicas)] if first else []
+    alone = [] if first is None else [(1, first, _doubtful(pairs[0][1]))]
+    return [(n, Interval(v / first if relative and first else v), doubt) for n, v, doubt in (*alone, *replicas)]
 
 
-def _known(panel: Panel, point: Point | SharedPoint) -> float | None:
-    value = panel.of(point)
-    return value if value is not None and math.isfinite(value) else None
+def _device_panel(lines: Sequence[Line], sharing: Sharing, quantity: Quantity) -> Panel:
+    """Panel from 0 on, as what stands side by side is compared, and as far as any way of sharing needs."""
 
+    def finish(axes: Any) -> None:
+        if quantity.kind == "relative":
+            axes.axhline(1, **LINE_AT_1)
+        if quantity.kind == "share":
+            share_axis(axes, axes.yaxis)
+        else:
+            most = max(seen.value for line in lines for _, seen, _ in _values(quantity, line.pairs))
+            axes.set_ylim(0, max(LEAST[1], 1.06 * most))
 
-def _draw_panel(axes: Any, panel: Panel, series: Sequence[ReplicaSeries], sharing: Sharing) -> None:
-    """From 0 on, as what stands side by side is compared, and as far as any way of sharing needs."""
-    place = _count_axis(axes, [1, *_counts(series)])
-    for one in series:
-        _draw_dots(axes, one, _values(panel, one.of(sharing)), place)
-    if panel.relative:
-        axes.axhline(1, **LINE_AT_1)
-    if panel.share:
-        share_axis(axes, axes.yaxis)
-    else:
-        most = max(value for one in series for _, value, _ in _values(panel, one.pairs))
-        axes.set_ylim(0, max(LEAST[1], 1.06 * most))
-
-
-# Axes and key
-
-
-def _dress(axes: Any, title: str, sharing: Sharing, counted: str) -> None:
-    """Quantities side by side, ways of sharing below each other: titles, names and numbers at the rims alone."""
-    place = axes.get_subplotspec()
-    dress(axes, counted if place.is_last_row() else "", TITLES[sharing] if place.is_first_col() else "")
-    if place.is_first_row():
-        axes.set_title(title, fontsize=10, loc="left")
-
-
-def _counts(series: Sequence[ReplicaSeries]) -> list[int]:
-    return [shared.count for one in series for shared, _ in one.pairs]
-
-
-def _count_axis(axes: Any, counts: Sequence[int]) -> dict[int, int]:
-    """Where each number of engines stands: one after the other, whatever lies between them."""
-    place = {count: x for x, count in enumerate(sorted(set(counts)))}
-    axes.set_xticks(range(len(place)), [str(count) for count in place])
-    axes.set_xlim(-SIDE, len(place) - 1 + SIDE)
-    return place
-
-
-def _draw_dots(axes: Any, one: ReplicaSeries, dots: Sequence[Dot], place: Mapping[int, int]) -> None:
-    placed = [(place[count] + one.beside, value, degraded) for count, value, degraded in dots]
-    draw_line(axes, one.sweep, placed, one.name, one.stroke)
-
-
-def _finished(name: str, figure: Any, series: Sequence[ReplicaSeries]) -> Picture:
-    last = figure.axes[-1]
-    if any(axes.containers for axes in figure.axes):
-        last.errorbar([], [], [], color=GREY, elinewidth=1, capsize=2, fmt="none", label="95 % interval")
-    if any(_doubtful(*pair) for one in series for pair in one.pairs):
-        tell_degraded(last)
-    key_below(figure)
-    return Picture(name, figure)
+    texts = {"x": "engines", "y": TITLES[sharing], "title": quantity.label}
+    return _panel(lines, [1], lambda line: _values(quantity, line.of(sharing)), finish, **texts)

@@ -17,15 +17,16 @@ from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.report.figures.drawing import (
     GREY,
+    Panel,
     Picture,
+    Series,
     Shown,
-    draw_line,
     dress,
     key_below,
     load_axis,
     panels,
+    picture,
     share_axis,
-    tell_degraded,
 )
 from pytest_slmserve.report.numbers import figure as digits
 
@@ -36,8 +37,8 @@ Ratio = Callable[[Point], float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
-    """One quantity, as a share. most: its largest reading in a window. reach: what it reads where its unit can do no
+class Share:
+    """Quantity from 0 to 100 %. most: its largest reading in a window. reach: what it reads where its unit can do no
     more."""
 
     label: str
@@ -60,15 +61,15 @@ class Spent:
 
 def sm_per_batch(sweeps: Sequence[Shown]) -> Picture:
     """SM active and SM occupancy, mean and largest, against the load (arXiv:2404.03353, figure 3)."""
-    active = Panel("SMs with work (SM active)", attrgetter("sm_active"), attrgetter("sm_active_max"))
-    warps = Panel("resident warps (SM occupancy)", attrgetter("sm_occupancy"), attrgetter("sm_occupancy_max"))
+    active = Share("SMs with work (SM active)", attrgetter("sm_active"), attrgetter("sm_active_max"))
+    warps = Share("resident warps (SM occupancy)", attrgetter("sm_occupancy"), attrgetter("sm_occupancy_max"))
     return _against_load("sm-per-batch", sweeps, _known([active, warps], sweeps))
 
 
 def memory_bound(sweeps: Sequence[Shown]) -> Picture:
     """DRAM and tensor cores against the load, each with what it can reach, and the time in which no kernel ran."""
     units = _known(_units("dram_active", "tensor_active"), sweeps)
-    idle = _known([Panel("no kernel ran", _idle)], sweeps)
+    idle = _known([Share("no kernel ran", lambda point: idle_share(point.engine_active))], sweeps)
     return _against_load("memory-bound", sweeps, [*units, *idle] if units else [])
 
 
@@ -80,22 +81,25 @@ def decoding(sweeps: Sequence[Shown]) -> Picture:
 def utilisation(sweeps: Sequence[Shown]) -> Picture:
     """Throughput against GPU utilisation, and against SM active (arXiv:2404.03353, figure 8): the one is at its end
     where the other still grows. A model of which one load alone is known is left out."""
-    util = Panel("GPU utilisation (some kernel ran)", attrgetter("gpu_util"))
+    util = Share("GPU utilisation (some kernel ran)", attrgetter("gpu_util"))
     several = [sweep for sweep in sweeps if len(_points(util.mean, sweep)) > 1]
     if not several:
         return Picture("utilisation", None, "GPU utilisation is not known at two loads of any model")
-    known = [util, *_known([Panel("SMs with work (SM active)", attrgetter("sm_active"))], several)]
-    figure, places = panels(len(known), several, share_y=True)
-    for axes, panel in zip(places, known):
-        dress(axes, panel.label)
-        for sweep in several:
-            _draw_throughput(axes, panel, sweep)
+    known = [util, *_known([Share("SMs with work (SM active)", attrgetter("sm_active"))], several)]
+
+    def finish(axes: Any) -> None:
         share_axis(axes, axes.xaxis)
-    share_axis(places[0], places[0].yaxis)
-    places[0].set_ylabel("throughput, of each model's largest")
-    _tell_degraded(places[0], several)
-    key_below(figure)
-    return Picture("utilisation", figure)
+        share_axis(axes, axes.yaxis)
+
+    y = "throughput, of each model's largest"
+    drawn = [Panel([_throughput(used, sweep) for sweep in several], finish, used.label, y) for used in known]
+    return picture("utilisation", [sweep.curve.environment for sweep in several], drawn, share_y=True)
+
+
+def _throughput(used: Share, sweep: Shown) -> Series:
+    """Line in the order of the loads; valid points have some output tokens/s."""
+    most = max(fmean(point.repeats) for point in sweep.curve.valid)
+    return sweep.line([(x, fmean(p.repeats) / most, bool(p.degraded)) for p, x in _points(used.mean, sweep)])
 
 
 def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
@@ -107,7 +111,7 @@ def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
     spent = sorted((s for sweep in sweeps for s in _spent(sweep)), key=_place)
     if not spent:
         return Picture("energy-per-token", None, "power is not known of any model at its largest batch of table 1")
-    figure, (power, energy) = panels(2, [s.sweep for s in spent])
+    figure, (power, energy) = panels([s.sweep.curve.environment for s in spent], 2)
     limits = sorted({s.limit_w for s in spent}, key=_descending)
     for axes, label, values in (
         (power, "power, W", attrgetter("power_w")),
@@ -122,82 +126,52 @@ def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
 # Against the load
 
 
-def _units(dram: str, tensor: str) -> list[Panel]:
+def _units(dram: str, tensor: str) -> list[Share]:
     return [
-        Panel("DRAM active", attrgetter(dram), reach=REACHABLE_DRAM),
-        Panel("tensor cores active", attrgetter(tensor), reach=REACHABLE_TENSOR),
+        Share("DRAM active", attrgetter(dram), reach=REACHABLE_DRAM),
+        Share("tensor cores active", attrgetter(tensor), reach=REACHABLE_TENSOR),
     ]
 
 
-def _against_load(name: str, sweeps: Sequence[Shown], known: Sequence[Panel], unknown: str = NO_PROFILE) -> Picture:
+def _against_load(name: str, sweeps: Sequence[Shown], known: Sequence[Share], unknown: str = NO_PROFILE) -> Picture:
     if not known:
         return Picture(name, None, unknown)
-    seen = [sweep for sweep in sweeps if any(_points(panel.mean, sweep) for panel in known)]
-    figure, places = panels(len(known), seen, share_y=True)
-    for axes, panel in zip(places, known):
-        dress(axes, "requests in flight")
-        axes.set_title(panel.label, fontsize=10, loc="left")
-        for sweep in seen:
-            _draw_panel(axes, panel, sweep)
-        load_axis(axes, seen)
-    share_axis(places[0], places[0].yaxis)
-    _tell_strokes(places, known)
-    _tell_degraded(places[-1], seen)
-    key_below(figure)
-    return Picture(name, figure)
+    seen = [sweep for sweep in sweeps if any(_points(share.mean, sweep) for share in known)]
+    drawn = [_by_load(share, seen) for share in known]
+    return picture(name, [sweep.curve.environment for sweep in seen], drawn, share_y=True)
 
 
-def _known(wanted: Sequence[Panel], sweeps: Sequence[Shown]) -> list[Panel]:
-    return [panel for panel in wanted if any(_points(panel.mean, sweep) for sweep in sweeps)]
+def _by_load(share: Share, sweeps: Sequence[Shown]) -> Panel:
+    """Means joined; the largest readings dashed."""
+
+    def finish(axes: Any) -> None:
+        load_axis(axes, sweeps)
+        share_axis(axes, axes.yaxis)
+        if share.reach is not None:
+            axes.axhline(share.reach, color=GREY, linewidth=0.8, linestyle=":", label="what it can reach")
+        if share.most and axes.get_subplotspec().is_last_col():
+            axes.plot([], [], "o-", color=GREY, markersize=4, linewidth=1, label="mean")
+            axes.plot([], [], "--", color=GREY, linewidth=0.8, marker="_", label="max")
+
+    lines = [line for sweep in sweeps for line in _lines(share, sweep)]
+    return Panel(lines, finish, "requests in flight", title=share.label)
+
+
+def _lines(share: Share, sweep: Shown) -> Iterator[Series]:
+    yield sweep.line([(p.concurrency, value, bool(p.degraded)) for p, value in _points(share.mean, sweep)])
+    if share.most and (most := _points(share.most, sweep)):
+        dots = [(p.concurrency, value, False) for p, value in most]
+        yield Series("", sweep.colour, "_", dots, "--", width=0.8)
+
+
+def _known(wanted: Sequence[Share], sweeps: Sequence[Shown]) -> list[Share]:
+    return [share for share in wanted if any(_points(share.mean, sweep) for sweep in sweeps)]
 
 
 def _points(value: Ratio, sweep: Shown) -> list[tuple[Point, float]]:
     """Valid points at which it is known."""
     pairs = ((point, value(point)) for point in sweep.curve.valid)
     return [(point, share) for point, share in pairs if share is not None and math.isfinite(share)]
-
-
-def _idle(point: Point) -> float | None:
-    return idle_share(point.engine_active)
-
-
-def _draw_panel(axes: Any, panel: Panel, sweep: Shown) -> None:
-    """Means joined; the largest readings dashed."""
-    seen = _points(panel.mean, sweep)
-    draw_line(axes, sweep, [(p.concurrency, share, bool(p.degraded)) for p, share in seen])
-    if panel.most and (most := _points(panel.most, sweep)):
-        dashed = {"color": sweep.colour, "linestyle": "--", "linewidth": 0.8, "marker": "_", "markersize": 4}
-        axes.plot([p.concurrency for p, _ in most], [share for _, share in most], **dashed)
-
-
-def _tell_strokes(places: Sequence[Any], known: Sequence[Panel]) -> None:
-    """Once, in grey."""
-    for axes, panel in zip(places, known):
-        if panel.reach is not None:
-            axes.axhline(panel.reach, color=GREY, linewidth=0.8, linestyle=":", label="what it can reach")
-    if any(panel.most for panel in known):
-        places[-1].plot([], [], "o-", color=GREY, markersize=4, linewidth=1, label="mean")
-        places[-1].plot([], [], "--", color=GREY, linewidth=0.8, marker="_", label="max")
-
-
-def _tell_degraded(axes: Any, sweeps: Sequence[Shown]) -> None:
-    if any(point.degraded for sweep in sweeps for point in sweep.curve.valid):
-        tell_degraded(axes)
-
-
-# Throughput
-
-
-def _draw_throughput(axes: Any, panel: Panel, sweep: Shown) -> None:
-    """Joined in the order of the loads."""
-    most = max(_throughput(point) for point in sweep.curve.valid)
-    known = _points(panel.mean, sweep)
-    draw_line(axes, sweep, [(used, _throughput(p) / most, bool(p.degraded)) for p, used in known])
-
-
-def _throughput(point: Point) -> float:
-    """Output tokens/s: valid points have some."""
-    return fmean(point.repeats)
 
 
 # Energy

@@ -19,8 +19,8 @@ from pytest_slmserve.report.figures.drawing import (
     dress,
     has_valid,
     load_axis,
+    log_axis,
     panels,
-    plain,
     save,
     shown,
 )
@@ -63,15 +63,14 @@ def _swept(known: Sequence[Shown]) -> list[Shown]:
 
 
 def _draw(sweeps: Sequence[Shown]) -> Any:
-    figure, (load, plane) = panels(2, sweeps)
+    figure, (load, plane) = panels([sweep.curve.environment for sweep in sweeps], 2)
     for sweep in sweeps:
         _draw_load(load, sweep)
         _draw_plane(plane, sweep)
     _dress(load, "requests in flight")
     load_axis(load, sweeps)
     _dress(plane, "mean E2E latency, s")
-    plane.set_xscale("log")
-    plane.xaxis.set_major_formatter(plain)
+    log_axis(plane, plane.xaxis)
     _key(load, [sweep.curve for sweep in sweeps])
     return figure
 
@@ -123,8 +122,7 @@ def _between(first: float, last: float) -> list[float]:
 def _dress(axes: Any, x_label: str) -> None:
     """Logarithmic both ways: models differ tenfold, loads a thousandfold."""
     dress(axes, x_label, "output tokens/s")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(plain)
+    log_axis(axes, axes.yaxis)
 
 
 def _key(axes: Any, curves: Sequence[Curve]) -> None:

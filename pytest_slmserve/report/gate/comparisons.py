@@ -7,22 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.numbers import ABSENT, figure
-from pytest_slmserve.report.text_table import grid, named
+from pytest_slmserve.report.text_table import Column, named, table
 
-HEAD = (
-    "endpoint",
-    "better",
-    "pairs",
-    "candidate /\nbaseline",
-    "95 %",
-    "spread\n%",
-    "found from\n% worse",
-    "margin\n%",
-    "",
-)
-SIDES = ("left", "left", "right", "right", "left", "right", "right", "right", "left")
 WORDS = {State.HOLDS: "pass", State.FAILS: "fail", State.UNDECIDED: "inconclusive"}  # as a gate says them
 KEY = (
     "candidate / baseline: the median of all means of two pairs. spread: standard deviation of a pair. found from: the "
@@ -30,32 +19,35 @@ KEY = (
 )
 
 
+Row = tuple[Comparison, bool]  # what was compared, and whether it is gated
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("endpoint", lambda row: row[0].name, "left"),
+    Column("better", lambda row: row[0].better, "left"),
+    Column("pairs", lambda row: str(row[0].n)),
+    Column("candidate /\nbaseline", lambda row: ABSENT if row[0].ratio is None else f"{row[0].ratio.value:.4f}"),
+    Column("95 %", lambda row: _ends(row[0].ratio), "left"),
+    Column("spread\n%", lambda row: _percents(row[0].sd)),
+    Column("found from\n% worse", lambda row: _percents(row[0].detectable)),
+    Column("margin\n%", lambda row: f"{100 * row[0].margin:.3g}" if row[1] else ABSENT),
+    Column("", lambda row: WORDS[row[0].outcome] if row[1] else "", "left"),
+)
+
+
 def text(found: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> str:
     """Table, and why each gated endpoint has its outcome. shown: endpoints that are not gated."""
-    rows = [*(row(each, gated=True) for each in found), *(row(each, gated=False) for each in shown)]
+    rows = [*((each, True) for each in found), *((each, False) for each in shown)]
     said = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in found]
-    return "\n".join([grid(rows, HEAD, SIDES), "", named(said)])
+    return "\n".join([table(rows, COLUMNS, always=len(COLUMNS)), "", named(said)])
 
 
-def row(seen: Comparison, gated: bool) -> tuple[str, ...]:
-    """Cells of the table."""
-    ratio = seen.ratio
-    known = ratio is not None and ratio.low is not None and ratio.high is not None
-    return (
-        seen.name,
-        seen.better,
-        str(seen.n),
-        ABSENT if ratio is None else _factor(ratio.value),
-        f"{_factor(ratio.low)} to {_factor(ratio.high)}" if known else ABSENT,  # type: ignore[union-attr, arg-type]
-        ABSENT if seen.sd is None else figure(100 * seen.sd, 2),
-        ABSENT if seen.detectable is None else figure(100 * seen.detectable, 2),
-        f"{100 * seen.margin:.3g}" if gated else ABSENT,
-        WORDS[seen.outcome] if gated else "",
-    )
+def _percents(share: float | None) -> str:
+    return figure(None if share is None else 100 * share, 2)
 
 
-def _factor(value: float) -> str:
-    return f"{value:.4f}"
+def _ends(ratio: Interval | None) -> str:
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return ABSENT
+    return f"{ratio.low:.4f} to {ratio.high:.4f}"
 
 
 def as_values(seen: Comparison) -> dict[str, Any]:

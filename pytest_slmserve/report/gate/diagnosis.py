@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pytest_slmserve.analysis.gate.diagnosis import (
     FEWEST_ALONE,
@@ -16,10 +17,20 @@ from pytest_slmserve.analysis.gate.diagnosis import (
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths
 from pytest_slmserve.report.tables.run import load_in_short
-from pytest_slmserve.report.text_table import grid, hanging
+from pytest_slmserve.report.text_table import Column, hanging, table
 
-COLUMNS = ("", "baseline", "candidate", "change", "%")
-SIDES = ("left", *("right",) * 4)
+COLUMNS: tuple[Column[Change], ...] = (
+    Column("", lambda c: c.name, "left"),
+    Column("baseline", lambda c: figure(c.baseline)),
+    Column("candidate", lambda c: figure(c.candidate)),
+    Column("change", lambda c: _difference(c.absolute, figure(c.baseline))),
+    Column("%", lambda c: _percents(c.relative)),
+)
+DIFFERENCES: tuple[Column[Difference], ...] = (
+    Column("", lambda d: d.field, "left"),
+    Column("baseline", lambda d: _values(d.baseline), "left"),
+    Column("candidate", lambda d: _values(d.candidate), "left"),
+)
 NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
 SPLIT_LEGEND = (
     "prefill: what prompts add to the steps. decode: the steps without that. host gap: no kernel ran on the GPU. Two "
@@ -43,9 +54,10 @@ def split_text(split: Split) -> str:
     """Heading, table and findings of one load."""
     counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
     heading = f"where the time goes: {split.model}, {load_in_short(split.load)}, seconds per 1,000 requests ({counts})"
-    rows = [_row(each, 1000) for each in (split.total, *split.by_step, *split.by_device)]
-    rows += [_row(split.steps, 1), _row(split.step, 1000, "ms per step")]
-    return "\n".join([heading, grid(rows, COLUMNS, SIDES), *(hanging(line, 2) for line in findings(split))])
+    rows = [_times(1000, each) for each in (split.total, *split.by_step, *split.by_device)]
+    rows += [split.steps, replace(_times(1000, split.step), name="ms per step")]
+    shown = table(rows, COLUMNS, always=len(COLUMNS))
+    return "\n".join([heading, shown, *(hanging(line, 2) for line in findings(split))])
 
 
 def findings(split: Split) -> Iterator[str]:
@@ -65,19 +77,11 @@ def difference_text(differences: Sequence[Difference]) -> str:
     """A row for each fact that is not the same."""
     if not differences:
         return "nothing differs in the environments, in what the engines resolved, or in what was asked of them"
-    rows = [(d.field, _values(d.baseline), _values(d.candidate)) for d in differences]
-    table = grid(rows, ("", "baseline", "candidate"), ("left",) * 3)
-    return f"what differs between the sides:\n{table}"
+    return f"what differs between the sides:\n{table(differences, DIFFERENCES, always=len(DIFFERENCES))}"
 
 
-def _row(change: Change, scale: float, name: str = "") -> tuple[str, ...]:
-    return (
-        name or change.name,
-        figure(scale * change.baseline),
-        figure(scale * change.candidate),
-        _difference(scale * change.absolute, figure(scale * change.baseline)),
-        _percents(change.relative),
-    )
+def _times(scale: float, change: Change) -> Change:
+    return replace(change, baseline=scale * change.baseline, candidate=scale * change.candidate)
 
 
 def _difference(value: float, beside: str) -> str:

@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.gate.comparisons import KEY, WORDS, as_values, row, text
+from pytest_slmserve.report.gate.comparisons import COLUMNS, KEY, WORDS, as_values, text
 from pytest_slmserve.report.gate.diagnosis import diagnosis_lines
 from pytest_slmserve.report.numbers import counted, figure
 from pytest_slmserve.report.text_table import hanging
@@ -132,7 +132,9 @@ def _markdown(gated: Gated) -> Iterator[str]:
     yield "| endpoint | better | pairs | candidate / baseline | 95 % | margin | outcome |"
     yield "|---|---|---:|---:|---|---:|---|"
     for each in (*gated.gated, *gated.shown):
-        name, better, pairs, ratio, interval, _, _, margin, outcome = row(each, gated=each in gated.gated)
+        name, better, pairs, ratio, interval, _, _, margin, outcome = (
+            column.cell((each, each in gated.gated)) for column in COLUMNS
+        )
         yield f"| {name} | {better} | {pairs} | {ratio} | {interval} | {margin} | {outcome} |"
     yield ""
     yield "\n\n".join(_exact(gated))

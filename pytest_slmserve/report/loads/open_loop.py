@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo
+from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.metrics.ramp import steps_of
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
 from pytest_slmserve.analysis.metrics.summary import summarize
@@ -23,20 +23,19 @@ from pytest_slmserve.report.loads.single_load import (
     request_lines,
     told_of,
 )
-from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
-from pytest_slmserve.report.text_table import grid, hanging
+from pytest_slmserve.report.numbers import figure, milliseconds
+from pytest_slmserve.report.tables.goodput import Served, goodput_columns
+from pytest_slmserve.report.text_table import Column, hanging, table
 from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import short_hash
 
-COLUMNS = ("requests/s\nasked", "\ndue", "\nsent", "\nserved", "late ms\np99", "tokens\n/s")
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 LEGEND = (
     "asked, due, sent, served: requests/s of the load, by its schedule in the window, really sent, and by the tokens "
     "that came. late: sent after it was due. tokens: of output. Latencies are of the requests sent in the window, ITL "
     "of all gaps between tokens in it."
 )
-GOODPUT = ("requests/s\nasked", "goodput\n/s", "good\n%")
 LEGEND_OF_GOODPUT = (
     "good: of the requests sent in the window, those that finished within every bound. dropped: that failed, or did "
     "not end."
@@ -112,36 +111,37 @@ def _body(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[st
 
 
 def _table(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
-    latency = [text for name in LATENCIES for text in (f"{name.upper()} ms\np50", "\np99")]
-    columns = [*COLUMNS, *latency, "\nvalid"]
-    return grid([_row(m, terms) for m in points], columns, ["right"] * (len(columns) - 1) + ["left"])
+    def latency(name: str, part: str, head: str) -> Column[Measurement]:
+        return Column(head, lambda m: milliseconds(getattr(latencies(m)[name], part)))
 
+    def valid(m: Measurement) -> str:
+        invalid, degraded = check(m, terms.failed_share)
+        return "NO" if invalid else "degraded" if degraded else "yes"
 
-def _row(m: Measurement, terms: ValidityCriteria) -> list[str]:
-    delay, seen = delay_of(m.run), latencies(m)
-    invalid, degraded = check(m, terms.failed_share)
-    served, sent = summarize(m), [delay.requested_per_s, delay.achieved_per_s] if delay else [None, None]
-    row = [f"{_rate(m):g}", *(figure(rate, 4) for rate in (*sent, served.requests_per_s))]
-    row += [milliseconds(delay.p99_s if delay else None), figure(served.output_tokens_per_s, 4)]
-    row += [milliseconds(value) for name in LATENCIES for value in (seen[name].p50, seen[name].p99)]
-    return [*row, "NO" if invalid else "degraded" if degraded else "yes"]
+    columns: list[Column[Measurement]] = [
+        Column("requests/s\nasked", lambda m: f"{_rate(m):g}"),
+        Column("\ndue", lambda m: figure(delay.requested_per_s if (delay := delay_of(m.run)) else None, 4)),
+        Column("\nsent", lambda m: figure(delay.achieved_per_s if (delay := delay_of(m.run)) else None, 4)),
+        Column("\nserved", lambda m: figure(summarize(m).requests_per_s, 4)),
+        Column("late ms\np99", lambda m: milliseconds(delay.p99_s if (delay := delay_of(m.run)) else None)),
+        Column("tokens\n/s", lambda m: figure(summarize(m).output_tokens_per_s, 4)),
+    ]
+    for name in LATENCIES:
+        columns += [latency(name, "p50", f"{name.upper()} ms\np50"), latency(name, "p99", "\np99")]
+    columns.append(Column("\nvalid", valid, "left"))
+    return table(points, columns, always=len(columns))
 
 
 def _goodput(points: Sequence[Measurement], terms: ValidityCriteria, slo: Slo) -> Iterator[str]:
-    columns = [*GOODPUT, *(f"{name}\n%" for name in slo.bounds), "\ndropped"]
-    served = [(m, found) for m in points if (found := good(m, slo))]
+    rows = [Served(_rate(m), found, found.dropped) for m in points if (found := good(m, slo))]
+    columns = goodput_columns("requests/s\nasked", slo, 4)
     yield f"good: {slo}"
-    yield grid([_goodput_row(m, found) for m, found in served], columns, ["right"] * len(columns))
+    yield table(rows, columns, always=len(columns))
     best, highest = found_in(points, terms)
     yield from (hanging(each.why, 2) for each in (best, highest) if each)
     if best is None:
         yield "no rate has a valid measurement: nothing can be said of where goodput peaks"
     yield hanging(LEGEND_OF_GOODPUT, 0)
-
-
-def _goodput_row(m: Measurement, found: Goodput) -> list[str]:
-    shares = [found.attainment, *(share for _, share in found.by_slo)]
-    return [f"{_rate(m):g}", figure(found.per_s, 4), *map(hundredths, shares), f"{found.dropped}"]
 
 
 def found_in(points: Sequence[Measurement], terms: ValidityCriteria) -> tuple[Peak | None, HighestLoad | None]:

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from tabulate import tabulate
-
 from pytest_slmserve.analysis.metrics.client_queueing import held_back
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.metrics.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
@@ -22,10 +20,10 @@ from pytest_slmserve.analysis.metrics.window import prompt_tokens_per_s
 from pytest_slmserve.analysis.points.job_points import summary_of
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
+from pytest_slmserve.report.text_table import Column, table
 from pytest_slmserve.schema.loads import ClosedLoop, Job, OpenLoop, load_facts
 from pytest_slmserve.schema.records import Measurement
 
-COLUMNS = ("mean", "p50", "p90", "p95", "p99")
 FIGURES = ("batch", "requests_per_s", "output_tokens_per_s", "kv_usage")
 
 
@@ -213,12 +211,13 @@ def _ended_early(m: Measurement) -> Iterator[str]:
 
 
 def _table(found: dict[str, Percentiles]) -> str:
-    rows = [
-        [name.upper() if len(name) < 5 else "E2E/token", *(milliseconds(getattr(each, column)) for column in COLUMNS)]
-        for name, each in found.items()
-    ]
-    text: str = tabulate(rows, ["ms", *COLUMNS], disable_numparse=True, colalign=("left", *["right"] * len(COLUMNS)))
-    return text
+    def part(name: str) -> Column[tuple[str, Percentiles]]:
+        return Column(name, lambda row: milliseconds(getattr(row[1], name)))
+
+    names: Column[tuple[str, Percentiles]]
+    names = Column("ms", lambda row: row[0].upper() if len(row[0]) < 5 else "E2E/token", "left")
+    columns = [names, *map(part, ("mean", "p50", "p90", "p95", "p99"))]
+    return table(list(found.items()), columns, always=len(columns))
 
 
 def _served(found: Goodput) -> str:

@@ -2,50 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of, together
 from pytest_slmserve.analysis.points.sweep_points import Point, concurrency_of
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.peak_goodput import IN_FLIGHT, highest_load, peak
-from pytest_slmserve.report.numbers import ABSENT, figure, hundredths
-from pytest_slmserve.report.text_table import grid, hanging
+from pytest_slmserve.report.numbers import figure, hundredths, whole
+from pytest_slmserve.report.text_table import Column, hanging, table
 
-COLUMNS = ("in\nflight", "\nrequests", "goodput\n/s", "good\n%")
 LEGEND = (
     "good: of the requests that ended in the window, those that finished within every bound; of all repeats together. "
     "dropped: that failed, in all repeats."
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Row: requests under one load. goodput: None without a valid measurement. dropped: requests that failed."""
+
+    load: float
+    goodput: Goodput | None
+    dropped: int
+
+
 def slo_report(curve: Curve, slo: Slo) -> str:
     """A row per point, and where goodput peaks; nothing where nothing was measured."""
     if not curve.points:
         return ""
-    rows = [(point, _goodput(curve, point, slo)) for point in curve.points]
-    columns = [*COLUMNS, *(f"{name}\n%" for name in slo.bounds), "\ndropped"]
-    table = grid([_row(curve, point, found, slo) for point, found in rows], columns, ["right"] * len(columns))
-    found = [(point.concurrency, each) for point, each in rows if each]
-    invalid = [point.concurrency for point, each in rows if each is None]
-    return "\n".join([f"good: {slo}", table, *_findings(found, invalid), hanging(LEGEND, 0)])
+    rows = [_served(curve, point, slo) for point in curve.points]
+    columns = goodput_columns("in\nflight", slo, 3)
+    columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None)))
+    shown = table(rows, columns, always=len(columns))
+    found = [(s.load, s.goodput) for s in rows if s.goodput]
+    invalid = [s.load for s in rows if s.goodput is None]
+    return "\n".join([f"good: {slo}", shown, *_findings(found, invalid), hanging(LEGEND, 0)])
 
 
-def _goodput(curve: Curve, point: Point, slo: Slo) -> Goodput | None:
-    """Of the repeats that count; None where none does."""
-    used = [m for m in curve.measurements if m.id in point.records]
-    return together([found for m in used if (found := goodput_of(m, slo))])
+def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
+    """Columns of goodput under the heading of its load. digits: of the goodput."""
+
+    def within(name: str) -> Callable[[Served], str]:
+        return lambda s: hundredths(dict(s.goodput.by_slo)[name] if s.goodput else None)
+
+    return [
+        Column(load, lambda s: f"{s.load:g}"),
+        Column("goodput\n/s", lambda s: figure(s.goodput.per_s if s.goodput else None, digits)),
+        Column("good\n%", lambda s: hundredths(s.goodput.attainment if s.goodput else None)),
+        *(Column(f"{name}\n%", within(name)) for name in slo.bounds),
+        Column("\ndropped", lambda s: str(s.dropped)),
+    ]
 
 
-def _row(curve: Curve, point: Point, found: Goodput | None, slo: Slo) -> list[str]:
-    """Dropped are those of all repeats: one with a failure does not count, and its failures are no secret."""
+def _served(curve: Curve, point: Point, slo: Slo) -> Served:
+    """Goodput of the repeats that count. Dropped are those of all repeats: one with a failure does not count, and its
+    failures are no secret."""
+    found = [each for m in curve.measurements if m.id in point.records and (each := goodput_of(m, slo))]
     dropped = sum(m.run.failures for m in curve.measurements if concurrency_of(m) == point.concurrency)
-    if found is None:
-        return [f"{point.concurrency}", *[ABSENT] * (len(COLUMNS) - 1 + len(slo.bounds)), f"{dropped}"]
-    shares = [found.attainment, *(share for _, share in found.by_slo)]
-    return [f"{point.concurrency}", f"{found.requests:,}", figure(found.per_s), *map(hundredths, shares), f"{dropped}"]
+    return Served(point.concurrency, together(found), dropped)
 
 
-def _findings(found: list[tuple[int, Goodput]], invalid: list[int]) -> Iterator[str]:
+def _findings(found: Sequence[tuple[float, Goodput]], invalid: Sequence[float]) -> Iterator[str]:
     best = peak([(load, each.per_s) for load, each in found], invalid, IN_FLIGHT)
     attained = [(load, each.attainment) for load, each in found if each.attainment is not None]
     highest = highest_load(attained, invalid=invalid, unit=IN_FLIGHT)

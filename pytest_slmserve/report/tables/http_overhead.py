@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from pytest_slmserve.analysis.compare.http_overhead import AtBothDoors, Doors, at_both_doors
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import front_ends
-from pytest_slmserve.report.numbers import changes, counted, figure, hundredths, milliseconds
+from pytest_slmserve.report.numbers import change, changes, counted, figure, hundredths, milliseconds
 from pytest_slmserve.report.tables.findings import served_on
-from pytest_slmserve.report.text_table import grid_of_known, hanging
+from pytest_slmserve.report.text_table import Column, hanging, table
 
-COLUMNS: tuple[tuple[str, Callable[[AtBothDoors], str]], ...] = (
-    ("in\nflight", lambda at: str(at.concurrency)),
-    ("tokens/s\noffline", lambda at: figure(at.offline.output_tokens_per_s, 4)),
-    ("\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
-    ("change\n%", lambda at: hundredths(at.ratio.value - 1, signed=True)),
-    ("95 %\n", lambda at: changes(at.ratio)),
-    ("TTFT ms\noffline", lambda at: milliseconds(at.offline.ttft_s)),
-    ("\nserver", lambda at: milliseconds(at.server.ttft_s)),
-    ("TPOT ms\noffline", lambda at: milliseconds(at.offline.tpot_s)),
-    ("\nserver", lambda at: milliseconds(at.server.tpot_s)),
-    ("step ms\noffline", lambda at: milliseconds(at.offline.step_s)),
-    ("\nserver", lambda at: milliseconds(at.server.step_s)),
-    ("prompt\nsteps %", lambda at: hundredths(at.prompt_steps[0])),
-    ("\nserver", lambda at: hundredths(at.prompt_steps[1])),
-    ("own cores\noffline", lambda at: figure(at.offline.own_cores)),
-    ("\nserver", lambda at: figure(at.server.own_cores)),
+COLUMNS: tuple[Column[AtBothDoors], ...] = (
+    Column("in\nflight", lambda at: str(at.concurrency)),
+    Column("tokens/s\noffline", lambda at: figure(at.offline.output_tokens_per_s, 4)),
+    Column("\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
+    Column("change\n%", lambda at: change(at.ratio)),
+    Column("95 %\n", lambda at: changes(at.ratio)),
+    Column("TTFT ms\noffline", lambda at: milliseconds(at.offline.ttft_s)),
+    Column("\nserver", lambda at: milliseconds(at.server.ttft_s)),
+    Column("TPOT ms\noffline", lambda at: milliseconds(at.offline.tpot_s)),
+    Column("\nserver", lambda at: milliseconds(at.server.tpot_s)),
+    Column("step ms\noffline", lambda at: milliseconds(at.offline.step_s)),
+    Column("\nserver", lambda at: milliseconds(at.server.step_s)),
+    Column("prompt\nsteps %", lambda at: hundredths(at.prompt_steps[0])),
+    Column("\nserver", lambda at: hundredths(at.prompt_steps[1])),
+    Column("own cores\noffline", lambda at: figure(at.offline.own_cores)),
+    Column("\nserver", lambda at: figure(at.server.own_cores)),
 )
 LEGEND = (
     "Doors: the same engine, requests and load, without HTTP and through the server. change: of output tokens/s. "
@@ -45,9 +45,7 @@ def doors_report(curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def _of_model(doors: Doors) -> str:
-    rows = [[text(at) for _, text in COLUMNS] for at in doors.loads]
-    table = grid_of_known(rows, [name for name, _ in COLUMNS], ["right"] * len(COLUMNS))
     launches = " and ".join(counted(len(each.resolved), "launch") for each in (doors.offline, doors.server))
     through = f"{doors.server.subject} through the server{front_ends(doors.server.spec)} beside offline"
     title = hanging(f"{through}: {served_on(doors.server.environment)}, {launches}", 2)
-    return "\n".join([title, "", table])
+    return "\n".join([title, "", table(doors.loads, COLUMNS)])

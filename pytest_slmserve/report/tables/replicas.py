@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TypeVar, get_args
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
 
+from pytest_slmserve.analysis.points.job_points import grouped
 from pytest_slmserve.analysis.points.replica_points import SharedPoint, engines, gain_over, system_throughput
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths, milliseconds
-from pytest_slmserve.report.tables.valid_column import valid_cell
-from pytest_slmserve.report.text_table import grid, hanging
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.report.numbers import ABSENT, change, changes, counted, figure, hundredths, milliseconds
+from pytest_slmserve.report.tables.findings import served_on
+from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
+from pytest_slmserve.report.text_table import Column, hanging, table
 from pytest_slmserve.schema.literals import Sharing
 
-NAMES = ("\nengines", "\nsharing", "in\nflight")
-SERVED = ("tokens\n/s", "\nsum", "gain\n%", "95 %\n", "E2E s\nlargest", "\np99", "\nvalid")
-SENSED = (
-    "GPU\nutil %",
-    "busy\n%",
-    "SM\n%",
-    "DRAM\n%",
-    "tensor\n%",
-    "power\nW",
-    "mJ/\ntoken",
-    "cap\n%",
-    "own\ncores",
-)
-WORDS = {"\nengines", "\nsharing", "95 %\n", "\nvalid"}
 SHARINGS = get_args(Sharing)
 LEGEND = (
     "in flight: in all engines. tokens: of all, over the span that their windows have in common; sum: of each over its "
@@ -36,35 +24,56 @@ LEGEND = (
     "means, and the 99th percentile of all requests. What sensors say is of all engines together."
 )
 
-Row = tuple[str, ...]
-Entry = tuple[Row, Point | SharedPoint, Row]  # names, of what, what it served
-Thing = TypeVar("Thing")
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Row of the tables. gain: over one engine alone, None where that is not known."""
+
+    engines: str
+    sharing: str
+    served: Point | SharedPoint
+    gain: Interval | None = None
+
+
+NAMES: tuple[Column[Entry], ...] = (
+    Column("\nengines", lambda e: e.engines, "left"),
+    Column("\nsharing", lambda e: e.sharing, "left"),
+    Column("in\nflight", lambda e: str(e.served.concurrency)),
+)
+SERVED: tuple[Column[Entry], ...] = (
+    Column("tokens\n/s", lambda e: figure(e.served.output_tokens_per_s, 4)),
+    Column("\nsum", lambda e: _other_sum(e.served)),
+    Column("gain\n%", lambda e: change(e.gain)),
+    Column("95 %\n", lambda e: changes(e.gain), "left"),
+    Column("E2E s\nlargest", lambda e: figure(_largest_e2e_s(e.served))),
+    Column("\np99", lambda e: figure(e.served.e2e_p99_s)),
+    Column("\nvalid", lambda e: valid_cell(e.served), "left"),
+)
+SENSED: tuple[Column[Entry], ...] = (
+    Column("GPU\nutil %", lambda e: hundredths(e.served.gpu_util)),
+    Column("busy\n%", lambda e: hundredths(e.served.engine_active)),
+    Column("SM\n%", lambda e: hundredths(e.served.sm_active)),
+    Column("DRAM\n%", lambda e: hundredths(e.served.dram_active)),
+    Column("tensor\n%", lambda e: hundredths(e.served.tensor_active)),
+    Column("power\nW", lambda e: figure(e.served.power_w)),
+    Column("mJ/\ntoken", lambda e: milliseconds(e.served.energy_per_token_j)),
+    Column("cap\n%", lambda e: hundredths(e.served.power_capped)),
+    Column("own\ncores", lambda e: figure(e.served.own_cores)),
+)
 
 
 def replica_report(curves: Sequence[Curve], shared: Sequence[SharedPoint]) -> Iterator[str]:
     """What was served and what the sensors saw, two tables for each kind of host, and how to read them; nothing where
     no replicas were measured. One model's rows are together; sets of different models come last."""
-    for points in _grouped(shared, lambda p: p.environment.per_gpu_key):
-        entries = [
-            entry
-            for alike in sorted(_grouped(points, lambda p: p.model or p.models), key=lambda alike: not alike[0].model)
-            for entry in _entries(alike, curves)
-        ]
-        served = _table(SERVED, [(names, row) for names, _, row in entries])
-        sensed = _table(SENSED, [(names, row) for names, point, _ in entries if any(row := _sensed(point))])
-        remarks = list(_remarks(points, curves))
-        title = _title(points)
-        yield "\n".join([title, "", served, *remarks, *(("", sensed) if sensed else ())])
+    for points in grouped(shared, lambda p: p.environment.per_gpu_key):
+        alike = sorted(grouped(points, lambda p: p.model or p.models), key=lambda alike: not alike[0].model)
+        entries = [entry for each in alike for entry in _entries(each, curves)]
+        sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
+        pieces = [_title(points), "", table(entries, (*NAMES, *SERVED)), *_remarks(points, curves)]
+        pieces += ["", table(sensed, (*NAMES, *SENSED))] if sensed else []
+        yield "\n".join(pieces)
     if shared:
         yield hanging(LEGEND, 0)
-
-
-def _grouped(things: Iterable[Thing], key: Callable[[Thing], Hashable]) -> list[list[Thing]]:
-    """Lists of equal keys, in the order first met."""
-    found: dict[Hashable, list[Thing]] = {}
-    for thing in things:
-        found.setdefault(key(thing), []).append(thing)
-    return list(found.values())
 
 
 def _title(points: Sequence[SharedPoint]) -> str:
@@ -72,30 +81,18 @@ def _title(points: Sequence[SharedPoint]) -> str:
     if where.backend == "remote":
         return f"Replicas at URLs of their own, the first at {where.url}: what they share is not known"
     place = "" if any(point.sharing == "gpus" for point in points) else " on one device"
-    return f"Replicas{place}: {_where(where)}"
-
-
-def _where(where: Environment) -> str:
-    device = where.gpu_name or where.cpu or where.backend or "unknown device"
-    return f"{device}, vLLM {where.vllm}" if where.vllm else device
-
-
-def _table(columns: Sequence[str], rows: Sequence[tuple[Row, Row]]) -> str:
-    """Names and figures of each row, the columns left out in which nothing is known; empty without rows."""
-    kept = [i for i in range(len(columns)) if any(row[i] not in ("", ABSENT) for _, row in rows)]
-    shown = [*NAMES, *(columns[i] for i in kept)]
-    sides = ["left" if name in WORDS else "right" for name in shown]
-    return grid([[*names, *(row[i] for i in kept)] for names, row in rows], shown, sides) if kept else ""
+    return f"Replicas{place}: {served_on(where)}"
 
 
 def _entries(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
-    """Of one model, or one set of them: under each load one engine alone first, where it was measured."""
-    for under in _grouped(points, lambda p: (p.concurrency, p.workload, p.starts)):
+    """Rows of one model, or one set of them: under each load one engine alone first, where it was measured."""
+    for under in grouped(points, lambda p: (p.concurrency, p.workload, p.starts)):
         alone = alone_at(under[0], curves)
         if alone:
-            yield (under[0].models[0], "alone", str(alone.concurrency)), alone, _alone(alone)
+            yield Entry(under[0].models[0], "alone", alone)
         for point in sorted(under, key=_place):
-            yield (engines(point.models), _how(point), str(point.concurrency)), point, _served(point, alone)
+            gain = gain_over(alone, point) if alone and point.valid else None
+            yield Entry(engines(point.models), _how(point), point, gain)
 
 
 def _place(point: SharedPoint) -> tuple[int, bool, int, int]:
@@ -108,65 +105,28 @@ def alone_at(shared: SharedPoint, curves: Sequence[Curve]) -> Point | None:
     return next((point for point in found if point), None)
 
 
-def _alone(point: Point) -> Row:
-    rate = figure(point.output_tokens_per_s, 4)
-    return rate, ABSENT, ABSENT, ABSENT, figure(point.e2e_s), figure(point.e2e_p99_s), valid_cell(point)
-
-
-def _served(point: SharedPoint, alone: Point | None) -> Row:
-    gain = gain_over(alone, point) if alone and point.valid else None
-    return (
-        figure(point.output_tokens_per_s, 4),
-        figure(point.sum_tokens_per_s if _differs(point) else None, 4),
-        hundredths(None if gain is None else gain.value - 1, signed=True),
-        _interval(gain),
-        figure(point.largest_e2e_s),
-        figure(point.e2e_p99_s),
-        valid_cell(point),
-    )
-
-
-def _sensed(point: Point | SharedPoint) -> Row:
-    """Empty where no sensor said anything."""
-    row = (
-        hundredths(point.gpu_util),
-        hundredths(point.engine_active),
-        hundredths(point.sm_active),
-        hundredths(point.dram_active),
-        hundredths(point.tensor_active),
-        figure(point.power_w),
-        milliseconds(point.energy_per_token_j),
-        hundredths(point.power_capped),
-        figure(point.own_cores),
-    )
-    return row if any(text != ABSENT for text in row) else ()
-
-
 def _how(point: SharedPoint) -> str:
     part = f", {point.thread_percentage} %" if point.thread_percentage else ""
     return f"{point.sharing}{', pinned' if point.pinned else ''}{part}"
 
 
-def _differs(point: SharedPoint) -> bool:
-    """Is the paper's sum another number, to the digits shown?"""
-    return figure(point.sum_tokens_per_s, 4) != figure(point.output_tokens_per_s, 4)
+def _largest_e2e_s(served: Point | SharedPoint) -> float | None:
+    return served.e2e_s if isinstance(served, Point) else served.largest_e2e_s
 
 
-def _interval(gain: Interval | None) -> str:
-    if gain is None or gain.low is None or gain.high is None:
+def _other_sum(served: Point | SharedPoint) -> str:
+    """The paper's sum, where it is another number to the digits shown."""
+    if isinstance(served, Point):
         return ABSENT
-    return f"{hundredths(gain.low - 1, signed=True)} to {hundredths(gain.high - 1, signed=True)}"
+    text = figure(served.sum_tokens_per_s, 4)
+    return ABSENT if text == figure(served.output_tokens_per_s, 4) else text
 
 
 def _remarks(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator[str]:
     for point in points:
         name = f"{engines(point.models)}, {_how(point)}, {point.concurrency} in flight"
-        if point.left_out or not point.valid:
-            kind = "left out" if point.valid else "INVALID"
-            seen = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
-            yield hanging(f"{kind}: {name}: {': '.join(filter(None, [seen, '; '.join(point.problems)]))}", 2)
-        if point.degraded:
-            yield hanging(f"degraded: {name}: {'; '.join(point.degraded)}", 2)
+        used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
+        yield from reasons(point, name, used)
         if point.model is None and (text := _turns(point, curves)):
             yield hanging(f"{engines(point.models)}, {_how(point)}: {text}", 2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Literal
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow
@@ -25,8 +25,8 @@ from pytest_slmserve.report.tables.jobs import job_report
 from pytest_slmserve.report.tables.replicas import replica_report
 from pytest_slmserve.report.tables.sensors import energy_report, legend, sensor_table
 from pytest_slmserve.report.tables.several_gpus import gpus_report
-from pytest_slmserve.report.tables.valid_column import valid_cell
-from pytest_slmserve.report.text_table import grid, hanging, named
+from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
+from pytest_slmserve.report.text_table import Column, hanging, named, table
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
 from pytest_slmserve.schema.records import Resolved
@@ -38,24 +38,6 @@ Colour = Literal["green", "red", "yellow"]
 Outcome = Literal["as expected", "unexpected", "undecided"]
 
 STATES = len("fails, as expected")
-COLUMNS = (
-    "in\nflight",
-    "\nbatch",
-    "requests\n/s",
-    "tokens\n/s",
-    "spread\n%",
-    "E2E s\nmean",
-    "\np50",
-    "\np99",
-    "ms/\ntoken",
-    "TTFT\nms",
-    "TPOT\nms",
-    "step\nms",
-    "gain\n%",
-    "roof-\nline %",
-    "\nPareto",
-    "\nvalid",
-)
 LEGEND = (
     "batch: sequences that a step really held (requests in flight, where a server does not tell its steps). tokens: of "
     "output.\nspread: largest less smallest repeat, over the mean. ms/token: E2E over output tokens. gain: of tokens/s "
@@ -92,15 +74,8 @@ def run_lines(
         yield f"{LEGEND}\n", None
     if read := legend(curves):
         yield f"{hanging(read, 0)}\n", None
-    for text in replica_report(curves, shared):
-        yield f"{text}\n", None
-    for text in gpus_report(curves):
-        yield f"{text}\n", None
-    for text in doors_report(curves):
-        yield f"{text}\n", None
-    for text in job_report(jobs):
-        yield f"{text}\n", None
-    for text in energy_report(curves):
+    others = (replica_report(curves, shared), gpus_report(curves), doors_report(curves), job_report(jobs))
+    for text in chain(*others, energy_report(curves)):
         yield f"{text}\n", None
     if judged:
         yield from verdict_lines(judged, strict=strict)
@@ -213,30 +188,25 @@ def point_table(curve: Curve) -> str:
     """One row per point, valid or not."""
     gains = {gain.end: gain.value for gain in curve.gains()}
     front = {point.concurrency for point in curve.pareto_front()}
-    rows = [_row(p, gains.get(p.concurrency), p.concurrency in front) for p in curve.points]
-    sides = ("right",) * (len(COLUMNS) - 2) + ("center", "left")
-    return grid(rows, COLUMNS, sides)
-
-
-def _row(point: Point, gain: float | None, optimal: bool) -> tuple[str, ...]:
-    return (
-        str(point.concurrency),
-        figure(point.batch, 4),
-        figure(point.requests_per_s, 4),
-        figure(point.output_tokens_per_s, 4),
-        hundredths(spread(point)),
-        figure(point.e2e_s),
-        figure(point.e2e_p50_s),
-        figure(point.e2e_p99_s),
-        milliseconds(point.normalized_latency_s),
-        milliseconds(point.ttft_s),
-        milliseconds(point.tpot_s),
-        milliseconds(point.step_s),
-        hundredths(gain, signed=True),
-        hundredths(point.roofline_fraction),
-        "*" if optimal else "",
-        valid_cell(point),
+    columns: tuple[Column[Point], ...] = (
+        Column("in\nflight", lambda p: str(p.concurrency)),
+        Column("\nbatch", lambda p: figure(p.batch, 4)),
+        Column("requests\n/s", lambda p: figure(p.requests_per_s, 4)),
+        Column("tokens\n/s", lambda p: figure(p.output_tokens_per_s, 4)),
+        Column("spread\n%", lambda p: hundredths(spread(p))),
+        Column("E2E s\nmean", lambda p: figure(p.e2e_s)),
+        Column("\np50", lambda p: figure(p.e2e_p50_s)),
+        Column("\np99", lambda p: figure(p.e2e_p99_s)),
+        Column("ms/\ntoken", lambda p: milliseconds(p.normalized_latency_s)),
+        Column("TTFT\nms", lambda p: milliseconds(p.ttft_s)),
+        Column("TPOT\nms", lambda p: milliseconds(p.tpot_s)),
+        Column("step\nms", lambda p: milliseconds(p.step_s)),
+        Column("gain\n%", lambda p: hundredths(gains.get(p.concurrency), signed=True)),
+        Column("roof-\nline %", lambda p: hundredths(p.roofline_fraction)),
+        Column("\nPareto", lambda p: "*" if p.concurrency in front else "", "center"),
+        Column("\nvalid", valid_cell, "left"),
     )
+    return table(curve.points, columns, always=len(columns))
 
 
 def remarks(curve: Curve) -> Iterator[str]:
@@ -249,16 +219,8 @@ def remarks(curve: Curve) -> Iterator[str]:
     if curve.missing:
         yield hanging(f"not measured, though planned: {listed(curve.missing)} in flight", 2)
     for point in curve.points:
-        if point.left_out or not point.valid:
-            kind = "left out" if point.valid else "INVALID"
-            seen = f"{len(point.repeats)} of {len(point.repeats) + point.left_out} measurements are used"
-            yield hanging(f"{kind}: {point.concurrency} in flight: {': '.join([seen, *_joined(point.problems)])}", 2)
-        if point.degraded:
-            yield hanging(f"degraded: {point.concurrency} in flight: {'; '.join(point.degraded)}", 2)
-
-
-def _joined(reasons: Sequence[str]) -> list[str]:
-    return ["; ".join(reasons)] if reasons else []
+        used = f"{len(point.repeats)} of {len(point.repeats) + point.left_out} measurements are used"
+        yield from reasons(point, f"{point.concurrency} in flight", used)
 
 
 # Verdicts

@@ -9,87 +9,59 @@ from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.report.numbers import ABSENT, figure, hundredths, milliseconds
-from pytest_slmserve.report.text_table import grid
+from pytest_slmserve.report.text_table import Column, table, telling
 
-COLUMNS = (
-    "in\nflight",
-    "GPU\nutil %",
-    "busy\n%",
-    "SM %\nmean",
-    "\nmax",
-    "warp %\nmean",
-    "\nmax",
-    "DRAM\n%",
-    "tensor\n%",
-    "power\nW",
-    "mJ/\ntoken",
-    "clock\nMHz",
-    "cap\n%",
-    "own\ncores",
-    "rest\n%",
-    "\nbound",
-    "\nsensors",
+REST = "which neither its bytes nor its FLOPs fill at the data sheet."
+
+
+def _share(head: str, name: str, about: str = "") -> Column[Point]:
+    """Column of a share of time, or of what there is, in per cent."""
+    return Column(head, lambda p: hundredths(getattr(p, name)), about=about)
+
+
+COLUMNS: tuple[Column[Point], ...] = (
+    Column("in\nflight", lambda p: str(p.concurrency)),
+    _share("GPU\nutil %", "gpu_util", "GPU util: time in which any kernel ran, as NVML samples it."),
+    _share("busy\n%", "engine_active", "busy: the same by the profiling counters."),
+    _share("SM %\nmean", "sm_active", "SM: share of the SMs with work."),
+    _share("\nmax", "sm_active_max"),
+    _share("warp %\nmean", "sm_occupancy", "warp: warps resident, of those that fit (SM occupancy)."),
+    _share("\nmax", "sm_occupancy_max"),
+    _share("DRAM\n%", "dram_active", "DRAM, tensor: share of the time in which they were active."),
+    _share("tensor\n%", "tensor_active"),
+    Column("power\nW", lambda p: figure(p.power_w)),
+    Column("mJ/\ntoken", lambda p: milliseconds(p.energy_per_token_j), about="mJ/token: energy of an output token."),
+    Column("clock\nMHz", lambda p: figure(None if p.sm_clock_hz is None else p.sm_clock_hz / 1e6, 4)),
+    _share("cap\n%", "power_capped", "cap: time in which the power limit held the clock down."),
+    Column("own\ncores", lambda p: figure(p.own_cores), about="own cores: CPU time of this run's processes."),
+    _share("rest\n%", "unexplained", f"rest: unexplained share of a step, {REST}"),
+    Column("\nbound", lambda p: p.bound or ABSENT, "left", "bound: by what is nearest to its end, by the counters."),
+    Column("\nsensors", lambda p: "degraded" if p.degraded else "ok" if p.valid else ABSENT, "left"),
 )
-LEGEND = {
-    "GPU\nutil %": "GPU util: time in which any kernel ran, as NVML samples it.",
-    "busy\n%": "busy: the same by the profiling counters.",
-    "SM %\nmean": "SM: share of the SMs with work.",
-    "warp %\nmean": "warp: warps resident, of those that fit (SM occupancy).",
-    "DRAM\n%": "DRAM, tensor: share of the time in which they were active.",
-    "mJ/\ntoken": "mJ/token: energy of an output token.",
-    "cap\n%": "cap: time in which the power limit held the clock down.",
-    "own\ncores": "own cores: CPU time of this run's processes.",
-    "rest\n%": "rest: unexplained share of a step, which neither its bytes nor its FLOPs fill at the data sheet.",
-    "\nbound": "bound: by what is nearest to its end, by the counters.",
-}
-ENERGY_COLUMNS = ("model", "in flight", "tokens/s", "power W", "J/token")
+ENERGY: tuple[Column[tuple[str, Point]], ...] = (
+    Column("model", lambda row: row[0], "left"),
+    Column("in flight", lambda row: str(row[1].concurrency)),
+    Column("tokens/s", lambda row: figure(row[1].output_tokens_per_s, 4)),
+    Column("power W", lambda row: figure(row[1].power_w)),
+    Column("J/token", lambda row: figure(row[1].energy_per_token_j)),
+)
 
 
 def sensor_table(curve: Curve) -> str:
     """One row per point with its sensors; empty where none said anything."""
-    rows, kept = _rows(curve)
-    return _table([[row[i] for i in kept] for row in rows], [COLUMNS[i] for i in kept]) if rows else ""
+    seen = _sensed(curve)
+    return table(seen, COLUMNS) if seen else ""
 
 
 def legend(curves: Sequence[Curve]) -> str:
     """How to read the columns that the tables of these sweeps have."""
-    shown = {COLUMNS[i] for curve in curves for i in _rows(curve)[1]}
-    return " ".join(text for column, text in LEGEND.items() if column in shown)
+    shown = {column for curve in curves for column in telling(_sensed(curve), COLUMNS)}
+    return " ".join(column.about for column in COLUMNS if column in shown and column.about)
 
 
-def _rows(curve: Curve) -> tuple[list[tuple[str, ...]], list[int]]:
-    """Rows of the points that were looked at, and the places of the columns in which any of them has something."""
-    seen = [p for p in curve.points if any(v is not None for v in (p.gpu_util, p.sm_active, p.power_w, p.own_cores))]
-    rows = [_row(p) for p in seen]
-    return rows, [i for i in range(len(COLUMNS)) if any(row[i] != ABSENT for row in rows)]
-
-
-def _row(point: Point) -> tuple[str, ...]:
-    return (
-        str(point.concurrency),
-        hundredths(point.gpu_util),
-        hundredths(point.engine_active),
-        hundredths(point.sm_active),
-        hundredths(point.sm_active_max),
-        hundredths(point.sm_occupancy),
-        hundredths(point.sm_occupancy_max),
-        hundredths(point.dram_active),
-        hundredths(point.tensor_active),
-        figure(point.power_w),
-        milliseconds(point.energy_per_token_j),
-        figure(None if point.sm_clock_hz is None else point.sm_clock_hz / 1e6, 4),
-        hundredths(point.power_capped),
-        figure(point.own_cores),
-        hundredths(point.unexplained),
-        point.bound or ABSENT,
-        "degraded" if point.degraded else "ok" if point.valid else ABSENT,
-    )
-
-
-def _table(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> str:
-    words = {"model", "\nbound", "\nsensors"}
-    sides = ["left" if name in words else "right" for name in columns]
-    return grid(rows, columns, sides)
+def _sensed(curve: Curve) -> list[Point]:
+    """Points that were looked at."""
+    return [p for p in curve.points if any(v is not None for v in (p.gpu_util, p.sm_active, p.power_w, p.own_cores))]
 
 
 def energy_report(curves: Sequence[Curve]) -> Iterator[str]:
@@ -98,17 +70,7 @@ def energy_report(curves: Sequence[Curve]) -> Iterator[str]:
     named = zip(labels(curves), curves, strict=True)
     found = [(label, point) for label, curve in named if (point := at_table_1(curve))]
     for limit in dict.fromkeys(point.power_limit_w for _, point in found):
-        rows = [_energy_row(label, point) for label, point in found if point.power_limit_w == limit]
+        rows = [row for row in found if row[1].power_limit_w == limit]
         under = "an unknown power limit" if limit is None else f"a power limit of {figure(limit)} W"
         title = f"Energy per output token at the largest batch of arXiv:2404.03353, table 1, under {under}"
-        yield f"{title}\n\n{_table(rows, ENERGY_COLUMNS)}"
-
-
-def _energy_row(label: str, point: Point) -> tuple[str, ...]:
-    return (
-        label,
-        str(point.concurrency),
-        figure(point.output_tokens_per_s, 4),
-        figure(point.power_w),
-        figure(point.energy_per_token_j),
-    )
+        yield f"{title}\n\n{table(rows, ENERGY, always=len(ENERGY))}"

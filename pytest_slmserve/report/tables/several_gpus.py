@@ -8,31 +8,13 @@ from itertools import groupby
 from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus, speedup
 from pytest_slmserve.analysis.device.gpu_figures import figures_of_each_gpu
 from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.report.numbers import ABSENT, changes, counted, figure, hundredths
+from pytest_slmserve.report.numbers import ABSENT, change, changes, counted, figure, hundredths, whole
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.valid_column import valid_cell
-from pytest_slmserve.report.text_table import grid_of_known, hanging
+from pytest_slmserve.report.text_table import Column, hanging, table
 
-COLUMNS = (
-    "in\nflight",
-    "\nGPUs",
-    "\ndeployment",
-    "\nbatch",
-    "KV\nblocks",
-    "requests\n/s",
-    "tokens\n/s",
-    "tokens/s\nper GPU",
-    "gain\n%",
-    "95 %\n",
-    "E2E s\nmean",
-    "\np99",
-    "power\nW",
-    "imbal-\nance %",
-    "J/\nrequest",
-    "\nvalid",
-)
-WORDS = {"\ndeployment", "95 %\n", "\nvalid"}
 # What one may wish of a deployment, in words, and its unit.
 WISHES = {
     "requests_per_s": ("most requests/s", ""),
@@ -67,40 +49,39 @@ def _of_model(curve: Curve) -> str:
     found = deployments(curve)
     if not any(one.gpus > 1 for one in found):
         return ""
-    rows = [row for _, under in groupby(found, key=_load) for row in _rows(curve, list(under))]
-    sides = ["left" if name in WORDS else "right" for name in COLUMNS]
-    table = grid_of_known(rows, COLUMNS, sides)
     said = [hanging(text, 2) for text in (*_waiting(found), *_each_gpu(curve), *_answers(curve, found))]
-    return "\n".join([f"{curve.subject} on several GPUs: {served_on(curve.environment)}", "", table, *said])
+    return "\n".join(
+        [f"{curve.subject} on several GPUs: {served_on(curve.environment)}", "", _table(curve, found), *said]
+    )
 
 
-def _load(one: Deployment) -> int:
-    return one.concurrency
+def _table(curve: Curve, found: Sequence[Deployment]) -> str:
+    """A row for each deployment, its gain over one engine on the fewest GPUs under the same load."""
+    base = {one.concurrency: one for one in reversed(found) if one.sharing is None}
 
+    def gain(one: Deployment) -> Interval | None:
+        first = base.get(one.concurrency, one)
+        return None if first is one else speedup(first, one)
 
-def _rows(curve: Curve, under: Sequence[Deployment]) -> Iterator[list[str]]:
-    base = next((one for one in under if one.sharing is None), None)
-    for one in under:
-        served = one.served
-        gain = speedup(base, one) if base and one is not base else None
-        yield [
-            str(one.concurrency),
-            str(one.gpus),
-            name_of(one),
-            figure(served.batch) if isinstance(served, Point) else ABSENT,
-            ABSENT if one.kv_blocks is None else f"{one.kv_blocks:,}",
-            figure(requests_per_s(curve, one)),
-            figure(one.tokens_per_s, 4),
-            figure(one.tokens_per_s / one.gpus, 4),
-            hundredths(None if gain is None else gain.value - 1, signed=True),
-            ABSENT if gain is None else changes(gain),
-            figure(one.e2e_s),
-            figure(served.e2e_p99_s),
-            figure(served.power_w),
-            hundredths(served.power_imbalance),
-            figure(joules_per_request(curve, one)),
-            valid_cell(served),
-        ]
+    columns: tuple[Column[Deployment], ...] = (
+        Column("in\nflight", lambda one: str(one.concurrency)),
+        Column("\nGPUs", lambda one: str(one.gpus)),
+        Column("\ndeployment", name_of, "left"),
+        Column("\nbatch", lambda one: figure(one.served.batch) if isinstance(one.served, Point) else ABSENT),
+        Column("KV\nblocks", lambda one: whole(one.kv_blocks)),
+        Column("requests\n/s", lambda one: figure(requests_per_s(curve, one))),
+        Column("tokens\n/s", lambda one: figure(one.tokens_per_s, 4)),
+        Column("tokens/s\nper GPU", lambda one: figure(one.tokens_per_s / one.gpus, 4)),
+        Column("gain\n%", lambda one: change(gain(one))),
+        Column("95 %\n", lambda one: changes(gain(one)), "left"),
+        Column("E2E s\nmean", lambda one: figure(one.e2e_s)),
+        Column("\np99", lambda one: figure(one.served.e2e_p99_s)),
+        Column("power\nW", lambda one: figure(one.served.power_w)),
+        Column("imbal-\nance %", lambda one: hundredths(one.served.power_imbalance)),
+        Column("J/\nrequest", lambda one: figure(joules_per_request(curve, one))),
+        Column("\nvalid", lambda one: valid_cell(one.served), "left"),
+    )
+    return table(found, columns)
 
 
 def name_of(one: Deployment) -> str:

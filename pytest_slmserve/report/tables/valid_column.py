@@ -1,9 +1,11 @@
-"""The column "valid" of a table."""
+"""The column "valid" of a table, and the remarks that give its reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
+
+from pytest_slmserve.report.text_table import hanging
 
 
 class AnyPoint(Protocol):
@@ -15,6 +17,8 @@ class AnyPoint(Protocol):
     def degraded(self) -> Sequence[str]: ...
     @property
     def left_out(self) -> int: ...
+    @property
+    def problems(self) -> Sequence[str]: ...
 
 
 def valid_cell(point: AnyPoint) -> str:
@@ -24,3 +28,17 @@ def valid_cell(point: AnyPoint) -> str:
     if point.degraded:
         return "degraded"
     return "partly" if point.left_out else "yes"
+
+
+def reasons(point: AnyPoint, name: str, used: str) -> Iterator[str]:
+    """Lines on what was left out and on what is degraded. used: how many repeats count."""
+    yield from left_out(point, name, used)
+    if point.degraded:
+        yield hanging(f"degraded: {name}: {'; '.join(point.degraded)}", 2)
+
+
+def left_out(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
+    """Line on repeats that do not count, and why."""
+    if point.left_out or not point.valid:
+        kind = "left out" if point.valid else "INVALID"
+        yield hanging(": ".join([f"{kind}: {name}", *filter(None, (used, "; ".join(point.problems)))]), 2)

@@ -236,7 +236,7 @@ def test_a_key_of_many_long_names_fits():
 @given(loads=st.sets(st.integers(1, 4096), min_size=1, max_size=40), count=st.integers(1, 3))
 def test_loads_are_labelled_as_far_as_there_is_room(loads, count):
     sweeps = shown([curve("x", *(sensed(load) for load in sorted(loads)))])
-    _, places = panels(count, sweeps)
+    _, places = panels([sweep.curve.environment for sweep in sweeps], count)
     load_axis(places[0], sweeps)
     named = [text for text in ticks(places[0]) if text]
     assert len(ticks(places[0])) == len(loads) and named[-1] == str(max(loads)) and len(named) <= 22 // count + 1
