@@ -4,7 +4,7 @@
 
 `python -m pytest_slmserve merge RECORDS --out OUT`: archives of several runs or hosts as one, each record once.
 
-`python -m pytest_slmserve judge FILE`: the same questions to results that are not ours, a CSV or vLLM's own JSON.
+`python -m pytest_slmserve judge FILE`: a report on external results, a CSV or vLLM's own JSON.
 
 `python -m pytest_slmserve replicas FILE`: what several engines on one device serve over one, in such results.
 

@@ -5,6 +5,13 @@ The raw results that belong to arXiv:2503.08311, FerranAgulloLopez/vLLMBatchingM
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.points.sweep_points import Point
+
 # max_num_seqs, output tokens/s, tokens/s, mean time between tokens in ms, mean of running requests as reported
 ROWS = (
     (1, 276.592895, 381.405788, 3.623329, 0.981203),
@@ -34,3 +41,15 @@ REPLICAS = (
 )
 REPLICA_HEADER = "model,max_num_seqs,replicas,chunked_prefill,total_tok_per_s,mean_itl_ms,preemptions"
 REPLICA_CSV = "\n".join([REPLICA_HEADER, *(f"opt-1.3b,{','.join(map(str, row))}" for row in REPLICAS), ""])
+
+
+def served(
+    load: int, rates: Sequence[float], latencies_s: Sequence[float], lost: float = 0.0, **means: object
+) -> Point:
+    """A point as the reader of external results makes it. means: other figures of the point."""
+    each = tuple(Summary(output_tokens_per_s=rate, e2e_s=wait) for rate, wait in zip(rates, latencies_s, strict=True))
+    point = Point(concurrency=load, each=each, output_tokens_per_s=fmean(rates), e2e_s=fmean(latencies_s), **means)
+    if lost:
+        return replace(point, left_out=len(rates), problems=(f"{lost:g} preemptions",))
+    batches = (float(load),) * len(rates)
+    return replace(point, repeats=tuple(rates), e2e_repeats=tuple(latencies_s), batch_repeats=batches)

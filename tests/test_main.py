@@ -321,7 +321,7 @@ def test_a_folder_that_cannot_be_made_is_4(tmp_path, capsys):
 NAMES = ("--knob", "max_num_seqs", "--throughput", "total_tok_per_s", "--latency", "mean_itl_ms")
 
 
-def foreign(tmp_path: Path, text: str = CSV) -> Path:
+def external(tmp_path: Path, text: str = CSV) -> Path:
     path = tmp_path / "results.csv"
     path.write_text(text, "utf-8")
     return path
@@ -330,14 +330,14 @@ def foreign(tmp_path: Path, text: str = CSV) -> Path:
 @pytest.mark.parametrize(("slo", "chosen"), [("2x@32", 96), ("4x@32", 256), ("15.1ms", 96)])
 def test_judge_chooses_as_published(tmp_path, capsys, slo, chosen):
     """OPT-1.3B of arXiv:2503.08311, epsilon 0.1."""
-    path = foreign(tmp_path)
+    path = external(tmp_path)
     asked = (*NAMES, "--where", "model=opt-1.3b", "--preemptions", "preemptions", "--slo-itl", slo)
     status, out, err = run(capsys, "judge", path, *asked, "--efficiency", "0.1", "--json")
     found = json.loads(out)
-    assert (status, err) == (0, "") and found["b_opt"] == {"value": chosen, "low": None, "high": None}
-    assert [p["knob"] for p in found["points"] if p["chosen"]] == [chosen]
+    assert (status, err) == (0, "") and (found["b_opt"]["batch"], found["b_opt"]["known"]) == (chosen, False)
+    assert [p["load"] for p in found["points"] if p["chosen"]] == [chosen]
     status, out, err = run(capsys, "judge", path, *asked)
-    assert (status, err) == (0, "") and f"B_opt           max_num_seqs {chosen}: the largest with" in out
+    assert (status, err) == (0, "") and f"B_opt is {chosen} in flight, the largest measured with" in out
 
 
 def test_judge_reads_what_vllm_saves(tmp_path, capsys):
@@ -349,8 +349,8 @@ def test_judge_reads_what_vllm_saves(tmp_path, capsys):
     names = ("--knob", "max_concurrency", "--throughput", "output_throughput", "--latency", "mean_itl_ms")
     status, out, err = run(capsys, "judge", *paths, *names, "--json")
     found = json.loads(out)
-    assert (status, err) == (0, "") and found["b_half"]["value"] == pytest.approx(45)
-    assert found["fit_error"]["max"] < 1e-9 and found["plateau_from"]["value"] is None
+    assert (status, err) == (0, "") and found["saturation_law"]["b_half"]["value"] == pytest.approx(45)
+    assert found["saturation_law"]["error_max"] < 1e-9 and found["plateau"]["value"] is None
 
 
 @pytest.mark.parametrize(
@@ -363,6 +363,10 @@ def test_judge_reads_what_vllm_saves(tmp_path, capsys):
         (("--knob", "preemptions"), "a knob has to be a positive whole number"),
         (("--where", "model=opt-2.7b"), "no row is left after --where model=opt-2.7b"),
         (("--where", "max_num_seqs=32"), "1 value of max_num_seqs, 3 are needed"),
+        (
+            ("--where", "max_num_seqs=32", "--preemptions", "mean_running"),
+            "0 values of max_num_seqs without preemp",
+        ),
         (("--preemptions", "max_num_seqs"), "0 values of max_num_seqs without preemption (9 with), 3 are needed"),
         (("--slo-itl", "2x"), "'2x' is no latency objective"),
         (("--efficiency", "10"), "--efficiency 10 is no share"),
@@ -372,13 +376,13 @@ def test_judge_reads_what_vllm_saves(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_judged_is_one_sentence_and_4(tmp_path, capsys, arguments, words):
-    status, out, err = run(capsys, "judge", foreign(tmp_path), *NAMES, *arguments)
+    status, out, err = run(capsys, "judge", external(tmp_path), *NAMES, *arguments)
     assert (status, out) == (4, "") and err.startswith("error: ") and words in err and err.count("\n") <= 2
 
 
 def test_judge_says_when_rows_of_several_models_are_one_curve(tmp_path, capsys):
     both = CSV + "".join(f"{line.replace('1.3b', '2.7b')}\n" for line in CSV.splitlines()[1:])
-    _, out, _ = run(capsys, "judge", foreign(tmp_path, both), *NAMES)
+    _, out, _ = run(capsys, "judge", external(tmp_path, both), *NAMES)
     assert "rows of different model (opt-1.3b, opt-2.7b) are taken as one curve" in out
 
 
@@ -390,7 +394,7 @@ def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(tm
     for _ in range(data.draw(st.integers(1, 3))):
         result, name = data.draw(st.sampled_from(results)), data.draw(st.sampled_from(header))
         result[name] = data.draw(PLAIN | st.sampled_from([0, 1, 1e-12, 1e12, 10**9, "1e3"]))
-    path = foreign(tmp_path, json.dumps(results))
+    path = external(tmp_path, json.dumps(results))
     sensed = ("--running", "mean_running", "--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
     asked = (*NAMES, *sensed, "--slo-itl", "2x@32", *data.draw(st.sampled_from([(), ("--json",)])))
     status, out, err = run(capsys, "judge", path, *asked)

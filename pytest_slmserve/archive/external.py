@@ -1,4 +1,4 @@
-"""Results that are not ours: a CSV with named columns, or the JSON of `vllm bench serve`, read into points.
+"""External results: a CSV with named columns, or the JSON of `vllm bench serve`, read into the points of a curve.
 
 JSON may be one object, a list, one object a line, or whole objects one after the other. What a column means is the
 user's word; nothing is guessed but the unit that a name ends in.
@@ -10,25 +10,20 @@ import csv
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, ServedEngine
-from pytest_slmserve.analysis.advice.gpu_memory import Footprint
-from pytest_slmserve.analysis.advice.subjects import ResultSource, SourcedSweeps
+from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.schema.catalog import Shape, hub_name, shape_of, short_name
+from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import (
-    VALUE_BYTES,
-)
 
 SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
-LARGEST_KNOB = 10**9
+LARGEST_KNOB, MOST_ENGINES = 10**9, 1000
 DELIMITERS = ",;\t"
 
 
@@ -42,7 +37,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which column is what. latency_unit: "ms" or "s" where the name does not end in it."""
+    """Names of the columns, as the options of `judge` and `replicas` have them; None where a file has no such column.
+
+    knob: of the load, or of the limit of each engine. throughput: tokens/s of whatever tokens. running: mean number of
+    running requests. output_throughput: output tokens/s. replicas: engines that shared the device. power: of the
+    device, W. latency_unit: "ms" or "s" where the name does not end in it.
+    """
 
     knob: str
     throughput: str
@@ -50,67 +50,79 @@ class Columns:
     latency_unit: str | None = None
     preemptions: str | None = None
     running: str | None = None
-    output: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One value of the knob, and what its rows say, in the order read. output_per_s: output tokens; running: mean
-    number of running requests as reported; both empty where no column has them, like preemptions (None)."""
-
-    knob: int
-    throughput: tuple[float, ...]
-    latency_s: tuple[float, ...]
-    preemptions: float | None = None
-    running: tuple[float, ...] = ()
-    output_per_s: tuple[float, ...] = ()
+    output_throughput: str | None = None
+    replicas: str | None = None
+    power: str | None = None
 
     @property
-    def preempted(self) -> bool:
-        return bool(self.preemptions)
-
-    @property
-    def in_flight(self) -> float | None:
-        """By Little's law: output tokens/s times seconds per token, which the latency has to be."""
-        if not self.output_per_s:
-            return None
-        return fmean(rate * wait for rate, wait in zip(self.output_per_s, self.latency_s, strict=True))
-
-    @property
-    def point(self) -> Point:
-        """Its knob as the load and as the batch, its latency as `e2e`. Not valid if any of its rows preempted."""
-        if self.preempted:
-            why = (f"{self.preemptions:g} preemptions",)
-            return Point(concurrency=self.knob, left_out=len(self.throughput), problems=why)
-        return Point(
-            concurrency=self.knob,
-            repeats=self.throughput,
-            e2e_repeats=self.latency_s,
-            batch_repeats=(float(self.knob),) * len(self.throughput),
-        )
+    def names(self) -> tuple[str, ...]:
+        """All columns that are named."""
+        return tuple(name for name in astuple(replace(self, latency_unit=None)) if name is not None)
 
 
-def settings_of(rows: Sequence[Row], columns: Columns) -> tuple[Setting, ...]:
-    """Ascending by the knob; several rows of one knob are repeats. Raises BadUsage."""
-    scale = SECONDS[unit_of(columns)]
-    found = sorted(((knob_of(row, columns.knob), row) for row in rows), key=lambda pair: pair[0])
-    groups = groupby(found, key=lambda pair: pair[0])
-    return tuple(_setting(knob, [row for _, row in group], columns, scale) for knob, group in groups)
+# Points
 
 
-def _setting(knob: int, rows: Sequence[Row], columns: Columns, scale: float) -> Setting:
-    def each(column: str | None) -> tuple[float, ...]:
-        return () if column is None else tuple(positive(row, column) for row in rows)
-
-    lost = None if columns.preemptions is None else math.fsum(count_of(row, columns.preemptions) for row in rows)
-    return Setting(
-        knob=knob,
-        throughput=each(columns.throughput),
-        latency_s=tuple(scale * value for value in each(columns.latency)),
-        preemptions=lost,
-        running=each(columns.running),
-        output_per_s=each(columns.output),
+def curve_of(rows: Sequence[Row], columns: Columns) -> Curve:
+    """Curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold."""
+    loads = sorted(((knob_of(row, columns.knob), row) for row in rows), key=lambda pair: pair[0])
+    groups = groupby(loads, key=lambda pair: pair[0])
+    return Curve(
+        subject="external results",
+        points=tuple(point_of(load, [row for _, row in group], columns) for load, group in groups),
+        axes=Axes(columns.knob, columns.throughput, columns.latency),
     )
+
+
+def point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
+    """Point whose repeats are `rows`; not valid where one of them preempted, though it keeps its figures.
+
+    e2e_s is the latency, whatever it is, and output_tokens_per_s the throughput, of whatever tokens. batch is output
+    rate times latency: by Little's law the requests in flight. little is how far the reported mean of running requests
+    is from that, a share. each: figures of every row. batch_repeats: the load itself.
+    """
+    scale = SECONDS[unit_of(columns)]
+    rates = tuple(rate_of(row, columns.throughput) for row in rows)
+    waits = tuple(scale * rate_of(row, columns.latency) for row in rows)
+    each = tuple(_figures(*one, columns) for one in zip(rows, rates, waits))
+    batch = _mean([one.batch for one in each])
+    running = None if columns.running is None else fmean([rate_of(row, columns.running) for row in rows])
+    lost = 0.0 if columns.preemptions is None else math.fsum(_preemptions(row, columns.preemptions) for row in rows)
+    point = Point(
+        concurrency=load,
+        repeats=rates,
+        e2e_repeats=waits,
+        batch_repeats=(float(load),) * len(rows),
+        each=each,
+        output_tokens_per_s=fmean(rates),
+        e2e_s=fmean(waits),
+        batch=batch,
+        little=running / batch - 1 if running and batch else None,
+        power_w=_mean([one.power_w for one in each]),
+        energy_per_token_j=_mean([one.energy_per_token_j for one in each]),
+    )
+    if not lost:
+        return point
+    problems, left_out = (f"{lost:g} preemptions",), len(rows)
+    return replace(point, repeats=(), e2e_repeats=(), batch_repeats=(), left_out=left_out, problems=problems)
+
+
+def _figures(row: Row, rate: float, wait: float, columns: Columns) -> Summary:
+    output = None if columns.output_throughput is None else rate_of(row, columns.output_throughput)
+    power = None if columns.power is None else _power(row, columns.power)
+    return Summary(
+        output_tokens_per_s=rate,
+        e2e_s=wait,
+        batch=None if output is None else output * wait,
+        power_w=power,
+        energy_per_token_j=None if power is None else power / rate,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None where one is not known."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
 
 
 def unit_of(columns: Columns) -> str:
@@ -145,26 +157,41 @@ def value_of(row: Row, column: str) -> float:
     return value
 
 
-def positive(row: Row, column: str) -> float:
-    value = value_of(row, column)
-    if not SMALLEST <= value <= LARGEST:
-        raise BadUsage(f"{row.place}: {column} is {_shown(row.cells[column])}, which no rate and no latency can be")
-    return value
-
-
-def count_of(row: Row, column: str) -> float:
-    value = value_of(row, column)
-    if not 0 <= value <= LARGEST:
-        raise BadUsage(f"{row.place}: {column} is {_shown(row.cells[column])}, which is no number of preemptions")
-    return value
+def rate_of(row: Row, column: str) -> float:
+    """Rate, latency or number of requests: above zero."""
+    return _within(row, column, SMALLEST, LARGEST, "no rate and no latency can be")
 
 
 def knob_of(row: Row, column: str) -> int:
+    return _whole(row, column, LARGEST_KNOB, "is no knob: a knob has to be a positive whole number")
+
+
+def replicas_of(row: Row, column: str | None) -> int:
+    """Number of engines; 1 where no column tells it."""
+    return 1 if column is None else _whole(row, column, MOST_ENGINES, "is no number of engines")
+
+
+def _preemptions(row: Row, column: str) -> float:
+    return _within(row, column, 0, LARGEST, "is no number of preemptions")
+
+
+def _power(row: Row, column: str) -> float | None:
+    """Power in W; None where the cell is empty, for nothing is chosen by it."""
+    empty = text_of(row, column).casefold() in ("", "nan")
+    return None if empty else _within(row, column, 0, LARGEST, "is no power")
+
+
+def _whole(row: Row, column: str, largest: float, why_not: str) -> int:
+    if not value_of(row, column).is_integer():
+        raise BadUsage(f"{row.place}: {column} is {_shown(row.cells[column])}, which {why_not}", "another column")
+    return int(_within(row, column, 1, largest, why_not))
+
+
+def _within(row: Row, column: str, low: float, high: float, why_not: str) -> float:
     value = value_of(row, column)
-    if not (1 <= value <= LARGEST_KNOB and value.is_integer()):
-        shown = _shown(row.cells[column])
-        raise BadUsage(f"{row.place}: {column} is {shown}; a knob has to be a positive whole number", "another --knob")
-    return int(value)
+    if not low <= value <= high:
+        raise BadUsage(f"{row.place}: {column} is {_shown(row.cells[column])}, which {why_not}", "another column")
+    return value
 
 
 def _shown(cell: object) -> str:
@@ -325,56 +352,3 @@ def _csv_rows(text: str, name: str) -> Iterator[Row]:
                 yield Row(f"{name}: line {reader.line_num}", dict(zip(header, cells, strict=True)))
     except csv.Error as error:
         raise BadUsage(f"{name}: no CSV in line {reader.line_num}: {error}", "a CSV or JSON file") from None
-
-
-NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a reader is told
-
-
-def of_settings(
-    settings: Sequence[Setting],
-    model: str | None,
-    longest: int | None,
-    b_half: float | None,
-    latency: str,
-    notes: Sequence[str] = (),
-) -> SourcedSweeps:
-    """model: tells shape and weights, where it is known; None: only the batch can be advised. latency: its column.
-    Raises BadUsage."""
-    shares = [rate / all_tokens for s in settings for rate, all_tokens in zip(s.output_per_s, s.throughput)]
-    lost = [s.knob for s in settings if s.preempted]
-    over = [s.knob for s in settings if (n := s.in_flight) is not None and n > (1 + NOT_THE_BATCH) * s.knob]
-    said = [f"left out, for they preempted: {', '.join(map(str, lost))}"] if lost else []
-    if over:
-        at = ", ".join(map(str, over))
-        said.append(f"output rate x latency is more than the knob at {at}: the knob is taken as the batch")
-    subject = ModelSweep(
-        name="results" if model is None else short_name(model),
-        points=tuple(_with_batch(s, not over) for s in settings),
-        engine=None if model is None else _engine_of_shape(model, shape_of(model), longest),
-        output_share=fmean(shares) if shares else None,
-        b_half=b_half,
-        notes=(*notes, *said),
-    )
-    return SourcedSweeps((subject,), ResultSource("results that are not ours", latency))
-
-
-def _with_batch(setting: Setting, by_law: bool) -> Point:
-    """Its batch by Little's law, where the output rate is known."""
-    point = setting.point
-    if not (by_law and setting.output_per_s and point.valid):
-        return point
-    pairs = zip(setting.output_per_s, setting.latency_s, strict=True)
-    return replace(point, batch_repeats=tuple(rate * wait for rate, wait in pairs))
-
-
-def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> ServedEngine:
-    dtype = str(dict(shape.config).get("torch_dtype") or dict(shape.config).get("dtype") or "float16")
-    each = VALUE_BYTES.get(dtype)
-    weights = shape.weight_bytes(each) if each else None
-    footprint = None
-    if weights is not None and each is not None and longest is not None:
-        footprint = Footprint(weight_bytes=weights, kv_bytes_per_token=shape.kv_bytes_per_token(each), longest=longest)
-    why_not = (
-        "the longest request is not known: --max-model-len" if weights is not None else "its weights are not known"
-    )
-    return ServedEngine(model=hub_name(model), dtype=dtype, footprint=footprint, no_footprint=why_not)

@@ -20,7 +20,7 @@ from pytest_slmserve.commands.cli import (
     add_command,
     check_share,
 )
-from pytest_slmserve.commands.judge import add_columns, are_foreign, check_wanted, read_foreign
+from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 STATUS = (
     f"{HOLDS} something is advised, {UNDECIDED} nothing can be, {USAGE} wrong usage or a file that cannot "
-    "be read. With --knob, --throughput and --latency the files are results that are not ours, as `judge` reads them. "
+    "be read. With --knob, --throughput and --latency the files are external results, as `judge` reads them. "
     f"With --verify: {HOLDS} all is as predicted, {FAILS} something is not, {UNDECIDED} undecided or nothing to verify."
 )
 
@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     add_archives(command, "RECORDS")
     add_columns(command, required=False)
     command.add_argument(
-        "--model", metavar="NAME", help="advise on this model alone; tells the shape of foreign results"
+        "--model", metavar="NAME", help="advise on this model alone; tells the shape of external results"
     )
     longest = "of a request at full length, prompt and output (default: the longest measured)"
     command.add_argument("--max-model-len", metavar="TOKENS", type=int, help=longest)
@@ -75,20 +75,19 @@ def add_verify(command: Parser) -> None:
 
 
 def advise(given: argparse.Namespace) -> int:
-    """Batch, memory and number of engines, from archives or from results that are not ours."""
+    """Batch, memory and number of engines, from archives or from external results."""
     from pytest_slmserve.analysis.advice import subjects
     from pytest_slmserve.analysis.advice.advisor import plan
-    from pytest_slmserve.archive import external
     from pytest_slmserve.report.advice import as_json, text
     from pytest_slmserve.report.tables.several_gpus import gpus_advice
 
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
     curves: Sequence[Curve] = ()
-    if are_foreign(given):
+    if are_external(given):
         if terms:
-            raise BadUsage("results that are not ours do not tell enough to be verified", "records of --slm-records")
-        settings, notes = read_foreign(given)
-        asked = external.of_settings(settings, model, longest, given.b_half, given.latency, notes)
+            raise BadUsage("external results do not tell enough to be verified", "records of --slm-records")
+        curve, notes = read_external(given)
+        asked = subjects.of_external(curve, model, longest, given.b_half, notes)
     else:
         contents = read_all(given.paths, given.skip_damaged)
         curves = curves_of(contents)

@@ -20,7 +20,7 @@ STATUS = f"{HOLDS} it passes, {FAILS} it fails, {UNDECIDED} inconclusive, {USAGE
 
 
 def add(commands: Commands) -> None:
-    words = "tell whether a candidate is slower, from pairs of measurements that are not ours"
+    words = "tell whether a candidate is slower, from pairs of external measurements"
     command = add_command(commands, "gate", words, STATUS, gate)
     columns = "a CSV with the columns baseline and candidate, one row per pair in the order measured"
     command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
@@ -55,7 +55,7 @@ def status_of(outcome: State) -> int:
 
 def _pair(row: Row) -> Pair:
     """An empty cell is a value that is missing. Raises BadUsage for what is no number."""
-    from pytest_slmserve.archive.external import positive, text_of
+    from pytest_slmserve.archive.external import rate_of, text_of
 
-    baseline, candidate = (positive(row, side) if text_of(row, side) else None for side in SIDES)
+    baseline, candidate = (rate_of(row, side) if text_of(row, side) else None for side in SIDES)
     return baseline, candidate

@@ -1,19 +1,19 @@
-"""`judge` and `replicas`: the same questions to results that are not ours, a CSV or vLLM's own JSON."""
+"""`judge` and `replicas`: reports on external results, a CSV or vLLM's own JSON."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser, Taker, add_command, check_share
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.batching import Slo
-    from pytest_slmserve.archive.external import Columns, Setting
-    from pytest_slmserve.report.external.sweep import Question
+    from pytest_slmserve.analysis.sweep.curve import Curve
+    from pytest_slmserve.archive.external import Columns, Row
 
 STATUS = f"{HOLDS} it could be judged, {USAGE} wrong usage, or a file that cannot be judged."
 COLUMN_OPTIONS = (
@@ -33,11 +33,11 @@ REPLICA_OPTIONS = (
 
 
 def add(commands: Commands) -> None:
-    words = "judge results that are not ours: a CSV, or the JSON of `vllm bench serve`"
+    words = "judge external results: a CSV, or the JSON of `vllm bench serve`"
     judge_ = add_command(commands, "judge", words, STATUS, judge)
     add_files(judge_)
     add_question(judge_, required=True)
-    words = "judge several engines on one device, in results that are not ours"
+    words = "judge several engines on one device, in external results"
     replicas_ = add_command(commands, "replicas", words, STATUS, replicas)
     add_files(replicas_)
     for name, needed, meaning in REPLICA_OPTIONS:
@@ -52,14 +52,14 @@ def add_files(command: Parser) -> None:
 
 
 def add_question(command: Taker, *, required: bool) -> None:
-    """All that `judge` asks of results that are not ours."""
+    """Arguments of `judge`, but for the files."""
     add_columns(command, required=required)
     flat = "gain per doubling below which throughput counts as flat (default: 0.1)"
     command.add_argument("--tolerance", metavar="SHARE", type=float, default=0.1, help=flat)
 
 
 def add_columns(command: Taker, *, required: bool) -> None:
-    """What the columns of results that are not ours mean, and what is asked of them."""
+    """Arguments that say what the columns of external results mean, and which batch is wanted."""
     for name, needed, meaning in COLUMN_OPTIONS:
         command.add_argument(f"--{name}", metavar="NAME", required=required and needed, help=meaning)
     add_rows(command)
@@ -72,76 +72,79 @@ def add_columns(command: Taker, *, required: bool) -> None:
 
 
 def add_rows(command: Taker) -> None:
-    """Which rows of results that are not ours are read, and how the answer looks."""
+    """Arguments that say which rows of external results are read, and how the answer looks."""
     command.add_argument("--latency-unit", choices=("ms", "s"), help="where the name does not end in _ms or _s")
     where = "only rows with this value; may be given again"
     command.add_argument("--where", metavar="NAME=VALUE", action="append", default=[], help=where)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
-def are_foreign(given: argparse.Namespace) -> bool:
+def are_external(given: argparse.Namespace) -> bool:
     """Columns are named: the files are no archives of ours."""
     return bool(given.knob or given.throughput or given.latency)
 
 
 def judge(given: argparse.Namespace) -> int:
-    """Plateau, Pareto front, saturation law and the batch to choose, from results that are not ours."""
+    """Plateau, Pareto front, saturation law and the batch to choose, from external results."""
+    from pytest_slmserve.analysis.advice.advisor import plan
+    from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
+    from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS
     from pytest_slmserve.report.external import sweep
+    from pytest_slmserve.report.numbers import counted
 
-    question = question_of(given)
-    settings, notes = read_foreign(given)
-    found = sweep.judge(settings, question, notes)
-    print(sweep.as_json(found) if given.json else sweep.text(found))
+    wish = Objectives(slo=check_wanted(given), threshold=given.efficiency)
+    check_share("tolerance", given.tolerance)
+    curve, notes = read_external(given)
+    if len(curve.valid) < FEWEST_POINTS:
+        lost = len(curve.points) - len(curve.valid)
+        without = f" without preemption ({lost} with)" if lost else ""
+        problem = f"{counted(len(curve.valid), 'value')} of {given.knob}{without}, {FEWEST_POINTS} are needed"
+        raise TooFewPoints(problem, "results of more loads, or other conditions")
+    found = plan([ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish)
+    print((sweep.as_json if given.json else sweep.text)(curve, found, columns_of(given), given.tolerance, notes))
     return HOLDS
 
 
 def replicas(given: argparse.Namespace) -> int:
-    """What several engines on one device serve over one, from results that are not ours."""
+    """What several engines on one device serve over one, from external results."""
     from pytest_slmserve.analysis.compare.external_replicas import compare
-    from pytest_slmserve.archive import external, external_replicas
+    from pytest_slmserve.archive.external_replicas import engine_sets, remarks
     from pytest_slmserve.report.external import replicas
 
-    columns = external.Columns(
-        knob=given.knob,
-        throughput=given.throughput,
-        latency=given.latency,
-        latency_unit=given.latency_unit,
-        preemptions=given.preemptions,
-    )
-    names = external_replicas.ReplicaColumns(columns=columns, replicas=given.replicas, power=given.power)
-    rows = external.matching([row for path in given.paths for row in external.read(path)], given.where)
-    found = compare(external_replicas.engine_sets(rows, names, given.baseline))
-    notes = list(external_replicas.remarks(rows, names, given.baseline))
-    print((replicas.as_json if given.json else replicas.text)(found, names, notes))
+    columns = columns_of(given)
+    rows = rows_of(given, columns)
+    found = compare(engine_sets(rows, columns, given.baseline))
+    notes = list(remarks(rows, columns, given.baseline))
+    print((replicas.as_json if given.json else replicas.text)(found, columns, notes))
     return HOLDS
 
 
-def read_foreign(given: argparse.Namespace) -> tuple[Sequence[Setting], Sequence[str]]:
-    """What stands in the files, and what is odd about them. Raises BadUsage."""
-    from pytest_slmserve.archive import external
+def read_external(given: argparse.Namespace) -> tuple[Curve, list[str]]:
+    """The curve in the files, and what is odd about them. Raises BadUsage."""
+    from pytest_slmserve.archive.external import curve_of, mixtures
 
-    names = columns_of(given)
-    rows = [row for path in given.paths for row in external.read(path)]
-    external.check_columns(
-        rows, [names.knob, names.throughput, names.latency, names.preemptions, names.running, names.output]
-    )
-    chosen = external.matching(rows, given.where)
-    return external.settings_of(chosen, names), external.mixtures(chosen)
+    columns = columns_of(given)
+    rows = rows_of(given, columns)
+    return curve_of(rows, columns), mixtures(rows)
 
 
-def question_of(given: argparse.Namespace) -> Question:
-    """Raises BadUsage where a number is out of range."""
-    from pytest_slmserve.report.external.sweep import Question
+def rows_of(given: argparse.Namespace, columns: Columns) -> list[Row]:
+    """Rows of all files that meet the conditions. Raises BadUsage where none does, or where a column is not there."""
+    from pytest_slmserve.archive.external import check_columns, matching, read
 
-    slo = check_wanted(given)
-    check_share("tolerance", given.tolerance)
-    return Question(
-        columns=columns_of(given),
-        slo=slo,
-        threshold=given.efficiency,
-        tolerance=given.tolerance,
-        b_half=given.b_half,
-    )
+    rows = [row for path in given.paths for row in read(path)]
+    check_columns(rows, columns.names)
+    return matching(rows, given.where)
+
+
+def columns_of(given: argparse.Namespace) -> Columns:
+    """Columns as the arguments name them. Raises BadUsage where one that is needed is not named."""
+    from pytest_slmserve.archive.external import Columns
+
+    if missing := [f"--{name}" for name in ("knob", "throughput", "latency") if getattr(given, name) is None]:
+        raise BadUsage("external results need to be told their columns", f"{' '.join(missing)} NAME")
+    names: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(Columns)}
+    return Columns(**names)
 
 
 def check_wanted(given: argparse.Namespace) -> Slo | None:
@@ -152,20 +155,3 @@ def check_wanted(given: argparse.Namespace) -> Slo | None:
     if given.b_half is not None and not 0 < given.b_half < 1e9:
         raise BadUsage(f"--b-half {given.b_half:g} is no batch", "a number above 0")
     return parse_slo(given.slo_itl) if given.slo_itl is not None else None
-
-
-def columns_of(given: argparse.Namespace) -> Columns:
-    """Raises BadUsage where one that is needed is not named."""
-    from pytest_slmserve.archive.external import Columns
-
-    if missing := [f"--{name}" for name in ("knob", "throughput", "latency") if getattr(given, name) is None]:
-        raise BadUsage("results that are not ours need to be told their columns", f"{' '.join(missing)} NAME")
-    return Columns(
-        knob=given.knob,
-        throughput=given.throughput,
-        latency=given.latency,
-        latency_unit=given.latency_unit,
-        preemptions=given.preemptions,
-        running=given.running,
-        output=given.output_throughput,
-    )

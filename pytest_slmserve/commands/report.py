@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_archives, add_command
 from pytest_slmserve.commands.gate import status_of
-from pytest_slmserve.commands.judge import add_question, are_foreign, judge
+from pytest_slmserve.commands.judge import add_question, are_external, judge
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, Job
 
@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     report_.add_argument("--slo", metavar="BOUNDS", default="", help=bounds)
-    add_question(report_.add_argument_group("results that are not ours, as `judge` reads them"), required=False)
+    add_question(report_.add_argument_group("external results, as `judge` reads them"), required=False)
     words = "draw what archives hold: throughput, GPU use, energy, replicas (needs matplotlib)"
     figures_ = add_command(commands, "figures", words, FIGURES_STATUS, figures)
     add_archives(figures_, "RECORDS")
@@ -45,10 +45,10 @@ def add(commands: Commands) -> None:
 
 
 def report(given: argparse.Namespace) -> int:
-    """Tables and verdicts, and the sweeps' picture where one is wanted; of foreign results, what `judge` says."""
-    if are_foreign(given):
+    """Tables and verdicts, and the sweeps' picture where one is wanted; of external results, what `judge` says."""
+    if are_external(given):
         if given.figure is not None:
-            raise BadUsage("--figure draws archives of ours, and these are results that are not", "no --figure")
+            raise BadUsage("--figure draws archives of ours, and these are external results", "no --figure")
         return judge(given)
     from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
     from pytest_slmserve.report.loads.open_loop import open_loop_texts

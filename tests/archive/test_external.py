@@ -1,4 +1,4 @@
-"""Files that others wrote, read into points."""
+"""Files that others wrote, read into a curve of points."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import CSV, ROWS
 
+from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.archive.external import (
     Columns,
     Row,
-    Setting,
     check_columns,
+    curve_of,
     matching,
     mixtures,
     read,
-    settings_of,
     unit_of,
 )
 from pytest_slmserve.schema.errors import BadUsage
 
 COLUMNS = Columns(knob="max_num_seqs", throughput="total_tok_per_s", latency="mean_itl_ms")
 VLLM = Columns(
-    knob="max_concurrency", throughput="output_throughput", latency="mean_itl_ms", output="output_throughput"
+    knob="max_concurrency", throughput="output_throughput", latency="mean_itl_ms", output_throughput="output_throughput"
 )
 
 
@@ -46,11 +46,18 @@ def rows(*cells: dict[str, object]) -> list[Row]:
     return [Row(f"row {i}", cell) for i, cell in enumerate(cells, 1)]
 
 
-def test_a_csv_becomes_settings(tmp_path):
-    found = settings_of(written(tmp_path / "a.csv", CSV), COLUMNS)
-    assert [s.knob for s in found] == [row[0] for row in ROWS]
-    assert found[2] == Setting(knob=32, throughput=(5734.137894,), latency_s=(7.509587e-3,))
-    assert found[2].point.valid and found[2].in_flight is None
+def points(found: list[Row], columns: Columns) -> tuple[Point, ...]:
+    return curve_of(found, columns).points
+
+
+def test_a_csv_becomes_a_curve(tmp_path):
+    curve = curve_of(written(tmp_path / "a.csv", CSV), COLUMNS)
+    found = curve.points
+    assert [p.concurrency for p in found] == [row[0] for row in ROWS]
+    assert (found[2].repeats, found[2].e2e_repeats, found[2].batch_repeats) == ((5734.137894,), (7.509587e-3,), (32.0,))
+    assert (found[2].output_tokens_per_s, found[2].e2e_s) == (5734.137894, 7.509587e-3)
+    assert found[2].valid and found[2].batch is None and found[2].ttft_s is None and found[2].power_w is None
+    assert curve.axes.at(32) == "max_num_seqs 32" and curve.axes.throughput == "total_tok_per_s"
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
@@ -71,32 +78,35 @@ def test_other_delimiters_and_a_mark_at_the_start(tmp_path, delimiter):
     ids=["list", "lines", "one after the other", "lists"],
 )
 def test_json_in_the_ways_it_comes(tmp_path, text):
-    found = settings_of(written(tmp_path / "a.json", text), VLLM)
-    assert [(s.knob, s.throughput, s.latency_s) for s in found] == [(1, (100.0,), (0.005,)), (2, (100.0,), (0.005,))]
+    found = points(written(tmp_path / "a.json", text), VLLM)
+    assert [(p.concurrency, p.repeats, p.e2e_repeats) for p in found] == [
+        (1, (100.0,), (0.005,)),
+        (2, (100.0,), (0.005,)),
+    ]
 
 
 def test_rows_of_one_knob_are_repeats():
-    found = settings_of(rows(result(8), result(4), result("8.0", 110.0)), VLLM)
-    assert [(s.knob, s.throughput) for s in found] == [(4, (100.0,)), (8, (100.0, 110.0))]
-    assert found[1].point.batch_repeats == (8.0, 8.0)
+    found = points(rows(result(8), result(4), result("8.0", 110.0)), VLLM)
+    assert [(p.concurrency, p.repeats) for p in found] == [(4, (100.0,)), (8, (100.0, 110.0))]
+    assert found[1].batch_repeats == (8.0, 8.0) and found[1].output_tokens_per_s == 105.0
 
 
 def test_one_repeat_that_preempted_spoils_its_point():
     columns = replace(VLLM, preemptions="lost")
-    [seen] = settings_of(rows(result(8, lost="0"), result(8, lost=178)), columns)
-    assert seen.preempted and seen.throughput == (100.0, 100.0), "it is shown"
-    assert not seen.point.valid and seen.point.problems == ("178 preemptions",)
+    [seen] = points(rows(result(8, lost="0"), result(8, lost=178)), columns)
+    assert seen.output_tokens_per_s == 100.0 and len(seen.each) == seen.left_out == 2, "it is shown"
+    assert not seen.valid and seen.problems == ("178 preemptions",)
 
 
 def test_requests_in_flight_by_littles_law():
-    columns = replace(COLUMNS, running="mean_running", output="output_tok_per_s")
+    columns = replace(COLUMNS, running="mean_running", output_throughput="output_tok_per_s")
     cells = [
         dict(zip(("max_num_seqs", "output_tok_per_s", "total_tok_per_s", "mean_itl_ms", "mean_running"), row))
         for row in ROWS
     ]
-    found = {s.knob: s for s in settings_of(rows(*cells), columns)}
-    assert [round(found[cap].in_flight) for cap in (96, 256, 768)] == [91, 230, 584]
-    assert [round(found[cap].running[0]) for cap in (96, 256, 768)] == [75, 184, 459]
+    found = {p.concurrency: p for p in points(rows(*cells), columns)}
+    assert [round(found[cap].batch) for cap in (96, 256, 768)] == [91, 230, 584]
+    assert [round((1 + found[cap].little) * found[cap].batch) for cap in (96, 256, 768)] == [75, 184, 459]
 
 
 @pytest.mark.parametrize(
@@ -125,29 +135,35 @@ def test_no_unit_or_two(name, given_unit, words):
 @pytest.mark.parametrize("cell", [None, "", "fast", "nan", "inf", True, [1.0], {}, 10**400, "1e999"])
 def test_numbers_that_are_none(cell):
     with pytest.raises(BadUsage, match="row 1: output_throughput is .*, which is no number"):
-        settings_of(rows(result(8, cell)), VLLM)
+        points(rows(result(8, cell)), VLLM)
 
 
 @pytest.mark.parametrize("cell", [0, -1.0, 1e300, "1e-300"])
 def test_rates_that_are_none(cell):
     with pytest.raises(BadUsage, match="no rate and no latency"):
-        settings_of(rows(result(8, cell)), VLLM)
+        points(rows(result(8, cell)), VLLM)
 
 
 @pytest.mark.parametrize("cell", [0, -8, 1.5, 1e10])
 def test_knobs_that_are_none(cell):
     with pytest.raises(BadUsage, match="a knob has to be a positive whole number"):
-        settings_of(rows(result(cell)), VLLM)
+        points(rows(result(cell)), VLLM)
 
 
 def test_preemptions_that_are_none():
     with pytest.raises(BadUsage, match="no number of preemptions"):
-        settings_of(rows(result(8, lost=-1)), replace(VLLM, preemptions="lost"))
+        points(rows(result(8, lost=-1)), replace(VLLM, preemptions="lost"))
+
+
+@pytest.mark.parametrize(("cell", "power", "energy"), [(300, 300.0, 3.0), ("", None, None), (None, None, None)])
+def test_power_and_energy_of_a_token(cell, power, energy):
+    [seen] = points(rows(result(8, watts=cell), result(8, watts=300)), replace(VLLM, power="watts"))
+    assert (seen.power_w, seen.energy_per_token_j) == (power, energy), "of all repeats, or not known"
 
 
 def test_a_row_without_the_value():
     with pytest.raises(BadUsage, match="row 2 has no 'output_throughput'"):
-        settings_of(rows(result(8), {"max_concurrency": 4}), VLLM)
+        points(rows(result(8), {"max_concurrency": 4}), VLLM)
 
 
 def test_conditions_are_equal_as_text_or_as_numbers():
@@ -217,6 +233,6 @@ def test_files_with_nothing_in_them(tmp_path, text):
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1e6)), min_size=1, max_size=20))
 def test_no_row_is_lost(pairs):
-    found = settings_of(rows(*(result(knob, rate) for knob, rate in pairs)), VLLM)
-    assert sorted((s.knob, rate) for s in found for rate in s.throughput) == sorted(pairs)
-    assert [s.knob for s in found] == sorted({knob for knob, _ in pairs})
+    found = points(rows(*(result(knob, rate) for knob, rate in pairs)), VLLM)
+    assert sorted((p.concurrency, rate) for p in found for rate in p.repeats) == sorted(pairs)
+    assert [p.concurrency for p in found] == sorted({knob for knob, _ in pairs})

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.archive.external import Columns, Row
-from pytest_slmserve.archive.external_replicas import ReplicaColumns, engine_sets, remarks
+from pytest_slmserve.archive.external_replicas import engine_sets, remarks
 from pytest_slmserve.schema.errors import BadUsage
 
-NAMES = ReplicaColumns(
-    columns=Columns(knob="limit", throughput="rate", latency="itl_ms", preemptions="lost"), replicas="n", power="watts"
-)
+NAMES = Columns(knob="limit", throughput="rate", latency="itl_ms", preemptions="lost", replicas="n", power="watts")
 
 
 def cells(n: object = 1, limit: object = 64, rate: object = 100.0, **more: object) -> dict[str, object]:
@@ -25,25 +23,26 @@ def rows(*each: dict[str, object]) -> list[Row]:
     return [Row(f"row {i}", cell) for i, cell in enumerate(each, 1)]
 
 
-def sets(*each: dict[str, object], baseline: tuple[str, ...] = (), names: ReplicaColumns = NAMES):
+def sets(*each: dict[str, object], baseline: tuple[str, ...] = (), names: Columns = NAMES):
     return engine_sets(rows(*each), names, baseline)
 
 
-def said(*each: dict[str, object], baseline: tuple[str, ...] = (), names: ReplicaColumns = NAMES) -> list[str]:
+def said(*each: dict[str, object], baseline: tuple[str, ...] = (), names: Columns = NAMES) -> list[str]:
     return list(remarks(rows(*each), names, baseline))
 
 
 def test_rows_become_sets_and_equal_ones_repeats():
     one, two = sets(cells("2", 32, 150.0), cells(1, "64.0"), cells(2.0, 32, 160.0, lost="3"))
-    assert (one.replicas, one.knob, one.total, one.throughput) == (1, 64, 64, (100.0,))
-    assert (two.replicas, two.knob, two.total, two.throughput) == (2, 32, 64, (150.0, 160.0))
-    assert two.preempted and two.preemptions == 3 and not one.preempted
-    assert one.latency_s == (0.005,) and one.energy_per_token_j == pytest.approx(3.0)
+    assert (one.replicas, one.limit, one.total, one.rates) == (1, 64, 64, (100.0,))
+    assert (two.replicas, two.limit, two.total, two.rates) == (2, 32, 64, (150.0, 160.0))
+    assert two.preempted and two.point.problems == ("3 preemptions",) and not one.preempted
+    assert one.latencies_s == (0.005,) and one.point.energy_per_token_j == pytest.approx(3.0)
+    assert one.point.concurrency == two.point.concurrency == 64
 
 
 def test_a_column_of_words_tells_sets_apart():
     found = sets(cells(mode="On"), cells(mode="off"), cells(mode="on"), cells(2, mode="off"))
-    assert [(s.replicas, s.settings, len(s.throughput)) for s in found] == [
+    assert [(s.replicas, s.settings, len(s.rates)) for s in found] == [
         (1, (("mode", "On"),), 2),
         (1, (("mode", "off"),), 1),
         (2, (("mode", "off"),), 1),
@@ -57,7 +56,7 @@ def test_an_empty_cell_among_words_is_a_word():
 
 def test_names_and_dates_tell_nothing_apart():
     dated = [cells(n, date=f"2025-01-0{i}", name=f"{n}x64") for i, n in enumerate((1, 1, 2, 2), 1)]
-    assert [(s.settings, len(s.throughput)) for s in sets(*dated)] == [((), 2), ((), 2)]
+    assert [(s.settings, len(s.rates)) for s in sets(*dated)] == [((), 2), ((), 2)]
 
 
 def test_conditions_hold_for_one_engine_and_tell_sets_apart():
@@ -67,13 +66,13 @@ def test_conditions_hold_for_one_engine_and_tell_sets_apart():
         ((("flag", "0"),), False, True),
         ((("flag", "1"),), True, True),
     ]
-    assert [len(s.throughput) for s in found] == [1, 2, 1]
+    assert [len(s.rates) for s in found] == [1, 2, 1]
 
 
 def test_a_condition_on_the_limit_binds_other_baselines_too():
     mixed = [cells(mode="a"), cells(mode="b"), cells(1, 128, mode="b"), cells(2, mode="a")]
     found = [s for s in sets(*mixed, baseline=("limit=64", "mode=a")) if s.replicas == 1]
-    assert [(s.knob, dict(s.settings)["mode"], s.eligible, s.alternative) for s in found] == [
+    assert [(s.limit, dict(s.settings)["mode"], s.eligible, s.alternative) for s in found] == [
         (64, "a", True, True),
         (64, "b", False, True),
         (128, "b", False, False),
@@ -83,7 +82,7 @@ def test_a_condition_on_the_limit_binds_other_baselines_too():
 @pytest.mark.parametrize("cell", ["", None, "nan", "NaN", float("nan")])
 def test_power_may_be_unknown(cell):
     [one, _] = sets(cells(watts=cell), cells(2))
-    assert one.power_w == (None,) and one.energy_per_token_j is None
+    assert one.point.power_w is None and one.point.energy_per_token_j is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_what_cannot_be_read(cell, baseline, words):
 
 
 def test_a_column_that_is_not_there():
-    with pytest.raises(BadUsage, match="no column 'engines'"):
+    with pytest.raises(BadUsage, match="row 1 has no 'engines'"):
         sets(cells(), names=replace(NAMES, replicas="engines"))
 
 
@@ -124,7 +123,7 @@ def test_settings_in_numbers_are_said_to_be_taken_as_repeats():
 
 
 def test_unknown_preemptions_are_said():
-    [note] = said(cells(), cells(2), names=replace(NAMES, columns=replace(NAMES.columns, preemptions=None)))
+    [note] = said(cells(), cells(2), names=replace(NAMES, preemptions=None))
     assert "no --preemptions" in note
 
 
@@ -135,9 +134,9 @@ def test_unknown_preemptions_are_said():
 def test_no_row_is_lost_whatever_their_order(found, chance):
     made = [cells(n, limit, rate, mode=mode) for n, limit, mode, rate in found]
     seen = sets(*made)
-    assert sorted((s.replicas, s.knob, rate) for s in seen for rate in s.throughput) == sorted(
+    assert sorted((s.replicas, s.limit, rate) for s in seen for rate in s.rates) == sorted(
         (n, limit, rate) for n, limit, _, rate in found
     )
     chance.shuffle(made)
-    again = [replace(s, throughput=tuple(sorted(s.throughput))) for s in sets(*made)]
-    assert again == [replace(s, throughput=tuple(sorted(s.throughput))) for s in seen]
+    again = [(s.replicas, s.limit, s.settings, s.eligible, sorted(s.rates)) for s in sets(*made)]
+    assert again == [(s.replicas, s.limit, s.settings, s.eligible, sorted(s.rates)) for s in seen]

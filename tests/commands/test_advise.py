@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve advise`: archives of ours, results that are not, and its exit status."""
+"""`python -m pytest_slmserve advise`: archives of ours, external results, and its exit status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from published import CSV
 from scripts import BASELINES, CHECKOUT
-from test_main import NAMES, PLAIN, archive, foreign, measured, run, spoilt, watched
+from test_main import NAMES, PLAIN, archive, external, measured, run, spoilt, watched
 
 PAGE = CHECKOUT / "docs" / "advisor.md"
 OUTPUT = ("--output-throughput", "output_tok_per_s", "--preemptions", "preemptions")
@@ -23,7 +23,7 @@ MODEL = ("--model", "opt-1.3b", "--gpu-memory", "63.43GiB", "--max-model-len", "
 def test_the_published_results(tmp_path, capsys, slo, chosen, cap):
     """OPT-1.3B of arXiv:2503.08311, epsilon 0.1, b_half from shapes."""
     asked = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", slo, "--b-half", 40.6, "--price-per-hour", 2)
-    status, out, err = run(capsys, "advise", foreign(tmp_path), *asked, "--json")
+    status, out, err = run(capsys, "advise", external(tmp_path), *asked, "--json")
     [model] = json.loads(out)["models"]
     assert (status, err) == (0, "") and model["b_opt_requests"]["value"] == chosen and not model["predicted"]
     assert round(model["caps_requests"]["latency"]) == cap and round(model["caps_requests"]["efficiency"]) == 375
@@ -31,14 +31,14 @@ def test_the_published_results(tmp_path, capsys, slo, chosen, cap):
     assert model["single"]["cost_per_million_output_tokens"]["value"] == pytest.approx(
         2 / 3600 / 276.593 * 1e6, rel=1e-3
     )
-    status, out, err = run(capsys, "advise", foreign(tmp_path), *asked)
+    status, out, err = run(capsys, "advise", external(tmp_path), *asked)
     assert (status, err) == (0, "") and f"B_opt is {chosen} in flight, the largest measured" in out
     assert f"--max-num-seqs {chosen} " in out and all(len(row) <= 150 for row in out.splitlines())
 
 
 def test_two_rows_give_a_prediction(tmp_path, capsys):
     rows = [row for row in CSV.splitlines(keepends=True) if row.split(",")[1] in ("max_num_seqs", "1", "32")]
-    path = foreign(tmp_path, "".join(rows))
+    path = external(tmp_path, "".join(rows))
     status, out, err = run(capsys, "advise", path, *NAMES, *OUTPUT, "--slo-itl", "2x@32", "--json")
     [model] = json.loads(out)["models"]
     assert (status, err) == (0, "") and model["predicted"] and model["b_opt_requests"]["value"] == 89
@@ -90,9 +90,9 @@ def test_wrong_usage_is_4(tmp_path, capsys, arguments, words):
 
 
 def test_results_that_are_not_ours_need_their_columns(tmp_path, capsys):
-    status, out, err = run(capsys, "advise", foreign(tmp_path))
+    status, out, err = run(capsys, "advise", external(tmp_path))
     assert (status, out) == (4, "") and "is not an archive" in err
-    status, out, err = run(capsys, "advise", foreign(tmp_path), *NAMES, "--model", "no-such-model")
+    status, out, err = run(capsys, "advise", external(tmp_path), *NAMES, "--model", "no-such-model")
     assert (status, out) == (4, "") and "unknown model 'no-such-model'" in err
 
 
@@ -105,7 +105,7 @@ def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(tm
         result, name = data.draw(st.sampled_from(results)), data.draw(st.sampled_from(header))
         result[name] = data.draw(PLAIN | st.sampled_from([0, 1, 1e-12, 1e12, 10**9, "1e3"]))
     asked = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", "2x@32", *data.draw(st.sampled_from([(), ("--json",)])))
-    status, out, err = run(capsys, "advise", foreign(tmp_path, json.dumps(results)), *asked)
+    status, out, err = run(capsys, "advise", external(tmp_path, json.dumps(results)), *asked)
     assert (status in (0, 10) and ("B_opt" in out or "b_opt" in out or "none: " in out)) or (
         status == 4 and err.startswith("error: ")
     )

@@ -91,8 +91,8 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
         assert told[f"p99_{theirs}_ms"] == pytest.approx(1e3 * found["latency_s"][ours]["p99"])
     assert told["mean_itl_ms"] == pytest.approx(told["mean_tpot_ms"], rel=0.1)
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
-    (setting,) = external.settings_of(external.read(saved), columns)
-    assert setting.knob == 4 and setting.latency_s == pytest.approx((found["latency_s"]["tpot"]["mean"],))
+    (point,) = external.curve_of(external.read(saved), columns).points
+    assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["latency_s"]["tpot"]["mean"],))
 
 
 def test_each_rate_is_exported_under_the_name_that_vllm_gives(there, tmp_path):

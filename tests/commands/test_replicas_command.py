@@ -16,7 +16,7 @@ NAMES = ("--knob", "max_num_seqs", "--throughput", "total_tok_per_s", "--latency
 ASKED = (*NAMES, "--replicas", "replicas", "--preemptions", "preemptions")
 
 
-def foreign(tmp_path: Path, text: str = REPLICA_CSV) -> Path:
+def external(tmp_path: Path, text: str = REPLICA_CSV) -> Path:
     path = tmp_path / "results.csv"
     path.write_text(text, "utf-8")
     return path
@@ -40,30 +40,30 @@ def answer(capsys, *arguments: object) -> dict:
 )
 def test_the_published_gain_against_either_baseline(tmp_path, capsys, baseline, rate, gain, shown):
     """OPT-1.3B of arXiv:2503.08311, whose text has +33.7 %."""
-    asked = (foreign(tmp_path), *ASKED, "--where", "model=opt-1.3b", "--baseline", f"chunked_prefill={baseline}")
+    asked = (external(tmp_path), *ASKED, "--where", "model=opt-1.3b", "--baseline", f"chunked_prefill={baseline}")
     found = answer(capsys, *asked)
-    assert (found["baseline"]["knob"], found["baseline"]["throughput"]) == (768, rate)
-    assert (found["best"]["replicas"], found["best"]["knob"], found["best"]["throughput"]) == (2, 256, 14669.488148)
+    assert (found["baseline"]["limit"], found["baseline"]["throughput"]) == (768, rate)
+    assert (found["best"]["replicas"], found["best"]["limit"], found["best"]["throughput"]) == (2, 256, 14669.488148)
     assert found["gain"] == {"value": pytest.approx(gain, abs=1e-5), "low": None, "high": None}
     status, out, err = run(capsys, *asked)
     assert (status, err) == (0, "") and f"14,669 total_tok_per_s, {shown} over one engine of 768" in out
 
 
 def test_without_a_baseline_any_row_of_one_engine_may_be_it(tmp_path, capsys):
-    found = answer(capsys, foreign(tmp_path), *ASKED)
+    found = answer(capsys, external(tmp_path), *ASKED)
     assert found["baseline"]["settings"] == {"chunked_prefill": "True"}
     assert any("different chunked_prefill (False, True) are compared" in note for note in found["notes"])
 
 
 def test_without_preemptions_it_is_said_that_they_are_not_known(tmp_path, capsys):
-    found = answer(capsys, foreign(tmp_path), *NAMES, "--replicas", "replicas")
+    found = answer(capsys, external(tmp_path), *NAMES, "--replicas", "replicas")
     assert found["best"]["replicas"] == 4 and any("no --preemptions" in note for note in found["notes"])
 
 
 def test_repeats_in_several_files_give_intervals(tmp_path, capsys):
     (tmp_path / "again").mkdir()
     again = REPLICA_CSV.replace("14669.488148", "14600").replace("10967.555704", "11000")
-    paths = foreign(tmp_path), foreign(tmp_path / "again", again)
+    paths = external(tmp_path), external(tmp_path / "again", again)
     found = answer(capsys, *paths, *ASKED, "--baseline", "chunked_prefill=False")
     gain = found["gain"]
     assert found["best"]["repeats"] == 2 and gain["low"] < gain["value"] < gain["high"]
@@ -77,7 +77,7 @@ def test_power_gives_energy_per_token(tmp_path, capsys):
         {"n": 1, "limit": 8, "rate": 100.0, "itl": 0.01, "w": 300},
         {"n": 2, "limit": 4, "rate": 125.0, "itl": 0.01, "w": 350},
     ]
-    path = foreign(tmp_path, json.dumps(results))
+    path = external(tmp_path, json.dumps(results))
     names = ("--replicas", "n", "--knob", "limit", "--throughput", "rate", "--latency", "itl", "--latency-unit", "s")
     found = answer(capsys, path, *names, "--power", "w")
     assert [row["energy_per_token_j"] for row in found["rows"]] == [3.0, 2.8]
@@ -89,7 +89,7 @@ def test_power_gives_energy_per_token(tmp_path, capsys):
     [
         (("--replicas", "engines"), "there is no column 'engines'"),
         (("--replicas", "max_num_seqs"), "no row of one engine to compare"),
-        (("--replicas", "preemptions"), "preemptions is 0, which is no number of engines"),
+        (("--replicas", "preemptions"), "preemptions is '0', which is no number of engines"),
         (("--replicas", "model"), "model is 'opt-1.3b', which is no number"),
         (("--knob", "preemptions"), "a knob has to be a positive whole number"),
         (("--where", "model=opt-2.7b"), "no row is left after --where model=opt-2.7b"),
@@ -104,12 +104,12 @@ def test_power_gives_energy_per_token(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_judged_is_one_sentence_and_4(tmp_path, capsys, arguments, words):
-    status, out, err = run(capsys, foreign(tmp_path), *ASKED, *arguments)
+    status, out, err = run(capsys, external(tmp_path), *ASKED, *arguments)
     assert (status, out) == (4, "") and err.startswith("error: ") and words in err and err.count("\n") <= 2
 
 
 def test_columns_must_be_named(tmp_path, capsys):
-    status, out, err = run(capsys, foreign(tmp_path), *NAMES)
+    status, out, err = run(capsys, external(tmp_path), *NAMES)
     assert (status, out) == (4, "") and "--replicas" in err and "--help" in err
 
 
@@ -117,8 +117,8 @@ def test_columns_must_be_named(tmp_path, capsys):
 @given(st.permutations(REPLICA_CSV.splitlines()[1:]))
 def test_the_order_of_rows_does_not_matter(tmp_path, capsys, lines):
     header = REPLICA_CSV.splitlines()[0]
-    shuffled = answer(capsys, foreign(tmp_path, "\n".join([header, *lines])), *ASKED)
-    assert shuffled == answer(capsys, foreign(tmp_path), *ASKED)
+    shuffled = answer(capsys, external(tmp_path, "\n".join([header, *lines])), *ASKED)
+    assert shuffled == answer(capsys, external(tmp_path), *ASKED)
 
 
 VALUES = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=3)
@@ -132,7 +132,7 @@ def test_whatever_value_stands_in_a_result_there_is_an_answer_or_one_sentence(tm
     for _ in range(data.draw(st.integers(1, 3))):
         result, name = data.draw(st.sampled_from(results)), data.draw(st.sampled_from([*header, "watts"]))
         result[name] = data.draw(VALUES | st.sampled_from([0, 1, 1e-12, 1e12, 10**9, "1e3", []]))
-    path = foreign(tmp_path, json.dumps(results))
+    path = external(tmp_path, json.dumps(results))
     more = data.draw(st.sampled_from([(), ("--json",), ("--baseline", "chunked_prefill=False")]))
     status, out, err = run(capsys, path, *ASKED, "--power", "watts", *more)
     assert (status == 0 and "best" in out) or (status == 4 and err.startswith("error: "))

@@ -26,8 +26,8 @@ def test_a_folder_gets_a_file_of_each_measurement(sweep, archive, pytester):
 
 def test_a_file_gets_an_object_a_line_that_judge_reads(sweep, pytester):
     sweep("--slm-export=vllm-bench=all.json", "--slm-batches=1,16")
-    settings = external.settings_of(external.read(pytester.path / "all.json"), COLUMNS)
-    assert [(each.knob, len(each.throughput)) for each in settings] == [(1, 2), (16, 2)]
+    points = external.curve_of(external.read(pytester.path / "all.json"), COLUMNS).points
+    assert [(point.concurrency, len(point.repeats)) for point in points] == [(1, 2), (16, 2)]
 
 
 @pytest.mark.parametrize("words", ["results/", "csv=x", "vllm-bench="])

@@ -334,7 +334,7 @@ def test_longer_requests_than_advised_for(swept, capsys):
 def test_results_that_are_not_ours(tmp_path, capsys):
     columns = ("--knob", "a", "--throughput", "b", "--latency", "c_s")
     status, out, err = run(capsys, "advise", tmp_path / "a.csv", *columns, "--verify")
-    assert (status, out) == (4, "") and "results that are not ours do not tell enough to be verified" in err
+    assert (status, out) == (4, "") and "external results do not tell enough to be verified" in err
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,25 @@
-"""What the advisor is asked about: models, from sweeps of ours or from results that are not."""
+"""What the advisor is asked about: models, from sweeps of ours or from external results."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, ServedEngine, with_tpot
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.device.gpu_figures import watched
+from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve, work_of_curve
-from pytest_slmserve.schema.catalog import hub_name, short_name
+from pytest_slmserve.schema.catalog import Shape, hub_name, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import (
     RESERVE_BYTES,
+    VALUE_BYTES,
     block_size_of,
     known_shape,
     kv_bytes_per_token,
@@ -27,6 +30,7 @@ from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.sensors import MEMORY_USED
 from pytest_slmserve.schema.specs import EngineSpec
 
+NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a reader is told
 LATENCY = "the mean time per output token after the first, TPOT"
 
 
@@ -117,9 +121,10 @@ def _of_curve(curve: Curve, longest: int | None) -> ModelSweep:
 
 def _left_out(curve: Curve) -> Iterator[str]:
     if degraded := [p.concurrency for p in curve.points if p.valid and p.degraded]:
-        yield f"left out, for their sensors tell of a disturbance: {', '.join(map(str, degraded))} in flight"
+        loads = curve.axes.at(", ".join(map(str, degraded)))
+        yield f"left out, for their sensors tell of a disturbance: {loads}"
     if invalid := [p.concurrency for p in curve.points if not p.valid]:
-        yield f"left out, for they are not valid: {', '.join(map(str, invalid))} in flight"
+        yield f"left out, for they are not valid: {curve.axes.at(', '.join(map(str, invalid)))}"
 
 
 def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
@@ -195,4 +200,51 @@ def _argument(name: str, value: Any) -> Iterator[str]:
             yield from (f"--{name}", json.dumps(value))
 
 
-# Results that are not ours
+# External results
+
+
+def of_external(
+    curve: Curve, model: str | None, longest: int | None, b_half: float | None, notes: Sequence[str] = ()
+) -> SourcedSweeps:
+    """One subject, the curve of external results. model: tells shape and weights, where it is known; None: only the
+    batch can be advised. longest: tokens of a request at full length. Raises BadUsage for an unknown model."""
+    over = [p.concurrency for p in curve.points if more_in_flight(p)]
+    odd = "output rate x latency is more than the knob at {}: the knob is taken as the batch"
+    shares = [
+        one.batch / one.e2e_s / one.output_tokens_per_s
+        for point in curve.points
+        for one in point.each
+        if one.batch and one.e2e_s and one.output_tokens_per_s
+    ]
+    subject = ModelSweep(
+        name="results" if model is None else short_name(model),
+        points=curve.points if over else tuple(map(_with_true_batch, curve.points)),
+        engine=None if model is None else _engine_of_shape(model, shape_of(model), longest),
+        output_share=fmean(shares) if shares else None,
+        b_half=b_half,
+        notes=(*notes, *_left_out(curve), *([odd.format(", ".join(map(str, over)))] if over else [])),
+    )
+    return SourcedSweeps((subject,), ResultSource("external results", curve.axes.latency))
+
+
+def more_in_flight(point: Point) -> bool:
+    """Are there by Little's law more requests in flight than were sent? Then latency is not per output token."""
+    return point.batch is not None and point.batch > (1 + NOT_THE_BATCH) * point.concurrency
+
+
+def _with_true_batch(point: Point) -> Point:
+    """The point with its batch by Little's law, where the output rate is known."""
+    batches = tuple(one.batch for one in point.each if one.batch is not None)
+    return replace(point, batch_repeats=batches) if point.valid and batches else point
+
+
+def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> ServedEngine:
+    config = dict(shape.config)
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "float16")
+    each = VALUE_BYTES.get(dtype)
+    weights = shape.weight_bytes(each) if each else None
+    footprint = None
+    if weights is not None and each is not None and longest is not None:
+        footprint = Footprint(weight_bytes=weights, kv_bytes_per_token=shape.kv_bytes_per_token(each), longest=longest)
+    why_not = "its weights are not known" if weights is None else "the longest request is not known: --max-model-len"
+    return ServedEngine(model=hub_name(model), dtype=dtype, footprint=footprint, no_footprint=why_not)

@@ -6,50 +6,51 @@ limit, where there is one. What preempted is compared, and never chosen: the mem
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval, Noise, factor, log_ratio, pooled_relative_sd
 from pytest_slmserve.schema.errors import TooFewPoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSet:
-    """Repeats of `replicas` engines on one device, each under the limit `knob`.
+    """`replicas` engines on one device, each under the limit `limit`, and what they served together.
 
-    settings: names and values that tell it from other sets of as many engines. throughput: of all engines, tokens/s.
-    power_w: of the device; None where a repeat has none, empty where nobody looked. eligible: may be the baseline.
-    alternative: may be one with other settings.
+    settings: names and values that tell it from other sets of as many engines. point: of all engines; its `each` has
+    the figures of every repeat, also where one of them preempted and the point is not valid. eligible: may be the
+    baseline. alternative: may be one with other settings.
     """
 
     replicas: int
-    knob: int
+    limit: int
     settings: tuple[tuple[str, str], ...] = ()
-    throughput: tuple[float, ...]
-    latency_s: tuple[float, ...]
-    preemptions: float | None = None
-    power_w: tuple[float | None, ...] = ()
+    point: Point
     eligible: bool = True
     alternative: bool = True
 
     @property
     def total(self) -> int:
-        return self.replicas * self.knob
+        return self.replicas * self.limit
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Throughput of each repeat, tokens/s."""
+        return tuple(one.output_tokens_per_s for one in self.point.each if one.output_tokens_per_s is not None)
 
     @property
     def rate(self) -> float:
-        return fmean(self.throughput)
+        return fmean(self.rates)
+
+    @property
+    def latencies_s(self) -> tuple[float, ...]:
+        return tuple(one.e2e_s for one in self.point.each if one.e2e_s is not None)
 
     @property
     def preempted(self) -> bool:
-        return bool(self.preemptions)
-
-    @property
-    def energy_per_token_j(self) -> float | None:
-        """None where the power of a repeat is not known."""
-        each = [watts / rate for watts, rate in zip(self.power_w, self.throughput) if watts is not None]
-        return fmean(each) if len(each) == len(self.throughput) else None
+        return not self.point.valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +86,16 @@ def compare(sets: Sequence[EngineSet]) -> Comparison:
 
     The noise is pooled over all sets that did not preempt; without repeats there are no intervals.
     """
-    found = sorted(sets, key=lambda s: (s.replicas, s.knob, s.settings))
+    found = sorted(sets, key=lambda s: (s.replicas, s.limit, s.settings))
     alone = [s for s in found if s.replicas == 1 and not s.preempted]
     baseline = _most([s for s in alone if s.eligible])
     if baseline is None:
         raise TooFewPoints(_no_baseline(found), "another --baseline, or results of one engine too")
     if not any(s.replicas > 1 for s in found):
         raise TooFewPoints("there is no row of several engines", "another column for --replicas")
-    rate_noise = _noise(found, lambda s: s.throughput)
-    latency_noise = _noise(found, lambda s: s.latency_s)
+    counted = [s for s in found if not s.preempted]
+    rate_noise = pooled_relative_sd([s.rates for s in counted])
+    latency_noise = pooled_relative_sd([s.latencies_s for s in counted])
     rows = tuple(_compared(s, baseline, alone, rate_noise, latency_noise) for s in found)
     several = [s for s in found if s.replicas > 1 and not s.preempted]
     most = _most(several)
@@ -120,27 +122,23 @@ def _most(sets: Sequence[EngineSet]) -> EngineSet | None:
     return max(sets, key=lambda s: s.rate, default=None)
 
 
-def _noise(sets: Sequence[EngineSet], of: Callable[[EngineSet], Sequence[float]]) -> Noise:
-    return pooled_relative_sd([of(s) for s in sets if not s.preempted])
-
-
 def _compared(
     seen: EngineSet, baseline: EngineSet, alone: Sequence[EngineSet], rate_noise: Noise, latency_noise: Noise
 ) -> Compared:
     if seen is baseline:
         return Compared(engines=seen)
-    equal = _most([s for s in alone if s.eligible and s.knob == seen.total]) if seen.replicas > 1 else None
+    equal = _most([s for s in alone if s.eligible and s.limit == seen.total]) if seen.replicas > 1 else None
     return Compared(
         engines=seen,
         gain=_gain(baseline, seen, rate_noise),
         at_equal_total=_gain(equal, seen, rate_noise) if equal else None,
-        latency=factor(log_ratio(baseline.latency_s, seen.latency_s, latency_noise)),
+        latency=factor(log_ratio(baseline.latencies_s, seen.latencies_s, latency_noise)),
     )
 
 
 def _gain(first: EngineSet, second: EngineSet, noise: Noise) -> Interval:
     """By how much the second has more, as a share of the first."""
-    seen = factor(log_ratio(first.throughput, second.throughput, noise))
+    seen = factor(log_ratio(first.rates, second.rates, noise))
     low, high = (None if end is None else end - 1 for end in (seen.low, seen.high))
     return Interval(seen.value - 1, low, high)
 

@@ -30,6 +30,19 @@ MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
 
 
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Names of what a curve shows. knob: of the load in external results; None: requests in flight."""
+
+    knob: str | None = None
+    throughput: str = "tokens/s"
+    latency: str = "E2E"
+
+    def at(self, loads: object) -> str:
+        """ "8 in flight", or "max_num_seqs 8" """
+        return f"{loads} in flight" if self.knob is None else f"{self.knob} {loads}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """Points in ascending order of the concurrency, and the measurements they were made of, invalid ones too.
@@ -39,10 +52,11 @@ class Curve:
     loads that it found not to be needed.
     beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
     replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
-    on more GPUs. jobs: those of the model.
+    on more GPUs. jobs: those of the model. axes: what load, throughput and latency are called.
     """
 
     subject: str
+    axes: Axes = Axes()
     points: tuple[Point, ...] = ()
     cut: tuple[tuple[int, str], ...] = ()
     missing: tuple[int, ...] = ()
@@ -214,14 +228,14 @@ def obstacle(curve: Curve) -> str | None:
     """Why nothing can be said of this curve yet, or None."""
     invalid = [p for p in curve.points if not p.valid]
     if curve.missing:
-        return f"not measured at {_listed(curve.missing)} in flight"
+        return f"not measured at {curve.axes.at(_listed(curve.missing))}"
     if invalid:
         reason = "; ".join(invalid[0].problems) or "it has no valid repeat"
-        return f"invalid at {_listed(p.concurrency for p in invalid)} in flight ({reason})"
+        return f"invalid at {curve.axes.at(_listed(p.concurrency for p in invalid))} ({reason})"
     if len(curve.points) < FEWEST_POINTS:
         return f"{len(curve.points)} points measured, {FEWEST_POINTS} are needed"
     if gains.noise_of(curve.points).sd is None:
-        return "noise unknown: one repeat of each point; --slm-repeats 2"
+        return f"noise unknown: one repeat of each point{'' if curve.axes.knob else '; --slm-repeats 2'}"
     return None
 
 

@@ -115,8 +115,8 @@ def reasons(advice: Advice, plan: Plan) -> str:
 
 def _findings(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
     """Pairs of what is looked at and what was found."""
-    yield "batch", _batch(advice, plan)
-    if allowed := _caps(advice.decision):
+    yield "batch", batch_text(advice, plan)
+    if allowed := caps_text(advice.decision):
         yield "law", allowed
     if advice.batch is None:
         return
@@ -129,7 +129,8 @@ def _findings(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
         yield "cost", costs
 
 
-def _batch(advice: Advice, plan: Plan) -> str:
+def batch_text(advice: Advice, plan: Plan) -> str:
+    """B_opt, its conditions and what it serves; or why there is none."""
     seen = advice.decision
     if seen.batch is None:
         return f"none: {seen.reason}"
@@ -153,7 +154,8 @@ def _rate(offer: OperatingPoint | None) -> str:
     return f": {rate}, {percent(offer.share)} of the most that was measured"
 
 
-def _caps(seen: Decision) -> str:
+def caps_text(seen: Decision) -> str:
+    """The largest batches that the laws allow; empty where there is no law."""
     pairs = (("efficiency", seen.caps.efficiency), ("latency", seen.caps.slo))
     said = [f"{figure(cap)} by {name}" for name, cap in pairs if cap is not None]
     return f"by the saturation law alone the batch could be up to {', '.join(said)}" if said else ""

@@ -41,14 +41,20 @@ def spread(point: Point) -> float | None:
     return (max(point.repeats) - min(point.repeats)) / fmean(point.repeats)
 
 
-def findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, str]]:
-    """Pairs of what is looked at and what was found. tolerance: gain per doubling below which throughput is flat."""
-    work, peaks = work_of_curve(curve), peaks_of_curve(curve)
+def findings(curve: Curve, tolerance: float, b_half: float | None = None) -> Iterator[tuple[str, str]]:
+    """Pairs of what is looked at and what was found. tolerance: gain per doubling below which throughput is flat.
+    b_half: half-saturation where it is known. Of external results there is no more than their points."""
     yield "plateau", _plateau(curve, tolerance)
     if curve.valid:
-        yield "most tokens/s", _best(curve)
+        yield f"most {curve.axes.throughput}", _best(curve)
     yield "Pareto-optimal", _front(curve)
-    yield from _law(curve, work, peaks)
+    text, law = _law(curve, b_half)
+    yield "saturation law", text
+    if curve.axes.knob is not None:
+        return
+    work, peaks = work_of_curve(curve), peaks_of_curve(curve)
+    if law:
+        yield "fixed part", _fixed_part(law, work, peaks)
     yield "roofline", _roofline(curve, peaks)
     if work and peaks:
         yield "regime", _regime(work, peaks)
@@ -63,7 +69,7 @@ def findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, str]]:
 
 
 def _plateau(curve: Curve, tolerance: float) -> str:
-    gains, flat = curve.gains(), curve.plateau(tolerance)
+    gains, flat, at = curve.gains(), curve.plateau(tolerance), curve.axes.at
     if not gains:
         return f"{ABSENT} (two valid points are needed)"
     reason = obstacle(curve)
@@ -71,11 +77,11 @@ def _plateau(curve: Curve, tolerance: float) -> str:
     past = f"past it a doubling gains less than {percent(tolerance)}"
     dip = _flat_for_a_while(gains, tolerance)
     if flat.value is None:
-        chance = "" if not flat.known or flat.low is None else f", so it may be from {flat.low} in flight on"
+        chance = "" if not flat.known or flat.low is None else f", so it may be from {at(flat.low)} on"
         return f"not reached: {_gain_text(gains[-1])}{chance}{dip}{certain}"
     high = "not reached" if flat.high is None else flat.high
     interval = f" (95 %: {flat.low} to {high})" if flat.known else ""
-    return f"from {flat.value} in flight{interval}: {past}{dip}{certain}"
+    return f"from {at(flat.value)}{interval}: {past}{dip}{certain}"
 
 
 def _gain_text(last: Gain) -> str:
@@ -97,35 +103,33 @@ def _flat_for_a_while(gains: Sequence[Gain], tolerance: float) -> str:
 def _best(curve: Curve) -> str:
     """The largest mean, and what the largest load has less."""
     best, last = max(curve.valid, key=lambda p: fmean(p.repeats)), curve.valid[-1]
-    text = f"{figure(fmean(best.repeats), 4)} at {best.concurrency} in flight"
+    text = f"{figure(fmean(best.repeats), 4)} at {curve.axes.at(best.concurrency)}"
     if best is last:
         return f"{text}, the largest load {'that fits' if curve.cut else 'measured: more is not excluded'}"
     less = 1 - fmean(last.repeats) / fmean(best.repeats)
     falls = f"has {percent(less)} less" if less > MARGIN else "has about the same"
-    return f"{text}; {last.concurrency} in flight {falls}"
+    return f"{text}; {curve.axes.at(last.concurrency)} {falls}"
 
 
 def _front(curve: Curve) -> str:
     front = [point.concurrency for point in curve.pareto_front()]
     if not front:
         return ABSENT
-    which = "all points" if len(front) == len(curve.valid) > 1 else f"{listed(front)} in flight"
-    return f"{which} (by mean tokens/s and mean E2E, whatever the noise)"
+    which = "all points" if len(front) == len(curve.valid) > 1 else curve.axes.at(listed(front))
+    return f"{which} (by the means of {curve.axes.throughput} and {curve.axes.latency}, whatever the noise)"
 
 
-def _law(curve: Curve, work: Work | None, peaks: Peaks | None) -> Iterator[tuple[str, str]]:
+def _law(curve: Curve, b_half: float | None) -> tuple[str, Fit | None]:
+    """What the saturation law says, and the law where it describes the curve."""
     try:
-        law = fit(curve.points)
+        law = fit(curve.points, b_half)
     except TooFewPoints as error:
-        yield "saturation law", f"not fitted: {error.problem}"
-        return
+        return f"not fitted: {error.problem}", None
     errors = f"off by {percent(law.error_mean)} in the mean, {percent(law.error_max)} at most"
     if not law.describes:
-        yield "saturation law", f"T(B) = T_inf B/(B + b_half) does not describe this curve: at its best {errors}"
-        return
-    numbers = f"T_inf {figure(law.t_inf.value)} tokens/s, b_half {figure(law.b_half.value)} sequences"
-    yield "saturation law", f"T(B) = T_inf B/(B + b_half): {numbers}{between(law.b_half)}; {errors}"
-    yield "fixed part", _fixed_part(law, work, peaks)
+        return f"T(B) = T_inf B/(B + b_half) does not describe this curve: at its best {errors}", None
+    numbers = f"T_inf {figure(law.t_inf.value)} {curve.axes.throughput}, b_half {figure(law.b_half.value)} sequences"
+    return f"T(B) = T_inf B/(B + b_half): {numbers}{between(law.b_half)}; {errors}", law
 
 
 def _fixed_part(law: Fit, work: Work | None, peaks: Peaks | None) -> str:

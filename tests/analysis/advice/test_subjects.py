@@ -1,16 +1,15 @@
-"""What the advisor is asked about: sweeps of ours, and results that are not."""
+"""What the advisor is asked about: sweeps of ours, and external results."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from published import ROWS
+from published import ROWS, served
 from strategies import H200, law, measurement, planted_telemetry
 
-from pytest_slmserve.analysis.advice.subjects import of_curves
-from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.archive.external import Setting, of_settings
+from pytest_slmserve.analysis.advice.subjects import of_curves, of_external
+from pytest_slmserve.analysis.sweep.curve import Axes, Curve, curve_of
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -120,35 +119,40 @@ def test_what_moved_the_engine_stays_in_its_arguments():
     assert subject.footprint.kv_bytes_per_token == 196_608 / 2
 
 
-PUBLISHED = [
-    Setting(knob=knob, throughput=(total,), latency_s=(ms / 1e3,), output_per_s=(output,), preemptions=0.0)
-    for knob, output, total, ms, _ in ROWS
-]
+def published(slower: float = 1.0, lost: float = 0.0) -> Curve:
+    """lost: preemptions of the largest load."""
+    points = []
+    for load, output, total, ms, _ in ROWS:
+        wait = slower * ms / 1e3
+        point = served(load, [total], [wait], lost if load == ROWS[-1][0] else 0.0, batch=output * wait)
+        points.append(replace(point, each=(replace(point.each[0], batch=output * wait),)))
+    return Curve(subject="external results", points=tuple(points), axes=Axes("max_num_seqs", "tokens", "itl_ms"))
 
 
-def test_foreign_results_bring_their_batch_and_share_of_output():
-    [subject] = of_settings(PUBLISHED, None, None, None, "itl_ms").subjects
+def test_external_results_bring_their_batch_and_share_of_output():
+    [subject] = of_external(published(), None, None, None).subjects
     assert subject.name == "results" and subject.engine is None and subject.notes == ()
     assert subject.output_share == pytest.approx(0.7254, abs=1e-4)
     assert subject.points[-1].batch_repeats == (pytest.approx(584.3, abs=0.1),), "of 768, by Little's law"
 
 
-def test_a_model_gives_foreign_results_a_shape_and_a_length_their_memory():
-    [subject] = of_settings(PUBLISHED, "opt-1.3b", 632, None, "itl_ms").subjects
+def test_a_model_gives_external_results_a_shape_and_a_length_their_memory():
+    [subject] = of_external(published(), "opt-1.3b", 632, None).subjects
     assert subject.name == "opt-1.3b" and subject.footprint.longest == 632 and not subject.footprint.allowance_seen
     assert subject.engine.max_num_batched_tokens is None and subject.engine.dtype == "float16"
-    [short] = of_settings(PUBLISHED, "opt-1.3b", None, None, "itl_ms").subjects
+    [short] = of_external(published(), "opt-1.3b", None, None).subjects
     assert short.footprint is None and "--max-model-len" in short.engine.no_footprint
     with pytest.raises(BadUsage, match="unknown model"):
-        of_settings(PUBLISHED, "no-such-model", None, None, "itl_ms")
+        of_external(published(), "no-such-model", None, None)
 
 
-def test_what_is_odd_about_foreign_results_is_noted():
-    lost = [*PUBLISHED[:-1], replace(PUBLISHED[-1], preemptions=3.0)]
-    [subject] = of_settings(lost, None, None, None, "itl_ms", ["a note"]).subjects
-    assert subject.notes == ("a note", "left out, for they preempted: 768") and len(subject.usable) == len(ROWS) - 1
-    slow = [replace(s, latency_s=(100 * s.latency_s[0],)) for s in PUBLISHED]
-    [subject] = of_settings(slow, None, None, None, "itl_ms").subjects
+def test_what_is_odd_about_external_results_is_noted():
+    [subject] = of_external(published(lost=3.0), None, None, None, ["a note"]).subjects
+    assert (
+        subject.notes == ("a note", "left out, for they are not valid: max_num_seqs 768")
+        and len(subject.usable) == len(ROWS) - 1
+    )
+    [subject] = of_external(published(slower=100.0), None, None, None).subjects
     assert "the knob is taken as the batch" in subject.notes[0] and subject.points[0].batch_repeats == (1.0,)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published import served
 from strategies import rates
 
 from pytest_slmserve.analysis.compare.external_replicas import Comparison, EngineSet, compare
@@ -15,10 +16,13 @@ from pytest_slmserve.schema.errors import TooFewPoints
 CHUNKED, PLAIN = (("chunked", "yes"),), (("chunked", "no"),)
 
 
-def engines(replicas: int, knob: int, *throughput: float, **facts: object) -> EngineSet:
-    latency = tuple(1e-4 * knob for _ in throughput)
-    made = EngineSet(replicas=replicas, knob=knob, throughput=throughput, latency_s=latency)
-    return replace(made, **facts)
+def engines(replicas: int, limit: int, *throughput: float, lost: float = 0.0, **facts: object) -> EngineSet:
+    point = served(replicas * limit, throughput, [1e-4 * limit for _ in throughput], lost)
+    return replace(EngineSet(replicas=replicas, limit=limit, point=point), **facts)
+
+
+def preempted(sets: EngineSet, lost: float) -> EngineSet:
+    return replace(sets, point=served(sets.total, sets.rates, sets.latencies_s, lost))
 
 
 ONE, TWO = engines(1, 256, 1000.0), engines(2, 128, 1300.0)
@@ -35,7 +39,7 @@ def any_sets(draw: st.DrawFn) -> list[EngineSet]:
         replicas, knob, words = place
         repeats = draw(st.lists(rates(), min_size=1, max_size=3))
         lost, counts = (0.0, True) if place == one else draw(st.tuples(st.sampled_from([0.0, 3.0]), st.booleans()))
-        found.append(engines(replicas, knob, *repeats, settings=words, preemptions=lost, eligible=counts))
+        found.append(engines(replicas, knob, *repeats, settings=words, lost=lost, eligible=counts))
     return found
 
 
@@ -61,21 +65,21 @@ def test_the_gain_at_equal_total_needs_one_engine_of_that_limit_that_counts():
     larger = engines(1, 512, 1100.0)
     [equal] = [row.at_equal_total for row in compare([ONE, larger, TWO]).rows if row.engines == TWO]
     assert equal is not None and equal.value == pytest.approx(0.3)
-    for useless in (replace(ONE, preemptions=1.0), replace(ONE, eligible=False), replace(ONE, knob=255)):
+    for useless in (preempted(ONE, 1.0), replace(ONE, eligible=False), replace(ONE, limit=255)):
         [equal] = [row.at_equal_total for row in compare([useless, larger, TWO]).rows if row.engines == TWO]
         assert equal is None
 
 
 def test_what_preempted_is_compared_and_not_chosen():
-    lost = engines(4, 128, 2000.0, preemptions=178.0)
-    found = compare([ONE, TWO, lost, engines(1, 512, 1500.0, preemptions=1.0)])
+    lost = engines(4, 128, 2000.0, lost=178.0)
+    found = compare([ONE, TWO, lost, engines(1, 512, 1500.0, lost=1.0)])
     assert found.baseline == ONE and found.best is not None and found.best.engines == TWO
     [gain] = [row.gain for row in found.rows if row.engines == lost]
     assert gain is not None and gain.value == pytest.approx(1.0)
 
 
 def test_all_of_several_preempted():
-    found = compare([ONE, replace(TWO, preemptions=2.0)])
+    found = compare([ONE, preempted(TWO, 2.0)])
     assert found.best is None and found.gain is None and found.others == ()
 
 
@@ -97,19 +101,13 @@ def test_noise_tells_what_is_alike():
 
 def test_other_baselines_are_the_best_of_each_other_setting():
     chunked = [engines(1, knob, rate, settings=CHUNKED) for knob, rate in ((256, 1100.0), (512, 1200.0))]
-    lost = engines(1, 768, 1250.0, settings=CHUNKED, preemptions=1.0)
+    lost = engines(1, 768, 1250.0, settings=CHUNKED, lost=1.0)
     plain = replace(ONE, settings=PLAIN)
     found = compare([*(replace(s, eligible=False) for s in chunked), lost, plain, replace(TWO, settings=PLAIN)])
     [(other, gain)] = found.others
-    assert found.baseline == plain and other.knob == 512 and gain.value == pytest.approx(1300 / 1200 - 1)
+    assert found.baseline == plain and other.limit == 512 and gain.value == pytest.approx(1300 / 1200 - 1)
     barred = [replace(s, eligible=False, alternative=False) for s in chunked]
     assert compare([*barred, plain, TWO]).others == ()
-
-
-def test_energy_is_the_mean_over_repeats_that_are_all_known():
-    assert engines(2, 64, 100.0, 200.0, power_w=(50.0, 50.0)).energy_per_token_j == pytest.approx(0.375)
-    assert engines(2, 64, 100.0, 200.0, power_w=(50.0, None)).energy_per_token_j is None
-    assert TWO.energy_per_token_j is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_energy_is_the_mean_over_repeats_that_are_all_known():
     [
         ([], "there is no row of one engine to compare several with"),
         ([TWO], "there is no row of one engine to compare"),
-        ([replace(ONE, preemptions=1.0), TWO], "no row of one engine without preemption \\(1 with\\)"),
+        ([preempted(ONE, 1.0), TWO], "no row of one engine without preemption \\(1 with\\)"),
         ([ONE], "there is no row of several engines"),
     ],
 )
@@ -133,13 +131,18 @@ def test_order_does_not_matter(sets, chance):
     assert compare(shuffled) == compare(sets)
 
 
+def scaled(sets: EngineSet, factor: float) -> EngineSet:
+    lost = float(sets.point.problems[0].split()[0]) if sets.preempted else 0.0
+    return replace(sets, point=served(sets.total, [factor * rate for rate in sets.rates], sets.latencies_s, lost))
+
+
 @given(any_sets(), st.integers(-20, 20))
 def test_the_unit_of_throughput_changes_no_gain(sets, power):
     """Powers of two: nothing is rounded, so that equal ones stay equal."""
-    scaled = [replace(s, throughput=tuple(2.0**power * rate for rate in s.throughput)) for s in sets]
-    first, second = compare(sets), compare(scaled)
+    larger = [scaled(s, 2.0**power) for s in sets]
+    first, second = compare(sets), compare(larger)
     assert gains(first) == pytest.approx(gains(second), rel=1e-6, abs=1e-9)
-    chosen = [(s.best and (s.best.engines.replicas, s.best.engines.knob), s.baseline.knob) for s in (first, second)]
+    chosen = [(s.best and (s.best.engines.replicas, s.best.engines.limit), s.baseline.limit) for s in (first, second)]
     assert chosen[0] == chosen[1]
 
 

@@ -96,7 +96,7 @@ def test_models_that_do_not_fit_at_their_best_or_at_all():
 
 def test_what_is_not_known_is_said():
     bare = subject(engine=None, points=tuple(point(b, [law(b)], [b / law(b)]) for b in GRID), output_share=None)
-    out = text(planned(bare, wish=Objectives(price_per_hour=3.5)), ResultSource("results that are not ours", "itl_ms"))
+    out = text(planned(bare, wish=Objectives(price_per_hour=3.5)), ResultSource("external results", "itl_ms"))
     assert "the model is not known: --model NAME" in out
     assert "no cost: how many of the tokens are output" in out
     assert "no latency limit was given (--slo-itl)" in out and "vllm serve" not in out

@@ -113,7 +113,7 @@ def test_the_best_load_and_what_lies_past_it():
 def test_pareto_optimal_points_are_named():
     beaten = tuple(point(c, [rate] * 2) for c, rate in ((1, 100.0), (2, 190.0), (4, 180.0)))
     assert found(Curve(subject="x", points=beaten))["Pareto-optimal"].startswith("1, 2 in flight")
-    assert found(sweep())["Pareto-optimal"].startswith("all points (by mean")
+    assert found(sweep())["Pareto-optimal"].startswith("all points (by the means of tokens/s and E2E")
     assert found(Curve(subject="x"))["Pareto-optimal"] == "-"
 
 
