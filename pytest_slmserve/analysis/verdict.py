@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from pytest_slmserve.analysis.stats.estimates import Interval, ends
 
@@ -19,6 +20,13 @@ class State(enum.Enum):
 
 class Undecided(Exception):
     """The truth of an undecided verdict was asked. Not an AssertionError: an expected failure must not swallow it."""
+
+
+class Recorded(Protocol):
+    """A point, or another summary of measurements, that names their records."""
+
+    @property
+    def records(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,6 +48,27 @@ class Verdict:
     n: int = 0
     records: tuple[str, ...] = ()
 
+    @classmethod
+    def undecided(cls, claim: str, subject: str, why: str, bound: float | None = None, *seen: Recorded) -> Verdict:
+        """A verdict without a value: nothing can be said, for the reason `why`."""
+        return cls.from_interval(claim, subject, State.UNDECIDED, why, None, bound, *seen)
+
+    @classmethod
+    def from_interval(
+        cls,
+        claim: str,
+        subject: str,
+        state: State,
+        why: str,
+        judged: Interval | None,
+        bound: float | None,
+        *seen: Recorded,
+    ) -> Verdict:
+        """A verdict on an estimate that was held against `bound`. seen: points it rests on, each counted once."""
+        value, low, high = (judged.value, judged.low, judged.high) if judged else (None, None, None)
+        records = tuple(record for each in dict.fromkeys(point.records for point in seen) for record in each)
+        return cls(claim, subject, state, why, value, low, high, bound, len(records), records)
+
     def __bool__(self) -> bool:
         if self.state is State.UNDECIDED:
             raise Undecided(repr(self))
@@ -55,6 +84,19 @@ def all_of(states: Iterable[State]) -> State:
     if State.FAILS in seen:
         return State.FAILS
     return State.HOLDS if seen == {State.HOLDS} else State.UNDECIDED
+
+
+def unsure(seen: Interval | None) -> str:
+    """A clause for the end of a reason: without repeats an estimate has no interval. Empty where it has one."""
+    return "; known for one repeat only: --slm-repeats 2" if seen and seen.low is None else ""
+
+
+def within(seen: Interval, least: float, most: float) -> State:
+    """Does the whole interval lie between two bounds? Fails where the whole of it lies on one side of both."""
+    low, high = ends(seen)
+    if least <= low and high <= most:
+        return State.HOLDS
+    return State.FAILS if high < least or low > most else State.UNDECIDED
 
 
 def below(seen: Interval, bound: float) -> State:

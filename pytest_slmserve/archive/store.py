@@ -10,7 +10,6 @@ of gzip, a stream of xz), so whatever was written before a kill can be read.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import io
 import json
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_slmserve.archive.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
+from pytest_slmserve.engines.launch.file_lock import try_lock
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.records import Measurement, Resolved
@@ -113,7 +113,8 @@ class Archive:
         except OSError as error:
             _cannot_write(path, error)
         try:
-            _lock(path, file)
+            if not try_lock(file):
+                raise BadUsage(f"another run is writing to {path}", f"wait until it ends, or {ANOTHER}")
             return cls(path, file, _repair(path, file))
         except BaseException as error:
             file.close()
@@ -204,15 +205,6 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
 
 def _cannot_write(path: Path, error: OSError) -> NoReturn:
     raise BadUsage(f"cannot write to {path}: {error.strerror}", ANOTHER) from None
-
-
-def _lock(path: Path, file: io.FileIO) -> None:
-    """The kernel lets go of it when the process ends, however it ends."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        hint = f"wait until it ends, or {ANOTHER}"
-        raise BadUsage(f"another run is writing to {path}", hint) from None
 
 
 def _append(file: io.FileIO, data: bytes) -> None:

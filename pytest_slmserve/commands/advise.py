@@ -20,6 +20,7 @@ from pytest_slmserve.commands.cli import (
     add_command,
     check_share,
 )
+from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.schema.catalog import short_name
@@ -78,7 +79,9 @@ def advise(given: argparse.Namespace) -> int:
     """Batch, memory and number of engines, from archives or from external results."""
     from pytest_slmserve.analysis.advice import subjects
     from pytest_slmserve.analysis.advice.advisor import plan
-    from pytest_slmserve.report.advice import as_json, text
+    from pytest_slmserve.report.advice import text
+    from pytest_slmserve.report.advice.facts import advice_facts
+    from pytest_slmserve.report.as_json import as_json
     from pytest_slmserve.report.tables.several_gpus import gpus_advice
 
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
@@ -97,7 +100,7 @@ def advise(given: argparse.Namespace) -> int:
         return verify(found, asked.source, curves, terms, given.json)
     mine = of_model(curves, model)
     if given.json:
-        print(as_json.as_json(found, asked.source, mine))
+        print(as_json(advice_facts(found, asked.source, mine)))
     else:
         print(text.text(found, asked.source), *gpus_advice(mine), sep="\n")
     return HOLDS if found.possible else UNDECIDED
@@ -108,9 +111,11 @@ def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
     return [curve for curve in curves if model is None or curve.subject == short_name(model)]
 
 
-def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_json: bool) -> int:
+def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_object: bool) -> int:
     """The advice, and whether engines that are started so serve what it predicts."""
     from pytest_slmserve.report.advice import text, verification
+    from pytest_slmserve.report.advice.facts import advice_facts
+    from pytest_slmserve.report.as_json import as_json
     from pytest_slmserve.run import verify_advice
 
     alone = verify_advice.trials(found, curves, terms.python)
@@ -118,16 +123,18 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
     try:
         with verify_advice.opened(alone, joint, terms) as session:
             session.on_progress = teller()
-            if not as_json:
+            if not as_object:
                 print(f"{text.text(found, source)}\n", flush=True)
             seen = verify_advice.verify(session, alone, joint, terms)
     except KeyboardInterrupt:
         print(f"interrupted: nothing runs any more; what was measured is in {terms.records}", file=sys.stderr)
         return INTERRUPTED
-    print(
-        verification.as_json(found, source, seen, session.notes) if as_json else verification.text(seen, session.notes)
-    )
-    return {"holds": HOLDS, "fails": FAILS}.get(seen.state.value, UNDECIDED)
+    if as_object:
+        measured = verification.verification_facts(seen, session.notes)
+        print(as_json({**advice_facts(found, source), "verification": measured}))
+    else:
+        print(verification.text(seen, session.notes))
+    return status_of(seen.state)
 
 
 def teller() -> Callable[[str, Progress], None]:

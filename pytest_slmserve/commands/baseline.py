@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -83,11 +82,12 @@ def accept(given: argparse.Namespace) -> int:
 def list_all(given: argparse.Namespace) -> int:
     """A line for each baseline; those that cannot be read too, with the reason."""
     from pytest_slmserve.archive.baselines import baselines
+    from pytest_slmserve.report.as_json import as_json
     from pytest_slmserve.report.text_table import Column, table
 
     found = baselines(given.folder)
     if given.json:
-        print(json.dumps([_facts(each) for each in found], indent=2))
+        print(as_json(map(_facts, found)))
         return HOLDS
     columns: tuple[Column[Baseline], ...] = (
         Column("name", lambda each: each.name, "left"),
@@ -106,10 +106,11 @@ def list_all(given: argparse.Namespace) -> int:
 def show(given: argparse.Namespace) -> int:
     """Models, loads, repeats, launches, dates and environment of one baseline."""
     from pytest_slmserve.archive.baselines import baseline
+    from pytest_slmserve.report.as_json import as_json
 
     found = baseline(given.folder, given.name)
     if given.json:
-        print(json.dumps({**_facts(found), "loads": _rows(found.measurements)}, indent=2))
+        print(as_json({**_facts(found), "loads": _rows(found.measurements)}))
     else:
         print(_page(found))
     return HOLDS
@@ -146,17 +147,17 @@ def _page(found: Baseline) -> str:
 
 
 def _facts(found: Baseline) -> dict[str, Any]:
-    """For a program."""
+    """Facts on a baseline for JSON. measured: when, first and last."""
+    from pytest_slmserve.report.as_json import facts
+
     seen, names = found.measurements, [name for line in LINES.values() for _, name in line]
     return {
-        "name": found.name,
-        "path": str(found.path),
+        **facts(found, "name", "path", "notes"),
         "measurements": len(seen),
         "launches": _launches(seen),
         "models": _models(seen),
         "measured": sorted(m.measured_at for m in seen)[:: max(len(seen) - 1, 1)],
         "environment": {name: _values(seen, name) for name in names},
-        "notes": list(found.notes),
     }
 
 

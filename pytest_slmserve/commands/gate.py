@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +34,7 @@ def gate(given: argparse.Namespace) -> int:
     """The verdict, by as many of the pairs as it takes."""
     from pytest_slmserve.analysis.gate import decision
     from pytest_slmserve.archive import external
+    from pytest_slmserve.report.as_json import as_json
     from pytest_slmserve.report.gate import comparisons as report
 
     check_share("margin", given.margin)
@@ -44,7 +44,7 @@ def gate(given: argparse.Namespace) -> int:
     external.check_columns(rows, SIDES)
     series = decision.Series(given.path.stem, given.direction, tuple(map(_pair, rows)))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
-    print(json.dumps(report.as_values(found)) if given.json else report.text([found]))
+    print(as_json(report.comparison_facts(found)) if given.json else report.text([found]))
     return status_of(found.outcome)
 
 

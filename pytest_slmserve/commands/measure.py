@@ -149,16 +149,17 @@ def valid(measurement: Measurement, terms: ValidityCriteria) -> bool:
 def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> str:
     """What is printed: of one load, of a ramp, or of several rates."""
     from pytest_slmserve.analysis.metrics.ramp import steps_of
+    from pytest_slmserve.report.as_json import as_json
     from pytest_slmserve.report.loads import open_loop, single_load
 
     if len(found) > 1:
-        several = open_loop.rates_json if as_object else open_loop.rates_text
+        several = open_loop.rates_facts if as_object else open_loop.rates_text
         told_of: Any = several(found, terms)
     elif steps_of(found[0]):
-        told_of = (open_loop.ramp_json if as_object else open_loop.ramp_text)(found[0], terms)
+        told_of = (open_loop.ramp_facts if as_object else open_loop.ramp_text)(found[0], terms)
     else:
-        told_of = (single_load.as_json if as_object else single_load.as_text)(found[0], terms)
-    return json.dumps(told_of, indent=2) if as_object else str(told_of)
+        told_of = (single_load.single_load_facts if as_object else single_load.as_text)(found[0], terms)
+    return as_json(told_of) if as_object else str(told_of)
 
 
 def told(progress: Progress) -> None:

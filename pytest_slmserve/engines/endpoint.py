@@ -12,7 +12,6 @@ from itertools import chain, combinations
 from urllib.parse import urlsplit
 
 from pytest_slmserve.engines.base import Outputs, ProgressCallback, WindowBarrier, ignore_progress
-from pytest_slmserve.engines.http_once import ask_once
 from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completion, run_of
 from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -21,6 +20,7 @@ from pytest_slmserve.schema.records import Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.urls import KEY
 from pytest_slmserve.schema.workloads import Request, Workload
+from pytest_slmserve.telemetry.http_once import ask_once
 
 CHAT = "/chat/completions"
 ANSWER_S = 60.0

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from pytest_slmserve.engines.http_once import ask_once
 from pytest_slmserve.schema.workloads import Request, Workload
+from pytest_slmserve.telemetry.http_once import ask_once
+from pytest_slmserve.telemetry.prometheus import samples
 
 COMMON = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -25,7 +26,7 @@ FRESH = 3  # ids that differ: two from hand-over to hand-over, one from round to
 LEAST_ID = 4  # below it are special tokens
 PAGE_S = 5.0
 # vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
-COUNTERS = re.compile(r"^vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,12 @@ def lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def counted(page: str) -> tuple[int, int] | None:
-    """The same of the text of its page; of several engines the sum."""
-    found = {"queries": 0.0, "hits": 0.0}
-    rows = COUNTERS.findall(page)
+    """Tokens looked up and found, by the text of such a page, of all its engines; None where it has no counters."""
+    totals: dict[str, float] = {}
     try:
-        for name, value in rows:
-            found[name] += float(value)
-    except ValueError:
+        for row in samples(page):
+            if counter := COUNTER.fullmatch(row.name):
+                totals[counter[1]] = totals.get(counter[1], 0.0) + row.value
+        return (round(totals.get("queries", 0.0)), round(totals.get("hits", 0.0))) if totals else None
+    except (ValueError, OverflowError):  # another format, or a counter that is no number
         return None
-    return (round(found["queries"]), round(found["hits"])) if rows else None

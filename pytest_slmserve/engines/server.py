@@ -29,7 +29,6 @@ from pytest_slmserve.engines.base import (
     ignore_progress,
 )
 from pytest_slmserve.engines.child_messages import resolved_from
-from pytest_slmserve.engines.http_once import ask_once
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.engines.launch.model_files import model_for
 from pytest_slmserve.engines.launch.staggered_start import START_S, StaggeredEngine, StartTurn
@@ -47,6 +46,7 @@ from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Request, Workload
+from pytest_slmserve.telemetry.http_once import ask_once
 
 SERVE = WORKER.with_name("vllm_serve.py")
 ONE_FRONT_END, VLLM_SERVE = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"

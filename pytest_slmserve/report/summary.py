@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
-from pytest_slmserve.report.gate.text import as_markdown, gate_text, gate_values
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.gate.text import as_markdown, gate_facts, gate_text
 from pytest_slmserve.report.tables.run import run_lines
 
 
@@ -19,7 +19,7 @@ def write_for_others(gates: Sequence[Gated], records: Path) -> str:
     beside, markdown = records.parent / "gate.json", as_markdown(gates)
     try:
         beside.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps([gate_values(gated) for gated in gates], indent=1) + "\n", "utf-8")
+        beside.write_text(as_json(map(gate_facts, gates)) + "\n", "utf-8")
         beside.with_suffix(".md").write_text(markdown, "utf-8")
         if page := os.environ.get("GITHUB_STEP_SUMMARY"):
             with Path(page).open("a", encoding="utf-8") as file:

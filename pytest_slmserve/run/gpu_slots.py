@@ -6,18 +6,17 @@ own, and each GPU has a lock, held while an engine runs there. What a worker has
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.archive.merge import part_of
+from pytest_slmserve.engines.launch.file_lock import locked, try_lock
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.telemetry.host_probe import Host, near_cores, visible_names
 
@@ -148,19 +147,18 @@ class GpuLease:
         if count == len(self._held):
             return
         self.leave()
-        with _locked(self.folder / "turn.lock"):
+        with locked(self.folder / "turn.lock"):
             while not (block := next(filter(self._all_of, self.slot.blocks(count)), None)):
                 time.sleep(LOOK_S)
         self.slot.sit(block)
 
     def _all_of(self, block: Sequence[int]) -> bool:
         """Hold these, or none."""
-        try:
-            for device in (self.slot.devices[place] for place in block):
-                self._held[device] = _lock(self._path(device), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._let_go()
-            return False
+        for device in (self.slot.devices[place] for place in block):
+            self._held[device] = os.open(self._path(device), os.O_RDWR | os.O_CREAT, 0o666)
+            if not try_lock(self._held[device]):
+                self._let_go()
+                return False
         return True
 
     def leave(self) -> None:
@@ -175,7 +173,11 @@ class GpuLease:
     @property
     def neighbours(self) -> int:
         """Devices of other workers on which an engine runs now."""
-        return sum(_is_locked(self._path(device)) for device in self.slot.devices if device not in self._held)
+        return sum(self._is_taken(device) for device in self.slot.devices if device not in self._held)
+
+    def _is_taken(self, device: str) -> bool:
+        with self._path(device).open("ab") as file:
+            return not try_lock(file, shared=True)
 
     def _path(self, device: str) -> Path:
         return self.folder / f"{device}.lock"
@@ -184,7 +186,7 @@ class GpuLease:
         """What the first worker of a run that asks has decided, for all of them, as JSON gives it back: what a later
         one would decide may be something else by then."""
         path = _agreement(self.folder, name)
-        with _locked(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             if not path.exists():
                 _write(path, json.dumps(decide()).encode())
         return agreed(self.folder, name)
@@ -231,30 +233,3 @@ def as_seen(host: Host, slot: GpuSlot) -> Host:
         environment=replace(host.environment, cores=cores, of_gpus=of_gpus),
         gpus=tuple(by_name[device] for device in devices if device in by_name),
     )
-
-
-def _lock(path: Path, how: int) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, how)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    descriptor = _lock(path, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        os.close(_lock(path, fcntl.LOCK_SH | fcntl.LOCK_NB))
-    except BlockingIOError:
-        return True
-    return False

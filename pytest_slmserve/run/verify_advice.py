@@ -25,7 +25,7 @@ from pytest_slmserve.options.read import Options, read_options
 from pytest_slmserve.plan.planner import requests_for
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import MUST_MATCH, Environment
+from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed, of_a_command
 from pytest_slmserve.schema.kv_cache import block_size_of, kv_bytes_per_token
 from pytest_slmserve.schema.literals import Sharing
@@ -223,16 +223,11 @@ def _options(spec: EngineSpec, terms: VerifyOptions) -> Options:
 def check_host(trial: VerifyCase, here: Environment) -> None:
     """Raises BadUsage where the records are of another kind of host, with all that differs."""
     there = trial.source.environment
-    if there.key == here.key:
-        return
-    facts = ((name.replace("_", " "), getattr(there, name), getattr(here, name)) for name in MUST_MATCH)
-    differ = "; ".join(f"{name}: {_known(a)} there, {_known(b)} here" for name, a, b in facts if a != b)
-    name = short_name(trial.spec.model)
-    raise BadUsage(f"the records of {name} are of another kind of host ({differ})", "records of this one, or that host")
-
-
-def _known(value: object) -> str:
-    return "not known" if value is None else str(value)
+    if differ := "; ".join(differences(there.kind, here.kind)):
+        raise BadUsage(
+            f"the records of {short_name(trial.spec.model)} are of another kind of host ({differ})",
+            "records of this one, or that host",
+        )
 
 
 def verify(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
 # on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
 MUST_MATCH = ("backend", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
-
-
 OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
 
 
@@ -36,10 +36,15 @@ class Environment:
     url: str | None = None  # of an endpoint; all else is then of the host that its client runs on
     of_gpus: int | None = None  # whose parts `cores` are; None: the cores were not divided among GPUs
 
+    @property
+    def kind(self) -> dict[str, Any]:
+        """Values by field of all that has to match where measurements are compared."""
+        names = (*MUST_MATCH, *OF_AN_ENDPOINT) if self.backend == "remote" else MUST_MATCH
+        return {name: getattr(self, name) for name in names}
+
     @cached_property
     def key(self) -> str:
-        further = OF_AN_ENDPOINT if self.backend == "remote" else ()
-        return short_hash([getattr(self, name) for name in (*MUST_MATCH, *further)])
+        return short_hash([*self.kind.values()])
 
     @property
     def title(self) -> str:
@@ -68,3 +73,16 @@ class Environment:
     def of(self, spec: EngineSpec) -> Environment:
         """Where `spec` is measured, on this host."""
         return replace(self, url=spec.url) if spec.url else self
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], sides: tuple[str, str] = ("there", "here")
+) -> list[str]:
+    """Clauses on what two sets of facts differ in, such as "driver 570.1 there, 580.2 here"."""
+    names = dict.fromkeys([*one, *other])
+    pairs = ((name, one.get(name, "not set"), other.get(name, "not set")) for name in names)
+    return [f"{name} {_known(a)} {sides[0]}, {_known(b)} {sides[1]}" for name, a, b in pairs if a != b]
+
+
+def _known(value: object) -> str:
+    return "not known" if value is None else str(value)

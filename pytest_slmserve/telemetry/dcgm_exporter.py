@@ -6,65 +6,21 @@ fleet, poor for a short window. The page is text of Prometheus' exposition forma
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from http.client import HTTPException
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
 
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
 from pytest_slmserve.schema.sensors import OURS, PROFILED, SENSORS
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.dcgm import in_our_unit
+from pytest_slmserve.telemetry.http_once import ask_once
+from pytest_slmserve.telemetry.prometheus import Sample, samples
 
 EXAMPLE = "http://localhost:9400/metrics"
 NUMBERS = {name: sensor.number for sensor in SENSORS.values() if sensor.number < OURS for name in sensor.names}
 
 _TIMEOUT_S = 2.0
-_MOST_BYTES = 16 << 20  # eight GPUs with every field make a thousandth of it
-
-_NAME, _TEXT = "[a-zA-Z_][a-zA-Z0-9_]*", r'(?:[^"\\]|\\[\\"n])*'
-_LABEL = rf'[ \t]*{_NAME}[ \t]*=[ \t]*"{_TEXT}"[ \t]*'
-_LABELS = rf"\{{((?:{_LABEL},)*(?:{_LABEL}|[ \t]*))\}}"
-_SAMPLE = re.compile(rf"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:[ \t]*{_LABELS}[ \t]*|[ \t]+)(\S+)(?:[ \t]+-?[0-9]+)?")
-_NAME_AND_TEXT = re.compile(rf'({_NAME})[ \t]*=[ \t]*"({_TEXT})"')
-_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One line. An integer stays one: a float cannot tell DCGM's blanks apart."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
-
-def samples(text: str) -> list[Sample]:
-    """The samples of a page; comments and times are passed over. Raises SensorFailed for what is not of the format."""
-    lines = ((number, line.strip(" \t\r")) for number, line in enumerate(text.split("\n"), 1))
-    return [_sample(number, line) for number, line in lines if line and not line.startswith("#")]
-
-
-def _sample(number: int, line: str) -> Sample:
-    found = _SAMPLE.fullmatch(line)
-    try:
-        if found:
-            name, labels, value = found.groups(default="")
-            return Sample(name, _labels(labels), int(value) if _INTEGER.fullmatch(value) else float(value))
-    except ValueError:
-        pass
-    raise SensorFailed(f"line {number} of the page is not in Prometheus' format: {line[:60]!r}", EXAMPLE)
-
-
-def _labels(text: str) -> dict[str, str]:
-    return {name: re.sub(r"\\(.)", _unescaped, value) for name, value in _NAME_AND_TEXT.findall(text)}
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    return "\n" if escape[1] == "n" else escape[1]
 
 
 def of_device(page: Sequence[Sample], device_uuid: str) -> dict[int, float]:
@@ -130,22 +86,21 @@ class ExporterSource:
         return now_s - last if last is not None and any(values.get(n) is not None for n in PROFILED) else None
 
     def _scraped(self) -> dict[int, float]:
-        return of_device(samples(_fetched(self._url)), self._device_uuid)
+        try:
+            status, _, text = ask_once("GET", self._url, {}, None, _TIMEOUT_S)
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: no such port
+            raise SensorFailed(f"no page of dcgm-exporter at {self._url}: {error}", EXAMPLE) from error
+        if status != 200:
+            raise SensorFailed(f"no page of dcgm-exporter at {self._url}: HTTP {status}", EXAMPLE)
+        try:
+            return of_device(samples(text), self._device_uuid)
+        except ValueError as error:
+            raise SensorFailed(str(error), EXAMPLE) from error
 
 
 def _same(page: Mapping[int, float], last: Mapping[int, float]) -> bool:
     """By their text, in which NaN equals NaN."""
     return page.keys() == last.keys() and all(repr(page[number]) == repr(last[number]) for number in page)
-
-
-def _fetched(url: str) -> str:
-    try:
-        with build_opener(ProxyHandler({})).open(url, timeout=_TIMEOUT_S) as answer:
-            return bytes(answer.read(_MOST_BYTES)).decode("utf-8", errors="replace")
-    except (OSError, HTTPException, ValueError) as error:
-        if isinstance(error, HTTPError):
-            error.close()
-        raise SensorFailed(f"no page of dcgm-exporter at {url}: {error}", EXAMPLE) from error
 
 
 def open_exporter(url: str, device_uuid: str) -> ExporterSource:

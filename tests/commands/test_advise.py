@@ -25,12 +25,10 @@ def test_the_published_results(tmp_path, capsys, slo, chosen, cap):
     asked = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", slo, "--b-half", 40.6, "--price-per-hour", 2)
     status, out, err = run(capsys, "advise", external(tmp_path), *asked, "--json")
     [model] = json.loads(out)["models"]
-    assert (status, err) == (0, "") and model["b_opt_requests"]["value"] == chosen and not model["predicted"]
-    assert round(model["caps_requests"]["latency"]) == cap and round(model["caps_requests"]["efficiency"]) == 375
+    assert (status, err) == (0, "") and model["b_opt"]["value"] == chosen and not model["predicted"]
+    assert round(model["caps"]["slo"]) == cap and round(model["caps"]["efficiency"]) == 375
     assert model["memory"]["kv_blocks"] == chosen * 40 + 1
-    assert model["single"]["cost_per_million_output_tokens"]["value"] == pytest.approx(
-        2 / 3600 / 276.593 * 1e6, rel=1e-3
-    )
+    assert model["single"]["cost"]["value"] == pytest.approx(2 / 3600 / 276.593 * 1e6, rel=1e-3)
     status, out, err = run(capsys, "advise", external(tmp_path), *asked)
     assert (status, err) == (0, "") and f"B_opt is {chosen} in flight, the largest measured" in out
     assert f"--max-num-seqs {chosen} " in out and all(len(row) <= 150 for row in out.splitlines())
@@ -41,7 +39,7 @@ def test_two_rows_give_a_prediction(tmp_path, capsys):
     path = external(tmp_path, "".join(rows))
     status, out, err = run(capsys, "advise", path, *NAMES, *OUTPUT, "--slo-itl", "2x@32", "--json")
     [model] = json.loads(out)["models"]
-    assert (status, err) == (0, "") and model["predicted"] and model["b_opt_requests"]["value"] == 89
+    assert (status, err) == (0, "") and model["predicted"] and model["b_opt"]["value"] == 89
     assert model["no_memory"] == "the model is not known: --model NAME" and json.loads(out)["starts"] == []
 
 
@@ -50,9 +48,9 @@ def test_an_archive(tmp_path, capsys):
     status, out, err = run(capsys, "advise", path, "--slo-itl", "2x@32", "--price-per-hour", "3.5", "--json")
     seen = json.loads(out)
     [model] = seen["models"]
-    assert (status, err) == (0, "") and seen["device"] == "NVIDIA H200" and model["batch_requests"] == 64
-    assert model["b_opt_requests"] == {"value": 64, "low": 64, "high": 64}, "repeats of 0.1 % noise"
-    assert model["memory"]["request_tokens"] == 96 and model["gain"]["mps"]["unit"] == "roofline"
+    assert (status, err) == (0, "") and seen["device"] == "NVIDIA H200" and model["batch"] == 64
+    assert model["b_opt"] == {"value": 64, "low": 64, "high": 64}, "repeats of 0.1 % noise"
+    assert model["memory"]["longest"] == 96 and model["gains"]["mps"]["unit"] == "roofline"
     words = shlex.split(seen["starts"][0]["commands"][0])
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(model["memory"]["kv_bytes"])
     status, out, err = run(capsys, "advise", path, "--slo-itl", "2x@32")
@@ -137,13 +135,13 @@ def test_the_committed_records(name, capsys):
     models = {model["model"]: model for model in json.loads(out)["models"]}
     assert (status, err) == (0, "") and took < 5, "0.7 s on one core of a server"
     for model in ("opt-125m", "opt-1.3b", "opt-2.7b"):
-        assert models[model]["batch_requests"] in (64, 128) and models[model]["memory"]["freed_of_gpu_ratio"] > 0.7
-    tightest = models["opt-1.3b"]["gain"]["time_slicing"]
+        assert models[model]["batch"] in (64, 128) and models[model]["memory"]["freed_share"] > 0.7
+    tightest = models["opt-1.3b"]["gains"]["time_slicing"]
     if name == "sensors":
-        assert tightest["reason"] == "the host: no kernel runs for 36.3 % of the time"
-        assert models["opt-13b"]["batch_requests"] is None and models["opt-1.3b"]["memory"]["allowance_from_sensors"]
+        assert tightest["why"] == "the host: no kernel runs for 36.3 % of the time"
+        assert models["opt-13b"]["batch"] is None and models["opt-1.3b"]["memory"]["allowance_seen"]
     else:
-        assert tightest["unit"] == "roofline" and not models["opt-1.3b"]["memory"]["allowance_from_sensors"]
+        assert tightest["unit"] == "roofline" and not models["opt-1.3b"]["memory"]["allowance_seen"]
 
 
 @pytest.mark.skipif(not PAGE.is_file(), reason="the documentation is in the checkout")

@@ -17,15 +17,13 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.gate.comparisons import WORDS
 
 KEYS = {
-    "endpoint",
+    "name",
     "outcome",
     "why",
-    "direction",
-    "pairs",
+    "better",
+    "n",
     "decided_at",
     "ratio",
-    "low",
-    "high",
     "worse",
     "sd",
     "detectable",
@@ -76,8 +74,8 @@ def asked(capsys, path: Path, direction: str = "higher", *more: object) -> tuple
 )
 def test_status_and_outcome(tmp_path, capsys, factor, direction, status, outcome):
     seen, found = asked(capsys, write(tmp_path, *lines(pairs_of(factor))), direction)
-    assert (seen, found["outcome"], found["direction"]) == (status, outcome, direction)
-    assert found["ratio"] == pytest.approx(factor, rel=0.02) and found["decided_at"] == 4 and found["pairs"] == 12
+    assert (seen, found["outcome"], found["better"]) == (status, outcome, direction)
+    assert found["ratio"]["value"] == pytest.approx(factor, rel=0.02) and found["decided_at"] == 4 and found["n"] == 12
 
 
 def test_too_noisy_is_10(tmp_path, capsys):
@@ -87,8 +85,11 @@ def test_too_noisy_is_10(tmp_path, capsys):
 
 def test_json_has_all_that_is_known(tmp_path, capsys):
     _, found = asked(capsys, write(tmp_path, *lines(pairs_of(0.9))))
-    assert set(found) == KEYS and found["endpoint"] == "rate" and found["margin"] == 0.03
-    assert found["worse"] == pytest.approx(1 / 0.9 - 1, rel=0.05) and found["low"] < found["ratio"] < found["high"]
+    assert set(found) == KEYS and found["name"] == "rate" and found["margin"] == 0.03
+    assert (
+        found["worse"] == pytest.approx(1 / 0.9 - 1, rel=0.05)
+        and found["ratio"]["low"] < found["ratio"]["value"] < found["ratio"]["high"]
+    )
     assert 0.002 < found["sd"] < 0.01 and 0 < found["detectable"] < 0.03 and "costs" in found["why"]
 
 
@@ -118,7 +119,7 @@ def test_the_margin_is_the_users(tmp_path, capsys):
 def test_fewer_than_four_pairs_are_inconclusive(tmp_path, capsys, rows):
     path = write(tmp_path, *lines(pairs_of(0.5, pairs=rows)))
     status, found = asked(capsys, path)
-    assert (status, found["outcome"], found["pairs"]) == (10, "inconclusive", rows)
+    assert (status, found["outcome"], found["n"]) == (10, "inconclusive", rows)
     status, out, _ = run(capsys, path, "--direction", "higher")
     assert status == 10 and "4 are wanted at least" in out
 
@@ -126,7 +127,7 @@ def test_fewer_than_four_pairs_are_inconclusive(tmp_path, capsys, rows):
 def test_more_pairs_than_a_run_of_ours_makes(tmp_path, capsys):
     noisy = lines(pairs_of(1.0, 0.035, 20, seed=4))
     fewer, more = asked(capsys, write(tmp_path, *noisy[:12])), asked(capsys, write(tmp_path, *noisy))
-    assert fewer[0] == 10 and (more[0], more[1]["pairs"]) == (0, 20) and more[1]["decided_at"] in (18, 20)
+    assert fewer[0] == 10 and (more[0], more[1]["n"]) == (0, 20) and more[1]["decided_at"] in (18, 20)
 
 
 @pytest.mark.parametrize("at", [0, 5, 11])
@@ -135,13 +136,13 @@ def test_an_empty_cell_never_passes(tmp_path, capsys, at, cells):
     rows = lines(pairs_of())
     rows[at] = cells
     status, found = asked(capsys, write(tmp_path, *rows))
-    assert (status, found["outcome"], found["pairs"]) == (10, "inconclusive", 11)
+    assert (status, found["outcome"], found["n"]) == (10, "inconclusive", 11)
     assert f"pair {at + 1} has no value of the" in found["why"]
 
 
 def test_an_empty_cell_does_not_hide_a_failure(tmp_path, capsys):
     status, found = asked(capsys, write(tmp_path, *lines(pairs_of(0.8)), "100,"))
-    assert (status, found["outcome"], found["pairs"]) == (1, "fail", 12) and "noise does not explain" in found["why"]
+    assert (status, found["outcome"], found["n"]) == (1, "fail", 12) and "noise does not explain" in found["why"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_a_file_without_pairs_is_wrong_usage(tmp_path, capsys, text):
 def test_other_columns_and_their_order_do_not_matter(tmp_path, capsys):
     rows = [f"{i},{b!r},x,{a!r}" for i, (a, b) in enumerate(pairs_of(0.9))]
     status, found = asked(capsys, write(tmp_path, *rows, header="run, candidate ,host,baseline"))
-    assert (status, found["outcome"]) == (1, "fail") and found["ratio"] == pytest.approx(0.9, rel=0.02)
+    assert (status, found["outcome"]) == (1, "fail") and found["ratio"]["value"] == pytest.approx(0.9, rel=0.02)
 
 
 @pytest.mark.parametrize(

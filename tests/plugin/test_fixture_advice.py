@@ -27,7 +27,7 @@ def test_the_advice_is_that_of_the_command(pytester, capsys):
     assert main(["advise", str(pytester.path / ".slm/records.jsonl"), "--slo-itl", "2x@32", "--json"]) == 0
     [model] = json.loads(capsys.readouterr().out)["models"]
     batch, tokens_per_s, blocks = (pytester.path / "said").read_text().split()
-    assert (int(batch), int(blocks)) == (model["batch_requests"], model["memory"]["kv_blocks"])
+    assert (int(batch), int(blocks)) == (model["batch"], model["memory"]["kv_blocks"])
     assert abs(float(tokens_per_s) / model["advised"]["tokens_per_s"]["value"] - 1) < 1e-3, "whole microseconds"
 
 

@@ -236,7 +236,7 @@ def test_a_candidate_that_needs_more_memory_fails_there_alone(gate, pytester):
     result.assert_outcomes(failed=1, passed=5)
     result.stdout.fnmatch_lines(["device memory: fail, 8.38 GiB in use where the baseline has 7.45 GiB*"])
     (found,) = json.loads((pytester.path / ".slm" / "gate.json").read_text("utf-8"))
-    assert found["memory"]["state"] == "fails" and found["memory"]["ratio"] == 1.125
+    assert found["exact"]["memory"]["state"] == "fails" and found["exact"]["memory"]["value"] == 1.125
     assert "device memory: fail, " in (pytester.path / ".slm" / "gate.md").read_text("utf-8")
 
 
@@ -306,8 +306,8 @@ def test_what_was_found_is_there_for_others(gate, pytester, monkeypatch):
     (found,) = json.loads((pytester.path / ".slm" / "gate.json").read_text("utf-8"))
     assert (found["model"], found["outcome"], found["pairs"]) == ("opt-125m", "fail", 4)
     speed = found["gated"][0]
-    assert speed["endpoint"] == "output tokens/s, large load" and speed["outcome"] == "fail"
-    assert speed["ratio"] == pytest.approx(0.9, abs=0.01) and found["outputs"]["differs"] is None
+    assert speed["name"] == "output tokens/s, large load" and speed["outcome"] == "fail"
+    assert speed["ratio"]["value"] == pytest.approx(0.9, abs=0.01) and found["answers"]["differs"] is None
     markdown = (pytester.path / ".slm" / "gate.md").read_text("utf-8")
     assert "### opt-125m: FAIL after 4 pairs of launches" in markdown and "| s to start | lower | 4 |" in markdown
     assert "<details>" in markdown and page.read_text("utf-8") == f"# Before\n{markdown}\n"

@@ -70,8 +70,8 @@ def test_advice_ends_with_what_to_deploy_on_several_gpus(curve, tmp_path, capsys
     assert "opt-tiny on 2 GPUs, 16 in flight: most requests/s: one engine, TP 2" in told
     assert main(["advise", str(tmp_path / "a.jsonl"), "--json"]) in (0, 10)
     [seen] = json.loads(capsys.readouterr().out)["several_gpus"]
-    assert (seen["model"], seen["gpus_count"], seen["in_flight_requests"]) == ("opt-tiny", 2, 16)
+    assert (seen["model"], seen["gpus"], seen["concurrency"]) == ("opt-tiny", 2, 16)
     best = seen["best_requests_per_s"]
-    assert (best["deployment"], best["engines_count"], best["gpus_per_engine_count"]) == ("one engine, TP 2", 1, 2)
+    assert (best["deployment"], best["engines"], best["tensor_parallel"]) == ("one engine, TP 2", 1, 2)
     assert best["requests_per_s"] == pytest.approx(25, rel=0.01)
     assert seen["best_e2e_s"]["e2e_s"] > 0 and seen["best_joules_per_request"]["joules_per_request"] > 0

@@ -84,7 +84,11 @@ def advise(capsys, path: Path, *arguments: object) -> tuple[int, str, str]:
 def verification(capsys, path: Path, *arguments: object) -> tuple[int, dict[str, Any]]:
     status, out, err = advise(capsys, path, "--json", *arguments)
     assert err == ""
-    return status, json.loads(out)["verification"]
+    seen = json.loads(out)
+    advised = {model["model"]: model["advised"] for model in seen["models"]}
+    for model in seen["verification"]["models"]:
+        model["advised"] = advised[model["model"]]
+    return status, seen["verification"]
 
 
 def slower(monkeypatch, factor: float) -> None:
@@ -112,13 +116,13 @@ def test_predicted_and_measured_agree(swept, tmp_path, capsys):
 def test_as_json(swept, tmp_path, capsys):
     status, seen = verification(capsys, swept(), "--repeats", 3, "--records", "mine.jsonl", "--verify-margin", 0.1)
     [model] = seen["models"]
-    assert (status, seen["state"], seen["margin_ratio"], seen["together"]) == (0, "holds", 0.1, None)
-    assert model["measured"]["valid_repeats_count"] == 3 == len(read(tmp_path / "mine.jsonl").measurements)
-    ratio, now, before = (model[name] for name in ("measured_of_predicted_ratio", "measured", "predicted"))
+    assert (status, seen["state"], seen["margin"], seen["together"]) == (0, "holds", 0.1, None)
+    assert len(model["records"]) == 3 == len(read(tmp_path / "mine.jsonl").measurements)
+    ratio, predicted = model["ratio"], model["advised"]
     assert ratio["low"] < ratio["value"] < ratio["high"] and abs(ratio["value"] - 1) < 0.02
-    assert ratio["value"] == pytest.approx(now["tokens_per_s"]["value"] / before["tokens_per_s"]["value"])
-    assert now["kv_blocks"] == before["kv_blocks"] == 3073 and now["preemptions_count"] == 0
-    assert now["latency_s"]["value"] == pytest.approx(before["latency_s"]["value"], rel=0.02)
+    assert ratio["value"] == pytest.approx(model["tokens_per_s"]["value"] / predicted["tokens_per_s"]["value"])
+    assert model["kv_blocks"] == {"predicted": 3073, "reported": 3073} and model["preemptions"] == 0
+    assert model["latency_s"]["value"] == pytest.approx(predicted["latency_s"]["value"], rel=0.02)
     assert {verdict["state"] for verdict in model["verdicts"]} == {"holds"} and len(model["verdicts"]) == 4
 
 
@@ -127,7 +131,7 @@ def test_a_slower_engine_fails(swept, capsys, monkeypatch):
     slower(monkeypatch, 0.7)
     status, seen = verification(capsys, path)
     assert (status, seen["state"]) == (1, "fails")
-    assert seen["models"][0]["measured_of_predicted_ratio"]["value"] == pytest.approx(0.7, rel=0.02)
+    assert seen["models"][0]["ratio"]["value"] == pytest.approx(0.7, rel=0.02)
     assert "FAILS" in advise(capsys, path)[1]
     assert verification(capsys, path, "--verify-margin", "0.4")[0] == 0, "the margin is an argument"
 
@@ -145,8 +149,8 @@ def test_one_repeat_of_each_has_no_noise_to_decide_by(swept, capsys):
 def test_what_two_loads_predict_is_verified(swept, capsys):
     status, seen = verification(capsys, swept(batches="1,32"))
     [model] = seen["models"]
-    assert status == 0 and model["batch_requests"] not in (1, 32)
-    assert abs(model["measured_of_predicted_ratio"]["value"] - 1) < 0.03
+    assert status == 0 and model["batch"] not in (1, 32)
+    assert abs(model["ratio"]["value"] - 1) < 0.03
 
 
 def test_preemption_breaks_the_promise(swept, capsys):
@@ -158,7 +162,7 @@ def test_preemption_breaks_the_promise(swept, capsys):
 def test_an_engine_that_dies_fails_and_the_others_go_on(swept, capsys):
     path = swept(models="opt-125m,opt-1.3b", batches="1,32", engine_arg=["die_at=40"])
     status, seen = verification(capsys, path)
-    assert (status, [m["measured"]["tokens_per_s"]["value"] for m in seen["models"]]) == (1, [None, None])
+    assert (status, [m["tokens_per_s"] for m in seen["models"]]) == (1, [None, None])
     [verdict] = seen["models"][0]["verdicts"]
     assert verdict["claim"] == "starts-as-advised" and "the simulated engine died at" in verdict["why"]
 
@@ -170,13 +174,13 @@ def test_several_engines_of_one_model_are_run_together(swept, capsys):
     path = swept(engine_arg=["dram_active=0.3"])
     _, turns = verification(capsys, path, "--gpu-memory", "140GiB")
     status, mps = verification(capsys, path, "--gpu-memory", "140GiB", "--sharing", "mps")
-    assert (status, mps["together"]["batch_requests"]) == (0, [32, 32])
-    assert turns["together"]["at_most_ratio"] == pytest.approx(1 / 0.97), "the host's gaps"
-    assert mps["together"]["at_most_ratio"] == pytest.approx(0.89 / 0.3)
-    alone = mps["models"][0]["measured"]["tokens_per_s"]["value"]
+    assert (status, mps["together"]["loads"]) == (0, [32, 32])
+    assert turns["together"]["bound"] == pytest.approx(1 / 0.97), "the host's gaps"
+    assert mps["together"]["bound"] == pytest.approx(0.89 / 0.3)
+    alone = mps["models"][0]["tokens_per_s"]["value"]
     together = mps["together"]
-    assert together["of_alone_ratio"]["value"] == pytest.approx(together["tokens_per_s"] / alone, rel=1e-6)
-    gain = together["of_alone_ratio"]["value"] / turns["together"]["of_alone_ratio"]["value"]
+    assert together["gain"]["value"] == pytest.approx(together["output_tokens_per_s"] / alone, rel=1e-6)
+    gain = together["gain"]["value"] / turns["together"]["gain"]["value"]
     assert gain == pytest.approx(1.2, rel=0.02), "what the simulated device has under MPS"
     assert [v["claim"] for v in together["verdicts"]] == ["no-request-preempted", "gain-within-bound"]
 
@@ -281,7 +285,7 @@ def test_records_of_another_kind_of_host(swept, tmp_path, capsys):
     cores = json.loads(path.read_text("utf-8").splitlines()[1])["environment"]["cores"]
     path.write_text(path.read_text("utf-8").replace(f'"cores":{cores}', '"cores":777'), "utf-8")
     status, out, err = advise(capsys, path)
-    assert (status, out) == (4, "") and "of another kind of host (cores: 777 there, " in err
+    assert (status, out) == (4, "") and "of another kind of host (cores 777 there, " in err
     assert not (tmp_path / ".slm").exists(), "nothing was begun"
 
 

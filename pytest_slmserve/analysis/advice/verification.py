@@ -24,7 +24,6 @@ from pytest_slmserve.analysis.points.replica_points import (
 from pytest_slmserve.analysis.points.sweep_points import Point, points_of
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
-    ends,
     factor,
     log_ratio,
     mean,
@@ -34,7 +33,7 @@ from pytest_slmserve.analysis.stats.estimates import (
     times,
 )
 from pytest_slmserve.analysis.sweep.gains import e2e_s, noise_of, tokens_per_s
-from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below
+from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below, within
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.kv_cache import predicted_blocks
 from pytest_slmserve.schema.literals import Sharing
@@ -53,7 +52,8 @@ class Verified:
 
     point: None where the engine failed. ratio: measured over predicted tokens/s. latency_s: per output token after the
     first. kv_blocks: predicted of the engine's specification, and reported by it. memory_bytes: in use at most, where
-    sensors tell. preemptions: in all of the runs. verdicts: of each promise that could be looked at.
+    sensors tell. preemptions: in all of the runs, None where none was made.
+    verdicts: of each promise that could be looked at.
     """
 
     advice: Advice
@@ -63,7 +63,7 @@ class Verified:
     latency_s: Interval | None = None
     kv_blocks: tuple[int | None, int | None] = (None, None)
     memory_bytes: float | None = None
-    preemptions: int = 0
+    preemptions: int | None = None
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -83,7 +83,7 @@ class VerifiedTogether:
     gain: Interval | None = None
     bound: float | None = None
     latency_s: float | None = None
-    preemptions: int = 0
+    preemptions: int | None = None
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -107,14 +107,6 @@ class Verification:
     def state(self) -> State:
         """Fails where one promise is broken; undecided where one is not decided, or none was looked at."""
         return all_of(verdict.state for verdict in self.verdicts)
-
-
-def within(seen: Interval, margin: float) -> State:
-    """Is a ratio less than `margin` away from 1, all of its interval?"""
-    low, high = ends(seen)
-    if 1 - margin <= low and high <= 1 + margin:
-        return State.HOLDS
-    return State.FAILS if high < 1 - margin or low > 1 + margin else State.UNDECIDED
 
 
 def not_started(advice: Advice, problem: str) -> Verified:
@@ -160,36 +152,28 @@ def over_predicted(predicted: OperatingPoint, seen: Point, usable: Sequence[Poin
 
 
 def _verdicts(seen: Verified, point: Point, margin: float) -> Iterator[Verdict]:
-    name, limit, records = seen.advice.subject.name, seen.advice.decision.limit, point.records
+    name, limit = seen.advice.subject.name, seen.advice.decision.limit
     obstacle = "; ".join(point.degraded if point.valid else point.problems or ("it has no valid repeat",))
     yield Verdict(UNPREEMPTED, name, *_preempted(seen.preemptions, "its KV cache was to hold all at full length"))
     if obstacle or seen.ratio is None:
-        yield Verdict(THROUGHPUT, name, State.UNDECIDED, obstacle or "no latency per output token is known")
+        yield Verdict.undecided(THROUGHPUT, name, obstacle or "no latency per output token is known")
         return
     ratio = seen.ratio
     why = f"{percent_interval(ratio)} of what was predicted (bound {percent(margin)} apart){_unsure(ratio)}"
-    yield _verdict(THROUGHPUT, name, within(ratio, margin), why, ratio, 1.0, records)
+    yield Verdict.from_interval(THROUGHPUT, name, within(ratio, 1 - margin, 1 + margin), why, ratio, 1.0, point)
     if limit is not None and seen.latency_s is not None:
         bound = limit.seconds * (1 + margin)
         ms = f"{1e3 * seen.latency_s.value:.3g} ms per output token, {1e3 * limit.seconds:.3g} ms are allowed"
         why = f"{ms} (bound {percent(margin)} above it){_unsure(seen.latency_s)}"
-        yield _verdict(LATENCY, name, below(seen.latency_s, bound), why, seen.latency_s, bound, records)
-
-
-def _verdict(
-    claim: str, name: str, state: State, why: str, seen: Interval, bound: float, records: tuple[str, ...]
-) -> Verdict:
-    return Verdict(
-        claim, name, state, why,
-        value=seen.value, low=seen.low, high=seen.high, bound=bound, n=len(records), records=records,
-    )  # fmt: skip
+        state = below(seen.latency_s, bound)
+        yield Verdict.from_interval(LATENCY, name, state, why, seen.latency_s, bound, point)
 
 
 def _unsure(seen: Interval) -> str:
     return "; the noise is not known: --repeats 2" if seen.low is None else ""
 
 
-def _preempted(count: int, promise: str) -> tuple[State, str]:
+def _preempted(count: int | None, promise: str) -> tuple[State, str]:
     if not count:
         return State.HOLDS, "no request was preempted"
     return State.FAILS, f"{count} preemptions, though {promise}"
@@ -272,10 +256,10 @@ def _verdicts_together(seen: VerifiedTogether, point: SharedPoint, margin: float
     yield Verdict(UNPREEMPTED, name, *_preempted(seen.preemptions, "their KV caches were to hold all at full length"))
     obstacle = "; ".join(point.degraded if point.valid else point.problems or ("they have no valid repeat",))
     if obstacle or seen.gain is None:
-        yield Verdict(BOUNDED, name, State.UNDECIDED, obstacle or "not all of them were measured alone")
+        yield Verdict.undecided(BOUNDED, name, obstacle or "not all of them were measured alone")
     elif seen.bound is not None:
         share = "what one has alone" if len(set(seen.models)) == 1 else "what taking turns would give"
         why = f"{times(seen.gain)} {share}, {HOW[seen.sharing]}; at most {seen.bound:.3g} times is possible"
         state = below(seen.gain, seen.bound * (1 + margin))
         why = f"{why} (bound {percent(margin)} above it){_unsure(seen.gain)}"
-        yield _verdict(BOUNDED, name, state, why, seen.gain, seen.bound, point.records)
+        yield Verdict.from_interval(BOUNDED, name, state, why, seen.gain, seen.bound, point)

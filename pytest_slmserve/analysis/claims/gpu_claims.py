@@ -26,7 +26,7 @@ from pytest_slmserve.analysis.stats.estimates import (
 )
 from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
 from pytest_slmserve.analysis.sweep.gains import noise_of
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure
 
 UNDERUSED, BLIND_UTIL = "gpu-underused-at-largest-load", "gpu-util-saturates-first"
 MEMORY_BOUND = "decode-stays-memory-bound"
@@ -54,15 +54,16 @@ def underused(curve: Curve, bound: float) -> Verdict:
     value: mean SM occupancy there. arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6.
     """
     if reason := obstacle(curve):
-        return _undecided(curve, UNDERUSED, reason, bound)
+        return Verdict.undecided(UNDERUSED, curve.subject, reason, bound)
     largest = curve.valid[-1]
     values = each_of(largest, "sm_occupancy")
     if not values:
-        return _undecided(curve, UNDERUSED, NO_PROFILE, bound)
+        return Verdict.undecided(UNDERUSED, curve.subject, NO_PROFILE, bound)
     seen = _around(values, [each_of(p, "sm_occupancy") for p in curve.valid])
     active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
     why = f"at {largest.concurrency} in flight {percent_interval(seen)} of the warps that fit were resident{active}"
-    return _verdict(curve, UNDERUSED, below(seen, bound), f"{why} (bound {percent(bound)})", bound, seen, [largest])
+    why += f" (bound {percent(bound)}){unsure(seen)}"
+    return Verdict.from_interval(UNDERUSED, curve.subject, below(seen, bound), why, seen, bound, largest)
 
 
 def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
@@ -74,21 +75,23 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
     points = curve.valid
     utils = {p.concurrency: each_of(p, "gpu_util") for p in points}
     if reason := obstacle(curve) or _unseen(NO_UTIL, utils):
-        return _undecided(curve, BLIND_UTIL, reason, bound)
+        return Verdict.undecided(BLIND_UTIL, curve.subject, reason, bound)
     first = next((p for p in points if fmean(utils[p.concurrency]) >= full), None)
     if first is None:
         most = _around(max(utils.values(), key=fmean), list(utils.values()))
         why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most"
         surely = State.FAILS if below(most, full) is State.HOLDS else State.UNDECIDED
-        return _verdict(curve, BLIND_UTIL, _unless_between(curve, surely), why + sparsely(curve), bound, None, points)
+        state, why = _unless_between(curve, surely), why + sparsely(curve)
+        return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, None, bound, *points)
     best = max(points[points.index(first) :], key=lambda p: fmean(p.repeats))
     seen = factor(log_ratio(first.repeats, best.repeats, noise_of(points)))
     why = (
         f"utilisation is {percent(fmean(utils[first.concurrency]))} at {first.concurrency} in flight already, where "
         f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g})"
+        f"{sparsely(curve)}{unsure(seen)}"
     )
     state = _unless_between(curve, above(seen, bound))
-    return _verdict(curve, BLIND_UTIL, state, why + sparsely(curve), bound, seen, [first, best])
+    return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, seen, bound, first, best)
 
 
 def _unless_between(curve: Curve, state: State) -> State:
@@ -110,16 +113,16 @@ def memory_bound(curve: Curve, margin: float) -> Verdict:
     points = [p for p in curve.valid if each_of(p, "saturation_gap")]
     unseen = _unseen(NO_PROFILE, seen_at) or _unseen(NO_DECODING, decoding)
     if reason := obstacle(curve) or unseen or ("" if points else IDLE_TENSOR):
-        return _undecided(curve, MEMORY_BOUND, reason, margin)
+        return Verdict.undecided(MEMORY_BOUND, curve.subject, reason, margin)
     groups = [each_of(p, "saturation_gap") for p in points]
     least = min(points, key=lambda p: fmean(each_of(p, "saturation_gap")))
     seen = factor(_around(each_of(least, "saturation_gap"), groups))
     why = (
         f"least at {least.concurrency} in flight: DRAM active {_ratio(least.decode_dram)}, tensor cores "
         f"{_ratio(least.decode_tensor)}, so memory is {times(seen)} as near to its reach (bound {margin:g})"
-        f"{sparsely(curve)}"
+        f"{sparsely(curve)}{unsure(seen)}"
     )
-    return _verdict(curve, MEMORY_BOUND, above(seen, margin), why, margin, seen, points)
+    return Verdict.from_interval(MEMORY_BOUND, curve.subject, above(seen, margin), why, seen, margin, *points)
 
 
 def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
@@ -128,14 +131,14 @@ def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
     value: the ratio. Published: 0.67 J at batch 1, 0.031 J at 256 (arXiv:2503.08311, raw results, OPT-1.3B).
     """
     if reason := obstacle(curve):
-        return _undecided(curve, CHEAPER_TOKENS, reason, bound)
+        return Verdict.undecided(CHEAPER_TOKENS, curve.subject, reason, bound)
     first, last = curve.valid[0], curve.valid[-1]
     ends = {p.concurrency: energies_j(p) for p in (first, last)}
     if reason := _unseen(NO_ENERGY, ends) or _other_limits([first, last]):
-        return _undecided(curve, CHEAPER_TOKENS, reason, bound)
+        return Verdict.undecided(CHEAPER_TOKENS, curve.subject, reason, bound)
     seen = _energy_ratio(first, last, curve.valid)
-    why = f"{_joules(first)}, {_joules(last)}: {times(seen)} as much (bound {bound:g})"
-    return _verdict(curve, CHEAPER_TOKENS, below(seen, bound), why, bound, seen, [first, last])
+    why = f"{_joules(first)}, {_joules(last)}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
+    return Verdict.from_interval(CHEAPER_TOKENS, curve.subject, below(seen, bound), why, seen, bound, first, last)
 
 
 def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
@@ -143,17 +146,18 @@ def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdic
     next smaller model at its own? value: the ratio. arXiv:2404.03353, figure 4."""
     smaller = next_smaller(curve.subject)
     if smaller is None:
-        return _undecided(curve, DEARER_MODELS, "no smaller model in table 1", bound)
+        return Verdict.undecided(DEARER_MODELS, curve.subject, "no smaller model in table 1", bound)
     alike = (at_table_1(c) for c in others if c.subject == smaller and _same_place(c, curve))
     own, its = at_table_1(curve), next((p for p in alike if p), None)
     if own is None or its is None:
         missing = curve.subject if own is None else smaller
-        return _undecided(curve, DEARER_MODELS, f"no energy of {missing} at {PUBLISHED[missing]} in flight", bound)
+        why = f"no energy of {missing} at {PUBLISHED[missing]} in flight"
+        return Verdict.undecided(DEARER_MODELS, curve.subject, why, bound)
     if reason := _other_limits([own, its]):
-        return _undecided(curve, DEARER_MODELS, reason, bound)
+        return Verdict.undecided(DEARER_MODELS, curve.subject, reason, bound)
     seen = _energy_ratio(its, own, [own, its])
-    why = f"{_joules(own)}, {smaller} {_joules(its)}: {times(seen)} as much (bound {bound:g})"
-    return _verdict(curve, DEARER_MODELS, above(seen, bound), why, bound, seen, [own, its])
+    why = f"{_joules(own)}, {smaller} {_joules(its)}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
+    return Verdict.from_interval(DEARER_MODELS, curve.subject, above(seen, bound), why, seen, bound, own, its)
 
 
 def next_smaller(model: str) -> str | None:
@@ -208,29 +212,6 @@ def _around(values: Sequence[float], groups: Sequence[Sequence[float]]) -> Inter
         return Interval(centre)
     half = t_975(noise.df) * noise.sd / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
-
-
-def _undecided(curve: Curve, claim: str, why: str, bound: float) -> Verdict:
-    return Verdict(claim, curve.subject, State.UNDECIDED, why, bound=bound)
-
-
-def _verdict(
-    curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval | None, points: Sequence[Point]
-) -> Verdict:
-    records = tuple(record for p in points for record in p.records)
-    unsure = "; known for one repeat of each point only: --slm-repeats 2" if seen and seen.low is None else ""
-    return Verdict(
-        claim,
-        curve.subject,
-        state,
-        f"{why}{unsure}",
-        value=seen.value if seen else None,
-        low=seen.low if seen else None,
-        high=seen.high if seen else None,
-        bound=bound,
-        n=len(records),
-        records=records,
-    )
 
 
 def _ratio(value: float | None) -> str:

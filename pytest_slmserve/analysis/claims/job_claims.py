@@ -48,7 +48,7 @@ def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
     """
     slowest = _slowest(grid_of(curve.jobs))
     if reason := _missing(slowest, 1, "no job at a rate was measured"):
-        return _undecided(FOLLOWS, curve, reason, bound)
+        return Verdict.undecided(FOLLOWS, curve.subject, reason, bound)
     seen = [(_kept_up(p, slowest), f"at {p.load.rate:g}/s, {p.output_tokens:.0f} output tokens") for p in slowest]
     return _of_least(FOLLOWS, curve, seen, bound, slowest, "{where} each, served are {what} as many as come")
 
@@ -58,7 +58,7 @@ def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
     shortest? value: that ratio. arXiv:2404.03353, figure 2, right."""
     at_once = sorted((p for p in grid_of(curve.jobs) if p.load.rate is None), key=lambda p: p.output_tokens)
     if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
-        return _undecided(LONGER, curve, reason, bound)
+        return Verdict.undecided(LONGER, curve.subject, reason, bound)
     short, long = at_once[0], at_once[-1]
     shorter = short.output_tokens / long.output_tokens
     tokens = ratio(long, short, at_once)
@@ -67,7 +67,7 @@ def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
         f"all at once, requests of {long.output_tokens:.0f} output tokens are served {times(seen)} as fast as those of "
         f"{short.output_tokens:.0f} (bound {bound:g})"
     )
-    return _verdict(LONGER, curve, below(seen, bound), why, bound, seen, at_once)
+    return Verdict.from_interval(LONGER, curve.subject, below(seen, bound), why, seen, bound, *at_once)
 
 
 def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
@@ -76,7 +76,7 @@ def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
     grid = grid_of(curve.jobs)
     pairs = [(p, q) for p in grid for q in _slowest(grid) if p.load.rate is None and p.workload.hash == q.workload.hash]
     if reason := _missing([p for pair in pairs for p in pair], 2, "no length was measured at a rate and all at once"):
-        return _undecided(WAITS, curve, reason, bound)
+        return Verdict.undecided(WAITS, curve.subject, reason, bound)
     seen = [(e2e_ratio(p, q, grid), f"{p.output_tokens:.0f} output tokens") for p, q in pairs]
     used = [p for pair in pairs for p in pair]
     return _of_least(
@@ -93,12 +93,12 @@ def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Ve
     pairs = [(p, q) for p in own for q in reference if _same_lengths(p, q)]
     used = [p for pair in pairs for p in pair]
     if reason := _missing(used, 2, f"no job was measured of both {curve.subject} and {name}"):
-        return _undecided(ALIKE, curve, reason, bound)
+        return Verdict.undecided(ALIKE, curve.subject, reason, bound)
     seen = [(ratio(p, q, used), p.output_tokens) for p, q in pairs]
     far, length = max(seen, key=lambda row: max(row[0].value, 1 / row[0].value))
     state = all_of(state for each, _ in seen for state in (below(each, bound), above(each, 1 / bound)))
     why = f"it serves {times(far)} what {name} does at {length:.0f} output tokens, no other length differs more"
-    return _verdict(ALIKE, curve, state, f"{why} (bound {bound:g} either way)", bound, far, used)
+    return Verdict.from_interval(ALIKE, curve.subject, state, f"{why} (bound {bound:g} either way)", far, bound, *used)
 
 
 def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> Verdict:
@@ -111,10 +111,10 @@ def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> 
     points = sorted(caches_of(curve.jobs), key=kv_blocks)
     fitting = [p for p in points if p.fits]
     if reason := _missing(points, 2, "jobs on engines with two sizes of a KV cache are needed"):
-        return _undecided(KV, curve, reason, bound)
+        return Verdict.undecided(KV, curve.subject, reason, bound)
     if not fitting or len(fitting) == len(points):
         which = "no KV cache that was measured holds" if not fitting else "every KV cache that was measured holds"
-        return _undecided(KV, curve, f"{which} all requests at once", bound)
+        return Verdict.undecided(KV, curve.subject, f"{which} all requests at once", bound)
     first, last = points[0], fitting[0]
     seen = ratio(last, first, points)
     later = [ratio(q, p, points) for p, q in pairwise(fitting)]
@@ -130,7 +130,7 @@ def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> 
         why += f"; {fitting[-1].kv_blocks:,} blocks serve {times(later[-1])} as much (bound {flat:g})"
     if preempted:
         why += f"; {preempted[0].kv_blocks:,} blocks, though they hold all, preempt"
-    return _verdict(KV, curve, all_of(states), why, bound, seen, points)
+    return Verdict.from_interval(KV, curve.subject, all_of(states), why, seen, bound, *points)
 
 
 def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:
@@ -141,14 +141,14 @@ def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:
     at_once = [p for p in ways_of(curve.jobs) if p.load.rate is None]
     mine, theirs = [p for p in at_once if p.batching == CONTINUOUS], [p for p in at_once if p.batching != CONTINUOUS]
     if reason := _missing(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed"):
-        return _undecided(CONTINUOUS_MOST, curve, reason, bound)
+        return Verdict.undecided(CONTINUOUS_MOST, curve.subject, reason, bound)
     best = max(theirs, key=lambda p: p.output_tokens_per_s or 0.0)
     seen = ratio(mine[-1], best, at_once)
     rest = ", ".join(f"{p.batching}: {ratio(mine[-1], p, at_once).value:.3g}" for p in theirs if p is not best)
     wasted = "" if best.waste is None else f", {percent(best.waste)} of whose work is wasted"
     others = f" ({rest})" if rest else ""
     why = f"it serves {times(seen)} what {best.batching} batching does{wasted}{others} (bound {bound:g})"
-    return _verdict(CONTINUOUS_MOST, curve, above(seen, bound), why, bound, seen, at_once)
+    return Verdict.from_interval(CONTINUOUS_MOST, curve.subject, above(seen, bound), why, seen, bound, *at_once)
 
 
 def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
@@ -157,11 +157,11 @@ def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
     ways = {p.batching: p for p in ways_of(curve.jobs) if p.load.rate is not None}
     used = [ways[name] for name in ("dynamic", "static") if name in ways]
     if reason := _missing(used, 2, "jobs at a rate by dynamic and by static batching are needed"):
-        return _undecided(DYNAMIC_SOONER, curve, reason, bound)
+        return Verdict.undecided(DYNAMIC_SOONER, curve.subject, reason, bound)
     dynamic, static = used
     seen = e2e_ratio(dynamic, static, used)
     why = f"at {static.load.rate:g}/s a request lasts {times(seen)} as long as under static batching (bound {bound:g})"
-    return _verdict(DYNAMIC_SOONER, curve, below(seen, bound), why, bound, seen, used)
+    return Verdict.from_interval(DYNAMIC_SOONER, curve.subject, below(seen, bound), why, seen, bound, *used)
 
 
 # Which jobs
@@ -260,18 +260,6 @@ def _of_least(
     """Of several ratios that should all be above the bound, told is the least."""
     least, where = min(seen, key=lambda row: row[0].value)
     why = f"{words.format(where=where, what=times(least))} (bound {bound:g}; least of {len(seen)} lengths)"
-    return _verdict(claim, curve, all_of(above(each, bound) for each, _ in seen), why, bound, least, points)
-
-
-def _undecided(claim: str, curve: Curve, why: str, bound: float) -> Verdict:
-    return Verdict(claim, curve.subject, State.UNDECIDED, why, bound=bound)
-
-
-def _verdict(
-    claim: str, curve: Curve, state: State, why: str, bound: float, seen: Interval, points: Sequence[JobPoint]
-) -> Verdict:
-    records = tuple(dict.fromkeys(record for p in points for record in p.records))
-    return Verdict(
-        claim, curve.subject, state, why,
-        value=seen.value, low=seen.low, high=seen.high, bound=bound, n=len(records), records=records,
-    )  # fmt: skip
+    return Verdict.from_interval(
+        claim, curve.subject, all_of(above(each, bound) for each, _ in seen), why, least, bound, *points
+    )

@@ -12,7 +12,7 @@ from pytest_slmserve.analysis.claims.claim import Claim, ClaimRow, Judge, Others
 from pytest_slmserve.analysis.compare import deployments, interference, replicas, tensor_parallel
 from pytest_slmserve.analysis.sweep import curve as curves
 from pytest_slmserve.analysis.sweep.curve import Curve, is_sweep
-from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.literals import OwnSharing
 
@@ -26,7 +26,7 @@ def _kv_blocks(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     """Of the launch that is farthest off, so that one bad launch among many shows."""
     records = tuple(i for p in curve.points for i in p.records)
     if curve.spec is None or not curve.resolved:
-        return Verdict(kv_blocks.CLAIM, curve.subject, State.UNDECIDED, "no engine was measured")
+        return Verdict.undecided(kv_blocks.CLAIM, curve.subject, "no engine was measured")
     spec = curve.spec
     each = [kv_blocks.kv_blocks_as_predicted(spec, r, parameters["blocks"], records) for r in curve.resolved]
     return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))

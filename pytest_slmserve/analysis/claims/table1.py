@@ -90,7 +90,7 @@ def published_batch_fits(model: str) -> Verdict:
     """Does the paper's batch fit at full length? Where not, it ran only as not all requests are long at once."""
     row, subject = row_of(model), short_name(model)
     if row is None:
-        return Verdict(CLAIM, subject, State.UNDECIDED, "the paper's Table 1 does not have this model")
+        return Verdict.undecided(CLAIM, subject, "the paper's Table 1 does not have this model")
     fit = batches(row.model)
     each = request_bytes(row.model) / 1e6
     why = (
@@ -107,7 +107,7 @@ def published_request_size(model: str) -> Verdict:
     """Does a request of OPT-1.3B take the 50 MB that the paper's text gives? It is that of its 256 output tokens."""
     subject = short_name(model)
     if subject != REQUEST_MODEL:
-        return Verdict(REQUEST_CLAIM, subject, State.UNDECIDED, f"the paper gives the size for {REQUEST_MODEL} only")
+        return Verdict.undecided(REQUEST_CLAIM, subject, f"the paper gives the size for {REQUEST_MODEL} only")
     seen = request_bytes(REQUEST_MODEL)
     why = (
         f"a request of {KNOWN} tokens takes {seen / 1e6:.0f} MB, {seen / PUBLISHED_REQUEST_BYTES:.1f} times "

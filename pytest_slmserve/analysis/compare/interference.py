@@ -10,14 +10,13 @@ from pytest_slmserve.analysis.points.sweep_points import points_of
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
     Noise,
-    ends,
     growth,
     log_ratio,
     percent,
     pooled_relative_sd,
 )
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import State, Verdict, all_of
+from pytest_slmserve.analysis.verdict import Verdict, all_of, within
 from pytest_slmserve.schema.records import Measurement
 
 CLAIM = "neighbours-do-not-disturb"
@@ -57,27 +56,18 @@ def _change(beside: Sequence[float], alone: Sequence[float], noise: Noise) -> In
     return Interval(growth(log.value), low, high)
 
 
-def within(seen: Interval, margin: float) -> State:
-    """Does the whole interval lie less than the margin from zero? Fails where the whole of it lies farther."""
-    low, high = ends(seen)
-    if -margin < low and high < margin:
-        return State.HOLDS
-    return State.FAILS if high < -margin or low > margin else State.UNDECIDED
-
-
 def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
     """Is each cell that was measured in both ways the same within the margin? value, low, high: of the one that is
     farthest from it."""
     pairs = pairs_of(curve)
-    records = tuple(m.id for m in curve.measurements)
     if not pairs:
         why = "none of its loads was measured both alone and beside others"
-        return Verdict(CLAIM, curve.subject, State.UNDECIDED, why, bound=margin, n=len(records), records=records)
+        return Verdict.undecided(CLAIM, curve.subject, why, margin)
     worst = max(pairs, key=lambda pair: abs(math.log1p(max(pair.change.value, -1 + 1e-12))))
-    state = all_of(within(pair.change, margin) for pair in pairs)
+    state = all_of(within(pair.change, -margin, margin) for pair in pairs)
     told = "; ".join(f"{_signed(pair.change)} at {pair.concurrency}" for pair in pairs)
     why = f"output tokens/s alone against beside others: {told} in flight (bound {percent(margin)})"
-    seen = worst.change
+    seen, records = worst.change, tuple(m.id for m in curve.measurements)
     return Verdict(CLAIM, curve.subject, state, why, seen.value, seen.low, seen.high, margin, len(records), records)
 
 

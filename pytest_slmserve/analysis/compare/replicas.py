@@ -8,9 +8,9 @@ from __future__ import annotations
 from pytest_slmserve.analysis.metrics.validity import enough
 from pytest_slmserve.analysis.points.replica_points import SharedPoint, gain_over, latency_ratio
 from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
+from pytest_slmserve.analysis.stats.estimates import percent, times
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below
+from pytest_slmserve.analysis.verdict import Verdict, above, below, unsure
 from pytest_slmserve.schema.literals import Sharing
 
 PAY, TAIL = "replicas-pay", "replicas-keep-the-tail"
@@ -36,7 +36,7 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     """
     claim, pairs = name_of(PAY, sharing), compared(curve, sharing)
     if not pairs:
-        return _undecided(claim, curve, sharing, bound)
+        return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
     gains = {pair[0].count: gain_over(pair[1], pair[0]) for pair in pairs}
     shared, alone = max(pairs, key=lambda pair: gains[pair[0].count].value)
     seen = gains[shared.count]
@@ -44,8 +44,9 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     why = (
         f"{shared.count} replicas {HOW[sharing]} serve {times(seen)} what one engine does at {shared.concurrency} in "
         f"flight{f' ({others})' if others else ''}{_latency(alone, shared)} (bound {bound:g})"
+        f"{unsure(seen)}"
     )
-    return _verdict(claim, curve, above(seen, bound), why, bound, seen, shared, alone)
+    return Verdict.from_interval(claim, curve.subject, above(seen, bound), why, seen, bound, alone, shared)
 
 
 def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
@@ -53,16 +54,16 @@ def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verd
     `bound` times that of one engine? value: the ratio. arXiv:2404.03353, figure 6, has the largest mean."""
     claim, pairs = name_of(TAIL, sharing), compared(curve, sharing)
     if not pairs:
-        return _undecided(claim, curve, sharing, bound)
+        return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
     shared, alone = max(pairs, key=lambda pair: gain_over(pair[1], pair[0]).value)
     seen = latency_ratio(alone, shared, "e2e_p99_s")
     if seen is None:
-        return Verdict(claim, curve.subject, State.UNDECIDED, "no request ended in a window", bound=bound)
+        return Verdict.undecided(claim, curve.subject, "no request ended in a window", bound)
     why = (
         f"the 99th percentile of E2E of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
-        f"{shared.concurrency} in flight (bound {bound:g})"
+        f"{shared.concurrency} in flight (bound {bound:g}){unsure(seen)}"
     )
-    return _verdict(claim, curve, below(seen, bound), why, bound, seen, shared, alone)
+    return Verdict.from_interval(claim, curve.subject, below(seen, bound), why, seen, bound, alone, shared)
 
 
 def compared(curve: Curve, sharing: Sharing) -> list[Pair]:
@@ -90,25 +91,12 @@ def _latency(alone: Point, shared: SharedPoint) -> str:
     return "" if seen is None else f"; their largest mean E2E is {percent(seen.value)} of its mean"
 
 
-def _undecided(claim: str, curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+def _nothing_to_compare(curve: Curve, sharing: Sharing) -> str:
+    """Why there is no pair of replicas and one engine."""
     shared = [s for s in curve.shared if s.sharing == sharing]
-    loads = sorted({s.concurrency for s in shared})
-    invalid = next((s for s in shared if not s.valid), None)
     if not shared:
-        why = f"no replicas were measured {HOW[sharing]}"
-    elif invalid:
-        why = f"{invalid.count} replicas have no valid repeat ({'; '.join(invalid.problems) or 'not measured'})"
-    else:
-        why = f"one engine alone was not measured at {', '.join(map(str, loads))} in flight"
-    return Verdict(claim, curve.subject, State.UNDECIDED, why, bound=bound)
-
-
-def _verdict(
-    claim: str, curve: Curve, state: State, why: str, bound: float, seen: Interval, shared: SharedPoint, alone: Point
-) -> Verdict:
-    records = (*alone.records, *shared.records)
-    unsure = "; known for one repeat only: --slm-repeats 2" if seen.low is None else ""
-    return Verdict(
-        claim, curve.subject, state, f"{why}{unsure}",
-        value=seen.value, low=seen.low, high=seen.high, bound=bound, n=len(records), records=records,
-    )  # fmt: skip
+        return f"no replicas were measured {HOW[sharing]}"
+    if invalid := next((s for s in shared if not s.valid), None):
+        return f"{invalid.count} replicas have no valid repeat ({'; '.join(invalid.problems) or 'not measured'})"
+    loads = sorted({s.concurrency for s in shared})
+    return f"one engine alone was not measured at {', '.join(map(str, loads))} in flight"

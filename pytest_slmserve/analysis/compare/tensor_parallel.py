@@ -6,17 +6,16 @@ there, and what more GPUs gain is memory, not speed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, one_engine_each, per_gpu, speedup
 from pytest_slmserve.analysis.stats.estimates import Interval, times
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure
 
 PER_GPU = "tensor-parallel-loses-per-gpu"
 SLOWER = "tensor-parallel-slows-the-smallest"
 STILL_GAINS = "tensor-parallel-still-gains"
 REPLICAS = "replicas-per-gpu-beat-tensor-parallel"
+ONE_NUMBER = "no engine was measured on two numbers of GPUs under a load that fits"
 Pair = tuple[Deployment, Deployment]
 
 
@@ -25,22 +24,22 @@ def loses_per_gpu(curve: Curve, bound: float) -> Verdict:
     over that on the fewest."""
     pairs = _against_fewest(curve)
     if not pairs:
-        return _undecided(curve, PER_GPU, bound, "no engine was measured on two numbers of GPUs under a load that fits")
+        return Verdict.undecided(PER_GPU, curve.subject, ONE_NUMBER, bound)
     seen = {pair: per_gpu(speedup(*pair), *pair) for pair in pairs}
     pair = max(seen, key=lambda pair: seen[pair].value)
     why = f"on {_gpus(pair[1])} it serves {times(seen[pair])} as much per GPU as on {_gpus(pair[0])}"
-    return _verdict(curve, PER_GPU, below(seen[pair], bound), why, bound, seen[pair], pair)
+    return _judged(curve, PER_GPU, below(seen[pair], bound), why + _at(pair), bound, seen[pair], pair)
 
 
 def slows_the_smallest(curve: Curve, bound: float) -> Verdict:
     """Does an engine on the most GPUs serve less in all than on the fewest? value: that throughput over this."""
     pairs = _against_fewest(curve)
     if not pairs:
-        return _undecided(curve, SLOWER, bound, "no engine was measured on two numbers of GPUs under a load that fits")
+        return Verdict.undecided(SLOWER, curve.subject, ONE_NUMBER, bound)
     pair = max(pairs, key=lambda pair: pair[1].gpus)
     seen = speedup(*pair)
     why = f"on {_gpus(pair[1])} it serves {times(seen)} what it does on {_gpus(pair[0])}"
-    return _verdict(curve, SLOWER, below(seen, bound), why, bound, seen, pair)
+    return _judged(curve, SLOWER, below(seen, bound), why + _at(pair), bound, seen, pair)
 
 
 def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
@@ -48,10 +47,10 @@ def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
     pair = _largest_that_fits(one_engine_each(deployments(curve)), fewer, more)
     if pair is None:
         missing = f"no engine was measured on {fewer} and on {more} GPUs under a load that fits"
-        return _undecided(curve, STILL_GAINS, bound, missing)
+        return Verdict.undecided(STILL_GAINS, curve.subject, missing, bound)
     seen = speedup(*pair)
     why = f"on {_gpus(pair[1])} it serves {times(seen)} what it does on {_gpus(pair[0])}"
-    return _verdict(curve, STILL_GAINS, above(seen, bound), why, bound, seen, pair)
+    return _judged(curve, STILL_GAINS, above(seen, bound), why + _at(pair), bound, seen, pair)
 
 
 def replicas_beat(curve: Curve, bound: float) -> Verdict:
@@ -66,12 +65,12 @@ def replicas_beat(curve: Curve, bound: float) -> Verdict:
     ]
     if not pairs:
         missing = "replicas with a GPU each and an engine over as many GPUs were not both measured under one load"
-        return _undecided(curve, REPLICAS, bound, missing)
+        return Verdict.undecided(REPLICAS, curve.subject, missing, bound)
     pair = max(pairs, key=lambda pair: (pair[0].gpus, pair[0].concurrency))
     seen = speedup(*pair)
     why = f"{pair[1].engines} replicas serve {times(seen)} what one engine over {_gpus(pair[0])} does"
     why += f" at {pair[0].concurrency} in flight{_memory(engines, pair)}"
-    return _verdict(curve, REPLICAS, above(seen, bound), why, bound, seen, pair, load="")
+    return _judged(curve, REPLICAS, above(seen, bound), why, bound, seen, pair)
 
 
 def _against_fewest(curve: Curve) -> list[Pair]:
@@ -101,17 +100,10 @@ def _gpus(one: Deployment) -> str:
     return "1 GPU" if one.gpus == 1 else f"{one.gpus} GPUs"
 
 
-def _undecided(curve: Curve, claim: str, bound: float, why: str) -> Verdict:
-    return Verdict(claim, curve.subject, State.UNDECIDED, why, bound=bound)
+def _at(pair: Pair) -> str:
+    return f" at {pair[0].concurrency} in flight, the largest load that fits"
 
 
-def _verdict(
-    curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval, pair: Pair, load: str | None = None
-) -> Verdict:
-    records: Sequence[str] = (*pair[0].served.records, *pair[1].served.records)
-    where = f" at {pair[0].concurrency} in flight, the largest load that fits" if load is None else load
-    unsure = "; known for one repeat only: --slm-repeats 2" if seen.low is None else ""
-    return Verdict(
-        claim, curve.subject, state, f"{why}{where} (bound {bound:g}){unsure}",
-        value=seen.value, low=seen.low, high=seen.high, bound=bound, n=len(records), records=tuple(records),
-    )  # fmt: skip
+def _judged(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval, pair: Pair) -> Verdict:
+    why += f" (bound {bound:g}){unsure(seen)}"
+    return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *(one.served for one in pair))

@@ -149,7 +149,7 @@ class Gated:
         if label is None:
             raise KeyError(endpoint)
         if not self.pairs:
-            return Verdict(f"no-worse-{endpoint}", self.model, State.UNDECIDED, _nothing_counts(self.dropped))
+            return Verdict.undecided(f"no-worse-{endpoint}", self.model, _nothing_counts(self.dropped))
         found = next((each for each in self.gated if each.name == label), None)
         return None if found is None else _verdict(self, endpoint, found)
 
@@ -313,7 +313,7 @@ def _exactly(
     endpoint: Exact, first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]
 ) -> Verdict | None:
     """By the worst pair; None where no launch has a value and none need have one."""
-    undecided = partial(Verdict, endpoint.name, short_name(first.spec.model), State.UNDECIDED)
+    undecided = partial(Verdict.undecided, endpoint.name, short_name(first.spec.model))
     seen = [(endpoint.read(pair.baseline), endpoint.read(pair.candidate)) for pair in pairs]
     known = [(before, after) for before, after in seen if before and after is not None]
     if not pairs:

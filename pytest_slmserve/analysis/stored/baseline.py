@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.points.replica_points import SharedPoint, engines,
 from pytest_slmserve.analysis.points.sweep_points import Point, point_of
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, percent, pooled_relative_sd
 from pytest_slmserve.analysis.stored.comparability import one_boot, sharing_of, why_not
-from pytest_slmserve.analysis.verdict import State, Verdict, below
+from pytest_slmserve.analysis.verdict import Verdict, below
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
@@ -229,18 +229,14 @@ def _verdict(pair: ComparedPair, metric: Metric, margin: float) -> Verdict:
     """The noise is that of the repeats of both sides under this load: where the GPU waits for its host it is many times
     what it is elsewhere."""
     bound = 1 / (1 + margin) if metric.higher_is_better else 1 + margin
-    records = (*pair.baseline.records, *pair.candidate.records)
     if pair.obstacle or pair.unseen is None:
         why = f"cannot be compared: {pair.obstacle}"
-        return Verdict(metric.claim, pair.subject, State.UNDECIDED, why, bound=bound, n=len(records), records=records)
+        return Verdict.undecided(metric.claim, pair.subject, why, bound, pair.baseline, pair.candidate)
     sides = metric.repeats(pair.baseline), metric.repeats(pair.candidate)
     wide = _widened(log_ratio(*sides, pooled_relative_sd(sides)), pair.unseen)
     state, seen = below(_cost(wide, metric), math.log1p(margin)), factor(wide)
     why = f"{metric.words} {_against_baseline(seen)}, bound {_signed(bound)}{_remark(pair, seen, pair.unseen)}"
-    return Verdict(
-        metric.claim, pair.subject, state, why,
-        value=seen.value, low=seen.low, high=seen.high, bound=bound, n=len(records), records=records,
-    )  # fmt: skip
+    return Verdict.from_interval(metric.claim, pair.subject, state, why, seen, bound, pair.baseline, pair.candidate)
 
 
 def _widened(log: Interval, by: float) -> Interval:
@@ -281,7 +277,7 @@ def _remark(pair: ComparedPair, seen: Interval, by: float) -> str:
 def _nothing_in_common(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Verdict:
     there, here = (_listed(cells(side)) or "none" for side in (baseline, candidate))
     why = f"no model was measured under one load with one workload on both sides: the baseline has {there}; this run"
-    return Verdict(COMMON, "baseline", State.UNDECIDED, f"{why} {here}")
+    return Verdict.undecided(COMMON, "baseline", f"{why} {here}")
 
 
 def _listed(some: Iterable[ComparedCase]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.environment import MUST_MATCH, OF_AN_ENDPOINT, Environment
+from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.loads import Load, load_facts
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
@@ -52,24 +51,16 @@ def difference(stored: Sequence[Measurement], questions: Sequence[Asked]) -> str
 
 def clauses(m: Measurement, question: Asked) -> list[str]:
     """A short clause for each thing that differs; of another model no more of its engine, which follows from it."""
-    environment = question.environment
-    names = (*MUST_MATCH, *(OF_AN_ENDPOINT if environment.backend == "remote" else ()))
-    found = _apart({name: getattr(m.environment, name) for name in names}, {n: getattr(environment, n) for n in names})
+    found = differences(m.environment.kind, question.environment.kind)
     if short_name(m.spec.model) != short_name(question.spec.model):
         found.append(f"model {short_name(m.spec.model)} there, {short_name(question.spec.model)} here")
     else:
-        found += _apart(m.spec.facts, question.spec.facts)
+        found += differences(m.spec.facts, question.spec.facts)
     if question.workload and m.workload.hash != question.workload.hash:
         found.append(_requests(m.workload, question.workload))
     if question.load:
-        found += _apart(load_facts(m.load), load_facts(question.load))
+        found += differences(load_facts(m.load), load_facts(question.load))
     return found
-
-
-def _apart(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    names = dict.fromkeys([*there, *here])
-    sides = ((n, there.get(n, "not set"), here.get(n, "not set")) for n in names)
-    return [f"{name} {one} there, {other} here" for name, one, other in sides if one != other]
 
 
 def _requests(there: WorkloadReference, here: WorkloadReference) -> str:
@@ -77,5 +68,5 @@ def _requests(there: WorkloadReference, here: WorkloadReference) -> str:
     lengths = [f"{w.mean_prompt_tokens:.0f}/{w.mean_output_tokens:.0f}" for w in (there, here)]
     if lengths[0] != lengths[1]:
         return f"requests of {lengths[0]} tokens there, {lengths[1]} here"
-    made = _apart(asdict(there.spec), asdict(here.spec))
+    made = differences(asdict(there.spec), asdict(here.spec))
     return f"other requests ({', '.join(made)})" if made else "other requests of the same lengths"

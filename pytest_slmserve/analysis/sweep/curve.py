@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import SharedPoint
 from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
-from pytest_slmserve.analysis.stats.estimates import Interval, ends, percent, percent_interval
+from pytest_slmserve.analysis.stats.estimates import ends, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
 from pytest_slmserve.analysis.sweep.adaptive import Prediction, next_load, predictions
 from pytest_slmserve.analysis.sweep.gains import Gain, Plateau
@@ -246,7 +246,7 @@ def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     last one gains more with the same confidence. value, low, high: the gain of the last doubling, which decides.
     """
     if reason := obstacle(curve):
-        return _verdict(curve, PLATEAU, State.UNDECIDED, reason, tolerance)
+        return Verdict.undecided(PLATEAU, curve.subject, reason + sparsely(curve), tolerance, *curve.valid)
     last = curve.gains()[-1]
     state = below(last, tolerance)
     last_text = (
@@ -259,7 +259,7 @@ def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
             why = f"no plateau up to {last.end} in flight: {last_text}{_limits(curve)}"
         case State.UNDECIDED:
             why = f"{last_text}: too noisy to tell; {_more(curve)}"
-    return _verdict(curve, PLATEAU, state, why, tolerance, last)
+    return Verdict.from_interval(PLATEAU, curve.subject, state, why + sparsely(curve), last, tolerance, *curve.valid)
 
 
 def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
@@ -270,7 +270,7 @@ def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     """
     knee, reason = _knee(curve, tolerance)
     if knee is None:
-        return _verdict(curve, LATENCY, State.UNDECIDED, reason, tolerance)
+        return Verdict.undecided(LATENCY, curve.subject, reason + sparsely(curve), tolerance, *curve.valid)
     rises = [g for g in gains.gains(curve.points, gains.e2e_s) if g.start >= knee]
     flattest = min(rises, key=lambda g: ends(g)[1])
     if below(flattest, tolerance) is not State.HOLDS:
@@ -278,7 +278,9 @@ def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     state = above(flattest, tolerance)
     why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
     why += f"the least does by {percent_interval(flattest)} ({flattest.start} to {flattest.end})"
-    return _verdict(curve, LATENCY, state, why, tolerance, flattest)
+    return Verdict.from_interval(
+        LATENCY, curve.subject, state, why + sparsely(curve), flattest, tolerance, *curve.valid
+    )
 
 
 def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
@@ -290,7 +292,7 @@ def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: flo
     """
     knee, reason = _knee(curve, tolerance)
     if knee is None:
-        return _verdict(curve, PARETO, State.UNDECIDED, reason, margin)
+        return Verdict.undecided(PARETO, curve.subject, reason + sparsely(curve), margin, *curve.valid)
     upto = [p for p in curve.valid if p.concurrency <= knee]
     rivals = [(p, q, by) for p in upto for q, by in gains.advantages(curve.points, p)]
     point, rival, by = max(rivals, key=lambda row: ends(row[2])[0])
@@ -304,7 +306,7 @@ def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: flo
         verb = "beats" if state is State.FAILS else "may beat"
         why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
         why += f"in the lesser of them by {percent_interval(by)}, bound {percent(margin)}"
-    return _verdict(curve, PARETO, state, why, margin, by)
+    return Verdict.from_interval(PARETO, curve.subject, state, why + sparsely(curve), by, margin, *curve.valid)
 
 
 def _knee(curve: Curve, tolerance: float) -> tuple[int | None, str]:
@@ -312,22 +314,6 @@ def _knee(curve: Curve, tolerance: float) -> tuple[int | None, str]:
     if reason := obstacle(curve):
         return None, reason
     return curve.plateau(tolerance).value, f"no plateau within the points measured (bound {percent(tolerance)})"
-
-
-def _verdict(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval | None = None) -> Verdict:
-    """A verdict that rests on all valid measurements of the curve."""
-    return Verdict(
-        claim,
-        curve.subject,
-        state,
-        f"{why}{sparsely(curve)}",
-        value=None if seen is None else seen.value,
-        low=None if seen is None else seen.low,
-        high=None if seen is None else seen.high,
-        bound=bound,
-        n=sum(len(p.repeats) for p in curve.valid),
-        records=tuple(i for p in curve.valid for i in p.records),
-    )
 
 
 def _listed(concurrencies: Iterable[int]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_slmserve.commands.doctor.finding import Finding
+from pytest_slmserve.engines.launch.file_lock import try_lock
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import PROFILED
 from pytest_slmserve.telemetry.base import SensorSource
@@ -78,9 +78,7 @@ def of_lock(path: Path) -> Finding:
     """Does another run measure here? It may not begin in the microseconds in which this one looks."""
     try:
         with path.open(encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(file, shared=True):
                 return Finding("lock", "problem", f"another run measures: {file.read()}", "wait until it ends")
     except FileNotFoundError:
         pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from pytest_slmserve.engines.launch.file_lock import try_lock
 from pytest_slmserve.schema.errors import DeviceBusy
 
 
@@ -24,15 +24,13 @@ class DeviceLock:
     def acquire(self) -> None:
         """Raises DeviceBusy, naming the holder, when another run has it."""
         file = self._open()
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(file):
             holder = _holder(file.read())
             file.close()
             raise DeviceBusy(
                 f"this device is being measured by another run ({holder}): two at once would measure each other",
                 "wait until it ends" + (", or choose another GPU with CUDA_VISIBLE_DEVICES" if self.is_gpu else ""),
-            ) from None
+            )
         if file.writable():
             file.truncate(0)
             json.dump({"pid": os.getpid(), "since": time.strftime("%H:%M:%S"), "folder": str(Path.cwd())}, file)

@@ -1,18 +1,14 @@
-"""What was predicted of engines beside what they served: as text, and as JSON."""
+"""What was predicted of engines beside what they served: as text, and as facts for JSON."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.advice.advisor import Plan
-from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.advice.verification import Verification, Verified, VerifiedTogether
 from pytest_slmserve.analysis.points.replica_points import engines
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
-from pytest_slmserve.analysis.verdict import Verdict
-from pytest_slmserve.report.advice.as_json import record as advice_record
+from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import ABSENT, between, counted, figure, hundredths, listed, milliseconds, whole
 from pytest_slmserve.report.tables.run import verdict_lines
 from pytest_slmserve.report.text_table import Column, hanging, table
@@ -103,69 +99,28 @@ def _parts(seen: VerifiedTogether, alone: Sequence[Verified]) -> Iterator[str]:
 # JSON
 
 
-def as_json(plan: Plan, source: ResultSource, seen: Verification, notes: Sequence[str] = ()) -> str:
-    """What the advisor says, with a further entry."""
-    return json.dumps(advice_record(plan, source) | {"verification": record(seen, notes)}, indent=2, allow_nan=False)
-
-
-def record(seen: Verification, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Units in the keys, nothing rounded; estimates have "value", "low" and "high" (95 %)."""
+def verification_facts(seen: Verification, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Facts on what was measured; what was predicted is in those of the advice."""
     return {
-        "state": seen.state.value,
-        "margin_ratio": seen.margin,
-        "repeats_count": seen.repeats,
+        **facts(seen, "state", "margin", "repeats"),
         "models": [_model(each) for each in seen.alone],
-        "together": None if seen.together is None else _joint(seen.together),
-        "notes": list(notes),
+        "together": seen.together and _joint(seen.together),
+        "notes": notes,
     }
 
 
 def _model(seen: Verified) -> dict[str, Any]:
-    advice, point, limit = seen.advice, seen.point, seen.advice.decision.limit
     return {
-        "model": advice.subject.name,
-        "batch_requests": advice.batch,
-        "predicted": {
-            "tokens_per_s": _estimate(advice.advised.tokens_per_s if advice.advised else None),
-            "latency_s": _estimate(advice.advised.latency_s if advice.advised else None),
-            "kv_blocks": seen.kv_blocks[0],
-            "memory_bytes": advice.needs.total_bytes if advice.needs else None,
-        },
-        "measured": {
-            "tokens_per_s": _estimate(seen.tokens_per_s),
-            "latency_s": _estimate(seen.latency_s),
-            "kv_blocks": seen.kv_blocks[1],
-            "memory_bytes": seen.memory_bytes,
-            "preemptions_count": seen.preemptions if point else None,
-            "valid_repeats_count": len(point.repeats) if point else 0,
-        },
-        "measured_of_predicted_ratio": _estimate(seen.ratio),
-        "latency_limit_s": limit.seconds if limit else None,
-        "verdicts": list(map(_verdict, seen.verdicts)),
-        "records": list(point.records) if point else [],
+        "model": seen.advice.subject.name,
+        "batch": seen.advice.batch,
+        **facts(seen, "tokens_per_s", "latency_s", "ratio", "memory_bytes", "preemptions", "verdicts"),
+        "kv_blocks": dict(zip(("predicted", "reported"), seen.kv_blocks)),
+        **facts(seen.point, "records"),
     }
 
 
 def _joint(seen: VerifiedTogether) -> dict[str, Any]:
-    point = seen.point
     return {
-        "models": list(seen.models),
-        "batch_requests": list(seen.loads),
-        "sharing": seen.sharing,
-        "tokens_per_s": point.output_tokens_per_s if point else None,
-        "each_tokens_per_s": list(point.each_tokens_per_s) if point else [],
-        "of_alone_ratio": _estimate(seen.gain),
-        "at_most_ratio": seen.bound,
-        "latency_s": seen.latency_s,
-        "preemptions_count": seen.preemptions if point else None,
-        "verdicts": list(map(_verdict, seen.verdicts)),
-        "records": list(point.records) if point else [],
+        **facts(seen, "models", "loads", "sharing", "gain", "bound", "latency_s", "preemptions", "verdicts"),
+        **facts(seen.point, "output_tokens_per_s", "each_tokens_per_s", "records"),
     }
-
-
-def _estimate(seen: Interval | None) -> dict[str, float | None]:
-    return {end: None if seen is None else getattr(seen, end) for end in ("value", "low", "high")}
-
-
-def _verdict(seen: Verdict) -> dict[str, Any]:
-    return {"claim": seen.claim, "state": seen.state.value, "why": seen.why}

@@ -1,4 +1,4 @@
-"""Comparisons of two sides: a table and one sentence for each endpoint, or plain values for JSON."""
+"""Comparisons of two sides: a table and one sentence for each endpoint, or facts for JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import ABSENT, figure
 from pytest_slmserve.report.text_table import Column, named, table
 
@@ -50,21 +51,9 @@ def _ends(ratio: Interval | None) -> str:
     return f"{ratio.low:.4f} to {ratio.high:.4f}"
 
 
-def as_values(seen: Comparison) -> dict[str, Any]:
-    """For JSON. worse, margin, detectable: shares, 0.03 for 3 %; worse is negative where the candidate is better."""
-    ratio = seen.ratio
-    return {
-        "endpoint": seen.name,
-        "outcome": WORDS[seen.outcome],
-        "why": seen.why,
-        "direction": seen.better,
-        "pairs": seen.n,
-        "decided_at": seen.decided_at,
-        "ratio": None if ratio is None else ratio.value,
-        "low": None if ratio is None else ratio.low,
-        "high": None if ratio is None else ratio.high,
-        "worse": None if seen.worse is None else math.expm1(seen.worse),
-        "sd": seen.sd,
-        "detectable": seen.detectable,
-        "margin": seen.margin,
-    }
+def comparison_facts(seen: Comparison, gated: bool = True) -> dict[str, Any]:
+    """Facts for JSON. worse, margin, detectable: shares, 0.03 for 3 %; worse is negative where the candidate is better.
+    gated: with what only a gated endpoint has."""
+    found = facts(seen, "name", "better", "n", "decided_at", "ratio", "sd", "detectable")
+    found["worse"] = None if seen.worse is None else math.expm1(seen.worse)
+    return {**found, "outcome": WORDS[seen.outcome], **facts(seen, "why", "margin")} if gated else found

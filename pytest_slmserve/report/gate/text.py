@@ -1,19 +1,18 @@
-"""What a gate found for a model: as text at the end of a run, as Markdown for a pull request, as plain values."""
+"""What a gate found for a model: as text at the end of a run, as Markdown for a pull request, as facts for JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from pytest_slmserve.analysis.gate.calibration import Calibration
-from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import percent
-from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.gate.comparisons import COLUMNS, KEY, WORDS, as_values, text
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report.as_json import facts
+from pytest_slmserve.report.gate.comparisons import COLUMNS, KEY, WORDS, comparison_facts, text
 from pytest_slmserve.report.gate.diagnosis import diagnosis_lines
 from pytest_slmserve.report.numbers import counted, figure
 from pytest_slmserve.report.text_table import hanging
@@ -147,30 +146,14 @@ def _markdown(gated: Gated) -> Iterator[str]:
     yield ""
 
 
-def gate_values(gated: Gated) -> dict[str, Any]:
-    """For JSON."""
+def gate_facts(gated: Gated) -> dict[str, Any]:
+    """Facts for JSON. exact: verdicts by claim on what is no matter of chance."""
     return {
-        "model": gated.model,
+        **facts(gated, "model", "dropped", "answers", "caches"),
         "outcome": WORDS[gated.outcome],
         "pairs": len(gated.pairs),
-        "left_out": list(gated.dropped),
         "sides": dict(_sides(gated)),
-        "gated": [as_values(each) for each in gated.gated],
-        "shown": [_shown_values(each) for each in gated.shown],
-        "outputs": None if gated.answers is None else asdict(gated.answers),
-        "caches": gated.caches,
-        **{each.name.replace("-", "_"): _exact_values(gated.verdict(each.name)) for each in EXACT},
+        "gated": [comparison_facts(each) for each in gated.gated],
+        "shown": [comparison_facts(each, gated=False) for each in gated.shown],
+        "exact": {each.claim: each for each in gated.exact},
     }
-
-
-def _exact_values(verdict: Verdict | None) -> dict[str, Any] | None:
-    """None where nothing told it. bound: of the ratio."""
-    if verdict is None:
-        return None
-    state, ratio, bound = verdict.state.value, verdict.value, verdict.bound
-    return {"state": state, "ratio": ratio, "bound": bound, "why": verdict.why}
-
-
-def _shown_values(seen: Comparison) -> dict[str, Any]:
-    """Without what only a gated endpoint has."""
-    return {name: value for name, value in as_values(seen).items() if name not in ("outcome", "why", "margin")}

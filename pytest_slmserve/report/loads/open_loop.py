@@ -12,15 +12,16 @@ from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import check, problems
 from pytest_slmserve.analysis.sweep.peak_goodput import HighestLoad, Peak, highest_load, peak
+from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.loads.single_load import (
     STRICT,
     ValidityCriteria,
-    as_json,
     failed_text,
     figures_of,
     good,
     latencies,
     request_lines,
+    single_load_facts,
     told_of,
 )
 from pytest_slmserve.report.numbers import figure, milliseconds
@@ -64,9 +65,9 @@ def rates_text(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
     return "\n".join([*request_lines(points[0]), *_told(points), timing, "", *_body(points, terms)])
 
 
-def rates_json(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
+def rates_facts(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
     """A point for each rate, and what is found over all of them: null without an SLO."""
-    each = [{"rate": _rate(m), **as_json(m, terms)} for m in points]
+    each = [{"rate": _rate(m), **single_load_facts(m, terms)} for m in points]
     return {"points": each, **_over_all(points, terms)}
 
 
@@ -80,14 +81,14 @@ def ramp_text(measurement: Measurement, terms: ValidityCriteria) -> str:
     )
 
 
-def ramp_json(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
+def ramp_facts(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
     """The whole ramp, and the figures of its steps."""
     steps = steps_of(measurement)
     each = [
         {"rate": _rate(m), "from_s": m.run.window_s[0], "until_s": m.run.window_s[1], **figures_of(m, terms)}
         for m in steps
     ]
-    return {**as_json(measurement, terms), "steps": each, **_over_all(steps, terms)}
+    return {**single_load_facts(measurement, terms), "steps": each, **_over_all(steps, terms)}
 
 
 def _told(points: Sequence[Measurement]) -> Iterator[str]:
@@ -157,8 +158,8 @@ def found_in(points: Sequence[Measurement], terms: ValidityCriteria) -> tuple[Pe
 def _over_all(points: Sequence[Measurement], terms: ValidityCriteria) -> Mapping[str, Any]:
     best, highest = found_in(points, terms) if terms.slo else (None, None)
     return {
-        "peak": best and {**asdict(best), "bracketed": best.bracketed, "why": best.why},
-        "highest_load": highest and {**asdict(highest), "why": highest.why},
+        "peak": best and {**facts(best), **facts(best, "bracketed", "why")},
+        "highest_load": highest and {**facts(highest), "why": highest.why},
     }
 
 

@@ -1,11 +1,11 @@
-"""What one load on one server found, as a page of text or an object: for `measure`."""
+"""What one load on one server found, as a page of text or as facts for JSON: for `measure`."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -19,12 +19,11 @@ from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, check
 from pytest_slmserve.analysis.metrics.window import prompt_tokens_per_s
 from pytest_slmserve.analysis.points.job_points import summary_of
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
+from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
 from pytest_slmserve.report.text_table import Column, table
 from pytest_slmserve.schema.loads import ClosedLoop, Job, OpenLoop, load_facts
 from pytest_slmserve.schema.records import Measurement
-
-FIGURES = ("batch", "requests_per_s", "output_tokens_per_s", "kv_usage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,46 +59,36 @@ def failed_text(measurement: Measurement) -> str:
     return f"{run.failures} failed{f' ({each})' if each else ''}"
 
 
-def as_json(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
+def single_load_facts(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
     """What was asked of whom, and the figures."""
-    stream = measurement.run.stream
     return {
         "id": measurement.id,
-        "model": measurement.spec.model,
-        "door": measurement.spec.door,
-        "url": measurement.spec.url,
+        **facts(measurement.spec, "model", "door", "url"),
         "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
         "load": load_facts(measurement.load),
         **figures_of(measurement, terms),
-        "tokens_per_chunk": stream and stream.tokens_per_chunk,
-        "client_cpu_s": stream and stream.cpu_s,
-        "salt": stream and stream.salt,
-        "not_asked_for": list(stream.without) if stream else [],
+        **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "without"),
     }
 
 
 def figures_of(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
     """Seconds, tokens and ratios of 1; null is not measured."""
     invalid, degraded = check(measurement, terms.failed_share)
-    run, seen, summary = measurement.run, latencies_of(measurement), asdict(summary_of(measurement))
-    delay, served, from_cache = delay_of(measurement.run), good(measurement, terms.slo), cache_hit_share(run)
-    held = held_back(run)
+    run, from_cache = measurement.run, cache_hit_share(measurement.run)
     return {
         "valid": not invalid,
         "problems": [*invalid, *degraded],
-        "requests": seen.requests,
-        "unfinished": seen.unfinished,
-        "failures": run.failures,
-        "failed": Counter(run.failed.kind) if run.failed else None,
-        "first_failure": run.first_failure,
+        **facts(latencies_of(measurement), "requests", "unfinished"),
+        **facts(run, "failures", "first_failure"),
+        "failed": run.failed and Counter(run.failed.kind),
         "window_s": run.window_s[1] - run.window_s[0],
-        **{name: summary[name] for name in FIGURES},
+        **facts(summary_of(measurement), "batch", "requests_per_s", "output_tokens_per_s", "kv_usage"),
         "prompt_tokens_per_s": prompt_tokens_per_s(run),
-        "latency_s": {name: asdict(each) for name, each in latencies(measurement).items()},
+        "latency_s": latencies(measurement),
         "cached_prompt_share": from_cache and from_cache.share,
-        "schedule_delay": delay and asdict(delay),
-        "held_back": held and asdict(held),
-        "goodput": served and {**asdict(served), "slo": str(served.slo)},
+        "schedule_delay": delay_of(run),
+        "held_back": held_back(run),
+        "goodput": good(measurement, terms.slo),
     }
 
 

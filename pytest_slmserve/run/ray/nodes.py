@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_slmserve.plan.titles import Engines, gpus_of
-from pytest_slmserve.schema.environment import MUST_MATCH, Environment
+from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Backend
 from pytest_slmserve.telemetry.host_probe import Host
@@ -79,17 +79,12 @@ def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
     return need
 
 
-def differences(environments: Sequence[Environment]) -> list[str]:
-    """In what these differ that must agree where records are compared: `gpu_name: H100, H200`."""
-    values = {name: dict.fromkeys(getattr(each, name) for each in environments) for name in MUST_MATCH}
-    return [f"{name}: {', '.join(map(str, found))}" for name, found in values.items() if len(found) > 1]
-
-
 def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
     """The nodes as one host, with the GPUs of the widest of them. mine: of who asks.
 
     Raises BadUsage where they are of different kinds, or have another release of this package.
     """
+    first = next(iter(found))
     for node, host in found.items():
         if host.environment.pytest_slmserve != mine.pytest_slmserve:
             there = host.environment.pytest_slmserve
@@ -97,11 +92,12 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
                 f"{node.name} has pytest-slmserve {there}, and {mine.pytest_slmserve} asks",
                 "the same release on every node",
             )
-    if unlike := differences([host.environment for host in found.values()]):
-        raise BadUsage(
-            f"the nodes are of different kinds ({'; '.join(unlike)}): what they serve cannot be compared",
-            "--slm-ray-resource with one that only nodes of one kind have, such as accelerator_type:H200",
-        )
+        sides = f"on {first.name}", f"on {node.name}"
+        if unlike := differences(found[first].environment.kind, host.environment.kind, sides):
+            raise BadUsage(
+                f"the nodes are of different kinds ({'; '.join(unlike)}): what they serve cannot be compared",
+                "--slm-ray-resource with one that only nodes of one kind have, such as accelerator_type:H200",
+            )
     widest = max(found, key=lambda node: node.gpus)
     host = found[widest]
     environment = replace(host.environment, git_commit=mine.git_commit)

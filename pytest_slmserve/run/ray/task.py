@@ -11,9 +11,8 @@ from pathlib import Path
 from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan.cases import Question
 from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, Message, TaskStarted, UserNote, packed
-from pytest_slmserve.run.ray.nodes import differences
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.workloads import Workload
@@ -93,7 +92,7 @@ def _session(engine_task: EngineTask) -> Session:
     if isinstance(host, SlmError):
         raise host
     environment = replace(host.environment, git_commit=engine_task.environment.git_commit)
-    if unlike := differences([engine_task.environment, environment]):
+    if unlike := differences(engine_task.environment.kind, environment.kind, ("on the others", "on this one")):
         raise BadUsage(
             f"a node that came later is of another kind ({'; '.join(unlike)})",
             "--slm-ray-resource, or nodes of one kind",

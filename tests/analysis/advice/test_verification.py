@@ -27,14 +27,13 @@ from pytest_slmserve.analysis.advice.verification import (
     together_failed,
     verified,
     verified_together,
-    within,
 )
 from pytest_slmserve.analysis.points.replica_points import engines
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
-from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.report.advice.verification import record, text
+from pytest_slmserve.analysis.verdict import State, within
+from pytest_slmserve.report.advice.verification import text, verification_facts
 from pytest_slmserve.schema.records import Measurement, Replica, Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -61,12 +60,12 @@ def state(seen: Verified, claim: str) -> State:
 
 @given(st.floats(0.5, 1.5), st.floats(0, 0.5), st.floats(0.01, 0.4))
 def test_within_is_decided_where_no_end_of_the_interval_says_otherwise(value, half, margin):
-    seen = within(Interval(value, value - half, value + half), margin)
+    seen = within(Interval(value, value - half, value + half), 1 - margin, 1 + margin)
     apart = abs(value - 1)
     assert (seen is State.HOLDS) == (1 - margin <= value - half and value + half <= 1 + margin)
     assert seen is not State.FAILS or apart > margin
     assert seen is not State.UNDECIDED or half > 0
-    assert within(Interval(value), margin) is State.UNDECIDED, "without known noise"
+    assert within(Interval(value), 1 - margin, 1 + margin) is State.UNDECIDED, "without known noise"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,7 @@ def test_fewer_blocks_than_predicted():
 def test_an_engine_that_does_not_start_fails():
     seen = Verification(0.15, 2, (not_started(advice(), "no memory is left\n  | log"),))
     assert seen.state is State.FAILS and seen.verdicts[0].why == "no memory is left"
-    assert "no memory is left" in text(seen) and record(seen)["models"][0]["measured"]["preemptions_count"] is None
+    assert "no memory is left" in text(seen) and verification_facts(seen)["models"][0]["preemptions"] is None
 
 
 def test_nothing_verified_is_undecided():
@@ -199,5 +198,8 @@ def test_engines_together_that_cannot_be_judged():
 def test_engines_that_do_not_start_beside_each_other():
     seen = together_failed(["opt-125m", "opt-1.3b"], [8, 64], "mps", "replica 2 of 2: the end\n  | log")
     whole = Verification(0.15, 2, (alone(),), seen)
-    assert whole.state is State.FAILS and record(whole)["together"]["verdicts"][0]["why"] == "replica 2 of 2: the end"
+    assert (
+        whole.state is State.FAILS
+        and verification_facts(whole)["together"]["verdicts"][0].why == "replica 2 of 2: the end"
+    )
     assert "opt-125m + opt-1.3b" in text(whole)

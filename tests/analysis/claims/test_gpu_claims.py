@@ -281,7 +281,7 @@ def test_a_figure_known_of_one_repeat_only_has_no_interval():
     once = curve_of(*(sensed(4**i, sm_occupancy=[0.1, None]) for i in range(3)))
     verdict = underused(once, 0.5)
     assert (verdict.state, verdict.value, verdict.low) == (UNDECIDED, 0.1, None)
-    assert verdict.why.endswith("known for one repeat of each point only: --slm-repeats 2")
+    assert verdict.why.endswith("known for one repeat only: --slm-repeats 2")
 
 
 # Models against each other

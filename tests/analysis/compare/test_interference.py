@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from gpus import alone, engine
 
-from pytest_slmserve.analysis.compare.interference import has_neighbours, neighbours_do_not_disturb, pairs_of, within
+from pytest_slmserve.analysis.compare.interference import has_neighbours, neighbours_do_not_disturb, pairs_of
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import curve_of
-from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.analysis.verdict import State, within
 
 MARGIN = 0.03
 
@@ -64,4 +64,4 @@ def test_a_run_alone_has_no_neighbours():
     ],
 )
 def test_the_whole_interval_decides(low, high, state):
-    assert within(Interval(0.0, low, high), MARGIN) is state
+    assert within(Interval(0.0, low, high), -MARGIN, MARGIN) is state

@@ -6,6 +6,7 @@ import json
 import math
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,10 @@ from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives,
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
-from pytest_slmserve.report.advice.as_json import as_json, record
 from pytest_slmserve.report.advice.deploy_commands import line, lines, serve, starts
+from pytest_slmserve.report.advice.facts import advice_facts
 from pytest_slmserve.report.advice.text import objective, text
+from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.schema.specs import GIB
 
 SOURCE = ResultSource("NVIDIA H200", "TPOT", 140 * GIB)
@@ -39,6 +41,11 @@ def subject(name: str = "opt-1.3b", batches=GRID, **facts: object) -> ModelSweep
 
 def planned(*subjects: ModelSweep, wish: Objectives = WISH) -> Plan:
     return plan(subjects or [subject()], wish)
+
+
+def told(found: Plan) -> dict[str, Any]:
+    """The advice as a program reads it."""
+    return json.loads(as_json(advice_facts(found, SOURCE)))
 
 
 def options(command: str) -> dict[str, str]:
@@ -108,7 +115,7 @@ def test_what_is_not_known_is_said():
 def test_nothing_measured():
     out = text(plan([], WISH), SOURCE)
     assert "note: no sweep was measured" in out
-    assert json.loads(as_json(plan([], WISH), SOURCE))["models"] == []
+    assert told(plan([], WISH))["models"] == []
 
 
 def test_a_prediction_is_said_in_the_table_and_below():
@@ -166,40 +173,22 @@ def test_what_is_not_known_of_the_engine_is_left_to_vllm():
 # JSON
 
 
-def test_the_json_is_the_record():
-    found = planned(subject("a"), subject("b", batches=(8,)))
-    seen = json.loads(as_json(found, SOURCE))
-    assert seen == record(found, SOURCE)
+def test_as_json():
+    seen = told(planned(subject("a"), subject("b", batches=(8,))))
     model = seen["models"][0]
-    assert model["b_opt_requests"] == {"value": 64, "low": None, "high": None} and model["batch_requests"] == 64
+    assert model["b_opt"] == {"value": 64, "low": None, "high": None} and model["batch"] == 64
+    assert (seen["gpu_bytes"], seen["price_per_hour"]) == (140 * GIB, 3.5)
+    assert seen["objective"] == "at most 2 times the latency at 32" and model["limit_s"] == pytest.approx(64 / law(32))
     assert model["memory"]["kv_bytes"] == FOOTPRINT.kv_bytes(64) and seen["together"]["fits"]
-    assert model["gain"]["time_slicing"]["unit"] == "host" and model["gain"]["mps"]["unit"] == "dram"
+    assert model["gains"]["time_slicing"]["unit"] == "host" and model["gains"]["mps"]["unit"] == "dram"
     assert model["advised"]["tokens_per_s"]["value"] == law(64)
-    assert seen["models"][1]["batch_requests"] is None and "two are needed" in seen["models"][1]["reason"]
+    assert seen["models"][1]["batch"] is None and "two are needed" in seen["models"][1]["reason"]
     assert [shlex.split(c)[:2] for start in seen["starts"] for c in start["commands"]] == [["vllm", "serve"]]
-
-
-def numbers(value: object, key: str = "") -> list[str]:
-    """Keys of the numbers in an object; of an estimate, that of the whole."""
-    if isinstance(value, dict):
-        return [found for name, each in value.items() for found in numbers(each, key if name in ENDS else name)]
-    if isinstance(value, list):
-        return [found for each in value for found in numbers(each, key)]
-    return [key] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
-
-
-ENDS = ("value", "low", "high", "efficiency", "latency")
-UNITS = ("_requests", "_bytes", "_ratio", "_s", "_tokens", "_blocks", "_count", "_per_hour")
-
-
-def test_every_number_has_its_unit_in_its_key():
-    found = set(numbers(record(planned(), SOURCE)))
-    assert len(found) > 20 and {name for name in found if not name.endswith(UNITS)} == set()
 
 
 @pytest.mark.parametrize("threshold", [5e-324, 0.1])
 def test_what_no_number_can_say_is_null(threshold):
     for batches in (GRID, (1, 32)):
-        seen = json.loads(as_json(planned(subject(batches=batches), wish=replace(WISH, threshold=threshold)), SOURCE))
-        cap = seen["models"][0]["caps_requests"]["efficiency"]
+        seen = told(planned(subject(batches=batches), wish=replace(WISH, threshold=threshold)))
+        cap = seen["models"][0]["caps"]["efficiency"]
         assert cap is None or math.isfinite(cap)
