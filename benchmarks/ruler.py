@@ -148,7 +148,7 @@ class Ours:
             expect(child, "ready")
             child.send(op="load", bodies=bodies(WARM_UP, 2), output_tokens=[2] * WARM_UP)
             expect(child, "loaded")
-            child.send(op="run", load={"kind": "burst", "requests": WARM_UP})
+            child.send(op="run", load=at_once(WARM_UP))
             expect(child, "done")
             child.send(op="load", bodies=bodies(trial.streams, trial.tokens), output_tokens=[trial.tokens])
             expect(child, "loaded")
@@ -179,9 +179,13 @@ def bodies(count: int, tokens: int) -> list[str]:
     ]
 
 
+def at_once(requests: int) -> dict[str, Any]:
+    return {"kind": "closed_loop", "concurrency": requests, "requests": requests}
+
+
 def our_load(trial: Trial) -> dict[str, Any]:
     if trial.starts == "together":
-        return {"kind": "burst", "requests": trial.streams}
+        return at_once(trial.streams)
     schedule = [i * trial.itl_s / trial.streams for i in range(trial.streams)]
     return {"kind": "open_loop", "schedule": schedule, "window": [0.0, 1e6]}
 

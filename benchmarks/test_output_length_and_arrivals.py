@@ -5,9 +5,11 @@ requests of 512 prompt tokens that arrive independently of each other, served to
 whole of it.
 """
 
+import math
+
 import pytest
 
-RATES = (None, 100, 10)  # requests per second; None: all at once
+RATES = (math.inf, 100, 10)  # requests per second; infinity: all at once
 JOBS = {
     "gpu": [
         {"model": model, "requests": 500, "lengths": (512, tokens), "rate": rate}
@@ -18,7 +20,7 @@ JOBS = {
     "cpu": [
         {"model": "opt-tiny", "requests": 48, "lengths": (64, tokens), "rate": rate}
         for tokens in (8, 32)
-        for rate in (None, 100, 20)
+        for rate in (math.inf, 100, 20)
     ],
 }
 

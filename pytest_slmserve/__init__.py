@@ -16,6 +16,7 @@ _PUBLIC = {
     "EngineSpec": "pytest_slmserve.schema.specs",
     "FakeEngine": "pytest_slmserve.engines.fake",
     "Measurement": "pytest_slmserve.schema.records",
+    "OpenLoop": "pytest_slmserve.schema.loads",
     "SlmError": "pytest_slmserve.schema.errors",
     "State": "pytest_slmserve.analysis.verdict",
     "Undecided": "pytest_slmserve.analysis.verdict",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing
-from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, Load
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
@@ -188,7 +189,7 @@ def job_point(
     **figures: object,
 ) -> JobPoint:
     """A job of planted requests/s, one for each repeat, whose requests came at exactly its rate."""
-    load, each = Job(requests, rate), workload(512, output_tokens)
+    load, each = OpenLoop(requests=requests, rate=rate or math.inf), workload(512, output_tokens)
     summaries = tuple(
         JobSummary(requests_per_s=served, output_tokens_per_s=served * output_tokens, e2e_s=wait, rate=rate)
         for served, wait in zip(requests_per_s, e2e_s)
@@ -283,10 +284,12 @@ def workload_references() -> st.SearchStrategy[WorkloadReference]:
 def loads() -> st.SearchStrategy[Load]:
     closed = st.builds(ClosedLoop, st.integers(1, 1024), window_s=st.floats(0.1, 60), requests=st.none() | COUNTS)
     most = st.none() | st.integers(1, 64)
-    at_once = st.builds(Job, st.integers(1, 1024), st.none(), COUNTS, max_concurrency=most)
-    uneven = st.none() | st.floats(0.01, 100)
-    jobs = st.builds(Job, st.integers(1, 1024), st.floats(0.1, 1000), COUNTS, max_concurrency=most, burstiness=uneven)
-    return closed | st.builds(Burst, COUNTS) | at_once | jobs
+    rates, uneven = st.floats(0.1, 1000), st.just(math.inf) | st.floats(0.01, 100)
+    number = {"requests": st.integers(1, 1024), "seed": COUNTS, "max_concurrency": most}
+    times = {"window_s": st.floats(0.1, 60), "settle_s": st.floats(0, 5)}
+    windows = st.builds(OpenLoop, rate=rates, arrivals=NAMES, steps=st.just(((4.0, 9.0),)) | st.just(()), **times)
+    at_once, jobs = st.builds(OpenLoop, **number), st.builds(OpenLoop, rate=rates, burstiness=uneven, **number)
+    return closed | at_once | jobs | windows
 
 
 def samples_in_any_order() -> st.SearchStrategy[Samples]:

@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.points.replica_points import ReplicaGroup, check_g
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement
 
 FOLDER = Path(".slm/baselines")
@@ -150,8 +150,7 @@ def _judged(measurements: Sequence[Measurement]) -> list[tuple[Measurement, str 
 
 def _obstacle(measurement: Measurement, members: ReplicaGroup) -> str | None:
     """members: itself, and what it was measured together with; empty where some of these records are lost."""
-    load = measurement.load
-    if not isinstance(load, ClosedLoop) or load.requests is not None:
+    if not is_steady(measurement.load):
         return "it is of a load without a steady window"
     if baseline_name(measurement.environment) is None:
         return "its device or its release of vLLM is not known"

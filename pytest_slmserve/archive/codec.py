@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, OpenLoop, load_facts
+from pytest_slmserve.schema.loads import load_facts, load_of
 from pytest_slmserve.schema.records import (
     Failures,
     GateLaunch,
@@ -42,7 +42,6 @@ NoneType = type(None)
 BASE_64 = f"{ascii_uppercase}{ascii_lowercase}{digits}+/".encode()  # its digits, as in RFC 4648
 NO_DIGIT = len(BASE_64)
 VALUES = bytes(BASE_64.index(byte) if byte in BASE_64 else NO_DIGIT for byte in range(256))
-LOADS: dict[str, type] = {"burst": Burst, "closed_loop": ClosedLoop, "open_loop": OpenLoop, "job": Job}
 
 # Writing
 
@@ -188,7 +187,7 @@ def measurement_of(
         resolved=resolved,
         environment=environment,
         workload=_workload(facts["workload"]),
-        load=built(LOADS.get(facts["load"]["kind"], ClosedLoop), facts["load"]),
+        load=load_of(facts["load"], built),
         run=_run(facts["run"]),
         launch=facts["engine"],
         measured_at=typed(str, facts["measured_at"]),

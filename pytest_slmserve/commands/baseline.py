@@ -186,12 +186,11 @@ def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
 
 def _told(left_out: Iterable[LeftOut]) -> list[str]:
     """A line for each load and reason, with how often."""
-    from pytest_slmserve.report.tables.run import load_in_short
     from pytest_slmserve.schema.catalog import short_name
 
     def title(each: LeftOut) -> str:
         m = each.measurement
-        return f"{short_name(m.spec.model)} at {load_in_short(m.load)}: {each.why}"
+        return f"{short_name(m.spec.model)} at {m.load.title}: {each.why}"
 
     lines = [(text, len(list(group))) for text, group in groupby(sorted(map(title, left_out)))]
     return [f"{text}{f' ({count} times)' if count > 1 else ''}" for text, count in lines]

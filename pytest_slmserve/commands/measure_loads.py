@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_slmserve.commands.cli import Parser
 from pytest_slmserve.commands.measure_requests import check_lengths, requests_for, requests_in_order, trace_of
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
 from pytest_slmserve.schema.specs import short_hash
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def closed_loop(given: argparse.Namespace) -> ClosedLoop:
     return ClosedLoop(given.concurrency, window_s=given.window or WINDOW_S, requests=given.requests)
 
 
-def job_of(given: argparse.Namespace) -> Job:
+def job_of(given: argparse.Namespace) -> OpenLoop:
     """A number of requests, served to the end."""
     from pytest_slmserve.workload.arrivals import job
 
@@ -149,8 +150,7 @@ def job_of(given: argparse.Namespace) -> Job:
     (rate,) = given.request_rate
     if rate == math.inf and given.burstiness != 1:
         raise BadUsage("what comes all at once has no burstiness", "--request-rate 10")
-    even = None if given.burstiness == math.inf else given.burstiness
-    return job(given.requests, None if rate == math.inf else rate, given.seed, given.concurrency, even)
+    return job(given.requests, rate, given.seed, given.concurrency, given.burstiness)
 
 
 def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
@@ -160,7 +160,7 @@ def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--requests 512")
     arrivals = Arrivals("gamma", rate, given.burstiness, given.seed, duration_s=length_s(given))
     words = f"gamma {given.burstiness:g}, {rate:g}/s, seed {given.seed}"
-    return OpenLoop(words, rate, given.settle, given.window or WINDOW_S, times_of(arrivals, length_s(given)))
+    return windowed(given, words, rate, times_of(arrivals, length_s(given)))
 
 
 def ramp(given: argparse.Namespace) -> OpenLoop:
@@ -182,7 +182,12 @@ def ramp(given: argparse.Namespace) -> OpenLoop:
     listed = ",".join(f"{rate:g}" for rate in given.ramp)
     words = f"ramp {listed}/s, {given.step:g} s each, gamma {given.burstiness:g}, seed {given.seed}"
     mean = math.fsum(given.ramp) / len(steps)
-    return OpenLoop(words, mean, given.settle, until_s - given.settle, times, steps)
+    return replace(windowed(given, words, mean, times), window_s=until_s - given.settle, steps=steps)
+
+
+def windowed(given: argparse.Namespace, words: str, rate: float, times: tuple[float, ...]) -> OpenLoop:
+    window_s = given.window or WINDOW_S
+    return OpenLoop(rate=rate, window_s=window_s, settle_s=given.settle, arrivals=words, schedule_s=times)
 
 
 def length_s(given: argparse.Namespace) -> float:
@@ -212,5 +217,4 @@ def traced(given: argparse.Namespace) -> tuple[Load, Workload]:
     if not any(given.settle <= at < given.settle + window for at in times):
         judged = f"{given.settle:g} s and {given.settle + window:g} s"
         raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
-    load = OpenLoop(words, len(times) / length, given.settle, window, times)
-    return load, requests_in_order(given, trace)
+    return windowed(given, words, len(times) / length, times), requests_in_order(given, trace)

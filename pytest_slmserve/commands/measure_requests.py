@@ -101,7 +101,7 @@ def requests_in_order(given: argparse.Namespace, trace: Trace) -> Workload:
 def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
     """As many for each load as it sends, none of them twice while there are enough: a server's cache of prefixes would
     answer a repeat, within a load or in the next one, from what it has kept."""
-    numbers = [len(load.schedule_s) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
+    numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
     whole = workload_of(given, min(sum(numbers), DISTINCT))
     endless = cycle(whole.requests)
     return [replace(whole, requests=tuple(islice(endless, min(number, DISTINCT)))) for number in numbers]

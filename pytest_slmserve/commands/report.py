@@ -12,7 +12,7 @@ from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Command
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_question, are_external, judge
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, Job
+from pytest_slmserve.schema.loads import is_job
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.gate.launch_pairs import Gated
@@ -60,7 +60,7 @@ def report(given: argparse.Namespace) -> int:
     curves, judged, text = judged_again(contents, given.strict, slo)
     texts = (found(contents.measurements, ValidityCriteria(slo)) for found in (counted_loop_texts, open_loop_texts))
     pages = [f"{each}\n" for each in chain.from_iterable(texts)]
-    tables = curves or any(isinstance(m.load, Job) for m in contents.measurements)
+    tables = curves or any(is_job(m.load) for m in contents.measurements)
     for piece in ([text] if tables or not (gates or pages) else []) + pages + gate_texts(gates):
         print(piece)
     nothing = [] if curves or gates or pages else ["no sweep was measured"]
@@ -141,7 +141,7 @@ def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     if not gated.pairs:
         return gated, ""
     seen = gated.pairs[0].candidate.measurements
-    loads = [m.load.concurrency for m in seen if isinstance(m.load, ClosedLoop)]
+    loads = [m.load.max_concurrency or 0 for m in seen]
     place = noise_key(seen[0].environment, gated.model, loads, gated.terms, gated.caches)
     if (known := find(beside(records), place)) is None:
         return gated, ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from dataclasses import asdict
+from typing import Any, Protocol, runtime_checkable
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Job, Load, OpenLoop
+from pytest_slmserve.schema.loads import Load, OpenLoop
 from pytest_slmserve.schema.records import Progress, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
@@ -25,19 +26,25 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
         )
 
 
-def check_schedule(load: Load) -> None:
-    """Raises BadUsage for a job without its schedule."""
-    if isinstance(load, Job):
-        assert load.times
-
-
 def check_load(load: Load) -> None:
-    """Raises BadUsage for a load that only a client of a server can make, and for a job without its schedule."""
-    check_schedule(load)
-    if isinstance(load, OpenLoop):
-        raise BadUsage("a schedule of arrivals is for a server", "the server door, or an endpoint")
-    if isinstance(load, Job) and load.max_concurrency is not None:
-        raise BadUsage("max_concurrency holds requests back from a server", "the server door, or an endpoint")
+    """Raises BadUsage for a load that only a client of a server can make."""
+    if isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None):
+        raise BadUsage(
+            "an open loop with a window or with max_concurrency needs a server", "the server door, or an endpoint"
+        )
+
+
+def message_of(load: Load) -> dict[str, Any]:
+    """The load in the words of the process that sends it. Raises BadUsage for an open loop without its schedule."""
+    if not isinstance(load, OpenLoop):
+        return {**asdict(load), "kind": "closed_loop"}
+    return {
+        "kind": "open_loop",
+        "schedule": load.times,
+        "window": None if load.window_s is None else (load.settle_s, load.settle_s + load.window_s),
+        "steps": load.step_windows_s,
+        "most": load.max_concurrency,
+    }
 
 
 def ignore_progress(progress: Progress) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, combinations
 from urllib.parse import urlsplit
 
-from pytest_slmserve.engines.base import Outputs, ProgressCallback, WindowBarrier, ignore_progress
+from pytest_slmserve.engines.base import Outputs, ProgressCallback, WindowBarrier, ignore_progress, message_of
 from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completion, run_of
 from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -145,7 +145,7 @@ class EndpointEngine:
     ) -> Run:
         self.load_requests(workload)
         before = self._lookups()
-        run = run_of(self._client.run(load, on_progress, barrier), workload)
+        run = run_of(self._client.run(message_of(load), on_progress, barrier), workload)
         after = self._lookups()
         seen = (after[0] - before[0], after[1] - before[1]) if before and after else None
         salt = self._fresh.salt if self._fresh else None

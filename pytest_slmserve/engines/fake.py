@@ -28,7 +28,7 @@ from pytest_slmserve.engines.base import (
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import Burst, Job, Load, OpenLoop
+from pytest_slmserve.schema.loads import Load, OpenLoop
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
 from pytest_slmserve.schema.specs import EngineSpec
@@ -239,12 +239,9 @@ class FakeEngine:
         return max(1, min(self.spec.max_num_seqs, blocks))
 
     def _loop(self, workload: Workload, load: Load) -> ClosedLoopPacer | SchedulePacer:
-        lifetime = workload.mean_output_tokens
-        if isinstance(load, Job):
+        if isinstance(load, OpenLoop):
             return SchedulePacer(load.times)
-        if isinstance(load, Burst):
-            return ClosedLoopPacer(load.requests, lifetime, requests=load.requests)
-        assert not isinstance(load, OpenLoop), "refused by `run`"
+        lifetime = workload.mean_output_tokens
         return ClosedLoopPacer(
             load.concurrency, lifetime, load.settle_lifetimes, load.window_s, load.requests, load.starts
         )

@@ -12,7 +12,7 @@ from pytest_slmserve.engines.launch.vllm_arguments import WORKER
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.worker.slm_pacing import next_batch
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Burst, Job, Load
+from pytest_slmserve.schema.loads import Load, is_job
 from pytest_slmserve.schema.records import Run, Samples, Steps
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
@@ -62,13 +62,9 @@ def batching_of(spec: EngineSpec) -> dict[str, Any]:
 def times_of(load: Load) -> tuple[float, ...]:
     """When each request comes. Raises BadUsage for users who send when they are answered: a static batch would wait for
     those that wait for it."""
-    match load:
-        case Job():
-            return load.times
-        case Burst():
-            return (0.0,) * load.requests
-        case _:
-            raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
+    if not is_job(load):
+        raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
+    return load.times
 
 
 class FakeBatches(FakeEngine):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.child_messages import run_from
 from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Job, Load, OpenLoop
 from pytest_slmserve.schema.records import Run, Stream
 from pytest_slmserve.schema.workloads import Request, Workload
 
@@ -58,23 +57,15 @@ class LoadClient:
     def has(self, workload: Workload) -> bool:
         return self._loaded == workload.hash
 
-    def run(self, load: Load, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> dict[str, Any]:
-        """The columns of one run, as the client tells them."""
+    def run(
+        self, load: Mapping[str, Any], on_progress: ProgressCallback, barrier: WindowBarrier | None
+    ) -> dict[str, Any]:
+        """The columns of one run, as the client tells them. load: of `message_of`."""
         at = {"at": barrier.begins_s} if barrier else {}
-        return converse(self.child, on_progress, barrier, op="run", load=message_of(load), **at)
+        return converse(self.child, on_progress, barrier, op="run", load=load, **at)
 
     def kill(self) -> None:
         self.child.kill()
-
-
-def message_of(load: Load) -> dict[str, Any]:
-    """A load in the client's words."""
-    if isinstance(load, Job):
-        return {"kind": "open_loop", "schedule": list(load.times), "window": None, "most": load.max_concurrency}
-    if not isinstance(load, OpenLoop):
-        return asdict(load)
-    window = load.settle_s, load.settle_s + load.window_s
-    return {"kind": load.kind, "schedule": list(load.schedule_s), "window": window, "steps": load.step_windows_s}
 
 
 def completion(request: Request, model: str) -> dict[str, Any]:

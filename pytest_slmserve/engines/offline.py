@@ -8,7 +8,6 @@ import tempfile
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pytest_slmserve.engines.base import (
     check_fits,
     check_load,
     ignore_progress,
+    message_of,
 )
 from pytest_slmserve.engines.child_messages import resolved_from, run_from
 from pytest_slmserve.engines.launch.child_process import Child, converse
@@ -99,7 +99,7 @@ class OfflineEngine(StaggeredEngine):
         check_load(load)
         self.load_requests(workload)
         at = {"at": barrier.begins_s} if barrier else {}
-        run = run_from(self.ask(on_progress, barrier, op="run", load=asdict(load), **at))
+        run = run_from(self.ask(on_progress, barrier, op="run", load=message_of(load), **at))
         if run.first_failure and "EngineDead" in run.first_failure:
             self.ready = False
             raise self.child.failed(f"died while it served ({run.first_failure})")
@@ -128,7 +128,7 @@ class OfflineEngine(StaggeredEngine):
 
     def profile(self, workload: Workload, load: Load) -> str | None:
         self.load_requests(workload)
-        problem: str | None = self.ask(op="profile", load=asdict(load))["problem"]
+        problem: str | None = self.ask(op="profile", load=message_of(load))["problem"]
         return problem
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ from pytest_slmserve.engines.base import (
     ProgressCallback,
     WindowBarrier,
     check_fits,
-    check_schedule,
     ignore_progress,
+    message_of,
 )
 from pytest_slmserve.engines.child_messages import resolved_from
 from pytest_slmserve.engines.launch.child_process import Child
@@ -154,11 +154,11 @@ class ServerEngine(StaggeredEngine):
         on_progress: ProgressCallback = ignore_progress,
         barrier: WindowBarrier | None = None,
     ) -> Run:
-        check_schedule(load)
+        message = message_of(load)
         self.load_requests(workload)
         self.ready = False
         before = trace_file(self.child.folder).stat().st_size
-        told = self.client.run(load, on_progress, barrier)
+        told = self.client.run(message, on_progress, barrier)
         self._await_idle()
         if self.child.process.poll() is not None:
             raise self.child.failed(f"died while it served ({told['first_failure']})")

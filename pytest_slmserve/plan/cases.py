@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast, get_args
@@ -16,7 +17,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, kv_capacity
 from pytest_slmserve.schema.literals import Batching, Sharing
-from pytest_slmserve.schema.loads import ClosedLoop, Job, Load
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
 from pytest_slmserve.schema.records import (
     Replica,
     replica_set,
@@ -32,7 +33,7 @@ WAIT_S = 0.1  # that a dynamic batch waits for more requests
 class JobPlan:
     """One job of a model.
 
-    requests, rate: as of a `Job`. lengths: prompt and output tokens; None: natural lengths, the outputs divided by
+    requests, rate: as of an open loop. lengths: prompt and output tokens; None: natural lengths, the outputs divided by
     `shorter`. kv_requests: the KV cache holds so many of its requests at full length, and no more; None: as the options
     say. max_num_seqs: the most sequences in the engine at once; None: as the options say. batching: by Transformers, in
     batches made one after the other, "none", "static" or "dynamic"; None: continuously, by vLLM.
@@ -40,7 +41,7 @@ class JobPlan:
 
     model: str
     requests: int
-    rate: float | None = None
+    rate: float = math.inf
     lengths: tuple[int, int] | None = None
     shorter: int = 1
     kv_requests: int | None = None
@@ -49,7 +50,7 @@ class JobPlan:
 
     def __str__(self) -> str:
         length = "natural" if self.lengths is None else f"{self.lengths[1]}"
-        arrivals = "at-once" if self.rate is None else f"{self.rate:g}-per-s"
+        arrivals = "at-once" if self.rate == math.inf else f"{self.rate:g}-per-s"
         kv = "" if self.kv_requests is None else f"-kv-for-{self.kv_requests}"
         batching = "" if self.batching is None else f"-{self.batching}"
         return f"{short_name(self.model)}-{length}-{arrivals}{kv}{batching}"
@@ -132,7 +133,7 @@ def shortened(workload: Workload, by: int) -> Workload:
     return Workload(workload.spec, requests, f"{workload.source}, outputs over {by}")
 
 
-def job_case(planner: Planner, plan: JobPlan) -> tuple[EngineSpec, Workload, Job]:
+def job_case(planner: Planner, plan: JobPlan) -> tuple[EngineSpec, Workload, OpenLoop]:
     """What is measured: engine, requests, load."""
     return spec_of(planner, plan), workload_of(planner, plan), job(plan.requests, plan.rate, planner.options.seed)
 

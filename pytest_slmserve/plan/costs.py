@@ -9,7 +9,7 @@ from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Pl
 from pytest_slmserve.plan.titles import Engines
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.loads import ClosedLoop, Job, Load
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
 
@@ -61,31 +61,27 @@ def duration_s(load: ClosedLoop, lifetime_s: float) -> float:
     return (0.5 + load.settle_lifetimes) * lifetime_s + window_s
 
 
-def job_estimate_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
+def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:
     """The same of a job: the time until its last request has come, or that of the work there is, whichever is longer,
     and the time of the last request. On an H200 prompts were seen to take 4e14 operations per second."""
-    prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
+    prompt, output, requests = workload.mean_prompt_tokens, workload.mean_output_tokens, job.requests or 0
     if spec.door == "transformers" and spec.backend != "fake":
         return _batched_estimate_s(spec, job, workload)
     capacity = kv_capacity(spec, workload.longest)
-    batch = max(1, min(job.requests, spec.max_num_seqs, capacity or job.requests))
+    batch = max(1, min(requests, spec.max_num_seqs, capacity or requests))
     step_s = _step_s(spec, batch, prompt + output / 2)
-    prompts_s = (
-        job.requests * prompt * (1e-5 if spec.backend == "cpu" else (shape_of(spec.model).parameters or 0) / 2e14)
-    )
-    work_s = prompts_s + job.requests / batch * output * step_s
-    return (
-        0.1 if spec.backend == "fake" else max(work_s, (job.requests / job.rate if job.rate else 0) + output * step_s)
-    )
+    prompts_s = requests * prompt * (1e-5 if spec.backend == "cpu" else (shape_of(spec.model).parameters or 0) / 2e14)
+    work_s = prompts_s + requests / batch * output * step_s
+    return 0.1 if spec.backend == "fake" else max(work_s, requests / job.rate + output * step_s)
 
 
-def _batched_estimate_s(spec: EngineSpec, job: Job, workload: Workload) -> float:
+def _batched_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:
     """A step of Transformers is taken to cost 20 ms on a GPU, a guess, and 12 ms on a CPU, as that of the tiny model
     did; a batch takes as many as its longest output has tokens."""
     batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
     tokens = [request.output_tokens for request in workload.requests]
     steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
-    return max(steps * (12e-3 if spec.backend == "cpu" else 20e-3), job.requests / job.rate if job.rate else 0.0)
+    return max(steps * (12e-3 if spec.backend == "cpu" else 20e-3), (job.requests or 0) / job.rate)
 
 
 def start_estimate_s(spec: Engines) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
 Engines = EngineSpec | ReplicaSpec
@@ -24,13 +24,8 @@ def engine_title(spec: Engines) -> str:
 
 def point_title(spec: EngineSpec, load: Load) -> str:
     """What is measured, in a few words."""
-    match load:
-        case ClosedLoop():
-            return f"{short_name(spec.model)} at {load.concurrency}"
-        case Job() | OpenLoop() if load.rate:
-            return f"{short_name(spec.model)} at {load.rate:g}/s"
-        case _:
-            return f"{short_name(spec.model)}, {getattr(load, 'requests', 0)} at once"
+    name = short_name(spec.model)
+    return f"{name} at {load.concurrency}" if isinstance(load, ClosedLoop) else f"{name}, {load.title}"
 
 
 def clock(seconds: float) -> str:

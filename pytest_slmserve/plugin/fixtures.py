@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -188,18 +189,18 @@ def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carr
 
 @pytest.fixture
 def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
-    """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; rate None (the
-    default) is all at once, without lengths those of the options. burstiness: as of a `Job`."""
+    """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; without a
+    rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
     from pytest_slmserve.analysis.points.job_points import job_points
     from pytest_slmserve.plan.cases import sized_workload
     from pytest_slmserve.workload.arrivals import job
 
     def serve(
         requests: int,
-        rate: float | None = None,
+        rate: float = math.inf,
         *,
         lengths: tuple[int, int] | None = None,
-        burstiness: float | None = 1.0,
+        burstiness: float = 1.0,
         repeats: int | None = None,
     ) -> JobPoint:
         workload = sized_workload(slm_session.planner, slm_spec.model, requests, lengths)

@@ -340,9 +340,9 @@ class OneGate:
     def traced(self, load: Load | None) -> str:
         """One more launch of each side serves `load` under its profiler. Says where the traces are, or why there are
         none: what was measured stands. Nothing where there is no load."""
-        if not isinstance(load, ClosedLoop):
+        if load is None:
             return ""
-        of = f"{short_name(self.model)} at {load.concurrency}"
+        of = f"{short_name(self.model)} at {load.max_concurrency}"
         return f"traces of {of}: {'; '.join(f'{side}: {self._trace(side, load)}' for side in SIDES)}"
 
     def _trace(self, side: Side, load: Load) -> str:

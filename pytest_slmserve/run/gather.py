@@ -15,7 +15,7 @@ from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.run.gpu_slots import GpuSlot, Outcome, as_seen, outcomes_of, seats, sweep_up
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement
 
 UNCHECKED = (
@@ -76,7 +76,7 @@ def measure_alone(session: Session, model: str) -> None:
     is most of a step, and its largest."""
     spec, workload = session.planner.spec(model), session.planner.workload(model)
     found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
-    beside = sorted({m.load.concurrency for m in found if m.neighbours and isinstance(m.load, ClosedLoop)})
+    beside = sorted({m.load.concurrency for m in found if m.neighbours and is_steady(m.load)})
     for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
         load = session.planner.load(concurrency)
         known = session.known.measured[session.planner.key(spec, workload, load)]

@@ -45,7 +45,7 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Backend, Sharing
-from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, Load
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, is_job
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, Replica, replica_set
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
@@ -301,17 +301,17 @@ class Session:
     ) -> Measurement:
         on_progress, environment = partial(self.on_progress, name), self.planner.environment(spec)
         engine = self.engine(spec)
-        if isinstance(load, Job):
+        if is_job(load):
             self._warm(engine, workload, load)
         neighbours = self.devices.neighbours
         found = measure(engine, workload, load, environment, on_progress, self.devices.sampler_of(spec))
         neighbours = max(neighbours, self.devices.neighbours)
         return replace(found, replica=replica, paired=paired, neighbours=neighbours)
 
-    def _warm(self, engine: Engine, workload: Workload, job: Job) -> None:
+    def _warm(self, engine: Engine, workload: Workload, job: OpenLoop) -> None:
         """A job has no ramp: the first requests of a fresh engine, which are slow, must not be its own."""
         if engine.launch != self._warmed:
-            engine.run(workload, Burst(min(job.requests, WARM_UP)))
+            engine.run(workload, OpenLoop(requests=min(job.requests or 1, WARM_UP)))
             self._warmed = engine.launch
 
     def measure_replicas(

@@ -1,16 +1,20 @@
-"""Loads: how requests are sent to an engine."""
+"""Loads: how requests are sent to an engine.
+
+A record keeps the facts of a load, and keys are hashes of them: `load_facts` and `load_of` hold that mapping alone.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Starts
 
-LATER_OF_A_LOAD = {"steps": (), "max_concurrency": None, "burstiness": 1.0}
+JudgedBy = Literal["sent", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,8 @@ class ClosedLoop:
     settle_lifetimes: float = 1.0
     requests: int | None = None
     starts: Starts = "spread"
-    kind: Literal["closed_loop"] = "closed_loop"
+
+    judged_by: ClassVar[JudgedBy] = "ended"
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -37,38 +42,98 @@ class ClosedLoop:
         if self.requests is None and self.window_s <= 0:
             raise BadUsage(f"a window of {self.window_s} s measures nothing", "--slm-window 5")
 
+    @property
+    def max_concurrency(self) -> int:
+        """Requests in flight at most, as of an open loop."""
+        return self.concurrency
 
-@dataclass(frozen=True, slots=True)
-class Burst:
-    """All of `requests` at once; what a batch job, or a warm-up, does."""
-
-    requests: int
-    kind: Literal["burst"] = "burst"
+    @property
+    def title(self) -> str:
+        """ "64 in flight", or "64 in flight, 500 requests"."""
+        return f"{self.concurrency} in flight{'' if self.requests is None else f', {self.requests:,} requests'}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoop:
-    """Requests sent when a schedule says, whatever becomes of those before them.
+    """Requests sent when a schedule says, whatever becomes of those before them: a job of so many, or a window.
 
-    arrivals: how the schedule came about, in words that no other schedule has. rate: requests per second, as asked for.
-    schedule_s: when each is sent, since the beginning; a record has the times in its run instead. Those sent from
-    `settle_s` on for `window_s` are judged, whenever they end; meanwhile the load goes on, for `settle_s` more.
-    steps: of a ramp, requests per second and seconds of each; a step settles for `settle_s` and is judged by itself.
+    rate: requests per second as asked for, in the mean; infinity: all at once. requests: each is served to the end,
+    as `vllm bench serve --num-prompts --request-rate` does. Without them those sent from `settle_s` on for `window_s`
+    are judged, whenever they end; meanwhile the load goes on, for `settle_s` more. max_concurrency: in flight at most,
+    as behind a gateway that holds the others back. How long they wait there is no part of their latencies (as with
+    vLLM's `--max-concurrency`), but told.
+
+    schedule_s: when each is sent, in seconds since the beginning; a record does without. seed, burstiness: of a job's
+    gamma arrivals, 1.0 being Poisson and infinity constant gaps. arrivals: how the schedule of a window came about, in
+    words that no other schedule has. steps: of a ramp, requests per second and seconds of each; a step settles for
+    `settle_s` and is judged by itself.
     """
 
-    arrivals: str
-    rate: float
-    settle_s: float
-    window_s: float
-    schedule_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    rate: float = math.inf
+    requests: int | None = None
+    window_s: float | None = None
+    settle_s: float = 0.0
+    arrivals: str = ""
     steps: tuple[tuple[float, float], ...] = ()
-    kind: Literal["open_loop"] = "open_loop"
+    seed: int = 0
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    schedule_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.settle_s < 0 or self.window_s <= 0:
+        if (self.requests is None) == (self.window_s is None):
+            raise BadUsage("an open loop has a number of requests or a window", "requests=500, or window_s=10")
+        if self.requests is not None and self.requests < 1:
+            raise BadUsage(f"a job of {self.requests} requests", "requests=500, or another number from 1 on")
+        if self.window_s is not None and (self.settle_s < 0 or self.window_s <= 0):
             raise BadUsage(f"a window of {self.window_s} s after {self.settle_s} s", "10 s after 5 s")
+        if not self.rate > 0:
+            raise BadUsage(f"{self.rate} requests per second", "rate=10; without it all at once")
+        if self.at_once and self.requests is None:
+            raise BadUsage("what comes all at once is a number of requests", "requests=500, or rate=10")
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise BadUsage(f"{self.max_concurrency} in flight at most", "max_concurrency=64; None for as many as come")
+        if not self.burstiness > 0:
+            raise BadUsage(f"arrivals of burstiness {self.burstiness}", "burstiness=0.5; inf for constant gaps")
+        if self.at_once and self.burstiness != 1:
+            raise BadUsage("what comes all at once has no burstiness", "rate=10 too")
         if any(seconds <= self.settle_s for _, seconds in self.steps):
             raise BadUsage(f"a step that is over before it has settled for {self.settle_s:g} s", "longer steps")
+
+    @property
+    def at_once(self) -> bool:
+        return self.rate == math.inf
+
+    @property
+    def judged_by(self) -> JudgedBy:
+        """Which requests count: those sent in the window, or those that ended in it, which are all of a job."""
+        return "sent" if self.requests is None else "ended"
+
+    @property
+    def pace(self) -> str:
+        """ "10/s", or "all at once"."""
+        return "all at once" if self.at_once else f"{self.rate:g}/s"
+
+    @property
+    def title(self) -> str:
+        """ "10 requests/s", or "500 requests, 10/s, seed 0, burstiness 0.5, 64 in flight at most"."""
+        if self.requests is None:
+            return f"{self.rate:g} requests/s"
+        even = "at constant gaps" if self.burstiness == math.inf else f"burstiness {self.burstiness:g}"
+        parts = [f"{self.requests:,} requests", self.pace, *([] if self.at_once else [f"seed {self.seed}"])]
+        parts += [] if self.burstiness == 1 else [even]
+        parts += [] if self.max_concurrency is None else [f"{self.max_concurrency:,} in flight at most"]
+        return ", ".join(parts)
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """The schedule. Raises BadUsage where it was not filled in, as in a load that was read from a record."""
+        if self.at_once:
+            return (0.0,) * (self.requests or 0)
+        if not self.schedule_s or self.requests not in (None, len(self.schedule_s)):
+            hint = "pytest_slmserve.workload.arrivals.job(requests, rate, seed)"
+            raise BadUsage("an open loop without its schedule", hint)
+        return self.schedule_s
 
     @property
     def step_windows_s(self) -> list[tuple[float, float]]:
@@ -77,56 +142,37 @@ class OpenLoop:
         return [(end - seconds + self.settle_s, end) for (_, seconds), end in zip(self.steps, ends, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """So many requests, each once, served to the end: what `vllm bench serve --num-prompts --request-rate` does.
-
-    rate: requests per second at which they arrive, in the mean, by the seed; None: all at once. burstiness: 1.0 is
-    independently of each other (Poisson), less comes in bursts, more is more even, None is constant.
-    max_concurrency: in flight at most, as behind a gateway that holds the others back. How long they wait there is no
-    part of their latencies (as with vLLM's `--max-concurrency`), but told. schedule_s: when each comes, since the
-    beginning, as `workload.arrivals.job` fills it in; it follows from the rest, so a record does without.
-    """
-
-    requests: int
-    rate: float | None = None
-    seed: int = 0
-    schedule_s: tuple[float, ...] = field(default=(), compare=False, repr=False)
-    max_concurrency: int | None = None
-    burstiness: float | None = 1.0
-    kind: Literal["job"] = "job"
-
-    def __post_init__(self) -> None:
-        if self.requests < 1:
-            raise BadUsage(f"a job of {self.requests} requests", "requests=500, or another number from 1 on")
-        if self.rate is not None and not 0 < self.rate < math.inf:
-            raise BadUsage(f"{self.rate} requests per second", "rate=10; None for all at once")
-        if self.max_concurrency is not None and self.max_concurrency < 1:
-            raise BadUsage(f"{self.max_concurrency} in flight at most", "max_concurrency=64; None for as many as come")
-        if self.burstiness is not None and not 0 < self.burstiness < math.inf:
-            raise BadUsage(f"arrivals of burstiness {self.burstiness}", "burstiness=0.5; None for constant gaps")
-        if self.rate is None and self.burstiness != 1:
-            raise BadUsage("what comes all at once has no burstiness", "rate=10 too")
-
-    @property
-    def further(self) -> str:
-        """ ", burstiness 0.5, 64 in flight at most": what there is beside number and rate, or nothing."""
-        arrivals = ", at constant gaps" if self.burstiness is None else f", burstiness {self.burstiness:g}"
-        held_back = "" if self.max_concurrency is None else f", {self.max_concurrency:,} in flight at most"
-        return ("" if self.burstiness == 1 else arrivals) + held_back
-
-    @property
-    def times(self) -> tuple[float, ...]:
-        """The schedule. Raises BadUsage where it was not filled in, as in a job that was read from a record."""
-        if len(self.schedule_s) != self.requests:
-            raise BadUsage("a job without its schedule", "pytest_slmserve.workload.arrivals.job(requests, rate, seed)")
-        return self.schedule_s
+Load = ClosedLoop | OpenLoop
 
 
-Load = ClosedLoop | Burst | OpenLoop | Job
+def is_steady(load: Load) -> TypeGuard[ClosedLoop]:
+    """Whether a window is judged in which so many requests are in flight: a point of a sweep."""
+    return isinstance(load, ClosedLoop) and load.requests is None
+
+
+def is_job(load: Load) -> TypeGuard[OpenLoop]:
+    """Whether it is a number of requests that come by a schedule and are served to the end."""
+    return isinstance(load, OpenLoop) and load.requests is not None
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """What a record keeps of a load; a field that came later is left out while it says what was always so."""
-    facts = {name: value for name, value in asdict(load).items() if name != "schedule_s"}
-    return {name: value for name, value in facts.items() if (name, value) not in LATER_OF_A_LOAD.items()}
+    """What a record keeps of a load. Beside what each kind always had, a field is kept where it is not the default."""
+    if isinstance(load, ClosedLoop):
+        return {**asdict(load), "kind": "closed_loop"}
+    always = {"requests", "rate", "seed"} if is_job(load) else {"arrivals", "rate", "settle_s", "window_s"}
+    told = ((f, getattr(load, f.name)) for f in fields(load) if f.compare)
+    kept = {f.name: value for f, value in told if f.name in always or value != f.default}
+    finite = {name: None if value == math.inf else value for name, value in kept.items()}
+    return {**finite, "kind": "job" if is_job(load) else "open_loop"}
+
+
+def load_of(facts: dict[str, Any], build: Callable[[type, dict[str, Any]], Any]) -> Load:
+    """The load that a record of any format keeps. build: makes a value of a class from those entries that it has."""
+    match facts["kind"]:
+        case "closed_loop":
+            closed: ClosedLoop = build(ClosedLoop, facts)
+            return closed
+        case "open_loop" | "job" | "burst":  # a burst was a job whose requests come all at once
+            told: OpenLoop = build(OpenLoop, {name: value for name, value in facts.items() if value is not None})
+            return replace(told, burstiness=math.inf) if facts.get("burstiness", 1) is None else told
+    raise ValueError(f"unknown kind of load {facts['kind']!r}")

@@ -16,7 +16,7 @@ from itertools import accumulate, count, islice, pairwise
 from typing import Literal, get_args
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Job
+from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.workload.seeding import draws
 
 Process = Literal["constant", "poisson", "gamma", "ramp", "trace"]
@@ -89,17 +89,16 @@ def length_s(arrivals: Arrivals) -> float | None:
 
 def job(
     requests: int,
-    rate: float | None = None,
+    rate: float = math.inf,
     seed: int = 0,
     max_concurrency: int | None = None,
-    burstiness: float | None = 1.0,
-) -> Job:
-    """A job with its times: all at 0 without a rate, else those of a gamma process, or at constant gaps."""
-    asked = Job(requests, rate, seed, max_concurrency=max_concurrency, burstiness=burstiness)
-    if rate is None:
-        return replace(asked, schedule_s=(0.0,) * requests)
-    shape = math.inf if burstiness is None else burstiness
-    return replace(asked, schedule_s=schedule(Arrivals("gamma", rate, shape, seed, requests=requests)))
+    burstiness: float = 1.0,
+) -> OpenLoop:
+    """A job with its times: those of a gamma process, unless all requests come at once."""
+    load = OpenLoop(rate=rate, requests=requests, seed=seed, max_concurrency=max_concurrency, burstiness=burstiness)
+    if load.at_once:
+        return load
+    return replace(load, schedule_s=schedule(Arrivals("gamma", rate, burstiness, seed, requests=requests)))
 
 
 # Unit rate

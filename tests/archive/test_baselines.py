@@ -26,7 +26,7 @@ from pytest_slmserve.commands import baseline as command
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
-from pytest_slmserve.schema.loads import Burst
+from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Replica
 
 GOOD = repeats([1000, 1001, 1002])
@@ -85,7 +85,7 @@ def test_what_is_kept_is_an_ordinary_archive_that_can_be_compared_with(tmp_path)
         (engine_alone(preempted=3), "3 preemptions"),
         (engine_alone(environment=replace(KNOWN, vllm=None)), "release of vLLM is not known"),
         (replace(GOOD[0], replica=Replica("g", 0, 2, "s", "mps")), "it belongs to a run of several engines"),
-        (replace(GOOD[0], load=Burst(8)), "a load without a steady window"),
+        (replace(GOOD[0], load=OpenLoop(requests=8)), "a load without a steady window"),
     ],
 )
 def test_what_is_invalid_or_no_part_of_a_baseline_is_left_out_and_told(bad, why, tmp_path):

@@ -448,7 +448,7 @@ def test_a_damaged_line_is_named_and_can_be_skipped(three, number, new, what):
         (4, ("workload", "mean_output_tokens"), -1.0, "a workload without requests or tokens"),
         (4, ("workload", "spec"), {"seed": "0"}, "spec: seed: '0' is no int"),
         (4, ("load", "concurrency"), "2", "concurrency: '2' is no int"),
-        (4, ("load", "kind"), "storm", "kind: 'storm' is no Literal"),
+        (4, ("load", "kind"), "storm", "unknown kind of load 'storm'"),
         (4, ("load", "settle_lifetimes"), None, "settle_lifetimes: None is no float"),
         (4, ("measured_at",), 5, "5 is no str"),
         (4, ("run", "failures"), None, "None is no int"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import accumulate, pairwise
@@ -19,7 +20,7 @@ from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import text_table
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import Job
+from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.sharegpt import read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
@@ -70,7 +71,7 @@ def test_measure_prints_a_page_and_keeps_a_record(there, tmp_path):
     done = command(there, tmp_path, "--concurrency", "4", "--requests", "40")
     assert done.status == 0, done.err
     assert "40 requests ended in the window, 0 of them unfinished; 0 failed" in done.out
-    assert "\n4 users, 40 requests\n" in done.out
+    assert "\n4 in flight, 40 requests\n" in done.out
     assert {"TTFT", "TPOT", "E2E", "ITL"} <= {line.split()[0] for line in done.out.splitlines() if line}
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert (kept.spec.door, kept.spec.model, len(kept.run.samples)) == ("endpoint", "slm", 40)
@@ -194,7 +195,7 @@ def test_an_interrupt_is_one_line_and_what_was_measured_is_kept(there, tmp_path,
     assert [m.load.rate for m in read(tmp_path / "r.jsonl").measurements] == [20]
 
 
-@pytest.mark.parametrize(("rate", "words"), [("inf", "40 requests at once"), ("60", "40 requests at 60/s, seed 0")])
+@pytest.mark.parametrize(("rate", "words"), [("inf", "40 requests, all at once"), ("60", "40 requests, 60/s, seed 0")])
 def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, tmp_path, rate, words):
     """The numbers are those of vLLM's own client: all requests, over the time until the last answer."""
     saved = tmp_path / "bench.json"
@@ -204,7 +205,7 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
     assert f"\n{words}, late by" in done.out and "goodput" in done.out
     assert "40 requests ended in the window, 0 of them unfinished; 0 failed" in done.out
     (kept,) = read(tmp_path / "r.jsonl").measurements
-    assert kept.load == Job(40, None if rate == "inf" else 60) and list(kept.run.samples.request) == list(range(40))
+    assert kept.load == OpenLoop(requests=40, rate=float(rate)) and list(kept.run.samples.request) == list(range(40))
     told = json.loads(saved.read_text("utf-8"))
     assert (told["completed"], str(told["request_rate"])) == (40, rate if rate == "inf" else "60.0")
     assert told["request_throughput"] == pytest.approx(40 / told["duration"])
@@ -215,7 +216,7 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
     assert f"{told['request_throughput']:.4g}" in again.getvalue(), "its row among the jobs"
-    assert "\n4 users, 30 requests\n" in again.getvalue(), "and what was no job"
+    assert "\n4 in flight, 30 requests\n" in again.getvalue(), "and what was no job"
 
 
 def test_a_rate_with_a_limit_on_what_is_in_flight(there, tmp_path):
@@ -224,9 +225,9 @@ def test_a_rate_with_a_limit_on_what_is_in_flight(there, tmp_path):
     load = ("--concurrency", "2", "--requests", "40", "--export", f"vllm-bench={saved}")
     done = command(there, tmp_path, *load, "--request-rate", "200")
     assert done.status in (0, 1), done.err
-    assert "\n40 requests at 200/s, seed 0, 2 in flight at most, late by" in done.out
+    assert "\n40 requests, 200/s, seed 0, 2 in flight at most, late by" in done.out
     (held,) = read(tmp_path / "r.jsonl").measurements
-    assert held.load == Job(40, 200, max_concurrency=2) and held.run.failures == 0
+    assert held.load == OpenLoop(requests=40, rate=200, max_concurrency=2) and held.run.failures == 0
     assert most_in_flight(held.run.samples) == 2
     waited = held.run.stream.waited_s
     assert len(waited) == 40 and sum(s > 0 for s in waited) > 20, "5 ms apart, 2 at a time"
@@ -306,7 +307,7 @@ def test_what_further_was_asked_of_each_request_is_told_and_kept(there, tmp_path
     assert json.loads(command(there, tmp_path, *closed, "--json").out)["extra_body"] == {"top_k": 1}
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
-    assert "\neach request with top_k: 1\n" in again.getvalue() and "\n2 users, 30 requests\n" in again.getvalue()
+    assert "\neach request with top_k: 1\n" in again.getvalue() and "\n2 in flight, 30 requests\n" in again.getvalue()
     steady = ("--concurrency", "2", "--window", "0.5", "--extra-body", '{"top_k": 1}')
     assert command(there, tmp_path, *steady).status in (0, 1)
     with redirect_stdout(again):
@@ -327,19 +328,19 @@ def test_lengths_are_drawn_from_a_trace(there, tmp_path):
     assert none.status == 4 and "no request of up to 4 tokens" in none.err and "--max-model-len" in none.err
 
 
-@pytest.mark.parametrize(("shape", "burstiness"), [("0.25", 0.25), ("inf", None)])
+@pytest.mark.parametrize(("shape", "burstiness"), [("0.25", 0.25), ("inf", math.inf)])
 def test_a_number_of_requests_may_come_in_bursts_or_evenly(there, tmp_path, shape, burstiness):
     load = ("--request-rate", "80", "--requests", "40", "--burstiness", shape)
     done = command(there, tmp_path, *load)
     assert done.status in (0, 1), done.err
-    words = "at constant gaps" if burstiness is None else "burstiness 0.25"
-    assert f"\n40 requests at 80/s, seed 0, {words}, late by" in done.out
+    words = "at constant gaps" if burstiness == math.inf else "burstiness 0.25"
+    assert f"\n40 requests, 80/s, seed 0, {words}, late by" in done.out
     (kept,) = read(tmp_path / "r.jsonl").measurements
-    assert kept.load == Job(40, 80, burstiness=burstiness)
+    assert kept.load == OpenLoop(requests=40, rate=80, burstiness=burstiness)
     due = job(40, 80, burstiness=burstiness).times
     assert list(kept.run.stream.scheduled_s) == pytest.approx(list(due), abs=1e-5)
     gaps = {round(b - a, 6) for a, b in pairwise(due)}
-    assert (gaps == {0.0125}) is (burstiness is None)
+    assert (gaps == {0.0125}) is (burstiness == math.inf)
 
 
 def test_several_client_processes_share_a_load_in_the_time_that_it_is_given(there, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.claims.kv_blocks import BLOCK_TOLERANCE
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import predicted_blocks
-from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.workload.arrivals import job
 
 WORKLOAD = small_workload()
@@ -21,10 +21,9 @@ USERS = 5
 WINDOW = ClosedLoop(USERS, window_s=0.6)
 TOGETHER = ClosedLoop(USERS, window_s=0.6, starts="together")
 COUNTED = ClosedLoop(USERS, requests=45)
-BURST = Burst(20)
-JOB = job(20)
-LOADS = [WINDOW, TOGETHER, COUNTED, BURST, JOB]
-NAMES = ["window", "together", "counted", "burst", "job"]
+JOB = OpenLoop(requests=20)
+LOADS = [WINDOW, TOGETHER, COUNTED, JOB]
+NAMES = ["window", "together", "counted", "job"]
 SERVER = {"door": "server"}
 SPECS = {
     "fake": FAKE,
@@ -123,7 +122,7 @@ def test_no_failures(run):
 
 def test_only_those_still_in_flight_are_cut_off(run, load):
     cut = [sent for sent, done in zip(run.samples.sent_s, run.samples.finished) if not done]
-    whole = load in (COUNTED, BURST, JOB)
+    whole = load in (COUNTED, JOB)
     assert len(cut) == 0 if whole else len(cut) <= USERS
 
 
@@ -139,7 +138,7 @@ def test_steps_ascend_and_carry_the_tokens_of_the_requests(engine, run):
 
 
 def test_no_batch_is_larger_than_the_load_or_the_engines_limit(run, load):
-    wanted = load.requests if isinstance(load, Burst | Job) else load.concurrency
+    wanted = load.max_concurrency or load.requests
     assert max(run.steps.new_tokens) == min(wanted, SPEC.max_num_seqs)
     assert max(run.steps.running) <= min(wanted, SPEC.max_num_seqs)
 
@@ -176,9 +175,9 @@ def test_a_counted_loop_serves_exactly_so_many(engine, wanted):
     assert list(run.samples.finished) == [True] * wanted
 
 
-def test_a_burst_serves_all_at_once(served):
-    run = served(BURST)
-    assert list(run.samples.finished) == [True] * BURST.requests
+def test_a_job_without_a_rate_comes_all_at_once(served):
+    run = served(JOB)
+    assert list(run.samples.finished) == [True] * JOB.requests
     assert max(run.samples.sent_s) < min(run.samples.last_token_s)
     assert max(run.steps.waiting) > 0  # the engine takes eight of the twenty
 
@@ -195,8 +194,8 @@ def test_a_job_is_served_as_it_comes_and_to_the_end(engine):
 
 
 def test_a_job_without_its_schedule_is_refused(engine):
-    with pytest.raises(BadUsage, match="a job without its schedule"):
-        engine.run(WORKLOAD, Job(3))
+    with pytest.raises(BadUsage, match="an open loop without its schedule"):
+        engine.run(WORKLOAD, OpenLoop(requests=3, rate=10.0))
     assert engine.ready
 
 
@@ -237,7 +236,7 @@ def test_it_tells_how_far_it_is(engine):
 def test_it_may_be_closed_twice(spec):
     with Pool() as pool:
         engine = pool.engine(spec)
-        engine.run(WORKLOAD, Burst(2))
+        engine.run(WORKLOAD, OpenLoop(requests=2))
         engine.close()
         engine.close()
         assert pool.engine(spec).ready
@@ -245,7 +244,7 @@ def test_it_may_be_closed_twice(spec):
 
 def test_requests_that_do_not_fit_are_refused_and_the_engine_lives(engine):
     with pytest.raises(BadUsage, match="requests of 260 tokens do not fit max_model_len 256"):
-        engine.run(small_workload(requests=1, output_tokens=244), Burst(1))
+        engine.run(small_workload(requests=1, output_tokens=244), OpenLoop(requests=1))
     assert engine.ready
 
 

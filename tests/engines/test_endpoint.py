@@ -28,6 +28,7 @@ from pytest_slmserve.telemetry.host_probe import remote
 from pytest_slmserve.workload.arrivals import job
 
 SCHEDULE = tuple(i / 50 for i in range(100))
+EVERY_20_MS = OpenLoop(rate=50.0, settle_s=0.5, window_s=1.0, arrivals="every 20 ms", schedule_s=SCHEDULE)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_all_tokens_are_in_the_stream(endpoint):
 
 
 def test_requests_come_when_the_schedule_says(endpoint):
-    found = measure(endpoint, small_workload(), OpenLoop("every 20 ms", 50.0, 0.5, 1.0, SCHEDULE), remote())
+    found = measure(endpoint, small_workload(), EVERY_20_MS, remote())
     run = found.run
     assert run.window_s == (0.5, 1.5)
     assert run.stream.scheduled_s == pytest.approx(SCHEDULE, abs=1e-5)
@@ -76,14 +77,14 @@ def test_requests_come_when_the_schedule_says(endpoint):
 
 
 def test_a_client_that_lagged_makes_a_run_invalid(endpoint):
-    found = measure(endpoint, small_workload(), OpenLoop("every 20 ms", 50.0, 0.5, 1.0, SCHEDULE), remote())
+    found = measure(endpoint, small_workload(), EVERY_20_MS, remote())
     earlier = tuple(at - 0.05 for at in found.run.stream.scheduled_s)
     lagged = replace(found, run=replace(found.run, stream=replace(found.run.stream, scheduled_s=earlier)))
     assert any("the client lagged" in text for text in problems(lagged))
 
 
 def test_a_record_keeps_the_stream_and_not_the_schedule_twice(endpoint):
-    found = measure(endpoint, small_workload(), OpenLoop("every 20 ms", 50.0, 0.5, 1.0, SCHEDULE), remote())
+    found = measure(endpoint, small_workload(), EVERY_20_MS, remote())
     lines = json.loads(json.dumps([engine_line(found), measurement_line(found)]))
     again = measurement_of(lines[1], *engine_of(lines[0]))
     assert again.run.stream == found.run.stream and again.load == found.load and again.id == found.id
@@ -91,12 +92,18 @@ def test_a_record_keeps_the_stream_and_not_the_schedule_twice(endpoint):
 
 
 def test_a_schedule_is_for_a_server():
-    with Pool() as pool, pytest.raises(BadUsage, match="a schedule of arrivals is for a server"):
-        pool.engine(FAKE).run(small_workload(), OpenLoop("x", 50.0, 0.5, 1.0, SCHEDULE))
+    with (
+        Pool() as pool,
+        pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"),
+    ):
+        pool.engine(FAKE).run(small_workload(), EVERY_20_MS)
 
 
 def test_requests_are_held_back_from_a_server():
-    with Pool() as pool, pytest.raises(BadUsage, match="max_concurrency holds requests back from a server"):
+    with (
+        Pool() as pool,
+        pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"),
+    ):
         pool.engine(FAKE).run(small_workload(), job(4, max_concurrency=2))
 
 
@@ -206,7 +213,7 @@ def test_requests_that_ended_early_are_counted(endpoint):
 
 def test_a_server_that_has_nothing_more_to_say_is_slow_until_the_window_closes(endpoint):
     early = tuple(i / 50 for i in range(12))
-    run = endpoint.run(small_workload(), OpenLoop("early", 10.0, 0.0, 1.2, early))
+    run = endpoint.run(small_workload(), OpenLoop(rate=10.0, window_s=1.2, arrivals="early", schedule_s=early))
     assert window.output_tokens_per_s(run) == pytest.approx(12 * 8 / 1.2, rel=0.1), (
         "of the window, not of its first 0.3 s"
     )

@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.telemetry.simulated import INTERVAL_S, simulated
 
 WORKLOAD = small_workload(requests=64, output_tokens=32)
@@ -64,7 +64,7 @@ def test_noise_is_between_runs_seeded_and_of_the_size_planted():
 
 def test_it_dies_at_the_planted_load_and_not_below():
     mortal = engine(die_at=16)
-    assert mortal.run(WORKLOAD, Burst(15)).failures == 0
+    assert mortal.run(WORKLOAD, OpenLoop(requests=15)).failures == 0
     assert mortal.ready
     with pytest.raises(EngineFailed, match="died at 16 in flight, as it was told to"):
         mortal.run(WORKLOAD, ClosedLoop(16))
@@ -73,20 +73,20 @@ def test_it_dies_at_the_planted_load_and_not_below():
 
 def test_requests_fail_from_the_planted_load_on():
     failing = engine(fail_at=4)
-    assert failing.run(WORKLOAD, Burst(3)).first_failure is None
-    run = failing.run(WORKLOAD, Burst(4))
+    assert failing.run(WORKLOAD, OpenLoop(requests=3)).first_failure is None
+    run = failing.run(WORKLOAD, OpenLoop(requests=4))
     assert (run.failures, run.first_failure) == (4, "PlantedFailure: as it was told to")
 
 
 def test_steps_preempt_from_the_planted_batch_on():
     full = engine(preempt_from=8)
-    assert sum(full.run(WORKLOAD, Burst(7)).steps.preempted) == 0
-    assert set(full.run(WORKLOAD, Burst(8)).steps.preempted) == {1}
+    assert sum(full.run(WORKLOAD, OpenLoop(requests=7)).steps.preempted) == 0
+    assert set(full.run(WORKLOAD, OpenLoop(requests=8)).steps.preempted) == {1}
 
 
 def test_its_limit_makes_the_rest_wait():
     small = FakeEngine(replace(FAKE, max_num_seqs=3))
-    run = small.run(WORKLOAD, Burst(8))
+    run = small.run(WORKLOAD, OpenLoop(requests=8))
     assert set(run.steps.new_tokens) == {3, 2}
     assert max(run.steps.waiting) == 5
     assert all(run.samples.finished)

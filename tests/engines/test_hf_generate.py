@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from dataclasses import replace
@@ -18,7 +19,7 @@ from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.requests import build_workload
@@ -33,7 +34,7 @@ def spec(batching: str, base: EngineSpec = FAKE, extra=LAW) -> EngineSpec:
     return replace(base, door="transformers", max_num_seqs=4, max_model_len=2048, extra=(*extra, *how))
 
 
-def served(batching: str, rate: float | None = None):
+def served(batching: str, rate: float = math.inf):
     engine = FakeBatches(spec(batching))
     return job_points([measure(engine, WORKLOAD, job(12, rate), Environment(backend="fake"))])[0]
 
@@ -65,7 +66,7 @@ def test_users_who_wait_for_answers_and_an_engine_without_a_way_are_refused():
         with pytest.raises(BadUsage, match="for a fixed number of requests"):
             pool.engine(spec("static")).run(WORKLOAD, ClosedLoop(2))
         with pytest.raises(BadUsage, match="does not know how to batch"):
-            pool.engine(replace(FAKE, door="transformers", extra=())).run(small_workload(), Burst(2))
+            pool.engine(replace(FAKE, door="transformers", extra=())).run(small_workload(), OpenLoop(requests=2))
 
 
 # By Transformers, on two CPU cores, a tiny model with random weights
@@ -103,4 +104,4 @@ def test_a_process_that_dies_is_a_clear_error(engine):
     """The last one on this engine: it does not survive."""
     os.kill(engine.child.process.pid, signal.SIGKILL)
     with pytest.raises(EngineFailed, match="ended"):
-        engine.run(WORKLOAD, Burst(2))
+        engine.run(WORKLOAD, OpenLoop(requests=2))

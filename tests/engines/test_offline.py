@@ -20,7 +20,7 @@ from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments, engi
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
@@ -277,7 +277,7 @@ def test_requests_that_fail_are_counted_and_the_engine_goes_on(start):
 
 def test_a_run_begins_at_a_time_of_the_hosts_clock_which_the_sensors_read_too(start):
     before = time.monotonic()
-    run = start().run(small_workload(), Burst(4))
+    run = start().run(small_workload(), OpenLoop(requests=4))
     assert before < run.began_s < run.began_s + run.window_s[1] <= time.monotonic()
     assert run.telemetry is None, "the engine's process reads no sensors"
 
@@ -324,7 +324,7 @@ def test_after_a_death_the_pool_starts_another():
             first.run(small_workload(), LONG)
         second = pool.engine(first.spec)
         assert second.launch != first.launch
-        assert second.run(small_workload(), Burst(4)).failures == 0
+        assert second.run(small_workload(), OpenLoop(requests=4)).failures == 0
         assert gone(first.child.process.pid)
         shutil.rmtree(first.child.folder)
 
@@ -345,7 +345,7 @@ def test_an_interrupt_in_the_middle_does_not_wait_for_the_window(start):
 
 def test_closing_is_polite_leaves_nothing_and_may_be_repeated(start):
     engine = start()
-    engine.run(small_workload(), Burst(3))
+    engine.run(small_workload(), OpenLoop(requests=3))
     folder = engine.child.folder
     engine.close()
     engine.close()
@@ -360,7 +360,7 @@ def test_prompts_are_handed_over_once_for_each_workload(start, monkeypatch):
     monkeypatch.setattr(engine.child, "send", lambda **message: (sent.append(message["op"]), send(**message)))
     one, other = small_workload(4), small_workload(5)
     for workload in (one, one, other, one):
-        engine.run(workload, Burst(2))
+        engine.run(workload, OpenLoop(requests=2))
     assert sent == ["load", "run", "run", "load", "run", "load", "run"]
 
 

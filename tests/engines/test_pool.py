@@ -14,7 +14,7 @@ from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.engines.pool import Pool, start
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, EngineFailed
-from pytest_slmserve.schema.loads import Burst
+from pytest_slmserve.schema.loads import OpenLoop
 
 OTHER = replace(FAKE, model="opt-125m")
 HOLD = """
@@ -83,16 +83,16 @@ def test_an_engine_that_died_is_closed_and_the_next_is_a_new_one(pool, events):
     mortal = replace(FAKE, extra=(("die_at", 4),))
     first = pool.engine(mortal)
     with pytest.raises(EngineFailed):
-        first.run(small_workload(), Burst(4))
+        first.run(small_workload(), OpenLoop(requests=4))
     second = pool.engine(mortal)
     assert events == ["start opt-tiny", "close opt-tiny", "start opt-tiny"]
     assert first.launch != second.launch
-    assert second.run(small_workload(), Burst(3)).failures == 0
+    assert second.run(small_workload(), OpenLoop(requests=3)).failures == 0
 
 
 def test_a_load_that_is_refused_costs_no_start(pool, events):
     with pytest.raises(BadUsage):
-        pool.engine(FAKE).run(small_workload(output_tokens=500), Burst(1))
+        pool.engine(FAKE).run(small_workload(output_tokens=500), OpenLoop(requests=1))
     assert pool.engine(FAKE).ready
     assert events == ["start opt-tiny"]
 

@@ -29,7 +29,7 @@ from pytest_slmserve.engines.server import (
     write_plugin,
 )
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Request
 
@@ -107,13 +107,13 @@ def engine():
 def test_limits_and_steps_come_by_the_plugin(engine):
     limits, *_ = trace_lines(engine.child.folder)
     assert limits["max_num_seqs"] == 8 == engine.resolved.max_num_seqs
-    run = engine.run(small_workload(), Burst(4))
+    run = engine.run(small_workload(), OpenLoop(requests=4))
     assert sum(run.steps.new_tokens) == 32 == sum(run.samples.output_tokens)
     assert run.steps.time_s[0] <= min(run.samples.first_token_s), "a token is made before it is received"
 
 
 def test_a_later_run_does_not_have_the_steps_of_an_earlier_one(engine):
-    runs = [engine.run(small_workload(), Burst(n)) for n in (3, 5)]
+    runs = [engine.run(small_workload(), OpenLoop(requests=n)) for n in (3, 5)]
     assert [sum(run.steps.new_tokens) for run in runs] == [24, 40]
 
 

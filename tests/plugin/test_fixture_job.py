@@ -12,7 +12,7 @@ FILE = """
         "gpu": [
             {"model": "opt-125m", "requests": 300, "lengths": (32, tokens), "rate": rate}
             for tokens in (8, 64)
-            for rate in (None, 5)
+            for rate in (float("inf"), 5)
         ]
     }
 
@@ -41,7 +41,7 @@ def test_jobs_are_items_and_claims_read_them(jobs, archive):
     )
     result.stdout.fnmatch_lines(["*holds*opt-125m*all at once, requests of 64 output tokens are served*"])
     kept = archive().measurements
-    assert [(m.load.kind, m.load.rate) for m in kept[:3]] == [("job", None), ("job", None), ("job", 5)]
+    assert [m.load.title.partition(",")[2] for m in kept[:3]] == [" all at once", " all at once", " 5/s, seed 0"]
     assert len(kept) == 8
 
 

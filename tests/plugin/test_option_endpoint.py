@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.options.parsers import urls
 from pytest_slmserve.plan.planner import url_lock
+from pytest_slmserve.schema.loads import is_job
 
 # The stand-in takes 8 requests at a time, so its throughput ends there.
 SMALL = ("--slm-models=slm", "--slm-batches=1,4,8,16,32", "--slm-lengths=16/8", "--slm-window=0.6")
@@ -142,7 +143,7 @@ def test_a_job_at_its_url(pytester, at, there, archive):
     pytester.makepyfile(JOB)
     at().stdout.fnmatch_lines([f"Jobs on {url_of(there)}"])
     kept = archive().measurements[0]
-    assert kept.load.kind == "job" and len(kept.run.samples) == 40 and kept.spec.door == "endpoint"
+    assert is_job(kept.load) and len(kept.run.samples) == 40 and kept.spec.door == "endpoint"
 
 
 def test_one_url_is_no_replica(pytester, at):

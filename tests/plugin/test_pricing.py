@@ -30,7 +30,7 @@ CELLS = {
     "replicas": item("slm_replica_point", ReplicaPlan(MODEL, 2, "mps", 8)),
     "two GPUs": item("slm_gpus_point", GpusPlan(MODEL, 2, False, 8, 8)),
     "a GPU each": item("slm_gpus_point", GpusPlan(MODEL, 2, True, 64, 64)),
-    "job": item("slm_job_point", JobPlan(MODEL, 8, None, (32, 8))),
+    "job": item("slm_job_point", JobPlan(MODEL, 8, lengths=(32, 8))),
 }
 
 

@@ -17,7 +17,7 @@ from real_engine import SPEC
 from pytest_slmserve.engines.base import PROFILE_FOLDER
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 
@@ -56,7 +56,7 @@ def test_a_killed_engine_core_is_a_failure_and_leaves_nothing(engine):
     """The last one on this engine: it does not survive."""
     worker = engine.child.process.pid
     workload = small_workload(requests=16, output_tokens=32)
-    assert engine.run(workload, Burst(2)).failures == 0
+    assert engine.run(workload, OpenLoop(requests=2)).failures == 0
     cores = set(group(worker)) - {worker}
     cores -= {pid for pid in cores if b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes()}
     assert cores

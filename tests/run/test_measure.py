@@ -13,7 +13,7 @@ from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import EngineFailed, SensorFailed
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.telemetry.base import Reading
@@ -48,7 +48,7 @@ def test_its_time_is_the_beginning_in_utc(workload):
 
 def test_one_question_has_one_key_however_often_it_is_asked(workload):
     engine = FakeEngine(SPEC)
-    once, again, other = (measure(engine, workload, load, HERE) for load in (LOAD, LOAD, Burst(3)))
+    once, again, other = (measure(engine, workload, load, HERE) for load in (LOAD, LOAD, OpenLoop(requests=3)))
     assert once.key == again.key
     assert once.key != other.key
 
@@ -61,7 +61,7 @@ def test_the_listener_hears_of_it(workload):
 
 def test_the_death_of_an_engine_is_passed_on(workload):
     with pytest.raises(EngineFailed):
-        measure(FakeEngine(SPEC), workload, Burst(16), HERE)
+        measure(FakeEngine(SPEC), workload, OpenLoop(requests=16), HERE)
 
 
 # With sensors beside it

@@ -56,7 +56,7 @@ def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
 def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
     """With all requests at once, are there at most `bound` times as many requests/s at the longest outputs as at the
     shortest? value: that ratio. arXiv:2404.03353, figure 2, right."""
-    at_once = sorted((p for p in grid_of(curve.jobs) if p.load.rate is None), key=lambda p: p.output_tokens)
+    at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
     if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
         return Verdict.undecided(LONGER, curve.subject, reason, bound)
     short, long = at_once[0], at_once[-1]
@@ -74,7 +74,7 @@ def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
     """At every output length, is the mean E2E of requests that come all at once more than `bound` times that at the
     lowest rate? value: the ratio where it is least. arXiv:2404.03353, figure 2, right."""
     grid = grid_of(curve.jobs)
-    pairs = [(p, q) for p in grid for q in _slowest(grid) if p.load.rate is None and p.workload.hash == q.workload.hash]
+    pairs = [(p, q) for p in grid for q in _slowest(grid) if p.load.at_once and p.workload.hash == q.workload.hash]
     if reason := _missing([p for pair in pairs for p in pair], 2, "no length was measured at a rate and all at once"):
         return Verdict.undecided(WAITS, curve.subject, reason, bound)
     seen = [(e2e_ratio(p, q, grid), f"{p.output_tokens:.0f} output tokens") for p, q in pairs]
@@ -122,7 +122,7 @@ def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> 
     states = [above(seen, bound), *(below(each, flat) for each in later)]
     states += [State.FAILS] if preempted else []
     why = (
-        f"{last.kv_blocks:,} blocks, which hold all {last.load.requests} requests, serve {times(seen)} what "
+        f"{last.kv_blocks:,} blocks, which hold all {last.requests} requests, serve {times(seen)} what "
         f"{first.kv_blocks:,} do, with {first.preemptions or 0:.0f} preemptions and {first.batch or 0:.0f} requests in "
         f"the engine at once (bound {bound:g})"
     )
@@ -138,7 +138,7 @@ def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:
 
     value: its throughput over the best of the others.
     """
-    at_once = [p for p in ways_of(curve.jobs) if p.load.rate is None]
+    at_once = [p for p in ways_of(curve.jobs) if p.load.at_once]
     mine, theirs = [p for p in at_once if p.batching == CONTINUOUS], [p for p in at_once if p.batching != CONTINUOUS]
     if reason := _missing(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed"):
         return Verdict.undecided(CONTINUOUS_MOST, curve.subject, reason, bound)
@@ -154,7 +154,7 @@ def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:
 def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
     """At a rate, is mean E2E under dynamic batching, which waits for a while, less than `bound` times that under static
     batching, which waits until a batch is full? value: the ratio."""
-    ways = {p.batching: p for p in ways_of(curve.jobs) if p.load.rate is not None}
+    ways = {p.batching: p for p in ways_of(curve.jobs) if not p.load.at_once}
     used = [ways[name] for name in ("dynamic", "static") if name in ways]
     if reason := _missing(used, 2, "jobs at a rate by dynamic and by static batching are needed"):
         return Verdict.undecided(DYNAMIC_SOONER, curve.subject, reason, bound)
@@ -180,19 +180,19 @@ def has_grid(curve: Curve) -> bool:
 
 def has_rates(curve: Curve) -> bool:
     """Were jobs measured both at a rate and all at once?"""
-    return len({p.load.rate is None for p in grid_of(curve.jobs)}) > 1
+    return len({p.load.at_once for p in grid_of(curve.jobs)}) > 1
 
 
 def _slowest(grid: Sequence[JobPoint]) -> list[JobPoint]:
     """Those at the lowest rate."""
-    rates = [p.load.rate for p in grid if p.load.rate is not None]
-    return [p for p in grid if p.load.rate is not None and p.load.rate == min(rates)]
+    lowest = min((p.load.rate for p in grid), default=0.0)
+    return [p for p in grid if p.load.rate == lowest and not p.load.at_once]
 
 
 def _same_lengths(p: JobPoint, q: JobPoint) -> bool:
     """Of one vocabulary or not, requests are as many and as long; both come all at once."""
-    lengths = [(x.workload.spec.prompt_tokens, x.workload.spec.output_tokens, x.load.requests) for x in (p, q)]
-    at_once = p.load.rate is None and q.load.rate is None
+    lengths = [(x.workload.spec.prompt_tokens, x.workload.spec.output_tokens, x.requests) for x in (p, q)]
+    at_once = p.load.at_once and q.load.at_once
     return at_once and lengths[0] == lengths[1] and p.environment.key == q.environment.key
 
 
@@ -225,13 +225,13 @@ def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
 
 def has_ways(curve: Curve) -> bool:
     """Were the same requests, all at once, batched in different ways?"""
-    at_once = [p.batching for p in ways_of(curve.jobs) if p.load.rate is None]
+    at_once = [p.batching for p in ways_of(curve.jobs) if p.load.at_once]
     return CONTINUOUS in at_once and len(at_once) > 1
 
 
 def has_dynamic(curve: Curve) -> bool:
     """Were they batched dynamically and statically, at a rate?"""
-    return {"dynamic", "static"} <= {p.batching for p in ways_of(curve.jobs) if p.load.rate is not None}
+    return {"dynamic", "static"} <= {p.batching for p in ways_of(curve.jobs) if not p.load.at_once}
 
 
 # Verdicts

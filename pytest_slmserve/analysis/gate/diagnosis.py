@@ -50,7 +50,7 @@ from pytest_slmserve.analysis.points.sweep_points import choose
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop, Load
+from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.records import Measurement, Resolved, Run
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -235,8 +235,7 @@ def _reach(measurement: Measurement) -> int:
     """How many rows before the one that names a prompt its work may have held up: the one that was seen late, and one
     for each further step that the longest prompt takes. What a step may hold is less by the sequences it decodes."""
     spec, resolved, load = measurement.spec, measurement.resolved, measurement.load
-    decoding = load.concurrency if isinstance(load, ClosedLoop) else 0
-    room = (resolved.max_num_batched_tokens or spec.max_num_batched_tokens) - decoding
+    room = (resolved.max_num_batched_tokens or spec.max_num_batched_tokens) - (load.max_concurrency or 0)
     return max(1, math.ceil(max(measurement.run.samples.prompt_tokens, default=0) / max(1, room)))
 
 

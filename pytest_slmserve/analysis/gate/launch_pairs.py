@@ -238,7 +238,7 @@ def _launches(members: Sequence[Measurement]) -> list[Launch]:
     found = []
     for group in launches.values():
         last = {m.load: m for m in group}
-        ascending = sorted(last.values(), key=lambda m: getattr(m.load, "concurrency", 0))
+        ascending = sorted(last.values(), key=lambda m: m.load.max_concurrency or 0)
         _, second, side = _paired(ascending[0])
         problems = tuple(text for m in ascending for texts in check(m) for text in texts)
         found.append(Launch(side, second, tuple(ascending), tuple(map(summarize, ascending)), problems))

@@ -22,7 +22,6 @@ from typing import Any
 from pytest_slmserve.analysis.cached import once
 from pytest_slmserve.analysis.metrics.window import finished_in_window, tpot_s
 from pytest_slmserve.analysis.stats.estimates import mean, percentile
-from pytest_slmserve.schema.loads import Load, OpenLoop
 from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples
 
 
@@ -111,21 +110,16 @@ def closed_loop_latencies(run: Run) -> Latencies:
 def judged_rows(measurement: Measurement) -> Sequence[int]:
     """Rows that its latencies are of: what was sent in an open loop's window, or ended in that of any other load."""
     run = measurement.run
-    return sent_in(run.samples, run.window_s) if isinstance(measurement.load, OpenLoop) else finished_in_window(run)
+    return sent_in(run.samples, run.window_s) if measurement.load.judged_by == "sent" else finished_in_window(run)
 
 
 def judged_failures(measurement: Measurement) -> int:
     """How many failed of the requests that count: all of a number of requests; else those sent in an open loop's
     window, or that failed in that of any other load; all of the run where the record does not say when."""
     run = measurement.run
-    if run.failed is None or _counted(measurement.load):
+    if run.failed is None or measurement.load.requests is not None:
         return run.failures
-    return _within(run.failed, "sent_s" if isinstance(measurement.load, OpenLoop) else "ended_s", run.window_s)
-
-
-def _counted(load: Load) -> bool:
-    """Is it a number of requests? Then it ends with one of them, which may be one that fails, and not with a window."""
-    return not isinstance(load, OpenLoop) and load.requests is not None
+    return _within(run.failed, f"{measurement.load.judged_by}_s", run.window_s)
 
 
 def _within(failed: Failures | None, column: str, window_s: tuple[float, float]) -> int:
@@ -135,8 +129,8 @@ def _within(failed: Failures | None, column: str, window_s: tuple[float, float])
 
 def latencies_of(measurement: Measurement) -> Latencies:
     """Of the requests that its kind of load is judged by."""
-    open_loop = isinstance(measurement.load, OpenLoop)
-    return open_loop_latencies(measurement.run) if open_loop else closed_loop_latencies(measurement.run)
+    sent = measurement.load.judged_by == "sent"
+    return open_loop_latencies(measurement.run) if sent else closed_loop_latencies(measurement.run)
 
 
 def latencies(samples: Samples, rows: Sequence[int], failed: int = 0) -> Latencies:

@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, late_sends, late_stamps
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.schema.loads import Burst, ClosedLoop, Job, OpenLoop
+from pytest_slmserve.schema.loads import is_job, is_steady
 from pytest_slmserve.schema.records import Measurement, Run
 
 # What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
@@ -46,17 +46,17 @@ def is_clean(measurement: Measurement) -> bool:
 
 def check(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Its problems and its degradations, from one look at the sensors. failed_share: of requests, that may fail."""
-    even = not isinstance(measurement.load, Job | Burst)
-    seen = health(measurement.run, measurement.environment, measurement.replica, even)
+    job = is_job(measurement.load)
+    seen = health(measurement.run, measurement.environment, measurement.replica, even=not job)
     invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
-    served = _unserved(measurement) if isinstance(measurement.load, Job) else _broken(measurement.run)
+    served = _unserved(measurement) if job else _broken(measurement.run)
     broken = (*_failed(measurement, failed_share), *served)
     return broken or (*_implausible(measurement), *invalid), degraded
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:
     yield from _roofline(measurement)
-    if isinstance(measurement.load, Job):
+    if is_job(measurement.load):
         yield from _tokens_not_told(measurement.run)
     elif measurement.spec.door == "offline":  # a client of a server does not see when its requests were admitted
         yield from _little(measurement.run, measurement.workload.mean_output_tokens)
@@ -125,9 +125,9 @@ def _unserved(measurement: Measurement) -> Iterator[str]:
     """Of a job, which has no steady window: was all of it served? That its KV cache is too small may be the question,
     so preemptions are counted elsewhere."""
     run = measurement.run
-    served = sum(run.samples.finished)
-    if isinstance(measurement.load, Job) and served + run.failures < measurement.load.requests:  # failures have a rule
-        yield f"{served} of {measurement.load.requests} requests were served"
+    served, asked = sum(run.samples.finished), measurement.load.requests or 0
+    if served + run.failures < asked:  # failures have a rule
+        yield f"{served} of {asked} requests were served"
     elif window.latency(run).e2e_s is None:
         yield "no finished request says when its first token came"
 
@@ -169,7 +169,7 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
     """
     load = measurement.load
     held = window.requests_in_flight(measurement.run)
-    if not isinstance(load, ClosedLoop) or load.requests is not None or held is None:
+    if not is_steady(load) or held is None:
         return
     limit = measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs
     wanted = min(load.concurrency, limit)
@@ -185,8 +185,7 @@ def _lagged(measurement: Measurement) -> Iterator[str]:
     if stream is None:
         return
     median = latencies_of(measurement).ttft_s.p50
-    delay = delay_of(run) if isinstance(measurement.load, OpenLoop | Job) else None
-    if delay and (why := late_sends(delay, median)):
+    if (delay := delay_of(run)) and (why := late_sends(delay, median)):
         yield why
     if stream.stamp_doubt_s and (why := late_stamps(stream.stamp_doubt_s[0], median)):
         yield why
@@ -208,8 +207,8 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
 def _ends(measurement: Measurement) -> tuple[float, float] | None:
     """Output tokens/s at both ends of a window that is meant to be steady; None where it is not, or is too short."""
     load, run = measurement.load, measurement.run
-    if not isinstance(load, ClosedLoop) or load.requests is not None or window.span_s(run) is None:
-        return None  # a burst is not meant to be steady
+    if not is_steady(load) or window.span_s(run) is None:
+        return None
     period = round(measurement.workload.mean_output_tokens + 1)
     halves = _halves(run) if load.starts == "spread" else _convoys(run, period)
     if min(len(half) for half in halves) <= MIN_STEPS_PER_HALF:

@@ -18,7 +18,7 @@ from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.loads import Job
+from pytest_slmserve.schema.loads import OpenLoop, is_job
 from pytest_slmserve.schema.records import Measurement, Resolved, measurement_key
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 from pytest_slmserve.schema.workloads import WorkloadReference
@@ -57,7 +57,7 @@ class JobPoint(JobSummary):
     resolved: Resolved
     environment: Environment
     workload: WorkloadReference
-    load: Job
+    load: OpenLoop
     repeats: tuple[float, ...] = ()
     e2e_repeats: tuple[float, ...] = ()
     records: tuple[str, ...] = ()
@@ -76,6 +76,10 @@ class JobPoint(JobSummary):
         return short_name(self.spec.model)
 
     @property
+    def requests(self) -> int:
+        return self.load.requests or 0
+
+    @property
     def output_tokens(self) -> float:
         return self.workload.mean_output_tokens
 
@@ -91,7 +95,7 @@ class JobPoint(JobSummary):
     @property
     def fits(self) -> bool:
         """Is there room for all of its requests at once?"""
-        return self.capacity is not None and self.capacity >= min(self.load.requests, self.spec.max_num_seqs)
+        return self.capacity is not None and self.capacity >= min(self.requests, self.spec.max_num_seqs)
 
     @property
     def batching(self) -> str:
@@ -103,14 +107,14 @@ def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
     """One for each question, in the order first asked; other loads are left out."""
     groups: dict[str, list[Measurement]] = {}
     for m in measurements:
-        if isinstance(m.load, Job) and m.alone and m.paired is None:
+        if is_job(m.load) and m.alone and m.paired is None:
             groups.setdefault(measurement_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
     return tuple(_point(group) for group in groups.values())
 
 
 def _point(measurements: Sequence[Measurement]) -> JobPoint:
     chosen, first = choose(measurements, check), measurements[0]
-    assert isinstance(first.load, Job)
+    assert is_job(first.load)
     summaries = tuple(map(job_summary, chosen.used))
     return JobPoint(
         spec=first.spec,
@@ -131,7 +135,7 @@ def _point(measurements: Sequence[Measurement]) -> JobPoint:
 
 def summary_of(measurement: Measurement) -> Summary:
     """Of a job over all of it, of any other load over its window."""
-    return job_summary(measurement) if isinstance(measurement.load, Job) else summarize(measurement)
+    return job_summary(measurement) if is_job(measurement.load) else summarize(measurement)
 
 
 def job_summary(measurement: Measurement) -> JobSummary:
@@ -189,7 +193,7 @@ def most_varied(
 def same_engine(point: JobPoint) -> Hashable:
     """Jobs of one engine, of as many requests."""
     load = point.load
-    return point.spec.key, point.environment.key, load.requests, load.max_concurrency, load.burstiness
+    return point.spec.key, point.environment.key, point.requests, load.max_concurrency, load.burstiness
 
 
 def same_but_kv(point: JobPoint) -> Hashable:

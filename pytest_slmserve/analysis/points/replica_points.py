@@ -230,7 +230,7 @@ def shared_point(runs: Sequence[ReplicaGroup]) -> SharedPoint:
     part = first[0].replica
     assert part is not None
     hashes = {m.workload.hash for m in first}
-    loads = tuple(m.load.concurrency if isinstance(m.load, ClosedLoop) else 0 for m in first)
+    loads = tuple(m.load.max_concurrency or 0 for m in first)
     return SharedPoint(
         models=tuple(short_name(m.spec.model) for m in first),
         sharing=part.sharing,

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement, series_key
 
 T = TypeVar("T")
@@ -45,20 +45,17 @@ class Point(Summary):
 
 
 def concurrency_of(measurement: Measurement) -> int | None:
-    """The knob of a sweep, None for a load that has no steady window (a burst, a fixed number of requests), and for an
+    """The knob of a sweep, None for a load that has no steady window (a fixed number of requests), and for an
     engine that shared its device with others, or was measured to be compared with such."""
-    load = measurement.load
-    if measurement.replica:
-        return None
-    return load.concurrency if isinstance(load, ClosedLoop) and load.requests is None else None
+    return measurement.load.max_concurrency if is_steady(measurement.load) and not measurement.replica else None
 
 
 def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """Measurements by the curve they lie on, or lie beside, in the order first met; those of bursts, of gates and of
+    """Measurements by the curve they lie on, or lie beside, in the order first met; those of jobs, of gates and of
     engines that shared their device are left out."""
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
-        if m.alone and m.paired is None and isinstance(m.load, ClosedLoop) and m.load.requests is None:
+        if m.alone and m.paired is None and is_steady(m.load):
             found.setdefault(series_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
     return found
 

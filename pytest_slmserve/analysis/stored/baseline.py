@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio
 from pytest_slmserve.analysis.stored.comparability import one_boot, sharing_of, why_not
 from pytest_slmserve.analysis.verdict import Verdict, below
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, is_steady
 from pytest_slmserve.schema.records import Measurement
 
 LAUNCH, LAUNCH_OF_WAITING = 0.002, 0.5
@@ -133,7 +133,7 @@ def cells(measurements: Iterable[Measurement]) -> dict[ComparedCase, list[Measur
     found: dict[ComparedCase, list[Measurement]] = {}
     measurements = list(measurements)
     for members in (*((m,) for m in measurements if m.alone), *shared_runs(measurements)):
-        loads = tuple(m.load for m in members if isinstance(m.load, ClosedLoop) and m.load.requests is None)
+        loads = tuple(m.load for m in members if is_steady(m.load))
         if len(loads) == len(members):
             models = tuple(short_name(m.spec.model) for m in members)
             cell = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))

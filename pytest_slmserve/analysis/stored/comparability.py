@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures, watched
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.loads import Burst, Job, Load, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
 
@@ -128,15 +128,13 @@ def _untold(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
 
 
 def _load(load: Load) -> str:
-    if isinstance(load, Burst):
-        return f"burst of {load.requests}"
-    if isinstance(load, OpenLoop):
-        return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
-    if isinstance(load, Job):
-        rate = "all at once" if load.rate is None else f"{load.rate:g} per second"
-        return f"job of {load.requests} requests, {rate}{load.further}"
-    window = f"window {load.window_s:g} s" if load.requests is None else f"{load.requests} requests"
-    return f"{load.concurrency} in flight (starts {load.starts}, {window}, settled {load.settle_lifetimes:g})"
+    match load:
+        case ClosedLoop():
+            window = "no window" if load.requests else f"window {load.window_s:g} s"
+            return f"{load.title} (starts {load.starts}, {window}, settled {load.settle_lifetimes:g})"
+        case OpenLoop(requests=None):
+            return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
+    return f"job of {load.title}"
 
 
 def sharing_of(measurement: Measurement) -> str:

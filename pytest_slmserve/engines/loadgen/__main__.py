@@ -7,7 +7,7 @@ the work. Then `load` hands over the bodies, and `run` a load; `close` ends it, 
 `failed`, `loaded`, `progress`, `done`. A run that is one of several at once has a time at which it begins (`at`), says
 `settled`, and is told its window by `open`. All times are `time.monotonic()`.
 
-A load is a `closed_loop` or a `burst`, as the engine's worker has them, or an `open_loop`: a `schedule` of seconds
+A load is a `closed_loop`, as the engine's worker has it, or an `open_loop`: a `schedule` of seconds
 since the beginning, and a `window` in it. `done` has `began`, `window`, `failures`, `first_failure`, `failed` (a column
 for each field of `Lost`), `client_cpu_s`, what columns.py finds, and `doubt_s`: by how much the stamps of a piece's
 chunks can be wrong, on the average and at most. It is 0 of a piece that is one chunk.

@@ -9,10 +9,10 @@ from typing import Any
 
 from pytest_slmserve.engines.loadgen.bodies import Bodies
 from pytest_slmserve.engines.loadgen.columns import Lost, RequestRow, found_in, lost_in
-from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE, FAILURES, OpenLoopPacer, closed_loop, most_within
+from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE, FAILURES, OpenLoopPacer, most_within
 from pytest_slmserve.engines.loadgen.step_detector import Lead
 from pytest_slmserve.engines.loadgen.streams import RequestStream, Streams
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer
+from pytest_slmserve.engines.worker.slm_pacing import closed_loop
 
 PROGRESS_S = 0.5
 AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most
@@ -167,7 +167,7 @@ class Looped:
 
     def __init__(self, run: LoadRun, gated: bool) -> None:
         self.run = run
-        self.loop: ClosedLoopPacer = closed_loop(run.load, run.output_tokens, gated)
+        self.loop = closed_loop(run.load, run.output_tokens, gated)
         self.connections = self.loop.concurrency
         self.next_due = float("inf")
         self.unsent: list[float] = []

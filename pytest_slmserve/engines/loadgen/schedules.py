@@ -1,5 +1,4 @@
-"""Which request is sent when, and until when: a closed loop by the worker's own rule, and a schedule that waits for
-nobody."""
+"""Which request of a schedule, which waits for nobody, is sent when, and until when."""
 
 from __future__ import annotations
 
@@ -8,23 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer
-
 FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
-
-
-def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
-    """Also a burst, which is a closed loop of as many users as requests."""
-    burst = load["kind"] == "burst"
-    return ClosedLoopPacer(
-        load["requests"] if burst else load["concurrency"],
-        sum(output_tokens) / len(output_tokens),
-        load.get("settle_lifetimes", 0.0),
-        load.get("window_s", 0.0),
-        load["requests"],
-        load.get("starts", "together"),
-        gated,
-    )
 
 
 class OpenLoopPacer:

@@ -96,8 +96,7 @@ class BatchServer:
         return self.run(message["load"])
 
     def run(self, load: dict[str, Any]) -> dict[str, Any]:
-        """A job, or a burst: all at once."""
-        times = load.get("schedule_s") or [0.0] * load["requests"]
+        times = load["schedule"]
         began, first = time.monotonic(), 0
         samples: list[tuple[Any, ...]] = []
         steps: list[tuple[Any, ...]] = []

@@ -4,6 +4,7 @@ decisions out."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class ClosedLoopPacer:
@@ -107,6 +108,19 @@ class ClosedLoopPacer:
         if self.opened_at is None or self.closed_at is None or self.requests is not None:
             return None
         return self.opened_at, self.closed_at
+
+
+def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool) -> ClosedLoopPacer:
+    """The closed loop that a message tells of; a request lives as many steps as it has output tokens, in the mean."""
+    return ClosedLoopPacer(
+        load["concurrency"],
+        sum(output_tokens) / len(output_tokens),
+        load.get("settle_lifetimes", 0.0),
+        load.get("window_s", 0.0),
+        load["requests"],
+        load.get("starts", "together"),
+        gated,
+    )
 
 
 class SchedulePacer:

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from slm_guarded import guarded
-from slm_pacing import ClosedLoopPacer, SchedulePacer  # this folder is on the path, its package is not
+from slm_pacing import SchedulePacer, closed_loop  # this folder is on the path, its package is not
 from slm_steps import resolved, step_row
 
 LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB
@@ -150,21 +150,6 @@ def greedy(tokens: int) -> Any:
     )
 
 
-def admission(load: dict[str, Any], output_tokens: list[int], gated: bool) -> ClosedLoopPacer | SchedulePacer:
-    """The rule by which a load sends its requests; a burst is a closed loop of as many users as requests."""
-    if load["kind"] == "job":
-        return SchedulePacer(load["schedule_s"])
-    return ClosedLoopPacer(
-        load["requests"] if load["kind"] == "burst" else load["concurrency"],
-        sum(output_tokens) / len(output_tokens),
-        load.get("settle_lifetimes", 0.0),
-        load.get("window_s", 0.0),
-        load["requests"],
-        load.get("starts", "together"),
-        gated,
-    )
-
-
 class WorkerRun:
     """One load: users as tasks, one row per request."""
 
@@ -175,7 +160,8 @@ class WorkerRun:
         self.done = 0
         self.failed: list[tuple[int, float, float, str]] = []  # index, when sent, when failed, kind
         self.first_failure: str | None = None
-        self.loop = admission(load, server.output_tokens, gated)
+        scheduled = load["kind"] == "open_loop"
+        self.loop = SchedulePacer(load["schedule"]) if scheduled else closed_loop(load, server.output_tokens, gated)
         self.users: list[asyncio.Task[None]] = []
 
     async def result(self) -> dict[str, Any]:

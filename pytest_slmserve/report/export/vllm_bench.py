@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.metrics.latency import (
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points.job_points import summary_of
 from pytest_slmserve.analysis.stats.estimates import per_second, percentile
-from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.loads import is_job, load_facts
 from pytest_slmserve.schema.records import Measurement
 
 PERCENTILES = (50, 90, 95, 99)
@@ -31,7 +31,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> dict[str, Any]:
     """One result, with what vLLM's has no word for beside it: the record's id, whether it is valid, versions."""
-    run, load = measurement.run, measurement.load
+    run, load, facts = measurement.run, measurement.load, load_facts(measurement.load)
     rows = judged_rows(measurement)
     seconds = run.window_s[1] - run.window_s[0]
     tokens_per_s = summary_of(measurement).output_tokens_per_s
@@ -47,9 +47,9 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "model_id": measurement.spec.model,
         "tokenizer_id": measurement.spec.model,
         "num_prompts": len(rows),
-        "request_rate": (load.rate if isinstance(load, OpenLoop | Job) else None) or "inf",
-        "burstiness": load.burstiness if isinstance(load, Job) else None,
-        "max_concurrency": _most_in_flight(load),
+        "request_rate": facts.get("rate") or "inf",
+        "burstiness": facts.get("burstiness", 1.0) if is_job(load) else None,
+        "max_concurrency": load.max_concurrency,
         "duration": seconds,
         "completed": sum(run.samples.finished[row] for row in rows),
         "failed": judged_failures(measurement),
@@ -65,15 +65,6 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "vllm_version": measurement.environment.vllm,
         "pytest_slmserve_version": measurement.environment.pytest_slmserve,
     }
-
-
-def _most_in_flight(load: Load) -> int | None:
-    match load:
-        case ClosedLoop():
-            return load.concurrency
-        case Job():
-            return load.max_concurrency
-    return None
 
 
 def _latencies(measurement: Measurement, rows: Sequence[int]) -> Iterator[tuple[str, float]]:

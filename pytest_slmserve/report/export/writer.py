@@ -14,7 +14,7 @@ from pathlib import Path
 from pytest_slmserve.analysis.metrics.goodput import Slo, goodput_of
 from pytest_slmserve.report.export.vllm_bench import as_vllm_bench
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, Job, OpenLoop
+from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Measurement
 
 FORMAT = "vllm-bench"
@@ -53,8 +53,8 @@ def export_to(text: str, slo: Slo | None = None) -> Export:
 
 def file_name(m: Measurement) -> str:
     """vLLM's: label, rate, users, model and time."""
-    rate = f"{m.load.rate:g}" if isinstance(m.load, OpenLoop | Job) and m.load.rate else "inf"
-    users = f"-concurrency{m.load.concurrency}" if isinstance(m.load, ClosedLoop) else ""
+    rate = f"{m.load.rate:g}" if isinstance(m.load, OpenLoop) else "inf"
+    users = "" if isinstance(m.load, OpenLoop) else f"-concurrency{m.load.concurrency}"
     model = m.spec.model.rstrip("/").rpartition("/")[2]
     at = m.measured_at[:19].replace("-", "").replace(":", "").replace("T", "-")
     return f"{m.spec.door}-{rate}qps{users}-{model}-{at}-{m.id}.json"

@@ -56,7 +56,7 @@ def _of_one_size(groups: Sequence[list[JobPoint]]) -> list[list[JobPoint]]:
     if not any(group[0].model in SIZED_AS for group in groups):
         return []
     sized = {*SIZED_AS, *SIZED_AS.values()}
-    return [[p for p in group if p.load.rate is None] for group in groups if group[0].model in sized]
+    return [[p for p in group if p.load.at_once] for group in groups if group[0].model in sized]
 
 
 def _hosts(groups: Sequence[Sequence[JobPoint]]) -> list[Environment]:
@@ -74,7 +74,7 @@ def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     for number, group in enumerate(groups):
         for stroke, points in zip(STROKES, grouped(sorted(group, key=_fastest), lambda p: p.load.rate)):
             ordered = sorted(points, key=_length)
-            label = f"{ordered[0].model}, {_rate(ordered[0], 'all at once')}"
+            label = f"{ordered[0].model}, {ordered[0].load.pace}"
             served.append(_line(number, ordered, _length, lambda p: p.requests_per_s, label, stroke))
             waited.append(_line(number, ordered, _length, lambda p: p.e2e_s, label, stroke))
 
@@ -97,12 +97,8 @@ def _length(point: JobPoint) -> float:
     return point.output_tokens
 
 
-def _rate(point: JobPoint, at_once: str) -> str:
-    return at_once if point.load.rate is None else f"{point.load.rate:g}/s"
-
-
 def _fastest(point: JobPoint) -> float:
-    return float("-inf") if point.load.rate is None else -point.load.rate
+    return -point.load.rate
 
 
 def _blocks(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
@@ -134,7 +130,7 @@ def _batchings(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     """Throughput and mean E2E of each way to batch the same requests, a group of bars for each rate."""
     figure, (served, waited) = panels(_hosts(groups), 2)
     bars = [p for group in groups for p in sorted(group, key=lambda p: (_fastest(p), BATCHINGS.index(p.batching)))]
-    names = [f"{p.batching}\n{_rate(p, 'at once')}" for p in bars]
+    names = [f"{p.batching}\n{p.load.pace}" for p in bars]
     colours = [COLOURS[BATCHINGS.index(p.batching)] for p in bars]
     served.bar(range(len(bars)), [p.output_tokens_per_s for p in bars], color=colours)
     waited.bar(range(len(bars)), [p.e2e_s for p in bars], color=colours)

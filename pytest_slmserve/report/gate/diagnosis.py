@@ -16,7 +16,6 @@ from pytest_slmserve.analysis.gate.diagnosis import (
 )
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths
-from pytest_slmserve.report.tables.run import load_in_short
 from pytest_slmserve.report.text_table import Column, hanging, table
 
 COLUMNS: tuple[Column[Change], ...] = (
@@ -53,7 +52,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
 def split_text(split: Split) -> str:
     """Heading, table and findings of one load."""
     counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
-    heading = f"where the time goes: {split.model}, {load_in_short(split.load)}, seconds per 1,000 requests ({counts})"
+    heading = f"where the time goes: {split.model}, {split.load.title}, seconds per 1,000 requests ({counts})"
     rows = [_times(1000, each) for each in (split.total, *split.by_step, *split.by_device)]
     rows += [split.steps, replace(_times(1000, split.step), name="ms per step")]
     shown = table(rows, COLUMNS, always=len(COLUMNS))

@@ -17,7 +17,6 @@ from pytest_slmserve.report.gate.diagnosis import diagnosis_lines
 from pytest_slmserve.report.numbers import counted, figure
 from pytest_slmserve.report.text_table import hanging
 from pytest_slmserve.schema.literals import Side
-from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
 
 CACHES = {
@@ -100,7 +99,7 @@ def _sides(gated: Gated) -> Iterator[tuple[Side, str]]:
     """What each side was, from its first launch that counts."""
     for side in SIDES if gated.pairs else ():
         each = gated.pairs[0].launch(side).measurements
-        loads = " and ".join(str(m.load.concurrency) for m in each if isinstance(m.load, ClosedLoop))
+        loads = " and ".join(str(m.load.max_concurrency) for m in each)
         vllm = each[0].environment.vllm
         yield side, f"{f'vLLM {vllm}' if vllm else 'no vLLM'}, {engine_words(each[0])}, at {loads} requests in flight"
 

@@ -47,7 +47,7 @@ def open_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria
     """Pages on all open loops among these: a ramp by itself, the others with those that differ in their rate alone."""
     together: dict[str, list[Measurement]] = {}
     for m in measurements:
-        if isinstance(m.load, OpenLoop):
+        if isinstance(m.load, OpenLoop) and m.load.requests is None:
             asked = replace(m.workload.spec, requests=1)
             alike = [m.spec.key, asdict(asked), m.environment.key, _process(m), m.load.settle_s, m.load.window_s]
             together.setdefault(m.id if m.load.steps else short_hash(alike), []).append(m)

@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
 from pytest_slmserve.report.text_table import Column, table
-from pytest_slmserve.schema.loads import ClosedLoop, Job, OpenLoop, load_facts
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts
 from pytest_slmserve.schema.records import Measurement
 
 
@@ -103,15 +103,10 @@ def _load(m: Measurement) -> str:
     delay = delay_of(m.run)
     late = f", late by {milliseconds(delay.p99_s)} ms (p99) at most" if delay else ""
     match m.load:
-        case OpenLoop(arrivals=arrivals) if delay:
+        case OpenLoop(requests=None, arrivals=arrivals) if delay:
             sent = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
             return f"{arrivals}: {sent}{late}"
-        case Job(requests=requests, rate=rate, seed=seed):
-            came = "at once" if rate is None else f"at {rate:g}/s, seed {seed}"
-            return f"{requests:,} requests {came}{m.load.further}{late}"
-        case ClosedLoop(concurrency=users, requests=requests):
-            return f"{users:,} users, {'a steady window' if requests is None else f'{requests:,} requests'}"
-    return m.load.kind
+    return f"{m.load.title}{late}"
 
 
 def _held_back(m: Measurement) -> Iterator[str]:
@@ -147,8 +142,8 @@ def _head(m: Measurement) -> Iterator[str]:
     tokens = f"{figure(figures.output_tokens_per_s, 4)} output and {prompts} prompt tokens/s"
     yield f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s"
     yield f"{figure(figures.batch, 4)} requests in flight"
-    which = "sent in the window" if isinstance(m.load, OpenLoop) else "ended in the window"
-    yield f"{seen.requests} requests {which}, {seen.unfinished} of them unfinished; {failed_text(m)}"
+    counted = f"{seen.requests} requests {m.load.judged_by} in the window"
+    yield f"{counted}, {seen.unfinished} of them unfinished; {failed_text(m)}"
 
 
 def counted_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:

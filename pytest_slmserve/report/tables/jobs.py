@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, grouped
@@ -9,7 +10,7 @@ from pytest_slmserve.report.numbers import figure, hundredths, milliseconds, who
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.valid_column import left_out, valid_cell
 from pytest_slmserve.report.text_table import Column, hanging, table
-from pytest_slmserve.schema.loads import Job
+from pytest_slmserve.schema.loads import OpenLoop
 
 LEGEND = (
     "Jobs: throughput is over the whole of one, to its last answer. came: requests/s as they arrived. "
@@ -21,8 +22,8 @@ COLUMNS: tuple[Column[JobPoint], ...] = (
     Column("\nmodel", lambda p: p.model, "left"),
     Column("\nbatching", lambda p: "" if p.batching == CONTINUOUS else p.batching, "left"),
     Column("prompt/\noutput", lambda p: f"{p.workload.mean_prompt_tokens:.0f}/{p.output_tokens:.0f}"),
-    Column("\nrequests", lambda p: f"{p.load.requests:,}"),
-    Column("asked\n/s", lambda p: "at once" if p.load.rate is None else f"{p.load.rate:g}"),
+    Column("\nrequests", lambda p: f"{p.requests:,}"),
+    Column("asked\n/s", lambda p: "at once" if p.load.at_once else f"{p.load.rate:g}"),
     Column("came\n/s", lambda p: figure(p.rate)),
     Column("burst-\niness", lambda p: _burstiness(p.load)),
     Column("most in\nflight", lambda p: "" if p.load.max_concurrency is None else whole(p.load.max_concurrency)),
@@ -52,16 +53,15 @@ def job_report(jobs: Sequence[JobPoint]) -> Iterator[str]:
         yield hanging(LEGEND, 0)
 
 
-def _burstiness(load: Job) -> str:
-    if load.burstiness is None:
+def _burstiness(load: OpenLoop) -> str:
+    if load.burstiness == math.inf:
         return "constant"
     return "" if load.burstiness == 1 else f"{load.burstiness:g}"
 
 
 def _place(point: JobPoint) -> tuple[str, str, float, float, int]:
     """Those that belong together stand together; rates from all at once down."""
-    rate = point.load.rate
-    return point.model, point.batching, point.output_tokens, -1e9 if rate is None else -rate, point.kv_blocks or 0
+    return point.model, point.batching, point.output_tokens, -point.load.rate, point.kv_blocks or 0
 
 
 def _remarks(points: Sequence[JobPoint]) -> Iterator[str]:

@@ -28,7 +28,7 @@ from pytest_slmserve.report.tables.several_gpus import gpus_report
 from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
 from pytest_slmserve.report.text_table import Column, hanging, named, table
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.loads import ClosedLoop, Job, Load, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
@@ -125,21 +125,6 @@ def workload_text(workload: WorkloadReference) -> str:
     natural = f"natural lengths, {workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f} tokens in the mean"
     lengths = f"{spec.prompt_tokens}/{spec.output_tokens} tokens" if fixed else natural
     return f"{lengths}, {workload.requests:,} requests, {workload.source}, hash {workload.hash}"
-
-
-def load_in_short(load: Load) -> str:
-    """ "8 in flight", "10 requests/s", "20 at once" """
-    match load:
-        case ClosedLoop():
-            return f"{load.concurrency} in flight"
-        case OpenLoop():
-            return f"{load.rate:g} requests/s"
-        case Job():
-            return (
-                f"{load.requests} requests, {'all at once' if load.rate is None else f'{load.rate:g}/s'}{load.further}"
-            )
-        case _:
-            return f"{load.requests} at once"
 
 
 def load_text(load: ClosedLoop) -> str:

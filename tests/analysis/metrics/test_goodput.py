@@ -161,12 +161,12 @@ def test_what_the_end_of_a_closed_loop_cuts_off_was_not_dropped():
     seen = goodput_of(planted, Slo(e2e_s=100))
     assert cut > 0 and (seen.dropped, seen.attainment) == (0, 1)
     assert seen.requests == len(finished_in_window(planted.run))
-    open_loop = replace(planted, load=OpenLoop("gamma 1", 10.0, 1.0, 2.0))
+    open_loop = replace(planted, load=OpenLoop(arrivals="gamma 1", rate=10.0, settle_s=1.0, window_s=2.0))
     assert goodput_of(open_loop, Slo(e2e_s=100)).dropped == cut, "nobody who waited in an open loop is forgotten"
 
 
 def test_only_failures_of_the_window_are_dropped():
-    planted = measurement(load=OpenLoop("gamma 1", 10.0, 1.0, 2.0), failures=3)
+    planted = measurement(load=OpenLoop(arrivals="gamma 1", rate=10.0, settle_s=1.0, window_s=2.0), failures=3)
     begin, end = planted.run.window_s
     failed = Failures((0, 1, 2), (begin - 0.1, begin, end), (end,) * 3, ("timeout",) * 3)
     noted = replace(planted, run=replace(planted.run, failed=failed))

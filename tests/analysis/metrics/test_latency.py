@@ -25,9 +25,8 @@ from pytest_slmserve.analysis.metrics.latency import (
     sent_in,
 )
 from pytest_slmserve.analysis.stats.estimates import percentile
-from pytest_slmserve.schema.loads import Burst, ClosedLoop, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps
-from pytest_slmserve.workload.arrivals import job
 
 NO_STEPS = Steps((), (), (), (), (), (), ())
 
@@ -92,14 +91,14 @@ def test_what_failed_is_slower_than_everything_too():
 
 
 def test_failures_count_where_they_were_sent_or_in_a_closed_loop_where_they_failed():
-    planted = measurement(load=OpenLoop("gamma 1", 4.0, 1.0, 1.0))
+    planted = measurement(load=OpenLoop(arrivals="gamma 1", rate=4.0, settle_s=1.0, window_s=1.0))
     run = replace(planted.run, window_s=(1.0, 2.0), failures=3, failed=failures(0.5, 1.0, 1.9))
     assert judged_failures(replace(planted, run=run)) == 2
     assert judged_failures(replace(planted, run=run, load=ClosedLoop(4))) == 1, "each failed 0.3 s after it was sent"
     assert judged_failures(replace(planted, run=replace(run, failed=None))) == 3
 
 
-@pytest.mark.parametrize("load", [job(9), Burst(9), ClosedLoop(4, requests=9)])
+@pytest.mark.parametrize("load", [OpenLoop(requests=9), ClosedLoop(4, requests=9)])
 def test_all_failures_of_a_number_of_requests_count(load):
     """Also those after the last answer, with which its window ends."""
     planted = measurement(load=load)

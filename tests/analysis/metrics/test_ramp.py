@@ -16,7 +16,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts
 from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
 
-RAMP = OpenLoop("ramp", 15.0, 1.0, 7.0, steps=((10.0, 4.0), (20.0, 4.0)))
+RAMP = OpenLoop(arrivals="ramp", rate=15.0, settle_s=1.0, window_s=7.0, steps=((10.0, 4.0), (20.0, 4.0)))
 NO_STEPS = Steps((), (), (), (), (), (), ())
 
 
@@ -82,7 +82,7 @@ def test_a_failure_is_of_its_step_settling_included():
     assert [m.run.failures for m in steps_of(older)] == [3, 3], "it is not known in which"
 
 
-@pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop("gamma", 15.0, 1.0, 7.0)])
+@pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop(arrivals="gamma", rate=15.0, settle_s=1.0, window_s=7.0)])
 def test_other_loads_have_no_steps(load):
     assert steps_of(replace(measurement(), load=load)) == []
 

@@ -10,7 +10,7 @@ from strategies import WELL, measurement, planted_telemetry
 from pytest_slmserve.analysis.metrics.latency import judged_rows
 from pytest_slmserve.analysis.metrics.validity import degradations, is_clean, problems, trustworthy
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures, Steps, Stream
 
 
@@ -144,7 +144,7 @@ def test_an_engine_limit_is_no_fault_of_the_load():
     assert problems(replace(held, load=ClosedLoop(64), resolved=replace(held.resolved, max_num_seqs=8))) == ()
 
 
-@pytest.mark.parametrize("load", [Burst(8), ClosedLoop(8, requests=100)])
+@pytest.mark.parametrize("load", [OpenLoop(requests=8), ClosedLoop(8, requests=100)])
 def test_a_load_without_a_steady_window_need_be_neither_full_nor_steady(load):
     assert problems(measurement(8, load=load, idle_steps=16, slow_from=50, slow_factor=2.0)) == ()
 

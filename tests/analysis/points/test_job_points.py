@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -21,7 +22,7 @@ from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import ClosedLoop, Job
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
 from pytest_slmserve.schema.records import Samples
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
@@ -32,7 +33,7 @@ SPEC = EngineSpec("opt-125m", "fake", extra=(("noise", 0.0), ("t_inf", 4000.0), 
 WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=20, requests=40), shape_of("opt-125m"))
 
 
-def served(load: Job | ClosedLoop, spec: EngineSpec = SPEC):
+def served(load: Load, spec: EngineSpec = SPEC):
     return measure(FakeEngine(spec), WORKLOAD, load, HERE)
 
 
@@ -66,7 +67,7 @@ def test_a_batch_that_does_not_fit_waits_its_turn():
 
 def test_points_are_by_question_and_other_loads_are_left_out():
     made = [served(job(40)), served(job(40, rate=5.0)), served(ClosedLoop(4, window_s=0.5)), served(job(40))]
-    assert [(p.load.rate, len(p.repeats)) for p in job_points(made)] == [(None, 2), (5.0, 1)]
+    assert [(p.load.rate, len(p.repeats)) for p in job_points(made)] == [(math.inf, 2), (5.0, 1)]
 
 
 def test_what_was_not_served_is_invalid():
@@ -116,8 +117,21 @@ def test_of_groups_that_are_alike_the_most_varied_counts():
 
 
 @pytest.mark.parametrize(
-    "words", [{"requests": 0}, {"requests": 3, "rate": 0.0}, {"requests": 3, "rate": float("inf")}]
+    "words",
+    [
+        {},
+        {"requests": 0},
+        {"requests": 3, "rate": 0.0},
+        {"requests": 3, "rate": math.nan},
+        {"requests": 3, "window_s": 1.0},
+        {"requests": 3, "burstiness": 0.5},
+        {"requests": 3, "rate": 1.0, "burstiness": 0.0},
+        {"requests": 3, "max_concurrency": 0},
+        {"window_s": 1.0},
+        {"window_s": 0.0, "rate": 1.0},
+        {"window_s": 1.0, "rate": 1.0, "settle_s": 2.0, "steps": ((1.0, 2.0),)},
+    ],
 )
-def test_an_impossible_job_is_refused(words):
+def test_an_impossible_open_loop_is_refused(words):
     with pytest.raises(BadUsage):
-        Job(**words)
+        OpenLoop(**words)

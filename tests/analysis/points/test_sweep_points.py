@@ -9,7 +9,7 @@ from strategies import WELL, measurement, planted_telemetry, point
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.points.sweep_points import points_of
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 
 
 def test_summary_of_a_planted_measurement():
@@ -92,7 +92,7 @@ def test_points_ascend_and_repeats_keep_the_order_measured():
 
 
 def test_other_loads_are_no_points():
-    assert points_of([measurement(load=Burst(8)), measurement(load=ClosedLoop(8, requests=64))]) == ()
+    assert points_of([measurement(load=OpenLoop(requests=8)), measurement(load=ClosedLoop(8, requests=64))]) == ()
 
 
 @pytest.mark.parametrize("repeats", [(), (0.0,), (float("inf"),), (float("nan"),), (-1.0, 5.0)])

@@ -11,7 +11,7 @@ from stored_records import BUSY, KNOWN, LIMITS, engine_alone
 
 from pytest_slmserve.analysis.stored.comparability import FACTS, one_boot, warnings, why_not
 from pytest_slmserve.schema import environment, sensors
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Measurement, Replica
 
 BASELINE = engine_alone()
@@ -68,7 +68,7 @@ MISMATCHES = [
     (asked(door="server"), "door offline there, server here"),
     (asked(weights="real"), "weights dummy there, real here"),
     (replace(BASELINE, load=ClosedLoop(8, window_s=9)), "window 5 s, settled 1) there, 8 in flight (starts spread, wi"),
-    (replace(BASELINE, load=Burst(8)), "there, burst of 8 here"),
+    (replace(BASELINE, load=OpenLoop(requests=8)), "there, job of 8 requests, all at once here"),
     (replace(BASELINE, workload=replace(BASELINE.workload, hash="other")), "workload 0123456789ab there, other here"),
 ]
 ALLOWED = [

@@ -28,7 +28,7 @@ from pytest_slmserve.analysis.stored.baseline import (
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Measurement, Replica
 
 MARGIN = 0.03
@@ -185,7 +185,7 @@ def test_an_engine_argument_that_is_no_limit_is_what_is_tested():
         (BASELINE, repeats([1000, 1001], 16)),
         (BASELINE, repeats([1000, 1001], model="opt-2.7b")),
         (BASELINE, [replace(m, load=ClosedLoop(8, window_s=9)) for m in BASELINE]),
-        (BASELINE, [replace(m, load=Burst(8)) for m in BASELINE]),
+        (BASELINE, [replace(m, load=OpenLoop(requests=8)) for m in BASELINE]),
         (BASELINE, [replace(m, replica=Replica("g", 0, 2, "s", "mps")) for m in BASELINE]),
     ],
 )

@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.points.sweep_points import by_series
 from pytest_slmserve.analysis.stored.claims import judge_all, rows_from, stored_curves, unique
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadArchive
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 
 BATCHES = (64, 128, 256, 512)
 STORED = {"rows": [lookup.row_to_record(row) for row in table.ROWS]}
@@ -83,7 +83,7 @@ def test_a_plan_is_of_one_engine_and_workload_not_of_a_model():
 def test_what_differs_in_more_than_its_concurrency_is_another_curve():
     together = [measurement(c, 50.0, load=ClosedLoop(c, starts="together")) for c in (1, 2)]
     other = sweep((64, 128), model="opt-2.7b")
-    curves = stored_curves([*other, *sweep(), *together, measurement(load=Burst(4))], [])
+    curves = stored_curves([*other, *sweep(), *together, measurement(load=OpenLoop(requests=4))], [])
     assert [(c.subject, len(c.points)) for c in curves] == [("opt-2.7b", 2), ("opt-1.3b", 4), ("opt-1.3b", 2)]
 
 

@@ -12,7 +12,7 @@ from strategies import curves, law, measurement, noisy_curve, point, without
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, is_sweep, obstacle
 from pytest_slmserve.analysis.verdict import State, Undecided
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1 %
@@ -190,7 +190,7 @@ def test_curve_of_measurements():
 
 
 def test_curve_of_nothing():
-    curve = curve_of("opt-1.3b", [measurement(load=Burst(8))], planned=(1, 2))
+    curve = curve_of("opt-1.3b", [measurement(load=OpenLoop(requests=8))], planned=(1, 2))
     assert curve.points == () and curve.missing == (1, 2) and curve.kv_capacity is None
     assert obstacle(curve) == "not measured at 1, 2 in flight"
 

@@ -92,7 +92,8 @@ class Client:
         return self.said[-1]
 
     def burst(self, *faults, **more):
-        return self.run({"kind": "burst", "requests": self.load(*faults, **more)})
+        number = self.load(*faults, **more)
+        return self.run(loop(number, requests=number))
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_a_burst_is_what_the_server_says_it_was(one, truth):
 
 def test_a_client_that_was_held_up_says_how_far_its_stamps_can_be_off(client):
     held, held_s = client(), 0.2
-    held.child.send(op="run", load={"kind": "burst", "requests": held.load(count=4, tokens=200)})
+    held.child.send(op="run", load=loop(4, requests=held.load(count=4, tokens=200)))
     time.sleep(0.4)  # in the middle of 200 tokens, also where the client needs its time to begin
     os.kill(held.child.process.pid, signal.SIGSTOP)
     time.sleep(held_s)
@@ -242,9 +243,7 @@ def test_progress_is_told_twice_a_second(one):
     )
 
 
-@pytest.mark.parametrize(
-    "load", [loop(6), loop(6, requests=30), {"kind": "burst", "requests": 31}], ids=["w", "n", "b"]
-)
+@pytest.mark.parametrize("load", [loop(6), loop(6, requests=30), loop(31, requests=31)], ids=["w", "n", "b"])
 def test_several_processes_are_told_as_one(client, load):
     one = client(processes=2)
     assert one.ready == {"event": "ready"}

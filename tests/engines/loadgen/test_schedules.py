@@ -84,6 +84,6 @@ def test_parts_of_a_schedule_keep_each_requests_time(schedule, processes):
     assert [found[n] for n in sorted(found)] == schedule
 
 
-@pytest.mark.parametrize("load", [{"kind": "burst", "requests": 3}, {"kind": "closed_loop", "concurrency": 3}])
+@pytest.mark.parametrize("load", [{"schedule": [0.0] * 3}, {"requests": 3, "concurrency": 3}, {"concurrency": 3}])
 def test_no_part_is_without_work(load):
     assert len(parts_of(load, 8)) == 3

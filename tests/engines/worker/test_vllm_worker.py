@@ -18,7 +18,7 @@ FOLDER = Path(package).parent
 LENGTH, USERS = 6, 3
 WINDOW = {"kind": "closed_loop", "concurrency": USERS, "window_s": 0.1, "settle_lifetimes": 1.0, "requests": None}
 COUNTED = WINDOW | {"requests": 7}
-BURST = {"kind": "burst", "requests": 9}
+AT_ONCE = {"kind": "open_loop", "schedule": [0.0] * 9}
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def test_a_counted_loop_serves_exactly_so_many(serve):
     json.dumps(answer)
 
 
-def test_a_burst_sends_all_at_once(serve):
-    answer, _ = serve(BURST)
+def test_a_schedule_may_send_all_at_once(serve):
+    answer, _ = serve(AT_ONCE)
     assert len(rows(answer)) == 9
     assert max(row.sent for row in rows(answer)) - answer["began"] < 0.1
     opened, closed = answer["window"]
@@ -171,7 +171,7 @@ def test_one_bad_user_does_not_end_those_in_flight_when_it_is_given_up(worker, s
     assert 1 <= len(rows(answer)) <= USERS
 
 
-@pytest.mark.parametrize("load", [WINDOW, COUNTED, BURST])
+@pytest.mark.parametrize("load", [WINDOW, COUNTED, AT_ONCE])
 def test_an_engine_without_steps_is_not_waited_for(worker, serve, monkeypatch, load):
     monkeypatch.setattr(worker, "STALL_S", 0.2)
     with pytest.raises(TimeoutError, match="no engine step for 0 s"):

@@ -14,7 +14,7 @@ from strategies import H200, RESOLVED, measurement, planted_telemetry
 from pytest_slmserve.report.export import asv, asv_files
 from pytest_slmserve.report.export.asv import START, BenchmarkHost, Seen, Value
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import Burst, ClosedLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
 
 statistics = pytest.importorskip("asv_runner.statistics", reason="needs asv")
@@ -86,7 +86,7 @@ def test_samples_are_launches_and_their_statistics_those_of_asv() -> None:
     [
         measurement(failures=1),
         measurement(preempted=1),
-        measurement(load=Burst(8)),
+        measurement(load=OpenLoop(requests=8)),
         measurement(load=ClosedLoop(8, requests=64)),
         replace(measurement(), replica=Replica("g", 0, 2, "s", "mps")),
         replace(measurement(), replica=Replica("g", 0, 1, "s", "mps")),

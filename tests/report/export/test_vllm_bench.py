@@ -20,7 +20,9 @@ def overloaded(served_per_s: float = 5.0):
     samples = Samples(tuple(range(200)), sent, (None,) * 200, first, tuple(at + 0.01 for at in first), *columns)
     tokens = tuple(4 * served_per_s * 0.01 for _ in range(4000))
     run = Run(samples, Steps(*[()] * 7), (5.0, 15.0), stream=Stream(0.01, 0.0, tokens, GAPS, scheduled_s=sent))
-    return replace(measurement(output_tokens=4), load=OpenLoop("even", 10.0, 5.0, 10.0), run=run)
+    return replace(
+        measurement(output_tokens=4), load=OpenLoop(arrivals="even", rate=10.0, settle_s=5.0, window_s=10.0), run=run
+    )
 
 
 GAPS = {"growth": 1.01, "least_s": 1e-4, "counts": {"463": 9}, "sum_s": 0.0909}

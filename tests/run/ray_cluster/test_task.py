@@ -75,7 +75,9 @@ def test_a_node_that_came_later_and_is_of_another_kind_measures_nothing(asked):
     session, questions = asked(4, 8)
     messages = told(session, questions, environment=replace(session.host.environment, gpu_name="H100"))
     assert [m.key for m in messages] == [question.key for question in questions]
-    assert all("is of another kind (gpu_name: H100, simulated)" in str(m.error) for m in messages)
+    assert all(
+        "is of another kind (gpu_name H100 on the others, simulated on this one)" in str(m.error) for m in messages
+    )
 
 
 def test_what_keeps_a_node_from_beginning_is_told_of_every_question(asked, monkeypatch):
