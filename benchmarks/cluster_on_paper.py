@@ -1,4 +1,4 @@
-"""A large plan on many GPUs, on paper: all models of the catalogue through both doors, as sweeps, on 1, 2 and 4 GPUs,
+"""A large plan on many GPUs, on paper: all models of the catalogue through both interfaces, as sweeps, on 1, 2 and 4 GPUs,
 as replicas with a GPU each and as replicas that share one.
 
     python benchmarks/cluster_on_paper.py [GPUS ...]
@@ -26,7 +26,7 @@ from pytest_slmserve.plugin.estimates import plan_rows
 from pytest_slmserve.plugin.parametrize import gpus_parameters, planned_points, replica_parameters
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import CATALOGUE
-from pytest_slmserve.schema.literals import OwnDoor
+from pytest_slmserve.schema.literals import OwnInterface
 
 GPUS = (4, 8, 16, 32, 64)
 MODELS = [name for name in CATALOGUE if not name.endswith("tiny")]
@@ -62,10 +62,10 @@ def taken(parameters: Sequence[Any]) -> list[Any]:
 
 
 def cells() -> list[PlannedItem]:
-    """Of both doors."""
+    """Of both interfaces."""
     found: list[PlannedItem] = []
-    for door in get_args(OwnDoor):
-        given = {"gpu": True, "plan": True, "door": door, "models": ",".join(MODELS), "replicas": "2,3"}
+    for interface in get_args(OwnInterface):
+        given = {"gpu": True, "plan": True, "interface": interface, "models": ",".join(MODELS), "replicas": "2,3"}
         with tempfile.TemporaryDirectory() as folder:
             session = Session.from_options(read_options(given, {}, {}), Path(folder))
         found += plan_rows(session, list(items(session)))  # type: ignore[arg-type]

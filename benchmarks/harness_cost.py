@@ -52,7 +52,7 @@ def pairs_of(engine: OfflineEngine, workload: Workload, load: ClosedLoop, enviro
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=("cuda", "cpu"), default="cpu")
+    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--model", default="opt-tiny")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--requests", type=int, help="of each run; default: twice the concurrency")
@@ -61,10 +61,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file for the pairs, as JSON")
     args = parser.parse_args()
     options = read_options({}, {}, {})
-    environment = probe(args.backend).environment
-    workload = build_workload(workload_spec(options, args.backend), shape_of(args.model))
+    environment = probe(args.platform).environment
+    workload = build_workload(workload_spec(options, args.platform), shape_of(args.model))
     load = ClosedLoop(args.concurrency, requests=args.requests or 2 * args.concurrency)
-    spec = engine_spec(options, args.backend, args.model, environment)
+    spec = engine_spec(options, args.platform, args.model, environment)
     engine = OfflineEngine(spec, worker=Path(__file__).with_name("bare_worker.py"))
     try:
         engine.run(workload, load)

@@ -1,4 +1,4 @@
-"""How long `python -m pytest_slmserve report` takes on 100 measurements of about 2,500 engine steps each.
+"""How long `slmserve report` takes on 100 measurements of about 2,500 engine steps each.
 
     python benchmarks/report_speed.py [ARCHIVE]
 
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.claims import lookup, table
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
@@ -38,12 +38,12 @@ STEPS = 2500
 T_INF, B_HALF = 20_000.0, 50.0
 LIMIT_S = 1.0
 RUNS = 7
-ENVIRONMENT = Environment(backend="fake", gpu_name="simulated")
+ENVIRONMENT = Environment(platform="simulated", gpu_name="simulated")
 
 
 def simulate(concurrency: int, workload: Workload) -> Measurement:
     window_s = (STEPS - 2 * workload.mean_output_tokens) * (B_HALF + concurrency) / T_INF
-    engine = FakeEngine(EngineSpec("opt-125m", backend="fake", extra=(("t_inf", T_INF), ("b_half", B_HALF))))
+    engine = SimulatedEngine(EngineSpec("opt-125m", platform="simulated", extra=(("t_inf", T_INF), ("b_half", B_HALF))))
     return measure(engine, workload, ClosedLoop(concurrency, window_s), ENVIRONMENT)
 
 

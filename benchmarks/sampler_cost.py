@@ -186,7 +186,7 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=("cuda", "cpu"), default="cpu")
+    parser.add_argument("--platform", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--model", default="opt-tiny")
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--stretch", type=float, default=1.0, help="seconds with, and then without, the sensors")
@@ -198,7 +198,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    options, host = read_options({}, {}, {}), probe(args.backend)
+    options, host = read_options({}, {}, {}), probe(args.platform)
     opened, notes = open_sampler("auto", host.device, args.interval)
     print(*(f"note: {note}" for note in notes), sep="\n", end="" if not notes else "\n")
     if opened is None:
@@ -206,9 +206,9 @@ def main() -> None:
     rounds: dict[float, float] = {}
     gated = [Gated(source, args.stretch, rounds) for source in opened.sources]
     sampler = Sampler(gated, args.interval)
-    workload = build_workload(workload_spec(options, args.backend), shape_of(args.model))
+    workload = build_workload(workload_spec(options, args.platform), shape_of(args.model))
     load = ClosedLoop(args.concurrency, window_s=(2 * args.pairs + 4) * args.stretch)
-    engine = start(engine_spec(options, args.backend, args.model, host.environment))
+    engine = start(engine_spec(options, args.platform, args.model, host.environment))
     try:
         run = measure(engine, workload, load, host.environment, sampler=sampler).run
     finally:

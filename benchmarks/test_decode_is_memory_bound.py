@@ -12,29 +12,27 @@ GROUPED_KEYS = [("qwen2.5-3b", n) for n in (1, 32, 256, 1024)]
 SHORT = (64, 128)  # prompt and output tokens
 
 
-@pytest.mark.slm(points=DECODING, starts="together", needs="gpu")
+@pytest.mark.slm(points=DECODING, ramp_up="burst", needs="gpu")
 def test_point_of_decoding(slm_point):
     """The point is measured, and every measurement of it can be trusted."""
     assert slm_point.measure()
 
 
 @pytest.mark.slm(
-    claim="decode-stays-memory-bound", models=["opt-125m", "opt-1.3b", "opt-2.7b"], starts="together", needs="gpu"
+    claim="decode-stays-memory-bound", models=["opt-125m", "opt-1.3b", "opt-2.7b"], ramp_up="burst", needs="gpu"
 )
 def test_decode_is_memory_bound_at_every_load(slm_claim):
     """DRAM is busier, by what it can reach, than the tensor cores."""
     assert slm_claim()
 
 
-@pytest.mark.slm(points=GROUPED_KEYS, lengths=SHORT, starts="together", needs="gpu")
+@pytest.mark.slm(points=GROUPED_KEYS, lengths=SHORT, ramp_up="burst", needs="gpu")
 def test_point_of_grouped_keys(slm_point):
     """The point is measured, and every measurement of it can be trusted."""
     assert slm_point.measure()
 
 
-@pytest.mark.slm(
-    claim="decode-stays-memory-bound", models=["qwen2.5-3b"], lengths=SHORT, starts="together", needs="gpu"
-)
+@pytest.mark.slm(claim="decode-stays-memory-bound", models=["qwen2.5-3b"], lengths=SHORT, ramp_up="burst", needs="gpu")
 def test_grouped_keys_at_a_short_context(slm_claim):
     """The same question where the arithmetic allows the other answer."""
     assert slm_claim()

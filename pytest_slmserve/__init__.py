@@ -14,7 +14,7 @@ _PUBLIC = {
     "Curve": "pytest_slmserve.analysis.sweep.curve",
     "Engine": "pytest_slmserve.engines.base",
     "EngineSpec": "pytest_slmserve.schema.specs",
-    "FakeEngine": "pytest_slmserve.engines.fake",
+    "SimulatedEngine": "pytest_slmserve.engines.simulated",
     "Measurement": "pytest_slmserve.schema.records",
     "OpenLoop": "pytest_slmserve.schema.loads",
     "SlmError": "pytest_slmserve.schema.errors",

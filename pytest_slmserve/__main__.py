@@ -1,27 +1,27 @@
-"""`python -m pytest_slmserve report PATH`: tables and verdicts of an archive again, with no GPU, no vLLM, no pytest.
+"""`slmserve report PATH`: tables and verdicts of an archive again, with no GPU, no vLLM, no pytest.
 
-`python -m pytest_slmserve figures RECORDS`: pictures of what was measured, and of what the sensors saw.
+`slmserve figures RECORDS`: pictures of what was measured, and of what the sensors saw.
 
-`python -m pytest_slmserve merge RECORDS --out OUT`: archives of several runs or hosts as one, each record once.
+`slmserve merge RECORDS --out OUT`: archives of several runs or hosts as one, each record once.
 
-`python -m pytest_slmserve judge FILE`: a report on external results, a CSV or vLLM's own JSON.
+`slmserve judge FILE`: a report on external results, a CSV or vLLM's own JSON.
 
-`python -m pytest_slmserve replicas FILE`: what several engines on one device serve over one, in such results.
+`slmserve replicas FILE`: what several engines on one device serve over one, in such results.
 
-`python -m pytest_slmserve gate PAIRS`: whether a candidate is slower, from anybody's pairs of measurements.
+`slmserve gate PAIRS`: whether a candidate is slower, from anybody's pairs of measurements.
 
-`python -m pytest_slmserve baseline accept RECORDS`: keeps what later runs are held against; also `list` and `show`.
+`slmserve baseline accept RECORDS`: keeps what later runs are held against; also `list` and `show`.
 
-`python -m pytest_slmserve advise RECORDS`: the batch, the memory and the number of engines to serve a model with; with
+`slmserve advise RECORDS`: the batch, the memory and the number of engines to serve a model with; with
 `--verify` it starts them and measures whether that holds.
 
-`python -m pytest_slmserve asv RECORDS`: the same records as results for asv, to follow releases of vLLM.
+`slmserve asv RECORDS`: the same records as results for asv, to follow releases of vLLM.
 
-`python -m pytest_slmserve measure --endpoint URL`: one load on a server that runs, without pytest.
+`slmserve measure --endpoint URL`: one load on a server that runs, without pytest.
 
-`python -m pytest_slmserve plan`: what a run would measure, in which order, on how many GPUs and for how long.
+`slmserve plan`: what a run would measure, in which order, on how many GPUs and for how long.
 
-`python -m pytest_slmserve doctor`: what this host can measure, and what would spoil it.
+`slmserve doctor`: what this host can measure, and what would spoil it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pytest_slmserve.analysis.compare.deployments import with_wider
 from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
-from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.measure import measure, measure_together
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -17,19 +17,23 @@ from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import Request, Workload
 
 WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16), (Request((5,) * 64, 32),) * 16, "")
-HERE = Environment(backend="fake")
+HERE = Environment(platform="simulated")
 T_INF, B_HALF, LAYERS = 1000.0, 16.0, 2  # a step of 16 takes 32 ms on one GPU, and has four all-reduces on more
 
 
 def engine(gpus: int = 1, room: int = 1024, **planted: float) -> EngineSpec:
     facts = {"t_inf": T_INF, "b_half": B_HALF, "noise": 0.001, **planted}
     return EngineSpec(
-        "opt-tiny", backend="fake", tensor_parallel=gpus, max_num_seqs=room, extra=tuple(sorted(facts.items()))
+        "opt-tiny",
+        platform="simulated",
+        tensor_parallel_size=gpus,
+        max_num_seqs=room,
+        extra=tuple(sorted(facts.items())),
     )
 
 
 def alone(spec: EngineSpec, loads=(4, 16), repeats: int = 2) -> list[Measurement]:
-    running = FakeEngine(spec)
+    running = SimulatedEngine(spec)
     return [measure(running, WORKLOAD, ClosedLoop(n, window_s=3.0), HERE) for n in loads for _ in range(repeats)]
 
 

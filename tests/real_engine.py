@@ -11,7 +11,7 @@ from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 SPEC = EngineSpec(
     "opt-tiny",
-    backend="cpu",
+    platform="cpu",
     dtype="bfloat16",
     max_model_len=256,
     max_num_seqs=8,

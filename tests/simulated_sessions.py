@@ -25,7 +25,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     def open_session(**given: object) -> Session:
         for earlier in sessions:
             earlier.close()
-        words = {"fake": True, "models": MODEL, "batches": "8,64,256,512", "records": str(tmp_path / "a.jsonl")}
+        words = {"simulate": True, "models": MODEL, "concurrency": "8,64,256,512", "records": str(tmp_path / "a.jsonl")}
         sessions.append(Session.from_options(read_options({**words, **given}, {}, {}), tmp_path))
         sessions[-1].open()
         return sessions[-1]

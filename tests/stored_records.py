@@ -12,7 +12,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Measurement, Resolved
 
 KNOWN = replace(
-    H200, driver="580.159.04", cuda="13.0", torch="2.11.0", platform="Linux", cpu="Xeon", cores=16, host="one"
+    H200, driver="580.159.04", cuda="13.0", torch="2.11.0", operating_system="Linux", cpu="Xeon", cores=16, host="one"
 )
 LIMITS = replace(RESOLVED, max_num_batched_tokens=8192, max_model_len=2048, chunked_prefill=True, prefix_caching=False)
 BUSY: dict[int, Column] = {**WELL, sensors.ENGINE_ACTIVE: 1.0, sensors.MEMORY_CLOCK: 3201e6}

@@ -22,7 +22,7 @@ from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica, Res
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
 
-H200 = Environment(backend="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
+H200 = Environment(platform="cuda", gpu_name="NVIDIA H200", gpu_memory_bytes=150_754_820_096, vllm="0.26.0")
 
 RESOLVED = Resolved(kv_blocks=1365, block_size=16, weight_bytes=2_631_516_160, max_num_seqs=1024, dtype="float16")
 
@@ -104,7 +104,7 @@ def measurement(
     **run: object,
 ) -> Measurement:
     """A consistent measurement of a planted throughput; keyword arguments of `planted_run` make it less so."""
-    spec = EngineSpec(model, backend="fake" if environment.backend == "fake" else "cuda")
+    spec = EngineSpec(model, platform="simulated" if environment.platform == "simulated" else "cuda")
     return Measurement(
         spec=spec,
         resolved=resolved,
@@ -256,7 +256,7 @@ def engine_specs() -> st.SearchStrategy[EngineSpec]:
         EngineSpec,
         model=NAMES,
         max_num_seqs=COUNTS,
-        memory_share=st.floats(0.1, 1),
+        gpu_memory_utilization=st.floats(0.1, 1),
         enforce_eager=st.booleans(),
         env=st.lists(st.tuples(NAMES, NAMES), max_size=2).map(tuple),
         extra=st.lists(st.tuples(NAMES, COUNTS | NAMES | st.booleans()), max_size=2).map(tuple),

@@ -39,7 +39,7 @@ Each option may be given on the command line, in the environment, or in the ini 
 `[tool.pytest.ini_options]` in `pyproject.toml`), in this order of precedence; the header of a run says which it took
 from where. In the environment and the ini file a flag is 1 or 0, and several values are separated by spaces.
 
-A mode (`--slm-gpu`, `--slm-cpu`, `--slm-fake` or `--slm-endpoint`) is what makes anything run: without one, what
+A mode (`--slm-gpu`, `--slm-cpu`, `--slm-simulate` or `--slm-endpoint`) is what makes anything run: without one, what
 measures is skipped. Modes exclude each other.
 """
 PER_BACKEND = '\nWhere the default is "by mode":\n'
@@ -68,11 +68,11 @@ def option_rows() -> Iterator[tuple[str, ...]]:
 
 
 def mode_rows() -> Iterator[tuple[str, ...]]:
-    for backend, defaults in DEFAULTS.items():
+    for platform, defaults in DEFAULTS.items():
         prompt, output = defaults.lengths
-        end = "" if backend == "remote" else " or the KV capacity"
+        end = "" if platform == "remote" else " or the KV capacity"
         batches = f"1, 2, 4 … to {defaults.largest}{end}"
-        mode = {"cuda": "gpu", "remote": "endpoint"}.get(backend, backend)
+        mode = {"cuda": "gpu", "remote": "endpoint"}.get(platform, platform)
         models = ", ".join(defaults.models) or "to be named"
         yield f"`--slm-{mode}`", models, batches, f"{prompt}/{output}", f"{defaults.window_s:g} s"
 
@@ -80,7 +80,7 @@ def mode_rows() -> Iterator[tuple[str, ...]]:
 def options_page() -> str:
     """What docs/options.md should be."""
     columns = ("option", "environment", "ini", "default", "meaning")
-    modes = ("mode", "`--slm-models`", "`--slm-batches`", "`--slm-lengths`", "`--slm-window`")
+    modes = ("mode", "`--slm-models`", "`--slm-concurrency`", "`--slm-lengths`", "`--slm-window`")
     return f"{TOP}\n{table(columns, list(option_rows()))}{PER_BACKEND}\n{table(modes, list(mode_rows()))}"
 
 
@@ -184,7 +184,7 @@ def test_every_example_runs_as_it_stands(
     pytester.makepyfile(example)
     wanted = len(re.findall(r"^def test_", example, re.MULTILINE))
     assert wanted
-    with_engine = pytester.runpytest_inprocess("--slm-fake", "-p", "no:cacheprovider")
+    with_engine = pytester.runpytest_inprocess("--slm-simulate", "-p", "no:cacheprovider")
     with_engine.assert_outcomes(passed=wanted)
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(skipped=wanted)
 

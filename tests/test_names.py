@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 STAND_IN = TESTS / "engines" / "stand_in"  # packages, on the path of another process
 # Error rates of the gate, real engines, and run/ray: pytest puts tests/run on the path, where a folder `ray` would be
 # taken for Ray if that is not installed.
-NOT_IN_THE_PACKAGE = {"gate", "real", "run/ray_cluster"}
+NOT_IN_THE_PACKAGE = {"gate", "auto", "run/ray_cluster"}
 IMPORT = "import sys, pytest_slmserve; print(*[m for m in sys.modules if m.startswith('pytest_slmserve.')])"
 
 
@@ -53,7 +53,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         pytest_slmserve.nonsense  # noqa: B018
 
 
-def test_the_front_door_is_empty() -> None:
+def test_the_package_itself_names_nothing_early() -> None:
     run = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []
 

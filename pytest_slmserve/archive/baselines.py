@@ -59,14 +59,14 @@ class Baseline:
 
 def device_name(environment: Environment) -> str | None:
     """ "h200" for an NVIDIA H200, else the backend; None where it is not known."""
-    device = environment.gpu_name if environment.backend == "cuda" else environment.backend
+    device = environment.gpu_name if environment.platform == "cuda" else environment.platform
     return _slug(device) or None if device else None
 
 
 def baseline_name(environment: Environment) -> str | None:
     """ "h200-vllm-0.26.0"; None where device or release is not known. The simulated engine has no release."""
     device = device_name(environment)
-    if environment.backend == "fake":
+    if environment.platform == "simulated":
         return device
     release = _slug(environment.vllm or "")
     return f"{device}{RELEASE}{release}" if device and release else None
@@ -196,4 +196,4 @@ def _opened(path: Path) -> Baseline:
 
 def _what_is_there(folder: Path) -> str:
     names = [path.name.removesuffix(SUFFIX) for path in _archives(folder)]
-    return f"one of {', '.join(names)}" if names else "python -m pytest_slmserve baseline accept RECORDS"
+    return f"one of {', '.join(names)}" if names else "slmserve baseline accept RECORDS"

@@ -24,7 +24,7 @@ class NoiseKey:
 
     model: str
     loads: tuple[int, ...]
-    backend: str | None
+    platform: str | None
     gpu_name: str | None
     driver: str | None
     margin: float
@@ -45,7 +45,7 @@ class StoredNoise:
 def noise_key(
     environment: Environment, model: str, loads: Sequence[int], terms: GateCriteria, caches: Caches = "warm"
 ) -> NoiseKey:
-    where = environment.backend, environment.gpu_name, environment.driver
+    where = environment.platform, environment.gpu_name, environment.driver
     return NoiseKey(model, tuple(loads), *where, terms.margin, terms.pairs, caches)
 
 

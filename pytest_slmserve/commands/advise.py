@@ -54,7 +54,7 @@ def add(commands: Commands) -> None:
     memory = "of the GPU: 80GiB, or bytes (default: that of the GPU measured on)"
     command.add_argument("--gpu-memory", metavar="SIZE", help=memory)
     part = "of the GPU's memory for all engines together (default: 0.9)"
-    command.add_argument("--memory-share", metavar="SHARE", type=float, default=0.9, help=part)
+    command.add_argument("--gpu-memory-utilization", metavar="SHARE", type=float, default=0.9, help=part)
     price = "of the GPU, in any currency: adds what a million output tokens cost"
     command.add_argument("--price-per-hour", metavar="PRICE", type=float, help=price)
     add_verify(command)
@@ -174,8 +174,11 @@ def wish_of(given: argparse.Namespace) -> Objectives:
     from pytest_slmserve.analysis.advice.gpu_memory import parse_memory
 
     slo = check_wanted(given)
-    if not 0 < given.memory_share <= 1:
-        raise BadUsage(f"--memory-share {given.memory_share:g} is no share between 0 and 1", "--memory-share 0.9")
+    if not 0 < given.gpu_memory_utilization <= 1:
+        raise BadUsage(
+            f"--gpu-memory-utilization {given.gpu_memory_utilization:g} is no share between 0 and 1",
+            "--gpu-memory-utilization 0.9",
+        )
     if given.price_per_hour is not None and not 0 < given.price_per_hour < 1e9:
         raise BadUsage(f"--price-per-hour {given.price_per_hour:g} is no price", "--price-per-hour 3.5")
     if given.max_model_len is not None and not 0 < given.max_model_len < 1e9:
@@ -184,6 +187,6 @@ def wish_of(given: argparse.Namespace) -> Objectives:
         slo=slo,
         threshold=given.efficiency,
         gpu_bytes=None if given.gpu_memory is None else parse_memory(given.gpu_memory),
-        memory_share=given.memory_share,
+        gpu_memory_utilization=given.gpu_memory_utilization,
         price_per_hour=given.price_per_hour,
     )

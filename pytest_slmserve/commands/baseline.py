@@ -22,12 +22,12 @@ STATUS = f"{HOLDS} it was printed, {USAGE} wrong usage or an archive that cannot
 LINES = {
     "device": (("", "gpu_name"), ("", "gpu_memory_bytes"), ("driver ", "driver")),
     "software": (("vLLM ", "vllm"), ("torch ", "torch"), ("CUDA ", "cuda"), ("Python ", "python")),
-    "host": (("", "cpu"), ("cores: ", "cores"), ("", "platform"), ("", "host")),
+    "host": (("", "cpu"), ("cores: ", "cores"), ("", "operating_system"), ("", "host")),
 }
 COLUMNS = {
     "model": "model",
     "in flight": "in_flight",
-    "starts": "starts",
+    "ramp-up": "ramp_up",
     "window/s": "window_s",
     "in/out": "tokens",
     "repeats": "repeats",
@@ -129,7 +129,7 @@ def _page(found: Baseline) -> str:
     about = [(name, _line(found.measurements, line) or ABSENT) for name, line in LINES.items()]
 
     def column(head: str, key: str) -> Column[dict[str, Any]]:
-        side: Literal["left", "right"] = "left" if key in ("model", "starts") else "right"
+        side: Literal["left", "right"] = "left" if key in ("model", "ramp_up") else "right"
         return Column(head, lambda row: figure(v) if isinstance(v := row[key], float) else str(v), side)
 
     columns = [column(*pair) for pair in COLUMNS.items()]
@@ -172,7 +172,7 @@ def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
             {
                 "model": cell.engines,
                 "in_flight": cell.concurrency,
-                "starts": load.starts,
+                "ramp_up": load.ramp_up,
                 "window_s": load.window_s,
                 "tokens": f"{workload.mean_prompt_tokens:.0f}/{workload.mean_output_tokens:.0f}",
                 "measured": len(group),
@@ -181,7 +181,9 @@ def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
                 "tokens_per_s": point.output_tokens_per_s,
             }
         )
-    return sorted(rows, key=lambda row: (row["model"], row["starts"], row["tokens"], row["window_s"], row["in_flight"]))
+    return sorted(
+        rows, key=lambda row: (row["model"], row["ramp_up"], row["tokens"], row["window_s"], row["in_flight"])
+    )
 
 
 def _told(left_out: Iterable[LeftOut]) -> list[str]:

@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
     measure_loads.add_arguments(command)
     measure_requests.add_arguments(command)
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
-    command.add_argument("--slo", metavar="BOUNDS", help=bounds)
+    command.add_argument("--goodput", metavar="BOUNDS", help=bounds)
     enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"
     command.add_argument("--attainment", metavar="SHARE", type=float, help=enough)
     failed = (
@@ -109,7 +109,7 @@ def terms_of(given: argparse.Namespace) -> ValidityCriteria:
             f"--allow-failed {given.allow_failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
         )
         raise BadUsage(problem, "--allow-failed 0.01")
-    return ValidityCriteria(slo_of_requests(given.slo or ""), attainment, given.allow_failed)
+    return ValidityCriteria(slo_of_requests(given.goodput or ""), attainment, given.allow_failed)
 
 
 def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool) -> list[Measurement]:
@@ -122,7 +122,7 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
 
     may = given.allow_prefix_cache
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
-    remotely = EngineSpec(given.model, backend="remote", door="endpoint", url=given.endpoint)
+    remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=given.endpoint)
     spec = replace(remotely, extra=further, allow_prefix_cache=may)
     found = []
     with ExitStack() as undo:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_slmserve.commands.cli import USAGE, Commands
 
-MODES = ("--slm-gpu", "--slm-cpu", "--slm-fake")
+MODES = ("--slm-gpu", "--slm-cpu", "--slm-simulate")
 SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
 QUIET = ("-q", "--no-header", "-p", "no:cacheprovider")
 STATUS = f"Exit status: 0 planned, {USAGE} wrong usage."

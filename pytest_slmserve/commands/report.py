@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
     report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
-    report_.add_argument("--slo", metavar="BOUNDS", default="", help=bounds)
+    report_.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
     add_question(report_.add_argument_group("external results, as `judge` reads them"), required=False)
     words = "draw what archives hold: throughput, GPU use, energy, replicas (needs matplotlib)"
     figures_ = add_command(commands, "figures", words, FIGURES_STATUS, figures)
@@ -54,7 +54,7 @@ def report(given: argparse.Namespace) -> int:
     from pytest_slmserve.report.loads.open_loop import open_loop_texts
     from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts
 
-    slo = slo_of_requests(given.slo)
+    slo = slo_of_requests(given.goodput)
     archives = read_each(given.paths, given.skip_damaged)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
     curves, judged, text = judged_again(contents, given.strict, slo)

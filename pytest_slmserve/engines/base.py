@@ -30,7 +30,7 @@ def check_load(load: Load) -> None:
     """Raises BadUsage for a load that only a client of a server can make."""
     if isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None):
         raise BadUsage(
-            "an open loop with a window or with max_concurrency needs a server", "the server door, or an endpoint"
+            "an open loop with a window or with max_concurrency needs a server", "the server interface, or an endpoint"
         )
 
 

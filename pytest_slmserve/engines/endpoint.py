@@ -159,7 +159,7 @@ class EndpointEngine:
         return found
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        raise EngineFailed("an endpoint is not asked for its tokens", "the server door")
+        raise EngineFailed("an endpoint is not asked for its tokens", "the server interface")
 
     def close(self) -> None:
         self.ready = False
@@ -188,7 +188,7 @@ def check_endpoints(urls: Sequence[str], models: Sequence[str]) -> None:
     """Raises BadUsage where one of `models` gets no stream at one of `urls`."""
     for url in urls:
         for model in models:
-            EndpointEngine(EngineSpec(model, backend="remote", door="endpoint", url=url)).close()
+            EndpointEngine(EngineSpec(model, platform="remote", interface="endpoint", url=url)).close()
 
 
 def error_in(stream: str) -> str | None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier, ignore_progress
-from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.launch.vllm_arguments import WORKER
 from pytest_slmserve.engines.offline import OfflineEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.engines.worker.slm_pacing import next_batch
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import Load, is_job
@@ -30,8 +30,8 @@ class BatchedEngine(OfflineEngine):
         spec = self.spec
         return {
             "model": model,
-            "load_format": "dummy" if spec.weights == "dummy" else "auto",
-            "device": "cuda" if spec.backend == "cuda" else "cpu",
+            "load_format": "dummy" if spec.load_format == "dummy" else "auto",
+            "device": "cuda" if spec.platform == "cuda" else "cpu",
             "dtype": spec.dtype,
             "max_model_len": spec.max_model_len,
             "seed": spec.seed,
@@ -67,7 +67,7 @@ def times_of(load: Load) -> tuple[float, ...]:
     return load.times
 
 
-class FakeBatches(FakeEngine):
+class SimulatedBatches(SimulatedEngine):
     """The same by the formula of the simulated engine: a step of B slots takes (b_half + B)/t_inf, ended or not."""
 
     def __init__(self, spec: EngineSpec, extra_env: Mapping[str, str] | None = None) -> None:

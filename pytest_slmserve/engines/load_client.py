@@ -1,4 +1,4 @@
-"""Our load generator as an engine's door has it: a process of its own, that puts loads on a URL."""
+"""Our load generator as an engine's interface has it: a process of its own, that puts loads on a URL."""
 
 from __future__ import annotations
 

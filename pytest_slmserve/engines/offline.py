@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine without HTTP: this door shows the GPU."""
+"""vLLM's asynchronous engine without HTTP: this interface shows the GPU."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class OfflineEngine(StaggeredEngine):
         self._loaded: str | None = None
         model = model_for(spec, shape_of(spec.model))
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self._turn = StartTurn(folder, spec.tensor_parallel, held)
+        self._turn = StartTurn(folder, spec.tensor_parallel_size, held)
         environment = engine_environment(spec, dict(os.environ)) | placement_env(spec, extra_env, cores, self._turn)
         self.child = Child([spec.python or sys.executable, "-u", str(self.worker)], environment, folder, cores)
         with self._or_killed():

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.fake import FakeEngine
-from pytest_slmserve.engines.hf_generate import BatchedEngine, FakeBatches
+from pytest_slmserve.engines.hf_generate import BatchedEngine, SimulatedBatches
 from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.engines.server import ServerEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
@@ -27,14 +27,16 @@ Waiting = OfflineEngine | ServerEngine  # those that can wait for their turn
 
 def start(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
     """Start the engine that `spec` asks for. extra_env: variables of this start alone."""
-    match spec.backend:
-        case "fake":
-            return (FakeBatches if spec.door == "transformers" else FakeEngine)(spec, extra_env=extra_env)
-        case _ if spec.door == "transformers":
+    match spec.platform:
+        case "simulated":
+            return (SimulatedBatches if spec.interface == "transformers" else SimulatedEngine)(
+                spec, extra_env=extra_env
+            )
+        case _ if spec.interface == "transformers":
             return BatchedEngine(spec, extra_env=extra_env)
         case "remote":
             return EndpointEngine(spec)
-        case _ if spec.door == "server":
+        case _ if spec.interface == "server":
             return ServerEngine(spec, extra_env=extra_env)
         case _:
             return OfflineEngine(spec, extra_env=extra_env)
@@ -42,9 +44,9 @@ def start(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Engi
 
 def hold(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Waiting | None:
     """Launch the engine that `spec` asks for: it waits for its turn. None: it is of a kind that cannot wait."""
-    if spec.backend not in ("cuda", "cpu") or spec.door not in ("offline", "server"):
+    if spec.platform not in ("cuda", "cpu") or spec.interface not in ("engine", "server"):
         return None
-    return (ServerEngine if spec.door == "server" else OfflineEngine)(spec, extra_env=extra_env, held=True)
+    return (ServerEngine if spec.interface == "server" else OfflineEngine)(spec, extra_env=extra_env, held=True)
 
 
 class Pool:

@@ -1,4 +1,4 @@
-"""vLLM's OpenAI-compatible server, and our client before it: this door shows the serving stack.
+"""vLLM's OpenAI-compatible server, and our client before it: this interface shows the serving stack.
 
 The server is a process of its own, on loopback, with a random key. A plugin of ours (vLLM's entry point group
 `vllm.stat_logger_plugins`) tells its steps in a file, by the clock that the client reads.
@@ -85,7 +85,7 @@ class ServerEngine(StaggeredEngine):
 
     def _launched(self, held: bool) -> None:
         self.port, folder = free_port(), Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
-        self._turn = StartTurn(folder, self.spec.tensor_parallel, held)
+        self._turn = StartTurn(folder, self.spec.tensor_parallel_size, held)
         extra_env = placement_env(self.spec, self._extra_env, self._cores, self._turn)
         self.child = start_server(self.spec, self.port, self._key, folder, extra_env, self._cores)
 
@@ -136,7 +136,7 @@ class ServerEngine(StaggeredEngine):
             told: dict[str, Any] = trace_lines(self.child.folder)[0]
         except (OSError, IndexError):
             raise self.child.failed(
-                "did not tell its steps: vLLM did not load our plugin", "--slm-door offline"
+                "did not tell its steps: vLLM did not load our plugin", "--slm-interface engine"
             ) from None
         status, answer = self._asked("POST", "/collective_rpc", {"method": "slm_facts"})
         with suppress(ValueError, LookupError, TypeError):
@@ -217,7 +217,7 @@ def start_server(
 
 
 def server_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
-    """As of the engine without HTTP, so that the doors can be compared."""
+    """As of the engine without HTTP, so that the interfaces can be compared."""
     engine = {name: value for name, value in engine_arguments(spec, model).items() if name not in NOT_OF_A_SERVER}
     counted = {"enable_prompt_tokens_details": True} if spec.caches_prefixes else {}
     ours = {"served_model_name": NAME, "disable_uvicorn_access_log": True, "middleware": GUARD}

@@ -140,7 +140,7 @@ def argument(text: str) -> tuple[str, Any]:
     name, value = pair(text)
     if takes_gpus(name):
         raise ValueError(
-            "for the engine alone: --slm-tensor-parallel 2 gives it more GPUs, with their locks and sensors"
+            "for the engine alone: --slm-tensor-parallel-size 2 gives it more GPUs, with their locks and sensors"
         )
     try:
         read = json.loads(value)

@@ -11,25 +11,34 @@ from typing import Any, Literal
 from pytest_slmserve.options.parsers import lengths
 from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Backend, Caches, OwnDoor, OwnSharing, Rule, Starts, Sweeping, Weights
+from pytest_slmserve.schema.literals import (
+    Caches,
+    LoadFormat,
+    OwnInterface,
+    OwnSharing,
+    Platform,
+    RampUp,
+    Rule,
+    Sweeping,
+)
 
 OF_A_SIDE = ("baseline_", "candidate_")
 OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers", "profile")  # options that say nothing without one
 # What is the affair of engines that are started here.
 OF_OUR_ENGINES = (
-    "door",
+    "interface",
     "engine_arg",
     "env",
-    "memory_share",
+    "gpu_memory_utilization",
     "pin_cores",
     "python",
     "replicas",
     "sharing",
     "telemetry",
     "telemetry_interval",
-    "tensor_parallel",
+    "tensor_parallel_size",
 )
-OWN_MODES = "--slm-gpu, --slm-cpu or --slm-fake"
+OWN_MODES = "--slm-gpu, --slm-cpu or --slm-simulate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +47,14 @@ class Options:
 
     gpu: bool
     cpu: bool
-    fake: bool
+    simulate: bool
     endpoint: tuple[str, ...]
     models: tuple[str, ...] | None
-    batches: tuple[int, ...] | None
+    concurrency: tuple[int, ...] | None
     sweep: Sweeping
     window: float | None
-    starts: Starts
-    door: OwnDoor
+    ramp_up: RampUp
+    interface: OwnInterface
     repeats: int
     lengths: tuple[int, int] | Literal["natural"] | None
     dataset: str
@@ -53,9 +62,9 @@ class Options:
     tokenizer: str
     accept_truncated: bool
     seed: int
-    weights: Weights
-    memory_share: float
-    tensor_parallel: tuple[int, ...]
+    load_format: LoadFormat
+    gpu_memory_utilization: float
+    tensor_parallel_size: tuple[int, ...]
     replicas: tuple[int, ...]
     sharing: tuple[OwnSharing, ...]
     pin_cores: bool
@@ -80,7 +89,7 @@ class Options:
     telemetry: str
     telemetry_interval: float | None
     records: str
-    slo: str
+    goodput: str
     export: str
     resume: bool | str
     skip_damaged: bool
@@ -93,11 +102,11 @@ class Options:
     source: Mapping[str, str]
 
     @property
-    def backend(self) -> Backend | None:
+    def platform(self) -> Platform | None:
         """The one backend asked for, or None."""
-        asked: dict[Backend, bool] = {"cuda": self.gpu, "cpu": self.cpu, "fake": self.fake}
+        asked: dict[Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
         asked["remote"] = bool(self.endpoint)
-        return next((backend for backend, wanted in asked.items() if wanted), None)
+        return next((platform for platform, wanted in asked.items() if wanted), None)
 
     @property
     def engine(self) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -117,8 +126,8 @@ def read_options(
     if values["calibrate"]:
         values["gate"] = True  # of two equal sides
     options = Options(**values, source=source)
-    if options.gpu + options.cpu + options.fake + bool(options.endpoint) > 1:
-        raise BadUsage("--slm-gpu, --slm-cpu, --slm-fake and --slm-endpoint exclude each other", "one of them")
+    if options.gpu + options.cpu + options.simulate + bool(options.endpoint) > 1:
+        raise BadUsage("--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint exclude each other", "one of them")
     _check_gate(options)
     if options.endpoint:
         _check_endpoint(options)
@@ -165,7 +174,7 @@ def _check_gate(options: Options) -> None:
             f"--slm-records={options.resume} --slm-resume",
         )
     flag = "calibrate" if options.calibrate else "gate"
-    if options.gate and options.source[flag] != "ini" and options.backend is None:
+    if options.gate and options.source[flag] != "ini" and options.platform is None:
         raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{OWN_MODES} beside it")
     given = [opt.flag for opt in OPTS if opt.name.startswith(OF_A_SIDE) and getattr(options, opt.name)]
     if options.calibrate and given:
@@ -196,7 +205,7 @@ def _check_ray(options: Options) -> None:
         raise BadUsage(f"{lost} is for the nodes of a Ray cluster, and none was named", f"--slm-ray auto {lost} ...")
     if not options.ray:
         return
-    if options.backend is None and options.source["ray"] == "command line":
+    if options.platform is None and options.source["ray"] == "command line":
         raise BadUsage("--slm-ray says where to measure, and no mode says on what", f"{OWN_MODES} beside it")
     if options.endpoint:
         raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "one of them")

@@ -30,7 +30,7 @@ from pytest_slmserve.options.parsers import (
     whole,
     words,
 )
-from pytest_slmserve.schema.literals import Caches, OwnDoor, Rule, Starts, Sweeping, Weights
+from pytest_slmserve.schema.literals import Caches, LoadFormat, OwnInterface, RampUp, Rule, Sweeping
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Opt:
 OPTS = (
     Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),
     Opt("--slm-cpu", truth, False, "run the same benchmarks on vLLM's CPU backend"),
-    Opt("--slm-fake", truth, False, "run the same benchmarks on a simulated engine (to try the plugin; no vLLM)"),
+    Opt("--slm-simulate", truth, False, "run the same benchmarks on a simulated engine (to try the plugin; no vLLM)"),
     Opt(
         "--slm-endpoint",
         urls,
@@ -81,7 +81,7 @@ OPTS = (
     ),
     Opt("--slm-models", words, None, "models to sweep: catalogue names or folders with a config.json", "A,B"),
     Opt(
-        "--slm-batches",
+        "--slm-concurrency",
         ascending,
         None,
         "requests in flight at each point; default: 1,2,4 ... to the capacity",
@@ -96,12 +96,16 @@ OPTS = (
     ),
     Opt("--slm-window", positive, None, "seconds a point is measured, after its warm-up", "S"),
     Opt(
-        "--slm-starts", one_of(*get_args(Starts)), "spread", "spread (steady traffic) or together (a batch job)", "HOW"
+        "--slm-ramp-up",
+        one_of(*get_args(RampUp)),
+        "staggered",
+        "spread (steady traffic) or together (a batch job)",
+        "HOW",
     ),
     Opt(
-        "--slm-door",
-        one_of(*get_args(OwnDoor)),
-        "offline",
+        "--slm-interface",
+        one_of(*get_args(OwnInterface)),
+        "engine",
         "how requests come in: offline (into the engine itself) or server (by HTTP)",
         "DOOR",
     ),
@@ -137,11 +141,14 @@ OPTS = (
     Opt("--slm-accept-truncated", truth, False, "go on with the conversations before a dataset's damage"),
     Opt("--slm-seed", whole, 0, "seed of the workload and of the dummy weights", "N"),
     Opt(
-        "--slm-weights", one_of(*get_args(Weights)), "dummy", "dummy (speed depends on shapes) or real (Hub or folder)"
+        "--slm-load-format",
+        one_of(*get_args(LoadFormat)),
+        "dummy",
+        "dummy (speed depends on shapes) or real (Hub or folder)",
     ),
-    Opt("--slm-memory-share", share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"),
+    Opt("--slm-gpu-memory-utilization", share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"),
     Opt(
-        "--slm-tensor-parallel",
+        "--slm-tensor-parallel-size",
         ascending,
         (1,),
         "GPUs of an engine; with several numbers tests of tensor parallelism measure each, all others the first",
@@ -217,7 +224,9 @@ OPTS = (
         "archive that every measurement is appended to (.gz, .xz: packed)",
         "PATH",
     ),
-    Opt("--slm-slo", str, "", "bounds that make a request good, ttft:200ms,tpot:50ms,e2e:5s: adds goodput", "BOUNDS"),
+    Opt(
+        "--slm-goodput", str, "", "bounds that make a request good, ttft:200ms,tpot:50ms,e2e:5s: adds goodput", "BOUNDS"
+    ),
     Opt(
         "--slm-export",
         str,

@@ -73,7 +73,7 @@ def misfit_reason(planner: Planner, plan: JobPlan) -> str | None:
     if why := planner.misfit(plan.model):
         return why
     spec, workload = planner.spec(plan.model), workload_of(planner, plan)
-    if spec.backend == "remote":
+    if spec.platform == "remote":
         own = plan.kv_requests is not None or plan.max_num_seqs is not None
         return "sets limits of its engine, and an endpoint has its own" if own else None
     if workload.longest > spec.max_model_len:
@@ -87,7 +87,7 @@ def misfit_reason(planner: Planner, plan: JobPlan) -> str | None:
 def spec_of(planner: Planner, plan: JobPlan) -> EngineSpec:
     """The engine. A KV cache of so many requests: by its bytes, on the CPU, where they are whole GiB, by its blocks."""
     spec = planner.spec(plan.model)
-    if spec.backend == "remote":
+    if spec.platform == "remote":
         return spec
     if plan.max_num_seqs is not None:
         spec = replace(spec, max_num_seqs=plan.max_num_seqs)
@@ -99,16 +99,16 @@ def spec_of(planner: Planner, plan: JobPlan) -> EngineSpec:
     if per_token is None:
         raise BadUsage(f"{plan.model}: the bytes of its KV cache are not known", "--slm-dtype float16")
     blocks = plan.kv_requests * -(-workload_of(planner, plan).longest // size) + NULL_BLOCKS
-    if spec.backend == "cpu":
+    if spec.platform == "cpu":
         return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
     return replace(spec, kv_cache_bytes=blocks * size * per_token)
 
 
 def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
     """The same model in Transformers, which knows nothing of vLLM's arguments."""
-    extra = spec.extra if spec.backend == "fake" else ()
+    extra = spec.extra if spec.platform == "simulated" else ()
     how: tuple[tuple[str, Any], ...] = (("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
-    return replace(spec, door="transformers", tensor_parallel=1, extra=(*extra, *how))
+    return replace(spec, interface="transformers", tensor_parallel_size=1, extra=(*extra, *how))
 
 
 def workload_of(planner: Planner, plan: JobPlan) -> Workload:
@@ -121,7 +121,7 @@ def sized_workload(
     planner: Planner, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
 ) -> Workload:
     """So many requests; lengths: None for those of the options, a pair of None for natural ones."""
-    spec = replace(workload_spec(planner.options, planner.backend), requests=requests)
+    spec = replace(workload_spec(planner.options, planner.platform), requests=requests)
     if lengths is not None:
         spec = spec.with_lengths(*lengths)
     return planner.requests(model, spec)
@@ -163,7 +163,7 @@ def point_id(model: str, load: ClosedLoop) -> str:
 
 
 def variant_of(words: Mapping[str, Any]) -> MarkerOverrides:
-    return MarkerOverrides(words.get("lengths"), words.get("starts"))
+    return MarkerOverrides(words.get("lengths"), words.get("ramp_up"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def usual_loads(model: str) -> tuple[int, ...]:
 
 def replicas_of(planner: Planner, plan: GpusPlan) -> int:
     """Replicas that the GPUs of a plan have room for, each on as many as the options give an engine."""
-    return plan.gpus // planner.options.tensor_parallel[0]
+    return plan.gpus // planner.options.tensor_parallel_size[0]
 
 
 def gpus_engine(planner: Planner, plan: GpusPlan) -> tuple[EngineSpec | ReplicaSpec, ClosedLoop]:

@@ -37,7 +37,7 @@ class PlannedItem(NamedTuple):
 
 def estimate_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
     """Seconds that one measurement will take, roughly: the ramp, settling, and the window."""
-    if spec.backend == "fake":
+    if spec.platform == "simulated":
         return 0.1
     return duration_s(load, output_tokens * _step_s(spec, load.concurrency, context))
 
@@ -46,18 +46,18 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
     """A step is taken to cost what was seen once: on an H200 about 1.5 ms and twice the time to read weights and keys
     and values, on two CPU cores 2.5 ms and 0.15 ms for each sequence; of a batch that is larger than the engine's
     limit, a part of it at a time."""
-    if spec.backend == "remote":  # whose speed nobody knows
+    if spec.platform == "remote":  # whose speed nobody knows
         return 0.0
-    if spec.backend == "cpu":
+    if spec.platform == "cpu":
         return 2.5e-3 + 1.5e-4 * batch
     shape, running = shape_of(spec.model), min(batch, spec.max_num_seqs)
     read = (shape.weight_bytes() or 0) + running * context * shape.kv_bytes_per_token()
-    return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel)) * batch / running
+    return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel_size)) * batch / running
 
 
 def duration_s(load: ClosedLoop, lifetime_s: float) -> float:
     """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
-    window_s = max(load.window_s, 2 * lifetime_s) if load.starts == "together" else load.window_s
+    window_s = max(load.window_s, 2 * lifetime_s) if load.ramp_up == "burst" else load.window_s
     return (0.5 + load.settle_lifetimes) * lifetime_s + window_s
 
 
@@ -65,14 +65,14 @@ def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float
     """The same of a job: the time until its last request has come, or that of the work there is, whichever is longer,
     and the time of the last request. On an H200 prompts were seen to take 4e14 operations per second."""
     prompt, output, requests = workload.mean_prompt_tokens, workload.mean_output_tokens, job.requests or 0
-    if spec.door == "transformers" and spec.backend != "fake":
+    if spec.interface == "transformers" and spec.platform != "simulated":
         return _batched_estimate_s(spec, job, workload)
     capacity = kv_capacity(spec, workload.longest)
     batch = max(1, min(requests, spec.max_num_seqs, capacity or requests))
     step_s = _step_s(spec, batch, prompt + output / 2)
-    prompts_s = requests * prompt * (1e-5 if spec.backend == "cpu" else (shape_of(spec.model).parameters or 0) / 2e14)
+    prompts_s = requests * prompt * (1e-5 if spec.platform == "cpu" else (shape_of(spec.model).parameters or 0) / 2e14)
     work_s = prompts_s + requests / batch * output * step_s
-    return 0.1 if spec.backend == "fake" else max(work_s, requests / job.rate + output * step_s)
+    return 0.1 if spec.platform == "simulated" else max(work_s, requests / job.rate + output * step_s)
 
 
 def _batched_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:
@@ -81,13 +81,13 @@ def _batched_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> 
     batch = 1 if ("batching", "none") in spec.extra else spec.max_num_seqs
     tokens = [request.output_tokens for request in workload.requests]
     steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
-    return max(steps * (12e-3 if spec.backend == "cpu" else 20e-3), (job.requests or 0) / job.rate)
+    return max(steps * (12e-3 if spec.platform == "cpu" else 20e-3), (job.requests or 0) / job.rate)
 
 
 def start_estimate_s(spec: Engines) -> float:
     """Replicas are launched together, and then take the device one after the other; those with a GPU each wait for the
     first only."""
-    defaults, further = DEFAULTS[spec.backend], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
+    defaults, further = DEFAULTS[spec.platform], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
     if isinstance(spec, ReplicaSpec) and spec.sharing == "gpus":
         further = min(further, 1)
     return defaults.start_s + further * defaults.turn_s

@@ -10,7 +10,7 @@ from pytest_slmserve.schema.catalog import catalogue_name, shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_budget_bytes
-from pytest_slmserve.schema.literals import Backend
+from pytest_slmserve.schema.literals import Platform
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 LARGEST_LOAD = 1024
@@ -30,10 +30,10 @@ class Defaults:
     turn_s: float  # and what each further replica adds
 
 
-DEFAULTS: dict[Backend, Defaults] = {
+DEFAULTS: dict[Platform, Defaults] = {
     "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 55.0, 27.0),
     "cpu": Defaults(("opt-tiny",), (64, 32), 4.0, 256, "bfloat16", 30.0, 5.0),
-    "fake": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 0.0, 0.0),
+    "simulated": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 0.0, 0.0),
     "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0),
 }
 
@@ -44,9 +44,9 @@ LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those t
 ENGINE_ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {ALIBI: (("attention_backend", "TRITON_ATTN"),)}
 
 
-def unserved(architecture: str, backend: Backend, vllm: str | None) -> str | None:
+def unserved(architecture: str, platform: Platform, vllm: str | None) -> str | None:
     """Why no engine serves it here; None where one should."""
-    if architecture == ALIBI and backend == "cpu":
+    if architecture == ALIBI and platform == "cpu":
         return "its attention has biases (ALiBi), which vLLM's CPU backend has not"
     last = LAST_RELEASE.get(architecture)
     if last and vllm and tuple(map(int, re.findall(r"\d+", vllm)[:2])) > last:
@@ -55,36 +55,36 @@ def unserved(architecture: str, backend: Backend, vllm: str | None) -> str | Non
 
 
 def engine_spec(
-    options: Options, backend: Backend, model: str, environment: Environment, gpus: int | None = None
+    options: Options, platform: Platform, model: str, environment: Environment, gpus: int | None = None
 ) -> EngineSpec:
     """The engine that serves `model` under these options; every limit that moves its speed is set. gpus: other than
     the options say."""
-    shape, defaults = shape_of(model), DEFAULTS[backend]
-    if why := unserved(shape.architecture, backend, environment.vllm):
+    shape, defaults = shape_of(model), DEFAULTS[platform]
+    if why := unserved(shape.architecture, platform, environment.vllm):
         raise BadUsage(f"{model}: {why}", "another model")
     spec = EngineSpec(
         model=catalogue_name(model) or model,
-        backend=backend,
-        weights=options.weights,
+        platform=platform,
+        load_format=options.load_format,
         dtype=defaults.dtype,
         max_model_len=shape.context,
-        max_num_seqs=max(LARGEST_LOAD, *(options.batches or (1,))),
+        max_num_seqs=max(LARGEST_LOAD, *(options.concurrency or (1,))),
         kv_cache_bytes=GIB,
-        memory_share=options.memory_share,
-        enforce_eager=backend == "cpu",
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        enforce_eager=platform == "cpu",
         seed=options.seed,
         python=options.python,
         env=options.env,
         extra=(*ENGINE_ARGUMENTS.get(shape.architecture, ()), *options.engine_arg)
-        if backend == "cuda"
+        if platform == "cuda"
         else options.engine_arg,
-        door=options.door,
-        tensor_parallel=gpus or options.tensor_parallel[0],
+        interface=options.interface,
+        tensor_parallel_size=gpus or options.tensor_parallel_size[0],
         allow_prefix_cache=options.allow_prefix_cache,
     )
-    if why := shape.indivisible(spec.tensor_parallel):
-        raise BadUsage(why, "--slm-tensor-parallel with numbers that do")
-    if backend == "cpu":
+    if why := shape.indivisible(spec.tensor_parallel_size):
+        raise BadUsage(why, "--slm-tensor-parallel-size with numbers that do")
+    if platform == "cpu":
         return spec
     weights = shape.weight_bytes()
     if weights is None:
@@ -94,7 +94,10 @@ def engine_spec(
         )
     memory = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
     return replace(
-        spec, kv_cache_bytes=kv_budget_bytes(memory, options.memory_share, -(-weights // spec.tensor_parallel))
+        spec,
+        kv_cache_bytes=kv_budget_bytes(
+            memory, options.gpu_memory_utilization, -(-weights // spec.tensor_parallel_size)
+        ),
     )
 
 
@@ -102,5 +105,10 @@ def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
     """What answers at a URL, as its server calls it: of its limits nothing is known."""
     allowed = options.allow_prefix_cache
     return EngineSpec(
-        model, backend="remote", weights=options.weights, door="endpoint", url=url, allow_prefix_cache=allowed
+        model,
+        platform="remote",
+        load_format=options.load_format,
+        interface="endpoint",
+        url=url,
+        allow_prefix_cache=allowed,
     )

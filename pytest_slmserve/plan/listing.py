@@ -40,11 +40,11 @@ def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:
     for name, needed, seconds, _ in cells:
         if needed is not None and needed != engine:
             engine, start = needed, start_estimate_s(needed)
-            lines.append(f"{clock(total):>7}  start {engine_title(needed)} ({needed.backend}, {start:.0f} s)")
+            lines.append(f"{clock(total):>7}  start {engine_title(needed)} ({needed.platform}, {start:.0f} s)")
             total += start
             gpu_seconds += start * gpus_of(needed)
         lines.append(f"{clock(total):>7}    {name}" + (f" ({seconds:.0f} s)" if needed or seconds else " (reads)"))
         total += seconds
         gpu_seconds += seconds * (gpus_of(needed) if needed else 1)
-    on_gpus = f", {gpu_seconds:,.0f} GPU s" if engine and engine.backend == "cuda" else ""
+    on_gpus = f", {gpu_seconds:,.0f} GPU s" if engine and engine.platform == "cuda" else ""
     return [*lines, f"{clock(total):>7}  end: {len(cells)} items{on_gpus}"]

@@ -16,7 +16,7 @@ from pytest_slmserve.schema.catalog import OPT_POSITIONS, hub_name, shape_of, sh
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import known_shape, kv_capacity
-from pytest_slmserve.schema.literals import Backend, Door, Sharing, Starts, Weights
+from pytest_slmserve.schema.literals import Interface, LoadFormat, Platform, RampUp, Sharing
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import measurement_key, series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
@@ -32,7 +32,7 @@ class MarkerOverrides:
     those of its closed loop; None: as the options say."""
 
     lengths: tuple[int, int] | None = None
-    starts: Starts | None = None
+    ramp_up: RampUp | None = None
 
 
 AS_THE_OPTIONS_SAY = MarkerOverrides()
@@ -44,7 +44,7 @@ class Planner:
     keys of curves that are measured to be compared with each other, and are no sweeps."""
 
     options: Options
-    backend: Backend
+    platform: Platform
     host: Host
     notes: list[str] = field(default_factory=list)
     sweeps: dict[str, Sweep] = field(default_factory=dict)
@@ -54,21 +54,21 @@ class Planner:
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
     @property
-    def door(self) -> Door:
+    def interface(self) -> Interface:
         """By which requests come in."""
-        return "endpoint" if self.backend == "remote" else self.options.door
+        return "endpoint" if self.platform == "remote" else self.options.interface
 
     @cached_property
     def models(self) -> tuple[str, ...]:
         """The models to sweep: those asked for, each known, or those of the default that fit. Raises BadUsage."""
         if self.options.models:
-            if self.backend != "remote":  # a server calls its model as it likes
+            if self.platform != "remote":  # a server calls its model as it likes
                 for model in self.options.models:
                     shape_of(model)
             return self.options.models
-        if self.backend == "remote":
+        if self.platform == "remote":
             raise BadUsage("--slm-endpoint: no model was named", "--slm-models NAME, as the server calls it")
-        return tuple(model for model in DEFAULTS[self.backend].models if self._fits(model))
+        return tuple(model for model in DEFAULTS[self.platform].models if self._fits(model))
 
     def swept(self, model: str) -> bool:
         """Is it one of the models of this run's sweeps?"""
@@ -81,7 +81,7 @@ class Planner:
 
     def misfit(self, model: str) -> str | None:
         """Why a model cannot be served here; None if it can. Raises BadUsage for an unknown one."""
-        if self.backend == "remote":
+        if self.platform == "remote":
             return None
         shape_of(model)
         try:
@@ -100,19 +100,19 @@ class Planner:
 
     def workload(self, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Workload:
         """The requests for `model`, as the options and its marker say."""
-        spec = workload_spec(self.options, self.backend)
+        spec = workload_spec(self.options, self.platform)
         if variant.lengths:
             spec = spec.with_lengths(*variant.lengths)
         return self.requests(model, spec)
 
     def requests(self, model: str, spec: WorkloadSpec) -> Workload:
         """Those of `spec` for `model`; models of one vocabulary share them."""
-        if self.backend == "remote" and known_shape(model) is None:
+        if self.platform == "remote" and known_shape(model) is None:
             return self._workload_of_unknown(spec)
         shape = shape_of(model)
         name = f"{shape.name if self.options.dataset else shape.vocabulary} {spec}"
         if name not in self._workloads:
-            self._workloads[name] = requests_for(spec, model, self.options.weights)
+            self._workloads[name] = requests_for(spec, model, self.options.load_format)
         return self._workloads[name]
 
     def _workload_of_unknown(self, spec: WorkloadSpec) -> Workload:
@@ -130,12 +130,12 @@ class Planner:
     def spec(self, model: str, gpus: int | None = None) -> EngineSpec:
         """The engine of a model. gpus: on so many of them, other than the options say. Raises BadUsage where they are
         not there."""
-        if self.backend == "remote":
+        if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return endpoint_spec(self.options, served, self.options.endpoint[0])
         host, spec = self._specs.get((model, gpus), (None, None))
         if spec is None or host is not self.host:  # a plan asks for each cell's engine several times
-            spec = engine_spec(self.options, self.backend, model, self.host.environment, gpus)
+            spec = engine_spec(self.options, self.platform, model, self.host.environment, gpus)
             check_there(self.host, spec.gpus)
             self._specs[model, gpus] = self.host, spec
         return spec
@@ -157,7 +157,7 @@ class Planner:
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
         """What it runs on, as locks and sensors know it. Raises BadUsage for a GPU that is not there."""
-        if self.backend == "remote":
+        if self.platform == "remote":
             engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
             return tuple(url_lock(engine.url) for engine in engines)
         check_there(self.host, spec.gpus)
@@ -173,20 +173,22 @@ class Planner:
         """An engine for each of `models`; their shares of the memory add up to that of one engine, unless each has a
         GPU of its own. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage where one of them
         has no room for a KV cache, no GPU, or no URL."""
-        if self.backend == "remote":
+        if self.platform == "remote":
             urls = [replace(self.spec(model), url=url) for model, url in zip(models, self.options.endpoint)]
             if len(urls) < len(models):
                 raise BadUsage(f"{len(models)} replicas need a URL each", "--slm-endpoint URL,URL")
             return ReplicaSpec(tuple(urls), sharing or "urls", bool(pinned), thread_percentage)
         apart = sharing == "gpus"
-        options = replace(self.options, memory_share=self.options.memory_share / (1 if apart else len(models)))
-        engines = [engine_spec(options, self.backend, model, self.host.environment) for model in models]
+        options = replace(
+            self.options, gpu_memory_utilization=self.options.gpu_memory_utilization / (1 if apart else len(models))
+        )
+        engines = [engine_spec(options, self.platform, model, self.host.environment) for model in models]
         if apart:
-            engines = [replace(engine, gpu=i * engine.tensor_parallel) for i, engine in enumerate(engines)]
+            engines = [replace(engine, gpu=i * engine.tensor_parallel_size) for i, engine in enumerate(engines)]
         check_there(self.host, engines[-1].gpus)
         own_cores = self.options.pin_cores if pinned is None else pinned
         # vLLM's CPU backend binds its threads to cores, where they spin: two engines on the same ones come to no step.
-        pin = own_cores or self.backend == "cpu"
+        pin = own_cores or self.platform == "cpu"
         return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
     def unshareable(self, models: Sequence[str], sharing: Sharing, concurrency: int) -> str | None:
@@ -201,7 +203,7 @@ class Planner:
         for engine, tokens in zip(spec.engines, longest):
             if (capacity := kv_capacity(engine, tokens)) is not None and capacity < each:
                 return f"the KV cache of a replica holds {capacity} requests of {tokens} tokens"
-        if self.options.ray and self.backend == "cuda" and sharing in ("mps", "mig"):
+        if self.options.ray and self.platform == "cuda" and sharing in ("mps", "mig"):
             return f"whether a node of a cluster can share a GPU by {sharing} is not known here"
         return cannot_share(spec, self.host.device)
 
@@ -217,12 +219,12 @@ class Planner:
 
     def _environment(self, spec: EngineSpec) -> Environment:
         own = spec.python, spec.env
-        if spec.backend == "remote":
+        if spec.platform == "remote":
             return self.host.environment.of(spec)
-        if spec.backend == "fake" or own == self.options.engine:
+        if spec.platform == "simulated" or own == self.options.engine:
             return self.host.environment
         if own not in self._environments:
-            other = probe(spec.backend, spec.python, dict(spec.env))
+            other = probe(spec.platform, spec.python, dict(spec.env))
             self.notes += [note for note in other.warnings if note not in self.notes]
             here = self.host.environment
             self._environments[own] = replace(
@@ -231,7 +233,7 @@ class Planner:
         return self._environments[own]
 
     def load(self, concurrency: int, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
-        return load_of(self.options, self.backend, concurrency, variant.starts)
+        return load_of(self.options, self.platform, concurrency, variant.ramp_up)
 
     def compares(self, spec: EngineSpec, load: ClosedLoop) -> None:
         """What is measured of this engine is to be compared with others, and is no sweep."""
@@ -246,15 +248,15 @@ class Planner:
         return measurement_key(spec, workload.hash, load, self.environment(spec))
 
 
-def requests_for(spec: WorkloadSpec, model: str, weights: Weights) -> Workload:
+def requests_for(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> Workload:
     """The requests of `spec` for a model."""
-    named = replace(spec, tokenizer=spec.tokenizer or _own_tokenizer(spec, model, weights))
+    named = replace(spec, tokenizer=spec.tokenizer or _own_tokenizer(spec, model, load_format))
     return build_workload(named, shape_of(model))
 
 
-def _own_tokenizer(spec: WorkloadSpec, model: str, weights: Weights) -> str:
+def _own_tokenizer(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> str:
     """Real weights understand the text of conversations by their own tokenizer; vLLM counts by it in any case."""
-    own = weights == "real" or (spec.as_vllm and (Path(model) / "tokenizer.json").exists())
+    own = load_format == "auto" or (spec.as_vllm and (Path(model) / "tokenizer.json").exists())
     return hub_name(model) if own and spec.source == "sharegpt" else ""
 
 

@@ -80,9 +80,9 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
 
 
 def _subject(group: Group) -> tuple[str, str]:
-    """Model and door: what on fewer GPUs is compared with the same on more."""
+    """Model and interface: what on fewer GPUs is compared with the same on more."""
     engine = engine_alone(group.engine)
-    return engine.model, engine.door
+    return engine.model, engine.interface
 
 
 WORTH = 0.05  # more divisions have to end so much sooner, for each costs a start, and prices are rough

@@ -8,7 +8,7 @@ from pytest_slmserve.options.read import Options
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.literals import Backend, Source, Starts
+from pytest_slmserve.schema.literals import Platform, RampUp, Source
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 
@@ -31,10 +31,10 @@ class Sweep:
         return tuple(load.concurrency for load in self.loads)
 
 
-def workload_spec(options: Options, backend: Backend) -> WorkloadSpec:
+def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
     """The requests that the options ask for."""
     source = source_of(options)
-    wanted = options.lengths or ("natural" if source == "trace-lengths" else DEFAULTS[backend].lengths)
+    wanted = options.lengths or ("natural" if source == "trace-lengths" else DEFAULTS[platform].lengths)
     prompt, output = (None, None) if wanted == "natural" else wanted
     return WorkloadSpec(
         source=source,
@@ -56,7 +56,7 @@ def source_of(options: Options) -> Source:
     if not options.dataset.endswith(TRACES):
         return "sharegpt"
     if options.lengths not in (None, "natural"):
-        raise BadUsage(f"--slm-dataset {options.dataset}: a trace has lengths alone", "--slm-lengths natural")
+        raise BadUsage(f"--slm-dataset {options.dataset}: a trace has lengths alone", "--slm-input-len natural")
     return "trace-lengths"
 
 
@@ -65,28 +65,28 @@ def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
 
     Raises BadUsage where a batch that was asked for would not fit into the KV cache: that would measure preemption.
     """
-    if longest > spec.max_model_len and spec.backend != "remote":
+    if longest > spec.max_model_len and spec.platform != "remote":
         raise BadUsage(
             f"{spec.model}: requests of {longest} tokens do not fit its {spec.max_model_len} positions",
             "shorter --slm-lengths",
         )
-    defaults, capacity = DEFAULTS[spec.backend], kv_capacity(spec, longest)
-    wanted = options.batches or doublings(defaults.largest)
+    defaults, capacity = DEFAULTS[spec.platform], kv_capacity(spec, longest)
+    wanted = options.concurrency or doublings(defaults.largest)
     too_large = [n for n in wanted if capacity is not None and n > capacity]
     reason = f"the KV cache holds {capacity} requests of {longest} tokens"
-    if too_large and options.batches:
+    if too_large and options.concurrency:
         raise BadUsage(
-            f"--slm-batches: {too_large[0]} requests in flight do not fit {spec.model}: {reason}",
-            f"batches up to {capacity}, shorter --slm-lengths, or a larger --slm-memory-share",
+            f"--slm-concurrency: {too_large[0]} requests in flight do not fit {spec.model}: {reason}",
+            f"batches up to {capacity}, shorter --slm-lengths, or a larger --slm-gpu-memory-utilization",
         )
-    loads = tuple(load_of(options, spec.backend, n) for n in wanted if n not in too_large)
+    loads = tuple(load_of(options, spec.platform, n) for n in wanted if n not in too_large)
     return Sweep(spec, loads, capacity, tuple((n, reason) for n in too_large), options.sweep == "adaptive")
 
 
-def load_of(options: Options, backend: Backend, concurrency: int, starts: Starts | None = None) -> ClosedLoop:
+def load_of(options: Options, platform: Platform, concurrency: int, ramp_up: RampUp | None = None) -> ClosedLoop:
     """starts: other than those of the options."""
-    defaults = DEFAULTS[backend]
-    return ClosedLoop(concurrency, window_s=options.window or defaults.window_s, starts=starts or options.starts)
+    defaults = DEFAULTS[platform]
+    return ClosedLoop(concurrency, window_s=options.window or defaults.window_s, ramp_up=ramp_up or options.ramp_up)
 
 
 def doublings(largest: int) -> tuple[int, ...]:

@@ -14,9 +14,9 @@ Engines = EngineSpec | ReplicaSpec
 def engine_title(spec: Engines) -> str:
     """What starts, in a few words."""
     if isinstance(spec, EngineSpec):
-        if spec.door == "transformers":
+        if spec.interface == "transformers":
             return f"{spec.model} in Transformers, batching {dict(spec.extra).get('batching')}"
-        return spec.model if spec.tensor_parallel == 1 else f"{spec.model} on {spec.tensor_parallel} GPUs"
+        return spec.model if spec.tensor_parallel_size == 1 else f"{spec.model} on {spec.tensor_parallel_size} GPUs"
     how = "a GPU each" if spec.sharing == "gpus" else f"by {spec.sharing}"
     each = Counter(engine.model for engine in spec.engines)
     return f"{' + '.join(f'{n} x {model}' if n > 1 else model for model, n in each.items())}, {how}"

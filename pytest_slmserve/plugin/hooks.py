@@ -1,6 +1,6 @@
 """The shell: hooks between pytest and the rest. It does no arithmetic, and costs nothing until something is measured.
 
-Everything heavy is imported where a session has been asked for (by a mode: `--slm-gpu`, `--slm-fake` ...), never at the
+Everything heavy is imported where a session has been asked for (by a mode: `--slm-gpu`, `--slm-simulate` ...), never at the
 top: pytest imports this module in every run of every project that has it installed.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXIT_UNDECIDED = 10
 CLUSTER = pytest.StashKey["Cluster"]()
-NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-fake or --slm-endpoint"
+NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
 STATE = "slm_state"  # user property of a report whose verdict is undecided
 
 
@@ -41,13 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., starts=..., needs=..., gpus=..., "
+        "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., ramp_up=..., needs=..., gpus=..., "
         "**spec): a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its requests, "
         "`starts` how they begin, `gpus` how many there must be",
     )
     options = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
-    if options is None or options.backend is None:
+    if options is None or options.platform is None:
         return
     if options.ray and _is_spread(config):
         raise pytest.UsageError("slmserve: --slm-ray spreads cells over a cluster by itself; leave out -n")
@@ -80,13 +80,13 @@ def _is_spread(config: pytest.Config) -> bool:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """`-n auto`: a worker for each GPU, or for the CPU."""
     options = _options(config)
-    if options is None or options.backend is None:
+    if options is None or options.platform is None:
         return None
     from pytest_slmserve.plugin.xdist import workers_for
     from pytest_slmserve.schema.errors import SlmError
 
     try:
-        return workers_for(options.backend)
+        return workers_for(options.platform)
     except SlmError as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
 
@@ -142,7 +142,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if session.options.endpoint:
         served = f"at {', '.join(session.options.endpoint)}"
     sampler = session.devices.sampler
-    sensors = sampler.name if sampler else "simulated" if session.backend == "fake" else "none"
+    sensors = sampler.name if sampler else "simulated" if session.platform == "simulated" else "none"
     if CLUSTER in config.stash:
         sensors, nodes = "those of the nodes", len(config.stash[CLUSTER].nodes)
         served = f"{served}, on {nodes} node{'s' if nodes > 1 else ''} of a Ray cluster"

@@ -23,13 +23,13 @@ LATE = pytest.StashKey[bool]()  # of an item: it comes when all others are throu
 PART = pytest.StashKey[int]()  # of an item: the part of its engine's cells that it belongs to, where they are divided
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
-NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "starts", "needs", "gpus", "jobs")
+NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs")
 # Fixtures whose parameters come from the options.
 PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point", "slm_job_point"})
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 # What a marker says that its item needs: modes that do not have it, and what the item is skipped with then.
 NEEDS: dict[str | None, tuple[tuple[str, ...], str]] = {
-    "gpu": (("cpu", "remote"), "reads a GPU's counters: needs --slm-gpu or --slm-fake"),
+    "gpu": (("cpu", "remote"), "reads a GPU's counters: needs --slm-gpu or --slm-simulate"),
     "own-engine": (("remote",), "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu"),
 }
 NEEDS_WORKERS = "compares what was measured beside others with the same alone: needs -n"
@@ -66,7 +66,7 @@ def marker_overrides(item: Any) -> MarkerOverrides:
 def load_for(session: Session, spec: EngineSpec, concurrency: int, variant: MarkerOverrides) -> ClosedLoop:
     from pytest_slmserve.plan.sweeps import load_of
 
-    return load_of(session.options, spec.backend, concurrency, variant.starts)
+    return load_of(session.options, spec.platform, concurrency, variant.ramp_up)
 
 
 def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
@@ -150,7 +150,7 @@ def skip_reason(session: Session, item: Any) -> str | None:
     marker = item.get_closest_marker("slm")
     words = marker.kwargs if marker else {}
     modes, why = NEEDS.get(words.get("needs"), ((), ""))
-    if session.backend in modes:
+    if session.platform in modes:
         return why
     if (there := len(session.host.gpus)) and words.get("gpus", 1) > there:
         return f"needs {words['gpus']} GPUs, and {there} visible"
@@ -160,7 +160,7 @@ def skip_reason(session: Session, item: Any) -> str | None:
         return NEEDS_A_GATE
     if measures_alone(item) and not session.lease:
         return NEEDS_WORKERS
-    if session.backend != "remote":
+    if session.platform != "remote":
         return None
     if own := sorted(words.keys() - {"model", *NOT_OF_THE_ENGINE}):
         return f"sets {', '.join(own)} of its engine, and an endpoint has limits of its own"
@@ -174,24 +174,24 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
     the options, so words that choose one say nothing there."""
     from pytest_slmserve.options.parsers import takes_gpus
     from pytest_slmserve.schema.errors import BadUsage
-    from pytest_slmserve.schema.literals import Starts
+    from pytest_slmserve.schema.literals import RampUp
     from pytest_slmserve.schema.specs import EngineSpec
 
-    engine = {field.name for field in fields(EngineSpec)} - {"model", "backend"}
+    engine = {field.name for field in fields(EngineSpec)} - {"model", "platform"}
     known = [*NOT_OF_THE_ENGINE] if parametrised else ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
     if unknown := set(words) - set(known):
         where = " where slm_point or slm_model is asked for" if parametrised else ""
         raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}{where}", ", ".join(known))
-    if words.get("starts", "spread") not in get_args(Starts):
+    if words.get("ramp_up", "staggered") not in get_args(RampUp):
         raise BadUsage(
-            f"@pytest.mark.slm(starts={words['starts']!r}) is no way to start", " or ".join(get_args(Starts))
+            f"@pytest.mark.slm(starts={words['ramp_up']!r}) is no way to start", " or ".join(get_args(RampUp))
         )
     if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
         raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
     for own in ("extra", "env"):
         if past := next(filter(takes_gpus, _names(own, words.get(own, ()))), None):
             why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"
-            raise BadUsage(why, "tensor_parallel=2, or CUDA_VISIBLE_DEVICES before pytest")
+            raise BadUsage(why, "tensor_parallel_size=2, or CUDA_VISIBLE_DEVICES before pytest")
     if words.get("needs", "gpu") not in NEEDS:
         known_needs = " or ".join(f'needs="{name}"' for name in NEEDS)
         raise BadUsage(f"@pytest.mark.slm(needs={words['needs']!r}) needs what is not known", known_needs)
@@ -211,7 +211,7 @@ def _names(word: str, pairs: Any) -> list[str]:
 def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
     words = {word: value for word, value in words.items() if word not in NOT_OF_THE_ENGINE}
     model = words.pop("model", None) or session.planner.models[0]
-    return replace(session.planner.spec(model, words.get("tensor_parallel")), **words)
+    return replace(session.planner.spec(model, words.get("tensor_parallel_size")), **words)
 
 
 def questions_of(session: Session, items: Sequence[Any]) -> list[Question]:

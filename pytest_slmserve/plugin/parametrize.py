@@ -129,11 +129,11 @@ def gpus_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
     if options.endpoint:
         return [NONE_THERE]
     models = named_models(session, None, words["models"]) if "models" in words else session.planner.models
-    given = options.source["tensor_parallel"] != "default"
+    given = options.source["tensor_parallel_size"] != "default"
     most = options.plan_gpus if options.plan else None
     usual = [n for n in USUAL_GPUS if n <= (most or n)]  # a run there would skip the others
-    degrees = options.tensor_parallel if given else usual
-    loads = {model: options.batches or usual_loads(model) for model in models}
+    degrees = options.tensor_parallel_size if given else usual
+    loads = {model: options.concurrency or usual_loads(model) for model in models}
     plans = [GpusPlan(m, n, False, load, loads[m][-1]) for m in models for n in degrees for load in loads[m]]
     plans += [
         GpusPlan(m, n, True, load, loads[m][-1])
@@ -175,7 +175,7 @@ def job_parameters(session: Session, marker: pytest.Mark | None) -> list[Any]:
 
 def marked_jobs(session: Session, words: Mapping[str, Any]) -> list[JobPlan]:
     """The jobs of a marker for this mode and the chosen models; the simulated engine has those of a GPU."""
-    plans = plans_of(words, "cpu" if session.backend == "cpu" else "gpu")
+    plans = plans_of(words, "cpu" if session.platform == "cpu" else "gpu")
     return [plan for plan in plans if not session.options.models or session.planner.swept(plan.model)]
 
 

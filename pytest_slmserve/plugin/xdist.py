@@ -24,7 +24,7 @@ from pytest_slmserve.run.gather import gather_all, gather_others, open_for, save
 from pytest_slmserve.run.gpu_slots import GpuLease, GpuSlot, agreed, cores_here
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, SlmError
-from pytest_slmserve.schema.literals import Backend
+from pytest_slmserve.schema.literals import Platform
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.telemetry.host_probe import IMAGINED_GPUS, numa_nodes, visible_gpus
 
@@ -38,12 +38,12 @@ ALONE = {
 }
 
 
-def workers_for(backend: Backend) -> int:
+def workers_for(platform: Platform) -> int:
     """As many as `-n auto` means. Raises BadUsage."""
-    match backend:
+    match platform:
         case "cuda":
             return len(visible_gpus())
-        case "fake":
+        case "simulated":
             return min(len(IMAGINED_GPUS), len(cores_here()) or 1)
         case _:
             return numa_nodes()

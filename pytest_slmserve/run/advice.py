@@ -15,7 +15,7 @@ FEWEST_LOADS = 2  # the law of a step has two parameters
 
 
 def advice_of(session: Session, model: str, slo_itl: str | None, efficiency: float) -> Advice:
-    """As `python -m pytest_slmserve advise --model` would from the run's archive.
+    """As `slmserve advise --model` would from the run's archive.
 
     Raises Undecided where fewer than two loads can be judged by, BadUsage where a wish cannot be understood.
     """

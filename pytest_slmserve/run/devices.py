@@ -39,9 +39,9 @@ class Devices:
         """With sensors, where there are any to be read. Raises SensorFailed or BadUsage where those that were asked for
         are not there."""
         found = cls(planner, Pool(start_replicas=partial(_start_replicas, host=planner.host)), lease)
-        if planner.backend == "remote":
+        if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
-        elif planner.backend != "fake" and not (planner.options.plan or planner.options.ray):
+        elif planner.platform != "simulated" and not (planner.options.plan or planner.options.ray):
             found.open_sensors()  # the simulated engine simulates its own
         return found
 
@@ -65,7 +65,9 @@ class Devices:
 
     def lock(self, devices: Sequence[str]) -> None:
         """Until the session ends. Raises DeviceBusy."""
-        if self.planner.backend == "fake" or self.planner.options.ray:  # a formula disturbs nobody, a cluster none here
+        if (
+            self.planner.platform == "simulated" or self.planner.options.ray
+        ):  # a formula disturbs nobody, a cluster none here
             return
         for device in devices:
             if device not in self._locked:
@@ -144,8 +146,8 @@ class Devices:
     def own_sampler(self) -> Sampler | None:
         """For blocks of a user's tests: what is read beside engines, or imagined sensors beside a simulated one."""
         options = self.planner.options
-        if self.sampler or self.planner.backend != "fake" or options.telemetry == "off":
-            gpus = self.planner.host.gpus[: options.tensor_parallel[0]]
+        if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
+            gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]
             return self._sampler_on(tuple(gpu.uuid for gpu in gpus)) if len(gpus) > 1 else self.sampler
         from pytest_slmserve.telemetry.simulated import SimulatedSource
 
@@ -153,5 +155,5 @@ class Devices:
 
 
 def _start_replicas(spec: ReplicaSpec, host: Host) -> ReplicaEngines:
-    used = partial(memory_used, host.device) if spec.backend == "cuda" else None
+    used = partial(memory_used, host.device) if spec.platform == "cuda" else None
     return start_replicas(spec, host.device, used)

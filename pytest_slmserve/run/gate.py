@@ -44,7 +44,7 @@ from pytest_slmserve.run.executor import wanted
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError, naming
-from pytest_slmserve.schema.literals import Backend, Side
+from pytest_slmserve.schema.literals import Platform, Side
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import GateLaunch, Measurement
 from pytest_slmserve.schema.specs import EngineSpec
@@ -54,9 +54,9 @@ MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot t
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
 WARM_UP = 0  # in place of a pair's number
 ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
-SMALL_LOAD: dict[Backend, int] = {"cuda": 8, "cpu": 4, "fake": 8}
+SMALL_LOAD: dict[Platform, int] = {"cuda": 8, "cpu": 4, "simulated": 8}
 SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
-LARGE_LOAD: dict[Backend, int] = {"cuda": 256, "cpu": 64, "fake": 256}  # of a model that is not in table 1
+LARGE_LOAD: dict[Platform, int] = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is not in table 1
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Gates:
 
     def waiver(self, model: str, endpoint: str) -> Waiver | None:
         """Who answers for a regression here, if anybody does, or did."""
-        device = self.session.host.environment.gpu_name or self.session.backend
+        device = self.session.host.environment.gpu_name or self.session.platform
         return waiver_for(self.waivers, model, endpoint, device)
 
     def of(self, model: str) -> Gated:
@@ -237,17 +237,17 @@ TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a 
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """A small load and a large one: the ends of `--slm-batches`, or few requests and the model's batch of table 1. The
+    """A small load and a large one: the ends of `--slm-concurrency`, or few requests and the model's batch of table 1. The
     small one has a longer window."""
-    planner, asked = session.planner, session.options.batches
-    large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.backend])
-    ends = sorted({asked[0], asked[-1]} if asked else {min(SMALL_LOAD[session.backend], large), large})
+    planner, asked = session.planner, session.options.concurrency
+    large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
+    ends = sorted({asked[0], asked[-1]} if asked else {min(SMALL_LOAD[session.platform], large), large})
     loads = tuple(planner.load(n) for n in ends)
     if len(loads) > 1:
         loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
     for load in loads:
         if why := planner.overload(model, load):
-            raise BadUsage(f"{short_name(model)} at {load.concurrency} in flight: {why}", "--slm-batches with less")
+            raise BadUsage(f"{short_name(model)} at {load.concurrency} in flight: {why}", "--slm-concurrency with less")
     return loads
 
 
@@ -298,7 +298,7 @@ class OneGate:
 
     def warm_up(self, found: Sequence[Measurement]) -> None:
         """A launch that does not count: it reads its files from disk, and fills caches that stay warm."""
-        if self.session.backend != "fake":
+        if self.session.platform != "simulated":
             list(self._in_turn([(side, WARM_UP) for side in self.cold(found)]))
 
     def pairs(self, numbers: Sequence[int]) -> Generator[list[Measurement]]:
@@ -354,7 +354,7 @@ class OneGate:
                 launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
                 with abreast(self.session.devices.pool, [launch]) as (start,):
                     engine = start()
-                    problem: str | None = "not through this door"
+                    problem: str | None = "not through this interface"
                     if isinstance(engine, CanProfile):
                         problem = engine.profile(self.workload, load)
         except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note

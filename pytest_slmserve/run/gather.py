@@ -28,7 +28,7 @@ def open_for(session: Session, workers: int) -> list[GpuSlot]:
     """The devices are ours, the archive is open: a place for each worker. Raises BadUsage, also for GPUs of
     different kinds, DeviceBusy, BadArchive."""
     records = Path(session.options.records)
-    places = seats(session.host, workers, records, session.options.tensor_parallel[-1])
+    places = seats(session.host, workers, records, session.options.tensor_parallel_size[-1])
     check_there(session.host, range(workers))
     session.devices.lock([gpu.uuid for gpu in session.host.gpus[:workers]] or [session.host.device])
     session.open_archive()

@@ -67,7 +67,7 @@ def seats(host: Host, count: int, records: Path, widest: int = 1) -> list[GpuSlo
     near = [near_cores(gpu) & ours or ours for gpu in host.gpus[:count]] or [ours] * count
     if 0 < len(ours) < count:
         raise BadUsage(f"-n {count}: each worker needs a core, and there are {len(ours)}", f"-n {len(ours)} or fewer")
-    visible = visible_names()[:count] if host.environment.backend == "cuda" else []
+    visible = visible_names()[:count] if host.environment.platform == "cuda" else []
     cores = tuple(equal_parts(near, sorted(ours)))
     found = [GpuSlot(str(records.absolute()), own, tuple(devices), tuple(visible), cores) for own in range(count)]
     _check_width(host, found, widest)

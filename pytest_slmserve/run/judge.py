@@ -82,8 +82,8 @@ class Verdicts:
     def row(self, name: str, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> claim.ClaimRow:
         """What is expected of a claim here."""
         planner = self.planner
-        starts = variant.starts or planner.options.starts
-        return lookup.row_for(name, model, planner.host.environment, planner.door, starts)
+        ramp_up = variant.ramp_up or planner.options.ramp_up
+        return lookup.row_for(name, model, planner.host.environment, planner.interface, ramp_up)
 
     def judge(self, name: str, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report. A model of which

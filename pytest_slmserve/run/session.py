@@ -44,7 +44,7 @@ from pytest_slmserve.run.results import Results
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Backend, Sharing
+from pytest_slmserve.schema.literals import Platform, Sharing
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, is_job
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Progress, Replica, replica_set
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
@@ -86,16 +86,16 @@ class Session:
     ) -> Session:
         """A session on this host, which is probed where `host` is None. lease: that of a worker. Raises BadUsage where
         the backend cannot run; a plan is made without a GPU too."""
-        backend, slo = options.backend, slo_of_requests(options.slo)
-        assert backend is not None
+        platform, slo = options.platform, slo_of_requests(options.goodput)
+        assert platform is not None
         export = export_to(options.export, slo) if options.export and not lease else None
         if lease:
             lease.slot.sit((lease.slot.own,))
-        host = host or _host(options, backend, root)
+        host = host or _host(options, platform, root)
         if lease:
             host = as_seen(host, lease.slot)
-        check_there(host, range(options.tensor_parallel[-1]))
-        planner = Planner(options, backend, host, list(host.warnings))
+        check_there(host, range(options.tensor_parallel_size[-1]))
+        planner = Planner(options, platform, host, list(host.warnings))
         return cls(planner, Devices.from_options(planner, lease), slo=slo, export=export)
 
     @property
@@ -103,8 +103,8 @@ class Session:
         return self.planner.options
 
     @property
-    def backend(self) -> Backend:
-        return self.planner.backend
+    def platform(self) -> Platform:
+        return self.planner.platform
 
     @property
     def host(self) -> Host:
@@ -211,7 +211,7 @@ class Session:
 
     def question_of_one(self, spec: EngineSpec, workload: Workload, load: ClosedLoop) -> Question:
         """Of one engine that several are to be compared with: no point of a sweep."""
-        sharing: Sharing = "urls" if spec.backend == "remote" else ALONE
+        sharing: Sharing = "urls" if spec.platform == "remote" else ALONE
         asked = replica_set(ReplicaSpec((spec,), sharing), [workload.hash], [load])
         one = Replica(uuid.uuid4().hex[:12], 0, 1, asked, sharing)
         return Question(one.key(self.planner.key(spec, workload, load)), spec, (workload,), (load,), one)
@@ -352,16 +352,16 @@ class Session:
                 yield from ((title, m) for m in members)
 
 
-def _host(options: Options, backend: Backend, root: Path) -> Host:
+def _host(options: Options, platform: Platform, root: Path) -> Host:
     """This one."""
     try:
         python, variables = options.engine
-        return probe(backend, python, dict(variables), root)
+        return probe(platform, python, dict(variables), root)
     except BadUsage as error:
         if not options.plan:
             raise
-        assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if backend == "cuda" else error.problem
-        return Host(Environment(backend=backend), "none", (assumed,))
+        assumed = f"{error.problem}: the plan assumes a GPU of 140 GiB" if platform == "cuda" else error.problem
+        return Host(Environment(platform=platform), "none", (assumed,))
 
 
 def _planned(sweep: Sweep, adaptive: float | None) -> dict[str, object]:

@@ -35,7 +35,7 @@ from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
 
 RECORDS = ".slm/verify.jsonl"
-MODES = {"cuda": "gpu", "cpu": "cpu", "fake": "fake"}
+MODES = {"cuda": "gpu", "cpu": "cpu", "simulated": "simulate"}
 # Arguments that an advice sets: what the sweep was given for them beside its specification no longer counts.
 ADVISED = ("max_num_seqs", "max_model_len", "kv_cache_memory_bytes", "gpu_memory_utilization")
 
@@ -87,7 +87,7 @@ def trials(plan: Plan, curves: Sequence[Curve], python: str = "") -> list[Verify
     """One for each model that got an advice. Raises BadUsage or BadDataset where its requests cannot be made again, or
     are longer than was advised for."""
     found = []
-    if any(curve.spec and curve.spec.backend == "remote" for curve in curves):
+    if any(curve.spec and curve.spec.platform == "remote" for curve in curves):
         raise BadUsage(
             "an endpoint's engine cannot be started as advised: it is not ours", "records of our own engines"
         )
@@ -112,7 +112,7 @@ def _curve_of(advice: Advice, curves: Sequence[Curve]) -> Curve | None:
 def same_requests(source: Measurement) -> Workload:
     """The requests of a record, made again. Raises BadUsage where they are others."""
     spec, kept = source.spec, source.workload
-    made = requests_for(kept.spec, spec.model, spec.weights)
+    made = requests_for(kept.spec, spec.model, spec.load_format)
     if made.hash != kept.hash:
         raise BadUsage(
             f"the requests of {short_name(spec.model)} cannot be made again here: the records have the hash "
@@ -134,7 +134,7 @@ def as_advised(
         python=python or spec.python,
         extra=tuple(pair for pair in spec.extra if pair[0] not in ADVISED),
     )
-    if spec.backend == "cpu":
+    if spec.platform == "cpu":
         return replace(limited, kv_cache_bytes=_whole_gib(source, batch))
     if footprint is None:
         return limited
@@ -145,7 +145,7 @@ def as_advised(
         max_model_len=footprint.longest,
         kv_cache_bytes=footprint.kv_bytes(batch),
         # vLLM checks at its start that as much is free: less than its own total would check nothing.
-        memory_share=max(shares, default=spec.memory_share),
+        gpu_memory_utilization=max(shares, default=spec.gpu_memory_utilization),
     )
 
 
@@ -204,14 +204,14 @@ def _session_for(trial: VerifyCase, terms: VerifyOptions) -> Session:
         return Session.from_options(_options(trial.spec, terms), Path.cwd())
     except BadUsage as error:
         there = trial.source.environment
-        where = there.gpu_name or there.cpu or there.backend
+        where = there.gpu_name or there.cpu or there.platform
         raise BadUsage(error.problem, f"the kind of host that was measured on: {where}; or --python") from None
 
 
 def _options(spec: EngineSpec, terms: VerifyOptions) -> Options:
     """Of the environment and the ini file nothing is taken: the records say how it is measured."""
     given = {
-        MODES[spec.backend]: True,
+        MODES[spec.platform]: True,
         "python": spec.python,
         "env": [f"{name}={value}" for name, value in spec.env],
         "repeats": str(terms.repeats),

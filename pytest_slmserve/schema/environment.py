@@ -11,7 +11,7 @@ from pytest_slmserve.schema.specs import EngineSpec, short_hash
 
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
 # on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
-MUST_MATCH = ("backend", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
+MUST_MATCH = ("platform", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
 OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
 
 
@@ -19,7 +19,7 @@ OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is a
 class Environment:
     """Where it was measured. Every field may be None: not measured."""
 
-    backend: str | None = None
+    platform: str | None = None
     gpu_name: str | None = None
     gpu_memory_bytes: int | None = None
     driver: str | None = None
@@ -27,7 +27,7 @@ class Environment:
     vllm: str | None = None
     torch: str | None = None
     python: str | None = None
-    platform: str | None = None
+    operating_system: str | None = None
     cpu: str | None = None
     cores: int | None = None
     host: str | None = None  # a hash: equal on one boot of one host
@@ -39,7 +39,7 @@ class Environment:
     @property
     def kind(self) -> dict[str, Any]:
         """Values by field of all that has to match where measurements are compared."""
-        names = (*MUST_MATCH, *OF_AN_ENDPOINT) if self.backend == "remote" else MUST_MATCH
+        names = (*MUST_MATCH, *OF_AN_ENDPOINT) if self.platform == "remote" else MUST_MATCH
         return {name: getattr(self, name) for name in names}
 
     @cached_property
@@ -49,8 +49,8 @@ class Environment:
     @property
     def title(self) -> str:
         """The device as people read it: name of the GPU, CPU and cores, or URL."""
-        match self.backend:
-            case "fake":
+        match self.platform:
+            case "simulated":
                 return "a SIMULATED ENGINE: these numbers come from a formula, NOT FROM A DEVICE"
             case "remote":
                 return f"whatever serves at {self.url or 'an endpoint'}"

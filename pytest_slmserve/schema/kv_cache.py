@@ -7,7 +7,7 @@ from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
-BLOCK_SIZE = {"cuda": 16, "cpu": 128, "fake": 16}  # tokens; the defaults of vLLM's two backends, and ours
+BLOCK_SIZE = {"cuda": 16, "cpu": 128, "simulated": 16}  # tokens; the defaults of vLLM's two backends, and ours
 NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets
 RESERVE_BYTES = 4 * GIB  # activations, logits of the largest batch, captured graphs and the CUDA context
 VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
@@ -33,14 +33,14 @@ def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> in
     shape, each = known_shape(spec.model), value_bytes(spec, resolved)
     if str(dict(spec.extra).get("kv_cache_dtype", "auto")).startswith("fp8"):
         each = 1
-    return None if shape is None or each is None else shape.kv_bytes_per_token(each, spec.tensor_parallel)
+    return None if shape is None or each is None else shape.kv_bytes_per_token(each, spec.tensor_parallel_size)
 
 
 def block_size_of(spec: EngineSpec, resolved: Resolved | None = None) -> int:
     """Tokens per KV block: as the engine says, if that is a size, as asked for, or its backend's default."""
     if resolved and resolved.block_size and resolved.block_size > 0:
         return resolved.block_size
-    return int(dict(spec.extra).get("block_size") or BLOCK_SIZE[spec.backend])
+    return int(dict(spec.extra).get("block_size") or BLOCK_SIZE[spec.platform])
 
 
 def kv_blocks(kv_bytes: int, block_size: int, bytes_per_token: int) -> int:
@@ -58,9 +58,9 @@ def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int 
     or Transformers, whose cache is their own affair."""
     if asked := dict(spec.extra).get("num_gpu_blocks_override"):
         return int(asked)
-    own_affair = spec.backend == "remote" or spec.door == "transformers"
+    own_affair = spec.platform == "remote" or spec.interface == "transformers"
     per_token = None if own_affair else kv_bytes_per_token(spec, resolved)
-    kv_bytes = spec.kv_cache_bytes * spec.tensor_parallel
+    kv_bytes = spec.kv_cache_bytes * spec.tensor_parallel_size
     return None if per_token is None else kv_blocks(kv_bytes, block_size_of(spec, resolved), per_token)
 
 
@@ -71,14 +71,14 @@ def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None
 
 
 def kv_budget_bytes(
-    gpu_memory_bytes: int, memory_share: float, weight_bytes: int, reserve_bytes: int = RESERVE_BYTES
+    gpu_memory_bytes: int, gpu_memory_utilization: float, weight_bytes: int, reserve_bytes: int = RESERVE_BYTES
 ) -> int:
     """Value as `kv_cache_bytes`: the share of the memory less weights and reserve. BadUsage if nothing is left."""
-    left = int(gpu_memory_bytes * memory_share) - weight_bytes - reserve_bytes
+    left = int(gpu_memory_bytes * gpu_memory_utilization) - weight_bytes - reserve_bytes
     if left <= 0:
-        need, have = (weight_bytes + reserve_bytes) / GIB, gpu_memory_bytes * memory_share / GIB
+        need, have = (weight_bytes + reserve_bytes) / GIB, gpu_memory_bytes * gpu_memory_utilization / GIB
         raise BadUsage(
             f"weights and reserve take {need:.1f} GiB of the {have:.1f} GiB allowed: no room for a KV cache",
-            "a smaller model, or a larger --slm-memory-share",
+            "a smaller model, or a larger --slm-gpu-memory-utilization",
         )
     return left

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-Backend = Literal["cuda", "cpu", "fake", "remote"]  # remote: whatever answers at a URL
-Weights = Literal["dummy", "real"]
+Platform = Literal["cuda", "cpu", "simulated", "remote"]  # remote: whatever answers at a URL
+LoadFormat = Literal["dummy", "auto"]
 # Into vLLM's engine itself, by HTTP into its server, or into any other, or into Transformers' generate().
-Door = Literal["offline", "server", "endpoint", "transformers"]
-OwnDoor = Literal["offline", "server"]  # of an engine that is started here
+Interface = Literal["engine", "server", "endpoint", "transformers"]
+OwnInterface = Literal["engine", "server"]  # of an engine that is started here
 Source = Literal["lengths", "sharegpt", "trace", "trace-lengths"]
 Rule = Literal["human-first", "vllm"]
-Starts = Literal["spread", "together"]
+RampUp = Literal["staggered", "burst"]
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
 Side = Literal["baseline", "candidate"]  # of a gate
 Batching = Literal["none", "static", "dynamic"]  # of Transformers; vLLM batches continuously

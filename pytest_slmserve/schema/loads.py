@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeGuard
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Starts
+from pytest_slmserve.schema.literals import RampUp
 
 JudgedBy = Literal["sent", "ended"]
 
@@ -32,7 +32,7 @@ class ClosedLoop:
     window_s: float = 5.0
     settle_lifetimes: float = 1.0
     requests: int | None = None
-    starts: Starts = "spread"
+    ramp_up: RampUp = "staggered"
 
     judged_by: ClassVar[JudgedBy] = "ended"
 

@@ -9,13 +9,13 @@ from functools import cached_property
 from typing import Any, get_args
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Backend, Door, Rule, Sharing, Source, Weights
+from pytest_slmserve.schema.literals import Interface, LoadFormat, Platform, Rule, Sharing, Source
 from pytest_slmserve.schema.urls import check_url
 
 GIB = 1 << 30
 FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
 # Fields of an engine that came after the first records: what was so before.
-LATER = {"url": "", "tensor_parallel": 1, "allow_prefix_cache": False}
+LATER = {"url": "", "tensor_parallel_size": 1, "allow_prefix_cache": False}
 
 
 def short_hash(value: Any) -> str:
@@ -32,9 +32,9 @@ class EngineSpec:
     env: variables added to the engine's environment, as pairs.
     kv_cache_bytes: set explicitly, so that the number of KV blocks can be predicted; on the CPU a multiple of 1 GiB.
     Of each GPU, where there are several.
-    memory_share: share of the device's memory the engine may take, 0 to 1.
-    gpu, tensor_parallel: the first of the visible GPUs that it takes, and how many: each holds its part of every layer.
-    door: how requests come in. "offline": into vLLM's asynchronous engine, without HTTP; this shows the GPU. "server":
+    gpu_memory_utilization: share of the device's memory the engine may take, 0 to 1.
+    gpu, tensor_parallel_size: the first of the visible GPUs that it takes, and how many: each holds its part of every layer.
+    interface: how requests come in. "offline": into vLLM's asynchronous engine, without HTTP; this shows the GPU. "server":
     into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into whatever
     answers at `url`, of which the limits here say nothing. "transformers": into Transformers' generate(), in batches
     made one after the other of `max_num_seqs` requests at most.
@@ -45,14 +45,14 @@ class EngineSpec:
     """
 
     model: str
-    backend: Backend = "cuda"
-    weights: Weights = "dummy"
+    platform: Platform = "cuda"
+    load_format: LoadFormat = "dummy"
     dtype: str = "float16"
     max_model_len: int = 2048
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     kv_cache_bytes: int = 4 * GIB
-    memory_share: float = 0.9
+    gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
     prefix_caching: bool = False
     seed: int = 0
@@ -60,27 +60,29 @@ class EngineSpec:
     python: str = ""
     env: tuple[tuple[str, str], ...] = ()
     extra: tuple[tuple[str, Any], ...] = ()
-    door: Door = "offline"
+    interface: Interface = "engine"
     url: str = ""
-    tensor_parallel: int = 1
+    tensor_parallel_size: int = 1
     allow_prefix_cache: bool = False
 
     def __post_init__(self) -> None:
-        if self.backend not in get_args(Backend):
-            raise BadUsage(f"unknown backend {self.backend!r}", f"one of {', '.join(get_args(Backend))}")
-        if self.door not in get_args(Door):
-            raise BadUsage(f"unknown door {self.door!r}", f"one of {', '.join(get_args(Door))}")
-        if self.backend == "fake" and self.door not in ("offline", "transformers"):
-            raise BadUsage("the simulated engine has no server", "--slm-door offline, or --slm-cpu")
-        if len({self.backend == "remote", self.door == "endpoint", bool(self.url)}) > 1:
-            raise BadUsage("an endpoint has a URL, and nothing else has one", "backend remote, door endpoint and url")
+        if self.platform not in get_args(Platform):
+            raise BadUsage(f"unknown platform {self.platform!r}", f"one of {', '.join(get_args(Platform))}")
+        if self.interface not in get_args(Interface):
+            raise BadUsage(f"unknown interface {self.interface!r}", f"one of {', '.join(get_args(Interface))}")
+        if self.platform == "simulated" and self.interface not in ("engine", "transformers"):
+            raise BadUsage("the simulated engine has no server", "--slm-interface engine, or --slm-cpu")
+        if len({self.platform == "remote", self.interface == "endpoint", bool(self.url)}) > 1:
+            raise BadUsage(
+                "an endpoint has a URL, and nothing else has one", "backend remote, interface endpoint and url"
+            )
         if self.url:
             check_url(self.url)
-        if self.tensor_parallel < 1:
-            raise BadUsage(f"an engine on {self.tensor_parallel} GPUs", "tensor_parallel=1 or more")
-        if not 0 < self.memory_share <= 1:
-            raise BadUsage(f"memory share {self.memory_share} is not between 0 and 1", "0.9")
-        if self.backend == "cpu" and self.kv_cache_bytes % GIB:
+        if self.tensor_parallel_size < 1:
+            raise BadUsage(f"an engine on {self.tensor_parallel_size} GPUs", "tensor_parallel_size=1 or more")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise BadUsage(f"memory share {self.gpu_memory_utilization} is not between 0 and 1", "0.9")
+        if self.platform == "cpu" and self.kv_cache_bytes % GIB:
             raise BadUsage(f"{self.kv_cache_bytes} KV bytes: vLLM's CPU backend takes whole GiB", f"{GIB}")
 
     @property
@@ -111,13 +113,13 @@ class EngineSpec:
 
     @property
     def without_http(self) -> EngineSpec:
-        """The same engine by the offline door."""
-        return replace(self, door="offline", extra=tuple(pair for pair in self.extra if pair[0] != FRONT_ENDS))
+        """The same engine by the engine interface."""
+        return replace(self, interface="engine", extra=tuple(pair for pair in self.extra if pair[0] != FRONT_ENDS))
 
     @property
     def gpus(self) -> range:
         """Which of the visible GPUs it takes."""
-        return range(self.gpu, self.gpu + self.tensor_parallel)
+        return range(self.gpu, self.gpu + self.tensor_parallel_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +142,9 @@ class ReplicaSpec:
             raise BadUsage("replicas without an engine", "two or more")
         if self.sharing not in get_args(Sharing):
             raise BadUsage(f"unknown sharing {self.sharing!r}", f"one of {', '.join(get_args(Sharing))}")
-        devices = {(engine.backend, gpu) for engine in self.engines for gpu in engine.gpus}
-        wanted = sum(engine.tensor_parallel for engine in self.engines) if self.sharing == "gpus" else 1
-        if len(devices) != wanted or len({engine.backend for engine in self.engines}) > 1:
+        devices = {(engine.platform, gpu) for engine in self.engines for gpu in engine.gpus}
+        wanted = sum(engine.tensor_parallel_size for engine in self.engines) if self.sharing == "gpus" else 1
+        if len(devices) != wanted or len({engine.platform for engine in self.engines}) > 1:
             if self.sharing == "gpus":
                 raise BadUsage("replicas with a GPU each, and two have the same", "another gpu for each")
             raise BadUsage("replicas share one device, and these are on several", "the same backend and gpu for each")
@@ -150,17 +152,17 @@ class ReplicaSpec:
             raise BadUsage(
                 f"a thread percentage of {self.thread_percentage} with {self.sharing}", "1 to 100, and sharing mps"
             )
-        if (self.backend == "remote") != (self.sharing == "urls"):
+        if (self.platform == "remote") != (self.sharing == "urls"):
             raise BadUsage(f"{self.sharing} is no way in which these engines can share", "urls, of endpoints alone")
-        if self.backend == "cpu" and self.sharing != "time-slicing":
+        if self.platform == "cpu" and self.sharing != "time-slicing":
             raise BadUsage(f"{self.sharing} is a way to share a GPU, and there is none", "time-slicing")
 
     def __len__(self) -> int:
         return len(self.engines)
 
     @property
-    def backend(self) -> Backend:
-        return self.engines[0].backend
+    def platform(self) -> Platform:
+        return self.engines[0].platform
 
     @property
     def gpus(self) -> tuple[int, ...]:

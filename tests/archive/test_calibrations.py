@@ -13,7 +13,7 @@ from pytest_slmserve.archive.calibrations import StoredNoise, beside, find, keep
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 
-HERE = Environment(backend="cuda", gpu_name="NVIDIA H200", driver="580.1", vllm="0.26.0")
+HERE = Environment(platform="cuda", gpu_name="NVIDIA H200", driver="580.1", vllm="0.26.0")
 PLACE = noise_key(HERE, "opt-1.3b", [8, 256], GateCriteria())
 RATES = Rates(0.0, 0.99, 4.2)
 KEPT = StoredNoise(

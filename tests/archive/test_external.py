@@ -32,7 +32,7 @@ VLLM = Columns(
 
 def result(concurrency: object, rate: object = 100.0, **more: object) -> dict[str, object]:
     """What `vllm bench serve --save-result` keeps, as far as it matters here."""
-    facts = {"date": "20250101-000000", "backend": "openai", "model_id": "facebook/opt-125m", "request_rate": "inf"}
+    facts = {"date": "20250101-000000", "platform": "openai", "model_id": "facebook/opt-125m", "request_rate": "inf"}
     numbers = {"max_concurrency": concurrency, "output_throughput": rate, "mean_itl_ms": 5.0, "itls": [[0.1], [0.2]]}
     return {**facts, "total_token_throughput": 3 * 100.0, **numbers, **more}
 

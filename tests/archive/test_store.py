@@ -66,7 +66,7 @@ def example(concurrency: int = 1, launch: str = "4f1d") -> Measurement:
     return Measurement(
         spec=EngineSpec("opt-125m", env=(("A", "1"),), extra=(("block_size", 16),)),
         resolved=Resolved(kv_blocks=7281, block_size=16, capture_sizes=(1, 2, 4), ready_s=33.25),
-        environment=Environment(backend="cuda", gpu_name="NVIDIA H200", vllm="0.26.0", cores=16),
+        environment=Environment(platform="cuda", gpu_name="NVIDIA H200", vllm="0.26.0", cores=16),
         workload=WorkloadReference("c0ffee", WorkloadSpec(), 1024, 512.0, 256.0, 768, "lengths"),
         load=ClosedLoop(concurrency),
         run=RUN,
@@ -250,7 +250,7 @@ def test_each_format_is_read_for_ever(number):
     assert (measurement.environment.gpu_name, measurement.environment.cores) == ("NVIDIA H200", 16)
     assert (measurement.workload.hash, measurement.workload.spec.prompt_tokens) == ("c0ffee", 512)
     assert (measurement.launch, measurement.measured_at) == ("4f1d", "2025-11-21T12:00:00.000+00:00")
-    assert measurement.load == ClosedLoop(2, window_s=5.0, settle_lifetimes=1.0, starts="spread")
+    assert measurement.load == ClosedLoop(2, window_s=5.0, settle_lifetimes=1.0, ramp_up="staggered")
     assert measurement.run == RUN
 
 

@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve advise`: archives of ours, external results, and its exit status."""
+"""`slmserve advise`: archives of ours, external results, and its exit status."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nothing_to_advise_is_10(tmp_path, capsys):
     [
         (("--slo-itl", "2x"), "'2x' is no latency objective"),
         (("--efficiency", "1"), "--efficiency 1 is no share"),
-        (("--memory-share", "0"), "--memory-share 0 is no share"),
+        (("--gpu-memory-utilization", "0"), "--gpu-memory-utilization 0 is no share"),
         (("--price-per-hour", "-1"), "--price-per-hour -1 is no price"),
         (("--price-per-hour", "nan"), "--price-per-hour nan is no price"),
         (("--gpu-memory", "80"), "'80' is no memory of a GPU"),

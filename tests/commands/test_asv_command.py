@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve asv`: what it writes, what asv makes of it, and its exit status."""
+"""`slmserve asv`: what it writes, what asv makes of it, and its exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve baseline`: what it prints, and its exit status."""
+"""`slmserve baseline`: what it prints, and its exit status."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_show_tells_models_loads_repeats_launches_date_and_environment(folder, c
         "launches",
         "tokens/s",
     ]
-    assert first.split() == ["opt-1.3b", "8", "spread", "5.00", "64/32", "2", "1", "1,002"]
-    assert second.split() == ["opt-1.3b", "16", "spread", "5.00", "64/32", "1", "1", "1,900"]
+    assert first.split() == ["opt-1.3b", "8", "staggered", "5.00", "64/32", "2", "1", "1,002"]
+    assert second.split() == ["opt-1.3b", "16", "staggered", "5.00", "64/32", "1", "1", "1,900"]
 
 
 def test_show_as_json_has_the_loads(folder, capsys):

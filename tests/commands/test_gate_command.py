@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve gate PAIRS`: its verdicts, its exit status, and what it says of files that are wrong."""
+"""`slmserve gate PAIRS`: its verdicts, its exit status, and what it says of files that are wrong."""
 
 from __future__ import annotations
 

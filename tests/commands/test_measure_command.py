@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from conversations import write_dataset
-from doors import somebodys_server, url_of
+from interfaces import somebodys_server, url_of
 
 from pytest_slmserve.__main__ import main, parser, run
 from pytest_slmserve.archive import external
@@ -68,20 +68,20 @@ def sound(found):
 
 
 def test_measure_prints_a_page_and_keeps_a_record(there, tmp_path):
-    done = command(there, tmp_path, "--concurrency", "4", "--requests", "40")
+    done = command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "40")
     assert done.status == 0, done.err
     assert "40 requests ended in the window, 0 of them unfinished; 0 failed" in done.out
     assert "\n4 in flight, 40 requests\n" in done.out
     assert {"TTFT", "TPOT", "E2E", "ITL"} <= {line.split()[0] for line in done.out.splitlines() if line}
     (kept,) = read(tmp_path / "r.jsonl").measurements
-    assert (kept.spec.door, kept.spec.model, len(kept.run.samples)) == ("endpoint", "slm", 40)
+    assert (kept.spec.interface, kept.spec.model, len(kept.run.samples)) == ("endpoint", "slm", 40)
     assert there._key not in (tmp_path / "r.jsonl").read_text("utf-8") + done.out + done.err
 
 
 def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
     """Our own reader of such files reads it, and the numbers are those of the page."""
     saved = tmp_path / "bench.json"
-    load = ("--concurrency", "4", "--requests", "40")
+    load = ("--max-concurrency", "4", "--num-prompts", "40")
     found = json.loads(command(there, tmp_path, *load, "--json", "--export", f"vllm-bench={saved}").out)
     told = json.loads(saved.read_text("utf-8"))
     assert (told["completed"], told["failed"], told["max_concurrency"], told["request_rate"]) == (40, 0, 4, "inf")
@@ -98,7 +98,7 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
 
 def test_each_rate_is_exported_under_the_name_that_vllm_gives(there, tmp_path):
     rates = ("--request-rate", "20,60", "--settle", "0.2", "--window", "0.8")
-    done = command(there, tmp_path, *rates, "--slo", "e2e:2s", "--export", f"vllm-bench={tmp_path / 'results'}/")
+    done = command(there, tmp_path, *rates, "--goodput", "e2e:2s", "--export", f"vllm-bench={tmp_path / 'results'}/")
     assert done.status in (0, 1), done.err
     names = sorted(path.name for path in (tmp_path / "results").iterdir())
     assert [re.sub(r"\d{8}-\d{6}-[0-9a-f]{12}", "AT", name) for name in names] == [
@@ -113,7 +113,7 @@ def test_each_rate_is_exported_under_the_name_that_vllm_gives(there, tmp_path):
 
 def test_measure_at_a_rate_tells_goodput_and_delay(there, tmp_path):
     timing = ("--request-rate", "40", "--settle", "0.3", "--window", "1")
-    found = measured(command(there, tmp_path, *timing, "--slo", "ttft:1s,e2e:2s", "--json"))
+    found = measured(command(there, tmp_path, *timing, "--goodput", "ttft:1s,e2e:2s", "--json"))
     assert found["requests"] == found["goodput"]["good"] > 20
     assert found["schedule_delay"]["requested_per_s"] == found["requests"]
     assert (
@@ -123,7 +123,7 @@ def test_measure_at_a_rate_tells_goodput_and_delay(there, tmp_path):
 
 
 TIMING = ("--settle", "0.2", "--window", "0.8s")
-SLO = ("--slo", "ttft:1s,e2e:2s")
+SLO = ("--goodput", "ttft:1s,e2e:2s")
 
 
 def test_several_rates_are_measured_one_after_the_other(there, tmp_path):
@@ -152,7 +152,7 @@ def test_a_table_of_several_rates(there, tmp_path):
     assert max(map(len, out.splitlines())) <= text_table.WIDTH
     again = io.StringIO()
     with redirect_stdout(again):
-        assert main(["report", str(tmp_path / "r.jsonl"), "--slo", SLO[1]]) == 0
+        assert main(["report", str(tmp_path / "r.jsonl"), "--goodput", SLO[1]]) == 0
     assert out.strip() in again.getvalue(), "the same page"
     plain = command(there, tmp_path, "--request-rate", "20,60", *TIMING).out
     assert "tokens" in plain and "good" not in plain
@@ -181,7 +181,7 @@ def test_rates_measured_before_an_error_are_kept(there, tmp_path, monkeypatch):
 
 
 def test_an_archive_that_cannot_be_written_is_said_in_the_words_of_the_command(there, tmp_path):
-    done = command(there, tmp_path, "--concurrency", "1", "--requests", "2", "--records", str(tmp_path))
+    done = command(there, tmp_path, "--max-concurrency", "1", "--num-prompts", "2", "--records", str(tmp_path))
     assert (done.status, done.out) == (4, "") and done.err.endswith("  try: --records with another path\n")
 
 
@@ -199,7 +199,7 @@ def test_an_interrupt_is_one_line_and_what_was_measured_is_kept(there, tmp_path,
 def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, tmp_path, rate, words):
     """The numbers are those of vLLM's own client: all requests, over the time until the last answer."""
     saved = tmp_path / "bench.json"
-    load = ("--request-rate", rate, "--requests", "40", *SLO)
+    load = ("--request-rate", rate, "--num-prompts", "40", *SLO)
     done = command(there, tmp_path, *load, "--export", f"vllm-bench={saved}")
     assert done.status in (0, 1), done.err
     assert f"\n{words}, late by" in done.out and "goodput" in done.out
@@ -212,7 +212,7 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
     assert told["output_throughput"] == pytest.approx(320 / told["duration"])
     assert told["total_token_throughput"] == pytest.approx(320 * 3 / told["duration"])
     again = io.StringIO()
-    assert command(there, tmp_path, "--concurrency", "4", "--requests", "30").status in (0, 1)
+    assert command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "30").status in (0, 1)
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
     assert f"{told['request_throughput']:.4g}" in again.getvalue(), "its row among the jobs"
@@ -222,7 +222,7 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
 def test_a_rate_with_a_limit_on_what_is_in_flight(there, tmp_path):
     """As behind a gateway: who is held back waits, of which the page tells; the server is asked by as many as may."""
     saved = tmp_path / "bench.json"
-    load = ("--concurrency", "2", "--requests", "40", "--export", f"vllm-bench={saved}")
+    load = ("--max-concurrency", "2", "--num-prompts", "40", "--export", f"vllm-bench={saved}")
     done = command(there, tmp_path, *load, "--request-rate", "200")
     assert done.status in (0, 1), done.err
     assert "\n40 requests, 200/s, seed 0, 2 in flight at most, late by" in done.out
@@ -303,12 +303,12 @@ def test_what_further_was_asked_of_each_request_is_told_and_kept(there, tmp_path
     with redirect_stdout(again):
         assert main(["report", str(tmp_path / "r.jsonl")]) == 0
     assert again.getvalue().count("one load after the other") == 2, "two questions, two tables"
-    closed = ("--concurrency", "2", "--requests", "30", "--extra-body", '{"top_k": 1}')
+    closed = ("--max-concurrency", "2", "--num-prompts", "30", "--extra-body", '{"top_k": 1}')
     assert json.loads(command(there, tmp_path, *closed, "--json").out)["extra_body"] == {"top_k": 1}
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
     assert "\neach request with top_k: 1\n" in again.getvalue() and "\n2 in flight, 30 requests\n" in again.getvalue()
-    steady = ("--concurrency", "2", "--window", "0.5", "--extra-body", '{"top_k": 1}')
+    steady = ("--max-concurrency", "2", "--window", "0.5", "--extra-body", '{"top_k": 1}')
     assert command(there, tmp_path, *steady).status in (0, 1)
     with redirect_stdout(again):
         main(["report", str(tmp_path / "r.jsonl")])
@@ -318,7 +318,15 @@ def test_what_further_was_asked_of_each_request_is_told_and_kept(there, tmp_path
 def test_lengths_are_drawn_from_a_trace(there, tmp_path):
     lines = [f'{{"timestamp": {50 * i}, "input_length": {2 + 40 * (i % 2)}, "output_length": 3}}' for i in range(60)]
     (tmp_path / "trace.jsonl").write_text("\n".join(lines), "utf-8")
-    drawn = ("--lengths-from", str(tmp_path / "trace.jsonl"), "--concurrency", "4", "--requests", "200", "--json")
+    drawn = (
+        "--lengths-from",
+        str(tmp_path / "trace.jsonl"),
+        "--max-concurrency",
+        "4",
+        "--num-prompts",
+        "200",
+        "--json",
+    )
     measured(command(there, tmp_path, *drawn))
     measured(command(there, tmp_path, *drawn, "--max-model-len", "40"))
     every, short = read(tmp_path / "r.jsonl").measurements
@@ -330,7 +338,7 @@ def test_lengths_are_drawn_from_a_trace(there, tmp_path):
 
 @pytest.mark.parametrize(("shape", "burstiness"), [("0.25", 0.25), ("inf", math.inf)])
 def test_a_number_of_requests_may_come_in_bursts_or_evenly(there, tmp_path, shape, burstiness):
-    load = ("--request-rate", "80", "--requests", "40", "--burstiness", shape)
+    load = ("--request-rate", "80", "--num-prompts", "40", "--burstiness", shape)
     done = command(there, tmp_path, *load)
     assert done.status in (0, 1), done.err
     words = "at constant gaps" if burstiness == math.inf else "burstiness 0.25"
@@ -346,7 +354,7 @@ def test_a_number_of_requests_may_come_in_bursts_or_evenly(there, tmp_path, shap
 def test_several_client_processes_share_a_load_in_the_time_that_it_is_given(there, tmp_path, monkeypatch):
     spoken, send, client = [], Child.send, ("--processes", "2", "--timeout", "90s")
     monkeypatch.setattr(Child, "send", lambda child, **said: spoken.append(said) or send(child, **said))
-    found = measured(command(there, tmp_path, "--concurrency", "4", "--requests", "40", *client, "--json"))
+    found = measured(command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "40", *client, "--json"))
     assert found["requests"] == 40
     assert [(said["processes"], said["timeout_s"]) for said in spoken if "processes" in said] == [(2, 90.0)]
 
@@ -366,10 +374,10 @@ def all_fail(monkeypatch):
     monkeypatch.setattr(EndpointEngine, "body", body)
 
 
-@pytest.mark.parametrize("load", [("--request-rate", "inf"), ("--request-rate", "500"), ("--concurrency", "4")])
+@pytest.mark.parametrize("load", [("--request-rate", "inf"), ("--request-rate", "500"), ("--max-concurrency", "4")])
 def test_a_load_of_which_nothing_was_served_is_told_and_kept(there, tmp_path, all_fail, load):
     saved = tmp_path / "bench.json"
-    asked_for = (*load, "--requests", "40", *SLO, "--export", f"vllm-bench={saved}")
+    asked_for = (*load, "--num-prompts", "40", *SLO, "--export", f"vllm-bench={saved}")
     done = command(there, tmp_path, *asked_for)
     assert done.status == 1 and "requests failed, the first with HTTP 404" in done.out
     assert "goodput 0 requests/s" in done.out and " 0 requests ended in the window" in f" {done.out}".replace("\n", " ")
@@ -395,7 +403,7 @@ def some_fail(monkeypatch):
     monkeypatch.setattr(EndpointEngine, "body", body)
 
 
-RATE = ("--request-rate", "40", "--burstiness", "inf", "--settle", "0.5", "--window", "1.5", "--slo", "e2e:5s")
+RATE = ("--request-rate", "40", "--burstiness", "inf", "--settle", "0.5", "--window", "1.5", "--goodput", "e2e:5s")
 
 
 def test_failures_have_rows_and_count_as_dropped(there, tmp_path, some_fail):
@@ -438,7 +446,7 @@ def test_measure_sends_the_very_requests_of_vllms_benchmark(there, tmp_path, mon
 
     monkeypatch.setattr(EndpointEngine, "body", body)
     talk = ("--sharegpt", str(path), "--sharegpt-rule", "vllm", "--tokenizer", str(tokenizer), "--seed", "7")
-    done = command(there, tmp_path, "--concurrency", "8", "--requests", "30", "--output-len", "5", *talk)
+    done = command(there, tmp_path, "--max-concurrency", "8", "--num-prompts", "30", "--output-len", "5", *talk)
     assert "30 requests ended in the window" in done.out, done.err
     tokenize = hub_tokenizer(str(tokenizer), special_tokens=True)
     theirs = sample_as_vllm(read_conversations(path), tokenize, 30, seed=7, output_tokens=5)
@@ -449,7 +457,7 @@ def test_measure_sends_the_very_requests_of_vllms_benchmark(there, tmp_path, mon
 
 
 def test_natural_lengths_without_a_file(there, tmp_path):
-    done = command(there, tmp_path, "--concurrency", "8", "--requests", "16", "--sharegpt", "--json")
+    done = command(there, tmp_path, "--max-concurrency", "8", "--num-prompts", "16", "--sharegpt", "--json")
     assert done.status in (0, 1), done.err
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert kept.workload.source == "synthetic token ids, lengths of ShareGPT (human-first)"
@@ -473,27 +481,30 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
     [
         ((), "nothing says what to put on the server"),
         (("--ramp", "4,8", "--trace", "t.csv"), "--ramp and --trace are 2 loads"),
-        (("--concurrency", "4", "--trace", "t.csv"), "--concurrency and --trace are 2 loads"),
-        (("--concurrency", "4", "--request-rate", "9"), "is of a number of requests"),
-        (("--concurrency", "0"), "--concurrency 0 is no number of requests in flight"),
-        (("--concurrency", "4", "--requests", "3"), "--requests 3 cannot keep 4 in flight"),
-        (("--concurrency", "4", "--requests", "9", "--window", "3"), "two ways to end"),
-        (("--request-rate", "4", "--requests", "9", "--window", "3"), "two ways to end"),
-        (("--request-rate", "4,8", "--requests", "9"), "several rates are judged in windows"),
-        (("--request-rate", "inf", "--requests", "9", "--burstiness", "2"), "all at once has no burstiness"),
-        (("--request-rate", "4", "--requests", "0"), "--requests 0 is no number of requests"),
+        (("--max-concurrency", "4", "--trace", "t.csv"), "--concurrency and --trace are 2 loads"),
+        (("--max-concurrency", "4", "--request-rate", "9"), "is of a number of requests"),
+        (("--max-concurrency", "0"), "--concurrency 0 is no number of requests in flight"),
+        (("--max-concurrency", "4", "--num-prompts", "3"), "--requests 3 cannot keep 4 in flight"),
+        (("--max-concurrency", "4", "--num-prompts", "9", "--window", "3"), "two ways to end"),
+        (("--request-rate", "4", "--num-prompts", "9", "--window", "3"), "two ways to end"),
+        (("--request-rate", "4,8", "--num-prompts", "9"), "several rates are judged in windows"),
+        (("--request-rate", "inf", "--num-prompts", "9", "--burstiness", "2"), "all at once has no burstiness"),
+        (("--request-rate", "4", "--num-prompts", "0"), "--requests 0 is no number of requests"),
         (("--request-rate", "4", "--burstiness", "-1"), "--burstiness -1 is no shape of gaps"),
-        (("--concurrency", "4", "--settle", "1"), "--settle is of rates, ramps and traces in a window"),
-        (("--concurrency", "4", "--attainment", "0.5"), "--attainment is of several rates or steps"),
-        (("--concurrency", "4", "--processes", "0"), "--processes 0 send nothing"),
-        (("--concurrency", "4", "--timeout", "0"), "in 0 s nothing is measured"),
-        (("--concurrency", "4", "--max-model-len", "64"), "--max-model-len is of a trace"),
-        (("--concurrency", "4", "--lengths-from", "t.csv", "--max-model-len", "1"), "no request has up to 1 tokens"),
-        (("--concurrency", "4", "--lengths-from", "t.csv", "--sharegpt"), "a trace has lengths of its own"),
+        (("--max-concurrency", "4", "--settle", "1"), "--settle is of rates, ramps and traces in a window"),
+        (("--max-concurrency", "4", "--attainment", "0.5"), "--attainment is of several rates or steps"),
+        (("--max-concurrency", "4", "--processes", "0"), "--processes 0 send nothing"),
+        (("--max-concurrency", "4", "--timeout", "0"), "in 0 s nothing is measured"),
+        (("--max-concurrency", "4", "--max-model-len", "64"), "--max-model-len is of a trace"),
+        (
+            ("--max-concurrency", "4", "--lengths-from", "t.csv", "--max-model-len", "1"),
+            "no request has up to 1 tokens",
+        ),
+        (("--max-concurrency", "4", "--lengths-from", "t.csv", "--sharegpt"), "a trace has lengths of its own"),
         (("--trace", "t.csv", "--lengths-from", "t.csv"), "--trace has lengths of its own"),
         (("--request-rate", "inf"), "all requests come at once: how many?"),
         (("--ramp", "4,inf", "--step", "9"), "no step at which all requests come at once"),
-        (("--ramp", "4,8", "--step", "9", "--requests", "9"), "--ramp has steps, not a number of requests"),
+        (("--ramp", "4,8", "--step", "9", "--num-prompts", "9"), "--ramp has steps, not a number of requests"),
         (("--request-rate", "nan"), "'nan' are no rates"),
         (("--ramp", "4,8"), "a ramp is judged in steps"),
         (("--ramp", "4,8", "--step", "9", "--window", "3"), "a ramp is judged in steps"),
@@ -504,26 +515,32 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
         (("--request-rate", "4", "--window", "-1"), "'-1' are no seconds"),
         (("--request-rate", "4", "--window", "0"), "in 0 s nothing is measured"),
         (("--request-rate", "4,8", "--attainment", "90"), "--attainment 90 is no share"),
-        (("--request-rate", "4", "--slo", "itl:10ms"), "not request by request"),
-        (("--concurrency", "4", "--allow-failed", "0.2"), "gives a load up where more than 0.05 fail"),
-        (("--concurrency", "4", "--export", "bench.json"), "'bench.json' is no export"),
-        (("--concurrency", "4", "--tokenizer", "x"), "--tokenizer cuts the text of conversations, and there is none"),
-        (("--concurrency", "4", "--sharegpt", "f.json"), "need the tokenizer of the server's model"),
-        (("--concurrency", "4", "--sharegpt", "--input-len", "9"), "prompts of ShareGPT have lengths of their own"),
-        (("--concurrency", "4", "--sharegpt", "--output-len", "9"), "replies of ShareGPT have lengths of their own"),
+        (("--request-rate", "4", "--goodput", "itl:10ms"), "not request by request"),
+        (("--max-concurrency", "4", "--allow-failed", "0.2"), "gives a load up where more than 0.05 fail"),
+        (("--max-concurrency", "4", "--export", "bench.json"), "'bench.json' is no export"),
+        (
+            ("--max-concurrency", "4", "--tokenizer", "x"),
+            "--tokenizer cuts the text of conversations, and there is none",
+        ),
+        (("--max-concurrency", "4", "--sharegpt", "f.json"), "need the tokenizer of the server's model"),
+        (("--max-concurrency", "4", "--sharegpt", "--input-len", "9"), "prompts of ShareGPT have lengths of their own"),
+        (
+            ("--max-concurrency", "4", "--sharegpt", "--output-len", "9"),
+            "replies of ShareGPT have lengths of their own",
+        ),
         (("--trace", "t.csv", "--sharegpt"), "a trace has lengths of its own"),
         (("--trace", "t.csv", "--input-len", "9"), "a trace has lengths of its own"),
-        (("--trace", "t.csv", "--requests", "9"), "--trace has a window, not a number of requests"),
+        (("--trace", "t.csv", "--num-prompts", "9"), "--trace has a window, not a number of requests"),
         (("--trace", "t.csv", "--speed", "0"), "--speed 0 is no speed"),
         (("--trace", "t.csv", "--burstiness", "2"), "--burstiness is of rates"),
-        (("--concurrency", "4", "--burstiness", "2"), "--burstiness is of rates"),
+        (("--max-concurrency", "4", "--burstiness", "2"), "--burstiness is of rates"),
         (("--request-rate", "4", "--speed", "2"), "--speed is of a trace"),
-        (("--concurrency", "4", "--extra-body", "[1]"), "is no JSON object"),
+        (("--max-concurrency", "4", "--extra-body", "[1]"), "is no JSON object"),
         (
-            ("--concurrency", "4", "--extra-body", '{"a": {"api_key": "x1y2"}}'),
+            ("--max-concurrency", "4", "--extra-body", '{"a": {"api_key": "x1y2"}}'),
             "--extra-body holds a secret, 'api_key'",
         ),
-        (("--concurrency", "4", "--slo", "fast"), "'fast' is no SLO"),
+        (("--max-concurrency", "4", "--goodput", "fast"), "'fast' is no SLO"),
     ],
 )
 def test_wrong_usage_of_measure(there, tmp_path, arguments, problem):

@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve plan`: pytest's own cells, priced, with nothing started."""
+"""`slmserve plan`: pytest's own cells, priced, with nothing started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     shipped = plan.shipped()
     assert words_of([]) == ["--slm-gpu", "--slm-plan", *shipped]
-    assert words_of(["--slm-fake", "-k", "point"]) == ["--slm-plan", "--slm-fake", "-k", "point", *shipped]
+    assert words_of(["--slm-simulate", "-k", "point"]) == ["--slm-plan", "--slm-simulate", "-k", "point", *shipped]
     (tmp_path / "test_mine.py").touch()
     mine = "test_mine.py::test_it"
     assert words_of([mine, "--slm-cpu"]) == ["--slm-plan", mine, "--slm-cpu"]
@@ -28,18 +28,18 @@ def test_a_wheel_has_the_benchmarks_inside(monkeypatch):
 
 def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = ("--slm-fake", "--slm-models=opt-13b", "--slm-plan-gpus=4", str(BENCHMARKS / "test_tensor_parallel.py"))
+    words = ("--slm-simulate", "--slm-models=opt-13b", "--slm-plan-gpus=4", str(BENCHMARKS / "test_tensor_parallel.py"))
     assert main(["plan", *words]) == 0
     told = capfd.readouterr().out
     for engine in ("opt-13b", "opt-13b on 2 GPUs", "opt-13b on 4 GPUs", "2 x opt-13b, a GPU each"):
-        assert f"start {engine} (fake, 0 s)" in told
+        assert f"start {engine} (simulated, 0 s)" in told
     assert "test_point_on_gpus[opt-13b-256-tp4]" in told and "spread by engine: " in told
     assert not (tmp_path / ".slm").exists()
 
 
 def test_the_usual_numbers_of_gpus_are_those_that_the_plan_has(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = ("--slm-fake", "--slm-models=opt-1.3b", "-n", "2", str(BENCHMARKS / "test_tensor_parallel.py"))
+    words = ("--slm-simulate", "--slm-models=opt-1.3b", "-n", "2", str(BENCHMARKS / "test_tensor_parallel.py"))
     assert main(["plan", *words]) == 0
     told = capfd.readouterr().out
     assert "start opt-1.3b on 2 GPUs" in told and "spread by engine: " in told and "4 GPUs" not in told
@@ -47,7 +47,7 @@ def test_the_usual_numbers_of_gpus_are_those_that_the_plan_has(tmp_path, monkeyp
 
 def test_wrong_usage_is_one_sentence(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    assert main(["plan", "--slm-fake", "--slm-tensor-parallel=99"]) == 4
+    assert main(["plan", "--slm-simulate", "--slm-tensor-parallel-size=99"]) == 4
     assert "99 GPUs are asked for, and 8 GPUs are visible" in "".join(capfd.readouterr())
 
 

@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve replicas`: what it prints, and its exit status."""
+"""`slmserve replicas`: what it prints, and its exit status."""
 
 from __future__ import annotations
 

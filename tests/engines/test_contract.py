@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from doors import FAKE, small_workload, stand_in
+from interfaces import SIMULATED, small_workload, stand_in
 from real_engine import SPEC
 
 from pytest_slmserve.analysis.claims.kv_blocks import BLOCK_TOLERANCE
@@ -19,28 +19,31 @@ from pytest_slmserve.workload.arrivals import job
 WORKLOAD = small_workload()
 USERS = 5
 WINDOW = ClosedLoop(USERS, window_s=0.6)
-TOGETHER = ClosedLoop(USERS, window_s=0.6, starts="together")
+TOGETHER = ClosedLoop(USERS, window_s=0.6, ramp_up="burst")
 COUNTED = ClosedLoop(USERS, requests=45)
 JOB = OpenLoop(requests=20)
 LOADS = [WINDOW, TOGETHER, COUNTED, JOB]
-NAMES = ["window", "together", "counted", "job"]
-SERVER = {"door": "server"}
+NAMES = ["window", "burst", "counted", "job"]
+SERVER = {"interface": "server"}
 SPECS = {
-    "fake": FAKE,
+    "simulated": SIMULATED,
     "stand-in": stand_in(),
     "stand-in server": replace(stand_in(), **SERVER),
     "cpu": SPEC,
     "cpu server": replace(SPEC, **SERVER),
 }
-LATE_TOKENS = {"offline": 2, "server": 8}  # of each request cut off: made before the engine heard of that, by its door
+LATE_TOKENS = {
+    "engine": 2,
+    "server": 8,
+}  # of each request cut off: made before the engine heard of that, by its interface
 STAMP_S = 1e-3  # vLLM's front end and its core read one clock, but not at one moment
-WAY_S = {"offline": STAMP_S, "server": 0.1}  # from a step to who hears of it
+WAY_S = {"engine": STAMP_S, "server": 0.1}  # from a step to who hears of it
 
 
 @pytest.fixture(scope="module")
 def pools():
     with Pool() as fake, Pool() as with_stand_in, Pool() as served:
-        yield {"fake": fake, "stand-in": with_stand_in, "stand-in server": served}
+        yield {"simulated": fake, "stand-in": with_stand_in, "stand-in server": served}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,9 @@ def real_pools(vllm_here):
 REAL = [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.alone]) for name in ("cpu server", "cpu")]
 
 
-@pytest.fixture(scope="module", params=["fake", "stand-in", "stand-in server", *REAL])  # one engine after the other
+@pytest.fixture(
+    scope="module", params=["simulated", "stand-in", "stand-in server", *REAL]
+)  # one engine after the other
 def engine(request, pools):
     there = pools if request.param in pools else request.getfixturevalue("real_pools")
     return there[request.param].engine(SPECS[request.param])
@@ -97,7 +102,7 @@ def test_requests_are_sent_in_the_order_of_the_workload_and_listed_so(run):
 
 
 def test_those_finished_have_all_their_tokens_and_those_cut_off_have_fewer(engine, run):
-    most = 7 if engine.spec.door == "offline" else 8  # a stream's end comes after its last token
+    most = 7 if engine.spec.interface == "engine" else 8  # a stream's end comes after its last token
     for tokens, finished in zip(run.samples.output_tokens, run.samples.finished):
         assert tokens == 8 if finished else 0 <= tokens <= most
 
@@ -134,7 +139,7 @@ def test_steps_ascend_and_carry_the_tokens_of_the_requests(engine, run):
     exact = run.stream is None or run.stream.tokens_per_chunk == 1  # else tokens of those cut off are an estimate
     received = sum(tokens for tokens, done in zip(samples.output_tokens, samples.finished) if done or exact)
     cut = samples.finished.count(False)
-    assert received <= made <= received + LATE_TOKENS[engine.spec.door] * cut
+    assert received <= made <= received + LATE_TOKENS[engine.spec.interface] * cut
 
 
 def test_no_batch_is_larger_than_the_load_or_the_engines_limit(run, load):
@@ -153,7 +158,7 @@ def test_the_window_lies_in_the_run_and_is_long_enough(engine, run, load):
     if load in (WINDOW, TOGETHER):
         assert closed - opened >= load.window_s
         assert opened >= run.steps.time_s[0]
-        assert closed <= run.steps.time_s[-1] + WAY_S[engine.spec.door]
+        assert closed <= run.steps.time_s[-1] + WAY_S[engine.spec.interface]
     else:
         assert opened == 0
         assert closed >= run.steps.time_s[-1] - STAMP_S
@@ -232,7 +237,7 @@ def test_it_tells_how_far_it_is(engine):
     assert all(progress.in_flight <= USERS for progress in heard)
 
 
-@pytest.mark.parametrize("spec", [FAKE, stand_in()], ids=["fake", "stand-in"])
+@pytest.mark.parametrize("spec", [SIMULATED, stand_in()], ids=["simulated", "stand-in"])
 def test_it_may_be_closed_twice(spec):
     with Pool() as pool:
         engine = pool.engine(spec)

@@ -1,4 +1,4 @@
-"""The door to somebody else's server: what it is asked, what is refused before anything is measured, what is known."""
+"""The interface to somebody else's server: what it is asked, what is refused before anything is measured, what is known."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from doors import FAKE, small_workload, somebodys_server, url_of, wrong_but_for_noise
+from interfaces import SIMULATED, small_workload, somebodys_server, url_of, wrong_but_for_noise
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import summarize
@@ -38,7 +38,7 @@ def there():
 
 
 def spec_of(there, model="slm", path="/v1/completions"):
-    return EngineSpec(model, backend="remote", door="endpoint", url=url_of(there, path))
+    return EngineSpec(model, platform="remote", interface="endpoint", url=url_of(there, path))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_a_schedule_is_for_a_server():
         Pool() as pool,
         pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"),
     ):
-        pool.engine(FAKE).run(small_workload(), EVERY_20_MS)
+        pool.engine(SIMULATED).run(small_workload(), EVERY_20_MS)
 
 
 def test_requests_are_held_back_from_a_server():
@@ -104,7 +104,7 @@ def test_requests_are_held_back_from_a_server():
         Pool() as pool,
         pytest.raises(BadUsage, match="an open loop with a window or .* needs a server"),
     ):
-        pool.engine(FAKE).run(small_workload(), job(4, max_concurrency=2))
+        pool.engine(SIMULATED).run(small_workload(), job(4, max_concurrency=2))
 
 
 # What is asked of it
@@ -250,7 +250,7 @@ def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(m
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=comment, args=(listening,), daemon=True).start()
         spec = EngineSpec(
-            "m", backend="remote", door="endpoint", url=f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+            "m", platform="remote", interface="endpoint", url=f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         )
         with pytest.raises(BadUsage, match="does not answer: "):
             EndpointEngine(spec)

@@ -8,11 +8,11 @@ import signal
 from dataclasses import replace
 
 import pytest
-from doors import FAKE, small_workload
+from interfaces import SIMULATED, small_workload
 from real_engine import SPEC
 
 from pytest_slmserve.analysis.points.job_points import job_points
-from pytest_slmserve.engines.hf_generate import FakeBatches
+from pytest_slmserve.engines.hf_generate import SimulatedBatches
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.plan.cases import shortened
 from pytest_slmserve.run.measure import measure
@@ -29,14 +29,14 @@ WORKLOAD = shortened(build_workload(NATURAL, shape_of("opt-tiny")), 16)
 LAW = (("noise", 0.0), ("t_inf", 1000.0), ("b_half", 10.0))
 
 
-def spec(batching: str, base: EngineSpec = FAKE, extra=LAW) -> EngineSpec:
+def spec(batching: str, base: EngineSpec = SIMULATED, extra=LAW) -> EngineSpec:
     how = (("batching", batching), ("wait_s", 0.1))
-    return replace(base, door="transformers", max_num_seqs=4, max_model_len=2048, extra=(*extra, *how))
+    return replace(base, interface="transformers", max_num_seqs=4, max_model_len=2048, extra=(*extra, *how))
 
 
 def served(batching: str, rate: float = math.inf):
-    engine = FakeBatches(spec(batching))
-    return job_points([measure(engine, WORKLOAD, job(12, rate), Environment(backend="fake"))])[0]
+    engine = SimulatedBatches(spec(batching))
+    return job_points([measure(engine, WORKLOAD, job(12, rate), Environment(platform="simulated"))])[0]
 
 
 def test_a_batch_lasts_as_long_as_its_longest_output():
@@ -66,7 +66,9 @@ def test_users_who_wait_for_answers_and_an_engine_without_a_way_are_refused():
         with pytest.raises(BadUsage, match="for a fixed number of requests"):
             pool.engine(spec("static")).run(WORKLOAD, ClosedLoop(2))
         with pytest.raises(BadUsage, match="does not know how to batch"):
-            pool.engine(replace(FAKE, door="transformers", extra=())).run(small_workload(), OpenLoop(requests=2))
+            pool.engine(replace(SIMULATED, interface="transformers", extra=())).run(
+                small_workload(), OpenLoop(requests=2)
+            )
 
 
 # By Transformers, on two CPU cores, a tiny model with random weights
@@ -82,7 +84,7 @@ def engine():
 @pytest.mark.slow
 @pytest.mark.alone
 def test_it_serves_what_was_asked_for(engine):
-    found = measure(engine, WORKLOAD, job(12, rate=20.0), Environment(backend="cpu"))
+    found = measure(engine, WORKLOAD, job(12, rate=20.0), Environment(platform="cpu"))
     (point,) = job_points([found])
     assert point.valid, point.problems
     assert list(found.run.samples.output_tokens) == [r.output_tokens for r in WORKLOAD.requests]

@@ -1,4 +1,4 @@
-"""Our door to vLLM: what it hands over, what it makes of the answer, and how its engine ends."""
+"""Our interface to vLLM: what it hands over, what it makes of the answer, and how its engine ends."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doors import small_workload, stand_in
+from interfaces import small_workload, stand_in
 from processes import gone, group
 
 from pytest_slmserve.engines import offline
@@ -24,8 +24,8 @@ from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
-CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, memory_share=0.5)
-CPU = EngineSpec("opt-tiny", backend="cpu", kv_cache_bytes=2 * GIB, dtype="bfloat16")
+CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, gpu_memory_utilization=0.5)
+CPU = EngineSpec("opt-tiny", platform="cpu", kv_cache_bytes=2 * GIB, dtype="bfloat16")
 LONG = ClosedLoop(4, window_s=30.0)
 
 
@@ -48,7 +48,9 @@ def test_memory_is_set_by_argument_on_cuda_and_by_environment_on_the_cpu():
 
 
 def test_what_the_specification_adds_comes_last():
-    spec = replace(CUDA, weights="real", extra=(("max_num_seqs", 7), ("block_size", 32)), env=(("HF_HOME", "/here"),))
+    spec = replace(
+        CUDA, load_format="auto", extra=(("max_num_seqs", 7), ("block_size", 32)), env=(("HF_HOME", "/here"),)
+    )
     arguments = engine_arguments(spec, "m")
     assert (arguments["load_format"], arguments["max_num_seqs"], arguments["block_size"]) == ("auto", 7, 32)
     assert engine_environment(spec, {"HF_HOME": "/there"})["HF_HOME"] == "/here"
@@ -56,7 +58,7 @@ def test_what_the_specification_adds_comes_last():
 
 def test_dummy_weights_need_no_network_and_real_ones_may():
     assert engine_environment(CUDA, {})["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in engine_environment(replace(CUDA, weights="real"), {})
+    assert "HF_HUB_OFFLINE" not in engine_environment(replace(CUDA, load_format="auto"), {})
 
 
 def test_the_workers_folder_comes_first_on_the_path_and_the_rest_is_kept():
@@ -95,7 +97,7 @@ def test_an_engine_sees_one_gpu_of_those_visible(gpu, visible, wanted):
     ("gpu", "visible", "wanted"), [(0, None, "0,1"), (2, None, "2,3"), (0, "3, 5,7", "3,5"), (1, "3,5,7", "5,7")]
 )
 def test_an_engine_of_two_gpus_sees_both_by_the_order_of_the_bus(gpu, visible, wanted):
-    spec = replace(CUDA, gpu=gpu, tensor_parallel=2)
+    spec = replace(CUDA, gpu=gpu, tensor_parallel_size=2)
     seen = engine_environment(spec, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["CUDA_DEVICE_ORDER"]) == (wanted, "PCI_BUS_ID")
     assert engine_arguments(spec, "m")["tensor_parallel_size"] == 2
@@ -103,7 +105,7 @@ def test_an_engine_of_two_gpus_sees_both_by_the_order_of_the_bus(gpu, visible, w
 
 
 def test_engines_of_several_gpus_use_no_multicast_unless_the_records_say_so():
-    spec, inherited = replace(CUDA, tensor_parallel=2), {"NCCL_NVLS_ENABLE": "1", "HOME": "/me"}
+    spec, inherited = replace(CUDA, tensor_parallel_size=2), {"NCCL_NVLS_ENABLE": "1", "HOME": "/me"}
     names = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "VLLM_ALLREDUCE_USE_SYMM_MEM")
     seen = engine_environment(spec, inherited)
     assert [seen[name] for name in names] == ["0", "1", "0"], "whatever was inherited"
@@ -114,7 +116,7 @@ def test_engines_of_several_gpus_use_no_multicast_unless_the_records_say_so():
 
 def test_each_process_of_an_engine_on_the_cpu_has_cores_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setattr(vllm_arguments, "own_cores", lambda: {0, 1, 2, 3, 8})
-    spec = replace(CPU, tensor_parallel=2)
+    spec = replace(CPU, tensor_parallel_size=2)
     assert engine_environment(spec, {})["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
     assert (
         vllm_arguments.placement_env(spec, {}, (4, 5), StartTurn(tmp_path, 2, held=False))["VLLM_CPU_OMP_THREADS_BIND"]
@@ -238,7 +240,7 @@ def test_a_start_that_takes_too_long_is_a_failure(failure, monkeypatch):
 
 
 def test_an_interpreter_without_vllm_is_a_failure_with_its_cause(failure, monkeypatch):
-    monkeypatch.setattr("doors.STAND_IN", Path("/nowhere"))
+    monkeypatch.setattr("interfaces.STAND_IN", Path("/nowhere"))
     monkeypatch.setattr(sys, "executable", bare_python())
     assert "did not start: ModuleNotFoundError: No module named 'vllm'" in failure().problem
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doors import FAKE, small_workload
+from interfaces import SIMULATED, small_workload
 
-from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.engines.pool import Pool, start
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, EngineFailed
 from pytest_slmserve.schema.loads import OpenLoop
 
-OTHER = replace(FAKE, model="opt-125m")
+OTHER = replace(SIMULATED, model="opt-125m")
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -28,7 +28,7 @@ time.sleep(60)
 """
 
 
-class Watched(FakeEngine):
+class Watched(SimulatedEngine):
     """Notes what happens to it, in the order it happens."""
 
     def __init__(self, spec, events):
@@ -52,20 +52,20 @@ def pool(events):
 
 
 def test_one_start_per_specification(pool, events):
-    assert pool.engine(FAKE) is pool.engine(replace(FAKE))
+    assert pool.engine(SIMULATED) is pool.engine(replace(SIMULATED))
     assert events == ["start opt-tiny"]
-    assert pool.current == FAKE
+    assert pool.current == SIMULATED
 
 
 def test_another_specification_stops_the_first_before_it_starts(pool, events):
-    pool.engine(FAKE)
+    pool.engine(SIMULATED)
     pool.engine(OTHER)
     assert events == ["start opt-tiny", "close opt-tiny", "start opt-125m"]
-    assert pool.starts == [FAKE, OTHER]
+    assert pool.starts == [SIMULATED, OTHER]
 
 
 def test_closing_stops_once_and_may_be_repeated(pool, events):
-    pool.engine(FAKE)
+    pool.engine(SIMULATED)
     pool.close()
     pool.close()
     assert events == ["start opt-tiny", "close opt-tiny"]
@@ -74,13 +74,13 @@ def test_closing_stops_once_and_may_be_repeated(pool, events):
 
 def test_leaving_the_pool_closes_it(events):
     with pytest.raises(KeyboardInterrupt), Pool(lambda spec: Watched(spec, events)) as pool:
-        pool.engine(FAKE)
+        pool.engine(SIMULATED)
         raise KeyboardInterrupt
     assert events[-1] == "close opt-tiny"
 
 
 def test_an_engine_that_died_is_closed_and_the_next_is_a_new_one(pool, events):
-    mortal = replace(FAKE, extra=(("die_at", 4),))
+    mortal = replace(SIMULATED, extra=(("die_at", 4),))
     first = pool.engine(mortal)
     with pytest.raises(EngineFailed):
         first.run(small_workload(), OpenLoop(requests=4))
@@ -92,8 +92,8 @@ def test_an_engine_that_died_is_closed_and_the_next_is_a_new_one(pool, events):
 
 def test_a_load_that_is_refused_costs_no_start(pool, events):
     with pytest.raises(BadUsage):
-        pool.engine(FAKE).run(small_workload(output_tokens=500), OpenLoop(requests=1))
-    assert pool.engine(FAKE).ready
+        pool.engine(SIMULATED).run(small_workload(output_tokens=500), OpenLoop(requests=1))
+    assert pool.engine(SIMULATED).ready
     assert events == ["start opt-tiny"]
 
 
@@ -105,18 +105,18 @@ def test_what_did_not_start_is_not_tried_again_and_says_why():
 
     pool = Pool(refuse)
     with pytest.raises(EngineFailed, match="bang"):
-        pool.engine(FAKE)
+        pool.engine(SIMULATED)
     with pytest.raises(EngineFailed) as again:
-        pool.engine(FAKE)
+        pool.engine(SIMULATED)
     assert again.value.problem == "not tried again: the engine did not start: no memory; /tmp/x/engine.log"
     assert again.value.hint == "a smaller model"
     with pytest.raises(EngineFailed, match="^the engine did not start"):
         pool.engine(OTHER)
-    assert pool.starts == [FAKE, OTHER]
+    assert pool.starts == [SIMULATED, OTHER]
 
 
-def test_the_backend_chooses_the_door():
-    assert type(start(FAKE)) is FakeEngine
+def test_the_backend_chooses_the_interface():
+    assert type(start(SIMULATED)) is SimulatedEngine
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from doors import small_workload, somebodys_server, stand_in, url_of, wrong_but_for_noise
 from hypothesis import given
 from hypothesis import strategies as st
+from interfaces import small_workload, somebodys_server, stand_in, url_of, wrong_but_for_noise
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
@@ -84,7 +84,7 @@ def ask(caching, tmp_path, capsys, monkeypatch):
     """`measure` at that server: exit status, and what it says as JSON."""
     server, _ = caching
     monkeypatch.setenv("SLM_ENDPOINT_KEY", server._key)
-    lengths = ("--input-len", "16", "--output-len", "4", "--concurrency", "2", "--requests", "40")
+    lengths = ("--input-len", "16", "--output-len", "4", "--max-concurrency", "2", "--num-prompts", "40")
 
     def run(*arguments, form="--json"):
         words = ["--endpoint", url_of(server), "--model", "slm", "--records", str(tmp_path / "r.jsonl")]
@@ -127,7 +127,7 @@ def test_unless_it_was_asked_for(ask, caching, tmp_path):
 def test_rounds_within_one_load_are_not_alike_either(caching):
     """Thirty-two requests, five times over."""
     server, how = caching
-    spec = EngineSpec("slm", backend="remote", door="endpoint", url=url_of(server))
+    spec = EngineSpec("slm", platform="remote", interface="endpoint", url=url_of(server))
     engine = EndpointEngine(spec, server._key)
     try:
         found = measure(engine, small_workload(), ClosedLoop(4, requests=160), remote())
@@ -141,7 +141,7 @@ def test_rounds_within_one_load_are_not_alike_either(caching):
 
 def test_a_server_that_does_not_tell_is_not_judged(tmp_path):
     with somebodys_server(enable_prefix_caching=True, enable_prompt_tokens_details=False) as server:
-        spec = EngineSpec("slm", backend="remote", door="endpoint", url=url_of(server))
+        spec = EngineSpec("slm", platform="remote", interface="endpoint", url=url_of(server))
         engine = EndpointEngine(spec, server._key, own_prompts=False)
         found = [measure(engine, small_workload(), BURST, remote()) for _ in range(2)]
         engine.close()
@@ -152,9 +152,9 @@ def test_a_server_that_does_not_tell_is_not_judged(tmp_path):
 # Engines of ours
 
 
-@pytest.mark.parametrize("door", ["offline", "server"])
-def test_an_engine_of_ours_with_a_cache_says_when_it_is_warm(door):
-    spec = replace(stand_in(), door=door, prefix_caching=True)
+@pytest.mark.parametrize("interface", ["engine", "server"])
+def test_an_engine_of_ours_with_a_cache_says_when_it_is_warm(interface):
+    spec = replace(stand_in(), interface=interface, prefix_caching=True)
     with Pool() as pool:
         first, second = (measure(pool.engine(spec), small_workload(), BURST, remote()) for _ in range(2))
     assert (
@@ -166,18 +166,18 @@ def test_an_engine_of_ours_with_a_cache_says_when_it_is_warm(door):
     assert not any(REASON in text for text in problems(allowed)) and allowed.key != second.key
 
 
-@pytest.mark.parametrize("door", ["offline", "server"])
-def test_without_a_cache_there_is_nothing_to_tell(door):
+@pytest.mark.parametrize("interface", ["engine", "server"])
+def test_without_a_cache_there_is_nothing_to_tell(interface):
     with Pool() as pool:
-        engine = pool.engine(replace(stand_in(), door=door))
+        engine = pool.engine(replace(stand_in(), interface=interface))
         found = [measure(engine, small_workload(), BURST, remote()) for _ in range(2)]
     assert [cache_hit_share(m.run) and cache_hit_share(m.run).share for m in found] == [
-        0 if door == "offline" else None
+        0 if interface == "engine" else None
     ] * 2
 
 
 def test_vllms_server_is_asked_to_count_where_it_caches():
-    caching = replace(stand_in(), door="server", prefix_caching=True)
-    by_argument = replace(stand_in(enable_prefix_caching=True), door="server")
-    for spec, wanted in ((caching, True), (by_argument, True), (replace(stand_in(), door="server"), False)):
+    caching = replace(stand_in(), interface="server", prefix_caching=True)
+    by_argument = replace(stand_in(enable_prefix_caching=True), interface="server")
+    for spec, wanted in ((caching, True), (by_argument, True), (replace(stand_in(), interface="server"), False)):
         assert ("enable_prompt_tokens_details" in server_arguments(spec, "m")) is wanted

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doors import FAKE, stand_in
+from interfaces import SIMULATED, stand_in
 from processes import gone
 
 from pytest_slmserve.engines.launch.child_process import Child
@@ -45,9 +45,9 @@ def log(engine):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("door", ["offline", "server"])
-def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool, held, door):
-    specs = [replace(stand_in(), door=door), replace(OTHER, door=door)]
+@pytest.mark.parametrize("interface", ["engine", "server"])
+def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool, held, interface):
+    specs = [replace(stand_in(), interface=interface), replace(OTHER, interface=interface)]
     with abreast(pool, [(spec, {}) for spec in specs]) as (first, second):
         assert len(held) == 2 and all("all is imported" in log(engine) for engine in held)
         assert not any("starts" in log(engine) for engine in held), "nobody has touched the device"
@@ -57,7 +57,7 @@ def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool,
         assert gone(pids(held)[0])
         assert held[1].resolved.ready_s < held[0].resolved.ready_s + 0.4, "waiting is no part of a start"
     assert all(map(gone, pids(held))) and pool.current is None and pool.starts == specs
-    assert isinstance(held[0], ServerEngine) == (door == "server")
+    assert isinstance(held[0], ServerEngine) == (interface == "server")
 
 
 def test_two_of_one_specification_are_two_launches(pool, held):
@@ -94,9 +94,9 @@ def test_one_that_ends_before_its_turn_says_why_when_it_comes(pool, held):
 
 
 def test_one_that_cannot_wait_is_launched_when_its_turn_comes(pool, held):
-    with abreast(pool, [(FAKE, {}), (replace(FAKE, model="opt-125m"), {})]) as (first, second):
+    with abreast(pool, [(SIMULATED, {}), (replace(SIMULATED, model="opt-125m"), {})]) as (first, second):
         assert pool.starts == [] and not held
-        assert first().spec == FAKE and second().spec.model == "opt-125m"
+        assert first().spec == SIMULATED and second().spec.model == "opt-125m"
     assert len(pool.starts) == 2
 
 

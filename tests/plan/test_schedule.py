@@ -23,7 +23,7 @@ ONE = EngineSpec("opt-125m")
 
 
 def group(seconds: float, gpus: int = 1) -> Group:
-    return Group(replace(ONE, tensor_parallel=gpus), (), gpus, seconds)
+    return Group(replace(ONE, tensor_parallel_size=gpus), (), gpus, seconds)
 
 
 GROUPS = st.lists(st.builds(group, st.floats(1, 1000), st.integers(1, 4)), min_size=1, max_size=40)
@@ -65,7 +65,9 @@ def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest()
     """Replicas on one GPU are compared too, and so is nothing that runs on one number of GPUs alone."""
     two = Group(ReplicaSpec((ONE, ONE)), (), 1, 70)
     each = Group(ReplicaSpec((ONE, replace(ONE, gpu=1)), "gpus"), (), 2, 15)
-    other, server = (Group(replace(ONE, **field), (), 1, 60) for field in ({"model": "opt-1.3b"}, {"door": "server"}))
+    other, server = (
+        Group(replace(ONE, **field), (), 1, 60) for field in ({"model": "opt-1.3b"}, {"interface": "server"})
+    )
     expected = [group(30), group(20, 4), group(10, 2), two, other, server]
     expected.insert(2, each)
     assert in_order(sorted(expected, key=lambda group: group.seconds)) == expected
@@ -73,7 +75,7 @@ def test_what_others_are_compared_with_begins_then_the_widest_then_the_longest()
 
 def test_an_engine_starts_once_for_all_of_its_cells():
     both = ReplicaSpec((ONE, replace(ONE, gpu=1)), "gpus")
-    wide = replace(ONE, tensor_parallel=2)
+    wide = replace(ONE, tensor_parallel_size=2)
     cells = [
         PlannedItem("a", ONE, 5.0),
         PlannedItem("b", wide, 7.0),
@@ -99,8 +101,8 @@ CELLS = st.lists(
         cells_of,
         st.sampled_from(["opt-125m", "opt-350m", "opt-1.3b", "opt-2.7b", "opt-6.7b"]),
         st.lists(st.floats(0, 100), min_size=1, max_size=12),
-        tensor_parallel=st.sampled_from([1, 1, 1, 2]),
-        backend=st.sampled_from(["cuda", "fake"]),
+        tensor_parallel_size=st.sampled_from([1, 1, 1, 2]),
+        platform=st.sampled_from(["cuda", "simulated"]),
     ),
     min_size=1,
     max_size=6,
@@ -144,7 +146,7 @@ def test_engines_that_take_the_same(models, gpus, parts):
 
 def test_what_the_last_engine_waits_for_is_divided():
     """An engine on both GPUs begins when the one that it is compared with has ended."""
-    cells = [*cells_of("opt-6.7b", [60] * 10), *cells_of("opt-6.7b", [60], tensor_parallel=2)]
+    cells = [*cells_of("opt-6.7b", [60] * 10), *cells_of("opt-6.7b", [60], tensor_parallel_size=2)]
     whole = groups_of(cells)
     parts = divided(whole, 2)
     assert [(group.gpus, len(group.cells)) for group in parts] == [(1, 5), (1, 5), (2, 1)]
@@ -154,11 +156,11 @@ def test_what_the_last_engine_waits_for_is_divided():
 UNDIVIDED = {
     "what is asked for is not known": [PlannedItem("a", ONE, 100.0), PlannedItem("b", ONE, 100.0, ClosedLoop(1))],
     "one load": [PlannedItem("a", ONE, 100.0, ClosedLoop(1)), PlannedItem("b", ONE, 100.0, ClosedLoop(1))],
-    "two GPUs": cells_of("opt-6.7b", [100, 100], tensor_parallel=2),
+    "two GPUs": cells_of("opt-6.7b", [100, 100], tensor_parallel_size=2),
     "replicas": [PlannedItem("a", ReplicaSpec((ONE, ONE)), 100.0, ClosedLoop(n)) for n in (2, 4)],
     "hardly longer than its start": cells_of("opt-125m", [2, 2]),
     "small beside what is longest": [*cells_of("opt-6.7b", [900.0]), *cells_of("opt-125m", [100, 100])],
-    "what costs nothing": cells_of("opt-125m", [0, 0], backend="fake"),
+    "what costs nothing": cells_of("opt-125m", [0, 0], platform="simulated"),
     "nothing": [],
 }
 
@@ -170,7 +172,7 @@ def test_what_stays_whole(cells):
 
 
 def test_as_text():
-    cells = [PlannedItem("a", ONE, 5.0), PlannedItem("b", replace(ONE, tensor_parallel=2), 7.0)]
+    cells = [PlannedItem("a", ONE, 5.0), PlannedItem("b", replace(ONE, tensor_parallel_size=2), 7.0)]
     assert spread_lines(cells, 2) == [
         "GPU 0: 0:00 opt-125m (1 cell, 1:00), 1:00 opt-125m on 2 GPUs (1 cell, 1:02)",
         "GPU 1: 1:00 opt-125m on 2 GPUs (1 cell, 1:02)",

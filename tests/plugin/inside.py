@@ -17,14 +17,15 @@ SWEEP = """
     def test_plateau(slm_claim):
         assert slm_claim()
 """
-SMALL = ("--slm-fake", "--slm-models=opt-125m", "--slm-batches=1,16,64,128,256", "--slm-window=1")
+SMALL = ("--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=1,16,64,128,256", "--slm-window=1")
 GATE = (  # steps of some 10 ms, so that a window has a hundred
-    "--slm-fake",
+    "--slm-simulate",
     "--slm-gate",
     "--slm-models=opt-125m",
-    "--slm-batches=4,16",
+    "--slm-concurrency=4,16",
     "--slm-window=1",
-    "--slm-lengths=64/32",
+    "--slm-input-len=64",
+    "--slm-output-len=32",
     "--slm-engine-arg=t_inf=2000",
     "--slm-engine-arg=b_half=16",
     "--slm-engine-arg=memory_used=8e9",
@@ -32,7 +33,7 @@ GATE = (  # steps of some 10 ms, so that a window has a hundred
     "no:cacheprovider",
 )
 ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks", "memory")
-ONE = ("--slm-fake", "--slm-models=opt-125m", "--slm-window=2", "-p", "no:cacheprovider")
+ONE = ("--slm-simulate", "--slm-models=opt-125m", "--slm-window=2", "-p", "no:cacheprovider")
 
 
 def usage_error(result):

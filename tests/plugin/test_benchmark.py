@@ -34,7 +34,7 @@ def test_each_point_is_a_benchmark_of_seconds_per_request(saved, archive):
 
 
 def test_the_machine_is_ours(saved):
-    assert saved()["machine_info"]["slmserve"]["backend"] == "fake"
+    assert saved()["machine_info"]["slmserve"]["platform"] == "simulated"
 
 
 def test_a_point_without_a_valid_measurement_is_no_benchmark(saved):

@@ -25,7 +25,7 @@ def test_nothing_fails_but_something_is_undecided(sweep):
 
 
 def test_wrong_usage(sweep):
-    assert sweep("--slm-batches=2,1").ret == 4
+    assert sweep("--slm-concurrency=2,1").ret == 4
 
 
 def test_an_expected_failure_does_not_swallow_what_is_undecided(pytester):
@@ -40,7 +40,7 @@ def test_an_expected_failure_does_not_swallow_what_is_undecided(pytester):
             assert Verdict("claim", "model", State.UNDECIDED, "too noisy")
         """
     )
-    result = pytester.runpytest_inprocess("--slm-fake")
+    result = pytester.runpytest_inprocess("--slm-simulate")
     assert result.ret == 10
     result.assert_outcomes(xfailed=0)
 

@@ -6,7 +6,7 @@ import json
 
 from pytest_slmserve.__main__ import main
 
-ARGUMENTS = ("--slm-fake", "--slm-models=opt-1.3b", "--slm-window=2", "-p", "no:cacheprovider")
+ARGUMENTS = ("--slm-simulate", "--slm-models=opt-1.3b", "--slm-window=2", "-p", "no:cacheprovider")
 
 
 def test_the_advice_is_that_of_the_command(pytester, capsys):
@@ -42,7 +42,7 @@ def test_it_comes_after_the_planned_points_and_starts_no_engine(pytester):
             assert slm_point.measure()
         """
     )
-    result = pytester.runpytest_inprocess(*ARGUMENTS, "--slm-batches=1,8,32,64,128", "-v")
+    result = pytester.runpytest_inprocess(*ARGUMENTS, "--slm-concurrency=1,8,32,64,128", "-v")
     result.assert_outcomes(passed=6)
     result.stdout.fnmatch_lines(["*test_point?opt-1.3b-128?*", "*test_what_to_deploy*"])
 

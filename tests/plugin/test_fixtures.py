@@ -14,7 +14,7 @@ def test_the_five_lines(pytester):
             assert sweep.pareto_plateau(tolerance=0.10)
         """
     )
-    result = pytester.runpytest_inprocess("--slm-fake", "--slm-window=1")
+    result = pytester.runpytest_inprocess("--slm-simulate", "--slm-window=1")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*opt-125m on a SIMULATED ENGINE*", "*256*256*"])
 
@@ -29,10 +29,10 @@ def test_a_point_has_its_figures_and_is_measured_once(pytester):
             assert abs(point.e2e_s - 16 / point.requests_per_s) < 0.02 * point.e2e_s
             assert slm_measure(concurrency=16).records == point.records
             assert len(slm_session.known.measured) == 1
-            assert slm_measure(concurrency=16, starts="together").records != point.records
+            assert slm_measure(concurrency=16, ramp_up="burst").records != point.records
         """
     )
-    pytester.runpytest_inprocess("--slm-fake", "--slm-models=opt-125m").assert_outcomes(passed=1)
+    pytester.runpytest_inprocess("--slm-simulate", "--slm-models=opt-125m").assert_outcomes(passed=1)
 
 
 def test_the_specification_can_be_overridden(pytester):
@@ -49,7 +49,7 @@ def test_the_specification_can_be_overridden(pytester):
             assert slm_engine.spec.seed == 7
         """
     )
-    pytester.runpytest_inprocess("--slm-fake").assert_outcomes(passed=1)
+    pytester.runpytest_inprocess("--slm-simulate").assert_outcomes(passed=1)
 
 
 def test_a_request_goes_through_the_engine_itself(pytester):
@@ -62,7 +62,7 @@ def test_a_request_goes_through_the_engine_itself(pytester):
             assert len(run.samples) == 12 and all(run.samples.finished)
         """
     )
-    pytester.runpytest_inprocess("--slm-fake").assert_outcomes(passed=1)
+    pytester.runpytest_inprocess("--slm-simulate").assert_outcomes(passed=1)
 
 
 def test_everything_works_without_pytest_benchmark(sweep):

@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve report` on an archive of a gate gives what its run gave."""
+"""`slmserve report` on an archive of a gate gives what its run gave."""
 
 import json
 
@@ -11,7 +11,7 @@ from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, keep
 from pytest_slmserve.telemetry.host_probe import probe
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
-SIMULATED = probe("fake", "", {}).environment
+SIMULATED = probe("simulated", "", {}).environment
 NOISE = PairNoise(("s to start",), ((0.0,),) * 12)
 RECORDS = ".slm/records.jsonl"
 
@@ -57,7 +57,7 @@ def test_the_report_repeats_the_verdict_of_the_run(gate, again, arguments, statu
 def test_the_noise_that_is_known_beside_the_archive_counts_there_too(gate, again, pytester):
     rates = {"s to start": Rates(0.4, 0.6, 4.0)}
     seen = Calibration(GateCriteria(), 12, Rates(0.0, 1.0, 4.0), rates)
-    where = NoiseKey("opt-125m", (4, 16), "fake", SIMULATED.gpu_name, SIMULATED.driver, 0.03, 12)
+    where = NoiseKey("opt-125m", (4, 16), "simulated", SIMULATED.gpu_name, SIMULATED.driver, 0.03, 12)
     keep(pytester.path / ".slm" / "calibration.json", StoredNoise(where, "2026-01-01T00:00:00+00:00", NOISE, seen))
     result = gate()
     status, lines = again()

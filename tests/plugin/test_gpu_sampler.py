@@ -14,7 +14,7 @@ from pytest_slmserve.schema.sensors import FOREIGN_PROCESSES, SM_ACTIVE
 from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
 
-HERE = Environment(backend="cuda", gpu_name="NVIDIA H200")
+HERE = Environment(platform="cuda", gpu_name="NVIDIA H200")
 
 
 class Planted:

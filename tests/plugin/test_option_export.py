@@ -12,7 +12,7 @@ COLUMNS = external.Columns(knob="max_concurrency", throughput="output_throughput
 
 
 def test_a_folder_gets_a_file_of_each_measurement(sweep, archive, pytester):
-    sweep("--slm-export=vllm-bench=results/", "--slm-slo=ttft:1s", "--slm-batches=1,16")
+    sweep("--slm-export=vllm-bench=results/", "--slm-goodput=ttft:1s", "--slm-concurrency=1,16")
     paths = sorted((pytester.path / "results").iterdir())
     told = {result["record_id"]: result for path in paths for result in [json.loads(path.read_text("utf-8"))]}
     measured = {m.id: m for m in archive().measurements}
@@ -20,12 +20,12 @@ def test_a_folder_gets_a_file_of_each_measurement(sweep, archive, pytester):
     for name, result in told.items():
         assert result["max_concurrency"] == measured[name].load.concurrency
         assert result["output_throughput"] == pytest.approx(output_tokens_per_s(measured[name].run))
-        assert result["request_goodput"] > 0 and result["valid"] and result["backend"] == "offline"
+        assert result["request_goodput"] > 0 and result["valid"] and result["backend"] == "engine"
     assert all(path.name.startswith("offline-infqps-concurrency") for path in paths)
 
 
 def test_a_file_gets_an_object_a_line_that_judge_reads(sweep, pytester):
-    sweep("--slm-export=vllm-bench=all.json", "--slm-batches=1,16")
+    sweep("--slm-export=vllm-bench=all.json", "--slm-concurrency=1,16")
     points = external.curve_of(external.read(pytester.path / "all.json"), COLUMNS).points
     assert [(point.concurrency, len(point.repeats)) for point in points] == [(1, 2), (16, 2)]
 
@@ -37,6 +37,6 @@ def test_other_words_are_refused(sweep, words):
 
 def test_what_cannot_be_written_costs_no_record(sweep, archive, pytester):
     (pytester.path / "taken").write_text("a file")
-    result = sweep("--slm-export=vllm-bench=taken", "--slm-batches=1")
+    result = sweep("--slm-export=vllm-bench=taken", "--slm-concurrency=1")
     assert "cannot write taken" in result.stdout.str()
     assert len(archive().measurements) >= 1

@@ -7,14 +7,14 @@ def test_it_needs_a_mode_for_nothing_measured_is_no_pass(gate, pytester):
     gate("--collect-only")
     text = usage_error(pytester.runpytest_inprocess("--slm-gate"))
     assert "--slm-gate measures, and no mode says on what" in text
-    assert "try: --slm-gpu, --slm-cpu or --slm-fake" in text
+    assert "try: --slm-gpu, --slm-cpu or --slm-simulate" in text
 
 
 def test_the_environment_needs_one_too(gate, pytester, monkeypatch):
     gate("--collect-only")
     monkeypatch.setenv("SLM_GATE", "1")
     usage_error(pytester.runpytest_inprocess())
-    pytester.runpytest_inprocess(*GATE[2:], "--slm-fake").assert_outcomes(passed=6)
+    pytester.runpytest_inprocess(*GATE[2:], "--slm-simulate").assert_outcomes(passed=6)
 
 
 def test_an_ini_file_may_wait_for_one(gate, pytester):

@@ -7,7 +7,7 @@ import pytest
 from inside import usage_error
 
 from pytest_slmserve.engines import pool
-from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 
 NAMES = {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 
@@ -23,9 +23,9 @@ def launches(monkeypatch):
             Path(value).mkdir()
             (Path(value) / "compiled").touch()
         seen.append(dict(extra_env))
-        return FakeEngine(spec, extra_env=extra_env)
+        return SimulatedEngine(spec, extra_env=extra_env)
 
-    monkeypatch.setattr(pool, "FakeEngine", start)
+    monkeypatch.setattr(pool, "SimulatedEngine", start)
     return seen
 
 
@@ -61,8 +61,8 @@ def test_sides_that_may_run_other_code_have_warm_ones_of_their_own(gate, monkeyp
     seen = []
     monkeypatch.setattr(
         pool,
-        "FakeEngine",
-        lambda spec, extra_env: seen.append(dict(extra_env)) or FakeEngine(spec, extra_env=extra_env),
+        "SimulatedEngine",
+        lambda spec, extra_env: seen.append(dict(extra_env)) or SimulatedEngine(spec, extra_env=extra_env),
     )
     monkeypatch.setenv("VLLM_CACHE_ROOT", "/somewhere")
     assert gate("--slm-candidate-env=PYTHONPATH=/opt/other").ret == 0

@@ -5,14 +5,14 @@ from inside import usage_error
 
 
 def test_fixed_lengths(sweep, archive):
-    sweep("--slm-lengths=100/20", "--slm-batches=1,16")
+    sweep("--slm-input-len=100", "--slm-output-len=20", "--slm-concurrency=1,16")
     for measurement in archive().measurements:
         assert set(measurement.run.samples.prompt_tokens) == {100}
         assert max(measurement.run.samples.output_tokens) == 20
 
 
 def test_natural_lengths_differ_from_request_to_request(sweep, archive):
-    sweep("--slm-lengths=natural", "--slm-batches=16,64", "--slm-window=5")
+    sweep("--slm-input-len=natural", "--slm-concurrency=16,64", "--slm-window=5")
     reference = archive().measurements[0].workload
     assert reference.spec.prompt_tokens is None
     assert len(set(archive().measurements[-1].run.samples.prompt_tokens)) > 10
@@ -24,4 +24,4 @@ def test_other_words_are_refused(sweep, lengths):
 
 
 def test_lengths_beyond_the_models_positions_are_refused(sweep):
-    assert "do not fit its 2048 positions" in usage_error(sweep("--slm-lengths=2000/100"))
+    assert "do not fit its 2048 positions" in usage_error(sweep("--slm-input-len=2000", "--slm-output-len=100"))

@@ -24,7 +24,9 @@ def test_a_folder_with_a_config_is_a_model(pytester, archive):
     folder = pytester.mkdir("mine")
     (folder / "config.json").write_text(json.dumps(dict(CATALOGUE["opt-125m"].config)))
     pytester.makepyfile(SWEEP)
-    result = pytester.runpytest_inprocess("--slm-fake", "--slm-models=mine", "--slm-batches=1,8", "--slm-window=1")
+    result = pytester.runpytest_inprocess(
+        "--slm-simulate", "--slm-models=mine", "--slm-concurrency=1,8", "--slm-window=1"
+    )
     assert [m.spec.model for m in archive().measurements] == ["mine"] * 4
     result.stdout.fnmatch_lines(["*mine*"])
 
@@ -32,4 +34,4 @@ def test_a_folder_with_a_config_is_a_model(pytester, archive):
 def test_a_config_that_is_not_json_is_an_error(pytester):
     (pytester.mkdir("mine") / "config.json").write_text("{")
     pytester.makepyfile(SWEEP)
-    assert "is not JSON" in usage_error(pytester.runpytest_inprocess("--slm-fake", "--slm-models=mine"))
+    assert "is not JSON" in usage_error(pytester.runpytest_inprocess("--slm-simulate", "--slm-models=mine"))

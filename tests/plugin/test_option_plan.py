@@ -13,15 +13,15 @@ def test_nothing_runs(sweep, pytester):
 def test_items_stand_in_order_engine_by_engine_with_claims_last(pytester):
     pytester.makepyfile(SWEEP)
     result = pytester.runpytest_inprocess(
-        "--slm-fake", "--slm-plan", "--slm-models=opt-125m,opt-350m", "--slm-batches=1,2"
+        "--slm-simulate", "--slm-plan", "--slm-models=opt-125m,opt-350m", "--slm-concurrency=1,2"
     )
     result.stdout.fnmatch_lines(
         [
-            "*0:00  start opt-125m (fake, 0 s)",
+            "*0:00  start opt-125m (simulated, 0 s)",
             "*test_point?opt-125m-1? (* s)",
             "*test_point?opt-125m-2? (* s)",
             "*test_plateau?opt-125m? (reads)",
-            "*start opt-350m (fake, 0 s)",
+            "*start opt-350m (simulated, 0 s)",
             "*test_point?opt-350m-1? (* s)",
             "*test_point?opt-350m-2? (* s)",
             "*test_plateau?opt-350m? (reads)",

@@ -4,7 +4,7 @@ from inside import usage_error
 
 
 def test_engines_are_spread_over_so_many_gpus(sweep):
-    models = ("--slm-models=opt-125m,opt-350m,opt-1.3b", "--slm-batches=1,2")
+    models = ("--slm-models=opt-125m,opt-350m,opt-1.3b", "--slm-concurrency=1,2")
     result = sweep("--slm-plan", *models, "--slm-plan-gpus=2")
     result.stdout.fnmatch_lines(
         [
@@ -29,7 +29,7 @@ def test_what_asks_nothing_of_an_engine_does_not_keep_it_whole(pytester):
         def test_two(slm_replicas):
             assert slm_replicas(2)
     """)
-    words = ("--slm-fake", "--slm-plan", "--slm-models=opt-125m", "--slm-batches=1,2", "--slm-plan-gpus=2")
+    words = ("--slm-simulate", "--slm-plan", "--slm-models=opt-125m", "--slm-concurrency=1,2", "--slm-plan-gpus=2")
     pytester.runpytest_inprocess(*words).stdout.fnmatch_lines(["GPU 0: 0:00 opt-125m (1 of 2 cells, 0:00)"])
 
 
@@ -38,7 +38,7 @@ def test_without_it_nothing_is_spread(sweep):
 
 
 def test_an_engine_that_needs_more_of_them_is_wrong_usage(sweep):
-    text = usage_error(sweep("--slm-plan", "--slm-tensor-parallel=4", "--slm-plan-gpus=2"))
+    text = usage_error(sweep("--slm-plan", "--slm-tensor-parallel-size=4", "--slm-plan-gpus=2"))
     assert "an engine takes 4 GPUs, and the plan has 2" in text
 
 

@@ -5,7 +5,7 @@ from inside import usage_error
 
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.base import PROFILE_FOLDER
-from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import EngineFailed
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
@@ -16,7 +16,7 @@ def profiled(monkeypatch):
     """The loads that were served under a profiler, and which launches could have been."""
     loads, places = [], []
 
-    class Engine(FakeEngine):
+    class Engine(SimulatedEngine):
         def __init__(self, spec, extra_env):
             super().__init__(spec, extra_env=extra_env)
             places.append(PROFILE_FOLDER in extra_env)
@@ -25,7 +25,7 @@ def profiled(monkeypatch):
             loads.append(load.concurrency)
             return super().profile(workload, load)
 
-    monkeypatch.setattr(pool, "FakeEngine", Engine)
+    monkeypatch.setattr(pool, "SimulatedEngine", Engine)
     return loads, places
 
 
@@ -73,7 +73,7 @@ def test_whatever_happens_to_it_is_said_and_spoils_nothing(gate, monkeypatch, er
     def fail(self, workload, load):
         raise error
 
-    monkeypatch.setattr(FakeEngine, "profile", fail)
+    monkeypatch.setattr(SimulatedEngine, "profile", fail)
     result = gate(*SLOWER, "--slm-profile=traces")
     result.assert_outcomes(failed=3, passed=3)
     [note] = [line for line in result.outlines if line.startswith("note: traces of")]

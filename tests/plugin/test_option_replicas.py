@@ -15,7 +15,7 @@ def test_one_engine_alone_is_always_measured(gain, archive):
 
 
 def test_what_cannot_be_shared_is_skipped_with_the_reason(gain):
-    result = gain("--slm-models=opt-13b", "--slm-memory-share=0.3", "-rs", "-k", "point_of_replicas")
+    result = gain("--slm-models=opt-13b", "--slm-gpu-memory-utilization=0.3", "-rs", "-k", "point_of_replicas")
     result.assert_outcomes(passed=1, skipped=2)
     result.stdout.fnmatch_lines(["SKIPPED*weights and reserve take * no room for a KV cache*"])
     uneven = gain("--slm-replicas=5", "-rs", "-k", "point_of_replicas")

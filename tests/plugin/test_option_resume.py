@@ -20,7 +20,7 @@ def test_a_second_run_measures_nothing_again(sweep, archive):
 
 
 def test_only_what_is_missing_is_measured(sweep, archive):
-    sweep("--slm-batches=1,16", "--slm-repeats=1")
+    sweep("--slm-concurrency=1,16", "--slm-repeats=1")
     result = sweep("--slm-resume")
     result.assert_outcomes(passed=6)
     result.stdout.fnmatch_lines(["2 measurements were reused from *: opt-125m at 1 (1), opt-125m at 16 (1)"])
@@ -41,9 +41,9 @@ def test_another_question_is_measured_anew_and_what_differs_is_said_beforehand(s
 
 
 def test_invalid_measurements_are_not_reused(sweep, archive):
-    sweep("--slm-engine-arg=preempt_from=1", "--slm-batches=1,2")
+    sweep("--slm-engine-arg=preempt_from=1", "--slm-concurrency=1,2")
     before = len(archive().measurements)
-    result = sweep("--slm-engine-arg=preempt_from=1", "--slm-batches=1,2", "--slm-resume")
+    result = sweep("--slm-engine-arg=preempt_from=1", "--slm-concurrency=1,2", "--slm-resume")
     result.stdout.fnmatch_lines([f"*holds 0 measurements for this run, and {before} that are not valid"])
     assert len(archive().measurements) > before
 
@@ -63,9 +63,9 @@ def test_a_newer_archive_is_refused(sweep, pytester):
 
 
 def test_the_records_of_another_run_are_reused_and_stay_as_they_are(sweep, archive, pytester):
-    sweep("--slm-batches=1,16", "--slm-records=old.jsonl.gz")
+    sweep("--slm-concurrency=1,16", "--slm-records=old.jsonl.gz")
     before = (pytester.path / "old.jsonl.gz").read_bytes()
-    result = sweep("--slm-resume", "old.jsonl.gz", "--slm-batches=1,16,64")
+    result = sweep("--slm-resume", "old.jsonl.gz", "--slm-concurrency=1,16,64")
     result.stdout.fnmatch_lines(
         [
             "slmserve: old.jsonl.gz holds 4 measurements for this run",
@@ -79,25 +79,25 @@ def test_the_records_of_another_run_are_reused_and_stay_as_they_are(sweep, archi
 @pytest.mark.parametrize(
     ("there", "says"),
     [
-        ("--slm-lengths=64/32", "requests of 64/32 tokens there, 512/256 here"),
+        ("--slm-input-len=64", "requests of 64/256 tokens there, 512/256 here"),
         ("--slm-seed=1", "seed 1 there, 0 here; other requests (seed 1 there, 0 here)"),
         ("--slm-models=opt-350m", "model opt-350m there, opt-125m here"),
-        ("--slm-memory-share=0.5", "memory_share 0.5 there, 0.9 here"),
+        ("--slm-gpu-memory-utilization=0.5", "gpu_memory_utilization 0.5 there, 0.9 here"),
         ("--slm-allow-prefix-cache", "allow_prefix_cache True there, not set here"),
-        ("--slm-starts=together", "starts together there, spread here"),
+        ("--slm-ramp-up=burst", "ramp_up burst there, staggered here"),
         ("--slm-engine-arg=t_inf=1", "extra (('t_inf', 1),) there, () here"),
     ],
 )
 def test_records_that_answer_nothing_are_refused_with_what_differs_before_an_engine_starts(sweep, archive, there, says):
-    sweep(there, "--slm-batches=1", "--slm-repeats=1", "--slm-records=old.jsonl")
-    text = usage_error(sweep("--slm-resume=old.jsonl", "--slm-batches=1"))
+    sweep(there, "--slm-concurrency=1", "--slm-repeats=1", "--slm-records=old.jsonl")
+    text = usage_error(sweep("--slm-resume=old.jsonl", "--slm-concurrency=1"))
     assert "--slm-resume: old.jsonl answers nothing of this run: " in text and says in text
     assert "try: the options of the run that wrote it" in text
     assert archive().measurements == ()
 
 
 def test_records_of_another_kind_of_gpu_are_refused(sweep, pytester):
-    sweep("--slm-batches=1", "--slm-repeats=1", "--slm-records=old.jsonl")
+    sweep("--slm-concurrency=1", "--slm-repeats=1", "--slm-records=old.jsonl")
     path = pytester.path / "old.jsonl"
     path.write_text(path.read_text("utf-8").replace('"gpu_name":"simulated"', '"gpu_name":"NVIDIA H100"'), "utf-8")
     assert "gpu_name NVIDIA H100 there, simulated here" in usage_error(sweep("--slm-resume=old.jsonl"))
@@ -122,8 +122,8 @@ def test_what_cannot_be_resumed_is_one_sentence(sweep, pytester, given, says):
 
 def test_a_plan_prices_what_is_missing_and_refuses_what_a_run_would(sweep, pytester, monkeypatch):
     monkeypatch.setattr(costs, "estimate_s", lambda *_: 10.0)
-    sweep("--slm-batches=1,16", "--slm-records=old.jsonl")
-    result = sweep("--slm-plan", "--slm-resume=old.jsonl", "--slm-batches=1,16,64")
+    sweep("--slm-concurrency=1,16", "--slm-records=old.jsonl")
+    result = sweep("--slm-plan", "--slm-resume=old.jsonl", "--slm-concurrency=1,16,64")
     result.stdout.fnmatch_lines(
         [
             "slmserve: old.jsonl holds 4 measurements for this run",
@@ -143,7 +143,7 @@ OWN = """
 
 def test_of_a_test_of_ones_own_only_the_engine_is_known_beforehand(pytester):
     pytester.makepyfile(OWN)
-    words = ("--slm-fake", "--slm-models=opt-125m", "-p", "no:cacheprovider")
+    words = ("--slm-simulate", "--slm-models=opt-125m", "-p", "no:cacheprovider")
 
     def run(*more):
         return pytester.runpytest_inprocess(*words, *more)
@@ -155,7 +155,9 @@ def test_of_a_test_of_ones_own_only_the_engine_is_known_beforehand(pytester):
             "2 measurements were reused from old.jsonl: opt-125m at 4 (2)",
         ]
     )
-    assert "memory_share 0.9 there, 0.5 here" in usage_error(run("--slm-resume=old.jsonl", "--slm-memory-share=0.5"))
+    assert "gpu_memory_utilization 0.9 there, 0.5 here" in usage_error(
+        run("--slm-resume=old.jsonl", "--slm-gpu-memory-utilization=0.5")
+    )
 
 
 def test_replicas_are_resumed_and_others_are_told_apart(gain, archive):
@@ -169,5 +171,5 @@ def test_replicas_are_resumed_and_others_are_told_apart(gain, archive):
             "8 measurements were reused from old.jsonl: *, 2 x opt-125m at 192 (4)",
         ]
     )
-    points = ("-k", "test_point", "--slm-resume=old.jsonl", "--slm-lengths=64/32")
+    points = ("-k", "test_point", "--slm-resume=old.jsonl", "--slm-input-len=64", "--slm-output-len=32")
     assert "requests of 512/256 tokens there, 64/32 here" in usage_error(gain(*words, *points))

@@ -14,7 +14,7 @@ TABLE = """
 @pytest.fixture
 def table(pytester):
     pytester.makepyfile(TABLE)
-    return lambda *args: pytester.runpytest_inprocess("--slm-fake", *args)
+    return lambda *args: pytester.runpytest_inprocess("--slm-simulate", *args)
 
 
 def test_a_claim_known_to_fail_is_an_expected_failure_with_its_evidence(table):

@@ -6,8 +6,9 @@ import pytest
 from inside import SWEEP, usage_error
 
 FULL = (
-    "--slm-batches=1,2,4,8,16,32,64,128,256,512",
-    "--slm-lengths=64/32",
+    "--slm-concurrency=1,2,4,8,16,32,64,128,256,512",
+    "--slm-input-len=64",
+    "--slm-output-len=32",
     "--slm-engine-arg=t_inf=20000",
     "--slm-engine-arg=b_half=10.6",
 )
@@ -50,7 +51,7 @@ def test_without_a_plateau_the_largest_loads_are_measured(sweep, archive):
 
 
 def test_a_resumed_sweep_goes_on_where_it_ended(sweep, archive):
-    sweep(*FULL, "--slm-batches=1,512", "--slm-repeats=1")
+    sweep(*FULL, "--slm-concurrency=1,512", "--slm-repeats=1")
     result = sweep(*ADAPTIVE, "--slm-resume")
     result.assert_outcomes(passed=6, skipped=5)
     result.stdout.fnmatch_lines(["*2 measurements were reused*"])
@@ -58,7 +59,7 @@ def test_a_resumed_sweep_goes_on_where_it_ended(sweep, archive):
 
 
 def test_what_is_known_needs_no_skip(sweep, archive):
-    sweep(*FULL, "--slm-batches=1,2,512", "--slm-repeats=1")
+    sweep(*FULL, "--slm-concurrency=1,2,512", "--slm-repeats=1")
     sweep(*ADAPTIVE, "--slm-resume").assert_outcomes(passed=7, skipped=4)
     assert loads(archive()) == [1, 2, 32, 64, 128, 512]
 
@@ -107,7 +108,7 @@ def test_points_that_a_marker_names_are_measured_in_any_case(pytester, archive):
         assert slm_point.measure()
     """
     )
-    result = pytester.runpytest_inprocess("--slm-fake", "--slm-models=opt-125m", "--slm-window=2", *ADAPTIVE)
+    result = pytester.runpytest_inprocess("--slm-simulate", "--slm-models=opt-125m", "--slm-window=2", *ADAPTIVE)
     result.assert_outcomes(passed=7, skipped=5)
     assert loads(archive()) == [1, 4, 32, 64, 128, 512]
     assert sum(m.load.concurrency == 4 for m in archive().measurements) == 2

@@ -12,7 +12,14 @@ pytest.importorskip("ijson")
 pytest.importorskip("transformers")
 
 
-VLLM = ("--slm-lengths=natural", "--slm-batches=16", "--slm-sharegpt-rule=vllm", "--slm-seed=3", "-k", "test_point")
+VLLM = (
+    "--slm-input-len=natural",
+    "--slm-concurrency=16",
+    "--slm-sharegpt-rule=vllm",
+    "--slm-seed=3",
+    "-k",
+    "test_point",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

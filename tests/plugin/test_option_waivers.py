@@ -54,5 +54,5 @@ def test_what_no_gate_compares_is_refused(waive):
 
 def test_it_says_nothing_without_a_gate(pytester):
     assert "--slm-waivers says what a gate" in usage_error(
-        pytester.runpytest_inprocess("--slm-fake", "--slm-waivers=a")
+        pytester.runpytest_inprocess("--slm-simulate", "--slm-waivers=a")
     )

@@ -34,7 +34,7 @@ NAMED = """
     def test_plateau(slm_claim):
         assert slm_claim()
 """
-TWO_MODELS = ("--slm-fake", "--slm-models=opt-125m,opt-1.3b", "--slm-batches=64,256,512", "--slm-window=2")
+TWO_MODELS = ("--slm-simulate", "--slm-models=opt-125m,opt-1.3b", "--slm-concurrency=64,256,512", "--slm-window=2")
 
 
 @pytest.fixture
@@ -74,27 +74,27 @@ def test_points_and_claims_of_models_that_were_not_chosen_are_left_out(named):
 
 
 def test_a_marker_of_which_no_point_is_left_is_skipped(named):
-    result = named("--slm-fake", "--slm-models=opt-350m", "--slm-batches=64,256,512", "--slm-window=2")
+    result = named("--slm-simulate", "--slm-models=opt-350m", "--slm-concurrency=64,256,512", "--slm-window=2")
     result.assert_outcomes(passed=4, skipped=2)
 
 
 def test_a_point_that_does_not_fit_is_skipped_with_its_reason(pytester):
     pytester.makepyfile(NAMED.replace('("opt-1.3b", 256)', '("opt-1.3b", 100000)'))
-    result = pytester.runpytest_inprocess("--slm-fake", "-rs", "-k", "named", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("--slm-simulate", "-rs", "-k", "named", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*the KV cache holds * requests of 768 tokens"])
 
 
 def test_an_unknown_model_in_a_marker_is_wrong_usage(pytester):
     pytester.makepyfile(NAMED.replace("opt-1.3b", "gpt-5"))
-    assert "unknown model 'gpt-5'" in usage_error(pytester.runpytest_inprocess("--slm-fake"))
+    assert "unknown model 'gpt-5'" in usage_error(pytester.runpytest_inprocess("--slm-simulate"))
 
 
 def test_a_plan_counts_a_point_once_and_leaves_out_what_is_skipped(named):
     text = named(*SMALL, "--slm-plan").stdout.str()
     seconds = [int(found) for found in re.findall(r"\((\d+) s\)", text)]
     assert re.search(r"end: 7 items", text) and "test_larger" not in text and seconds
-    gpu = named("--slm-gpu", "--slm-models=opt-125m", "--slm-batches=256,512", "--slm-plan").stdout.str()
+    gpu = named("--slm-gpu", "--slm-models=opt-125m", "--slm-concurrency=256,512", "--slm-plan").stdout.str()
     first, again = re.findall(r"\[opt-125m-512\] \((\d+) s\)", gpu)
     assert int(first) > 0 == int(again)
 
@@ -104,7 +104,7 @@ def test_requests_of_a_marker_may_have_their_own_lengths_and_starts(pytester, ar
         """
         import pytest
 
-        SHORT = pytest.mark.slm(points=[("opt-125m", n) for n in (1, 8, 64)], lengths=(64, 128), starts="together")
+        SHORT = pytest.mark.slm(points=[("opt-125m", n) for n in (1, 8, 64)], lengths=(64, 128), ramp_up="burst")
 
         @SHORT
         def test_named(slm_point):
@@ -114,26 +114,26 @@ def test_requests_of_a_marker_may_have_their_own_lengths_and_starts(pytester, ar
             assert slm_point.measure()
 
         @pytest.mark.slm(
-            claim="decode-stays-memory-bound", models=["opt-125m"], lengths=(64, 128), starts="together"
+            claim="decode-stays-memory-bound", models=["opt-125m"], lengths=(64, 128), ramp_up="burst"
         )
         def test_claim(slm_claim):
             verdict = slm_claim()
             assert verdict and verdict.n == 6
 
-        @pytest.mark.slm(model="opt-125m", lengths=(16, 32), starts="together")
+        @pytest.mark.slm(model="opt-125m", lengths=(16, 32), ramp_up="burst")
         def test_own(sharegpt, slm_measure):
             assert (sharegpt.mean_prompt_tokens, sharegpt.mean_output_tokens) == (16, 32)
             assert slm_measure(8).valid
         """
     )
     result = pytester.runpytest_inprocess(
-        "--slm-fake", "--slm-models=opt-125m", "--slm-batches=8,64", "-p", "no:cacheprovider"
+        "--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=8,64", "-p", "no:cacheprovider"
     )
     result.assert_outcomes(passed=3 + 2 + 1 + 1)
     seen = {(m.workload.mean_prompt_tokens, m.workload.mean_output_tokens) for m in archive().measurements}
     assert seen == {(64, 128), (512, 256), (16, 32)}
-    starts = {(m.workload.mean_output_tokens, m.load.starts) for m in archive().measurements}
-    assert starts == {(128, "together"), (256, "spread"), (32, "together")}
+    starts = {(m.workload.mean_output_tokens, m.load.ramp_up) for m in archive().measurements}
+    assert starts == {(128, "burst"), (256, "staggered"), (32, "burst")}
     assert len(archive().measurements) == 2 * (3 + 2 + 1)
 
 
@@ -156,7 +156,7 @@ def test_a_claim_reads_the_engine_of_the_options_not_of_another_test(pytester):
             assert verdict and verdict.n == 6
         """
     )
-    pytester.runpytest_inprocess("--slm-fake", "-p", "no:cacheprovider").assert_outcomes(passed=5)
+    pytester.runpytest_inprocess("--slm-simulate", "-p", "no:cacheprovider").assert_outcomes(passed=5)
 
 
 # Words of a marker
@@ -169,13 +169,13 @@ def test_a_claim_reads_the_engine_of_the_options_not_of_another_test(pytester):
         ("claim='throughput-plateau', modles=['opt-125m']", "slm_claim", "has no modles where slm_point or slm_model"),
         ("points=[('opt-125m', 8)], max_num_seqs=8", "slm_point", "has no max_num_seqs where slm_point"),
         ("points=[('opt-125m', 8)], needs='tpu'", "slm_point", "needs='tpu'"),
-        ("points=[('opt-125m', 8)], starts='late'", "slm_point", "starts='late'"),
+        ("points=[('opt-125m', 8)], ramp_up='late'", "slm_point", "ramp_up='late'"),
         ("claim='flying', models=['opt-125m']", "slm_claim", "unknown claim 'flying'"),
     ],
 )
 def test_a_marker_that_says_nothing_is_refused(pytester, words, test, problem):
     pytester.makepyfile(f"import pytest\n@pytest.mark.slm({words})\ndef test_it({test}): pass")
-    assert problem in usage_error(pytester.runpytest_inprocess("--slm-fake"))
+    assert problem in usage_error(pytester.runpytest_inprocess("--slm-simulate"))
 
 
 class AsIf:
@@ -201,13 +201,15 @@ def test_what_needs_a_gpu_is_skipped_on_a_cpu(pytester):
         @pytest.mark.slm(claim="gpu-util-saturates-first", needs="gpu")
         def test_claim(slm_claim): assert False
 
-        def test_else(slm_session): assert slm_session.backend == "cpu"
+        def test_else(slm_session): assert slm_session.platform == "cpu"
         """
     )
-    result = pytester.runpytest_inprocess("--slm-fake", "-rs", "-p", "no:cacheprovider", plugins=[AsIf(backend="cpu")])
+    result = pytester.runpytest_inprocess(
+        "--slm-simulate", "-rs", "-p", "no:cacheprovider", plugins=[AsIf(platform="cpu")]
+    )
     result.assert_outcomes(passed=1, skipped=3)
     text = result.stdout.str()
-    assert text.count("reads a GPU's counters: needs --slm-gpu or --slm-fake") >= 1 and "KV cache" not in text
+    assert text.count("reads a GPU's counters: needs --slm-gpu or --slm-simulate") >= 1 and "KV cache" not in text
 
 
 def test_what_needs_a_gpu_is_simulated(pytester):
@@ -215,12 +217,12 @@ def test_what_needs_a_gpu_is_simulated(pytester):
         "import pytest\n@pytest.mark.slm(points=[('opt-125m', 8)], needs='gpu')\n"
         "def test_it(slm_point): assert slm_point.measure()"
     )
-    pytester.runpytest_inprocess("--slm-fake", "-p", "no:cacheprovider").assert_outcomes(passed=1)
+    pytester.runpytest_inprocess("--slm-simulate", "-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 def test_models_of_a_claim_that_can_be_judged_here(tmp_path):
     def left(claim, *named, **given):
-        session = Session.from_options(read_options({"fake": True, **given}, {}, {}), tmp_path)
+        session = Session.from_options(read_options({"simulate": True, **given}, {}, {}), tmp_path)
         return named_models(session, claim, named)
 
     larger, table = "energy-per-token-grows-with-model", "table-1-batch-fits"
@@ -228,7 +230,7 @@ def test_models_of_a_claim_that_can_be_judged_here(tmp_path):
     assert left(larger, "opt-1.3b", "opt-2.7b", models="opt-125m,facebook/opt-1.3b") == ["opt-1.3b"]
     assert left(larger, "opt-1.3b", models="opt-1.3b") == [], "there is nothing to compare it with"
     assert left(table, "opt-1.3b", "opt-13b", models="opt-125m") == ["opt-1.3b", "opt-13b"], "arithmetic"
-    assert left("decode-stays-memory-bound", "opt-13b", memory_share="0.1") == [], "its weights do not fit"
+    assert left("decode-stays-memory-bound", "opt-13b", gpu_memory_utilization="0.1") == [], "its weights do not fit"
     assert left(None, "opt-13b", "opt-125m", models="opt-125m") == ["opt-125m"]
 
 
@@ -323,7 +325,7 @@ def watch(pytester):
     def run(body, *args, sampler=True):
         pytester.makepyfile(f"import time\nimport pytest\n{body}")
         planted = AsIf(sampler=Sampler([source], 0.1)) if sampler else AsIf()
-        return pytester.runpytest_inprocess("--slm-fake", "-p", "no:cacheprovider", *args, plugins=[planted])
+        return pytester.runpytest_inprocess("--slm-simulate", "-p", "no:cacheprovider", *args, plugins=[planted])
 
     return run
 

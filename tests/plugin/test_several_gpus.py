@@ -12,9 +12,10 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.telemetry.host_probe import IMAGINED_GPUS, Host
 
 SMALL = (
-    "--slm-fake",
+    "--slm-simulate",
     "--slm-window=3",
-    "--slm-lengths=64/32",
+    "--slm-input-len=64",
+    "--slm-output-len=32",
     "--slm-models=opt-125m,opt-13b",
     "--slm-engine-arg=t_inf=4000",
     "--slm-engine-arg=b_half=64",
@@ -31,7 +32,7 @@ def words(line):
 
 @pytest.fixture
 def parallel(pytester):
-    """Runs it: `parallel("--slm-tensor-parallel=1,2")`."""
+    """Runs it: `parallel("--slm-tensor-parallel-size=1,2")`."""
     put(pytester.path, "test_tensor_parallel")
     return lambda *args: pytester.runpytest_inprocess(*SMALL, *args)
 
@@ -39,7 +40,7 @@ def parallel(pytester):
 def test_slow_all_reduces_are_found_and_replicas_recommended(parallel, archive, pytester):
     """24 all-reduces of 5 ms in a step of OPT-125M, which takes 80 ms on one GPU: 20 + 120 ms on four."""
     slow = ("--slm-engine-arg=all_reduce_s=0.005", "--slm-engine-arg=imbalance=0.2", "--slm-window=12")
-    result = parallel(*slow, "--slm-batches=1,16,64,256")
+    result = parallel(*slow, "--slm-concurrency=1,16,64,256")
     result.assert_outcomes(passed=2 * (12 + 3) + 2 + 1 + 1 + 2)
     result.stdout.fnmatch_lines(
         [
@@ -53,7 +54,7 @@ def test_slow_all_reduces_are_found_and_replicas_recommended(parallel, archive, 
         ]
     )
     made = archive().measurements
-    assert {m.spec.tensor_parallel for m in made} == {1, 2, 4}
+    assert {m.spec.tensor_parallel_size for m in made} == {1, 2, 4}
     assert {(m.replica.count, m.replica.sharing) for m in made if m.replica} == {(2, "gpus"), (4, "gpus")}
     report = pytester.run(sys.executable, "-m", "pytest_slmserve", "report", ".slm/records.jsonl")
     again = [*map(words, report.stdout.lines)]
@@ -73,10 +74,12 @@ def test_fast_ones_are_not_called_slow(parallel):
 
 
 def test_numbers_of_gpus_and_loads_are_those_asked_for(parallel):
-    result = parallel("--slm-tensor-parallel=1,2", "--slm-batches=64", "--slm-models=opt-125m", "--slm-plan")
+    result = parallel("--slm-tensor-parallel-size=1,2", "--slm-concurrency=64", "--slm-models=opt-125m", "--slm-plan")
     names = [line.split()[1] for line in result.stdout.lines if "test_point" in line]
     assert names == [f"test_point_on_gpus[opt-125m-64-{how}]" for how in ("tp1", "tp2", "replicas2")]
-    result.stdout.fnmatch_lines(["*start opt-125m on 2 GPUs (fake*", "*start 2 x opt-125m, a GPU each (fake*"])
+    result.stdout.fnmatch_lines(
+        ["*start opt-125m on 2 GPUs (simulated*", "*start 2 x opt-125m, a GPU each (simulated*"]
+    )
 
 
 @pytest.mark.parametrize("model", ["opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b", "qwen2.5-3b"])
@@ -87,7 +90,7 @@ def test_one_of_the_usual_loads_is_that_of_replicas_on_one_gpu(model):
 
 def test_all_ways_to_deploy_a_model_stand_side_by_side(parallel, pytester):
     put(pytester.path, "test_replication_gain")
-    result = parallel("--slm-models=opt-1.3b", "--slm-replicas=2", "--slm-tensor-parallel=1,2", "-k", "point")
+    result = parallel("--slm-models=opt-1.3b", "--slm-replicas=2", "--slm-tensor-parallel-size=1,2", "-k", "point")
     result.stdout.fnmatch_lines(
         [
             "*opt-1.3b on several GPUs: simulated*",
@@ -100,18 +103,24 @@ def test_all_ways_to_deploy_a_model_stand_side_by_side(parallel, pytester):
 
 
 def test_what_the_host_has_not_is_skipped_with_the_reason(parallel, monkeypatch):
-    one = Host(Environment(backend="fake", gpu_name="simulated"), "fake", gpus=IMAGINED_GPUS[:1])
+    one = Host(Environment(platform="simulated", gpu_name="simulated"), "simulated", gpus=IMAGINED_GPUS[:1])
     monkeypatch.setattr(session, "probe", lambda *_: one)
-    result = parallel("-rs", "--slm-batches=64", "--slm-models=opt-125m", "--slm-engine-arg=noise=0.001")
+    result = parallel("-rs", "--slm-concurrency=64", "--slm-models=opt-125m", "--slm-engine-arg=noise=0.001")
     result.assert_outcomes(passed=1, skipped=2 + 1 + 4)
     result.stdout.fnmatch_lines(
         ["SKIPPED*2 GPUs are asked for, and 1 GPU is visible*", "SKIPPED*needs 2 GPUs, and 1 visible*"]
     )
-    assert "2 GPUs are asked for, and 1 GPU is visible" in usage_error(parallel("--slm-tensor-parallel=1,2"))
+    assert "2 GPUs are asked for, and 1 GPU is visible" in usage_error(parallel("--slm-tensor-parallel-size=1,2"))
 
 
 def test_a_load_that_waits_for_memory_is_said_to(parallel):
-    result = parallel("--slm-memory-share=0.25", "--slm-lengths=512/64", "--slm-models=opt-13b", "--slm-batches=4,64")
+    result = parallel(
+        "--slm-gpu-memory-utilization=0.25",
+        "--slm-input-len=512",
+        "--slm-output-len=64",
+        "--slm-models=opt-13b",
+        "--slm-concurrency=4,64",
+    )
     result.stdout.fnmatch_lines(["*64 in flight do not fit into the KV memory of 1 GPU: * ran at once*memory, not*"])
 
 

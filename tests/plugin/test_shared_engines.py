@@ -63,9 +63,9 @@ def test_two(slm_replicas, slm_measure):
     assert repr(two) == "2 replicas (2 x opt-125m, by mps)"
 
 def test_pair(slm_replicas):
-    pair = slm_replicas(models=["opt-125m", "opt-1.3b"]).measure(64, repeats=1, starts="together")
+    pair = slm_replicas(models=["opt-125m", "opt-1.3b"]).measure(64, repeats=1, ramp_up="burst")
     assert pair.valid and pair.model is None and pair.models == ("opt-125m", "opt-1.3b")
-    assert len(pair.each_tokens_per_s) == 2 and pair.starts == "together"
+    assert len(pair.each_tokens_per_s) == 2 and pair.ramp_up == "burst"
 
 def test_uneven(slm_replicas):
     slm_replicas(3).measure(64)

@@ -13,7 +13,7 @@ from inside import ENDPOINTS, GATE, usage_error
 from shipped import BENCHMARKS
 
 from pytest_slmserve.engines import pool
-from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
 SLOWER_START = ("--slm-baseline-engine-arg=start_s=20", "--slm-candidate-engine-arg=start_s=30")
@@ -25,7 +25,9 @@ def noisy(monkeypatch):
 
     def plant(sd):
         chance = random.Random(1)
-        monkeypatch.setattr(pool, "FakeEngine", lambda spec, extra_env: FakeEngine(spec, math.exp(chance.gauss(0, sd))))
+        monkeypatch.setattr(
+            pool, "SimulatedEngine", lambda spec, extra_env: SimulatedEngine(spec, math.exp(chance.gauss(0, sd)))
+        )
 
     return plant
 
@@ -120,7 +122,7 @@ def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_br
 
 
 def test_each_model_has_its_gate(gate, archive):
-    result = gate("--slm-models=opt-125m,opt-350m", "--slm-candidate-engine-arg=die_at=16", "--slm-batches=4,8")
+    result = gate("--slm-models=opt-125m,opt-350m", "--slm-candidate-engine-arg=die_at=16", "--slm-concurrency=4,8")
     result.assert_outcomes(passed=12)
     result.stdout.fnmatch_lines(["opt-125m: PASS*", "opt-350m: PASS*"])
     assert len({m.paired.gate for m in archive().measurements}) == 2
@@ -148,7 +150,7 @@ def test_with_a_gate_nothing_else_is_measured_even_where_the_whole_folder_is_giv
 
 def test_without_a_gate_its_items_are_skipped_with_the_reason(pytester, gate):
     gate("--collect-only")
-    result = pytester.runpytest_inprocess("--slm-fake", "-rs", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("--slm-simulate", "-rs", "-p", "no:cacheprovider")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*SKIPPED*compares two sides: needs --slm-gate"])
 
@@ -156,7 +158,7 @@ def test_without_a_gate_its_items_are_skipped_with_the_reason(pytester, gate):
 def test_without_a_mode_they_are_skipped_as_all_that_measures(pytester, gate):
     gate("--collect-only")
     result = pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider")
-    result.stdout.fnmatch_lines(["*SKIPPED*measures: needs --slm-gpu, --slm-cpu, --slm-fake or --slm-endpoint*"])
+    result.stdout.fnmatch_lines(["*SKIPPED*measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*"])
 
 
 def test_a_gate_that_was_asked_for_and_did_not_come_about_is_no_pass(pytester):
@@ -191,7 +193,7 @@ def test_a_plan_prices_a_clear_case_once_for_each_model(gate, archive, pytester)
 
 
 def test_what_an_archive_answers_makes_no_gate_cheaper(gate, sweep):
-    alike = ("--slm-batches=4,16", "--slm-window=1", "--slm-lengths=64/32")
+    alike = ("--slm-concurrency=4,16", "--slm-window=1", "--slm-input-len=64", "--slm-output-len=32")
     sweep(*alike, "--slm-engine-arg=t_inf=2000", "--slm-engine-arg=b_half=16", "-k", "test_point")
     gate("--slm-plan", "--slm-resume").stdout.fnmatch_lines(["*test_no_worse?opt-125m-throughput? (2 s)"])
 
@@ -265,26 +267,27 @@ def test_a_user_s_own_test_reads_the_same_gate(pytester):
 
 def test_a_user_s_own_test_waits_for_a_gate_to_be_asked_for(pytester):
     pytester.makepyfile(OWN)
-    result = pytester.runpytest_inprocess("--slm-fake", "-rs", "-k", "test_mine")
+    result = pytester.runpytest_inprocess("--slm-simulate", "-rs", "-k", "test_mine")
     result.assert_outcomes(skipped=1, deselected=1)
     result.stdout.fnmatch_lines(["*needs --slm-gate"])
 
 
 def test_a_gate_that_cannot_be_carried_out_is_an_error_before_anything_starts(gate, pytester):
-    text = usage_error(gate("--slm-batches=4,900000"))
+    text = usage_error(gate("--slm-concurrency=4,900000"))
     assert "opt-125m at 900000 in flight: the KV cache holds" in text
     assert not (pytester.path / ".slm").exists()
 
 
 def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, stand_in_here, archive):
-    """The door, the worker and the process are real; behind them a stand-in for vLLM takes twice as long for a step."""
+    """The interface, the worker and the process are real; behind them a stand-in for vLLM takes twice as long for a step."""
     result = pytester.runpytest_inprocess(
         "--slm-cpu",
         "--slm-gate",
         "--slm-models=opt-tiny",
-        "--slm-batches=2,4",
+        "--slm-concurrency=2,4",
         "--slm-window=0.4",
-        "--slm-lengths=16/8",
+        "--slm-input-len=16",
+        "--slm-output-len=8",
         "--slm-telemetry=off",
         stand_in_here,
         "--slm-engine-arg=step_s=0.006",
@@ -322,5 +325,5 @@ def test_where_it_cannot_be_written_the_run_goes_on(gate, pytester, monkeypatch)
 
 def test_a_failure_says_how_to_repeat_it(gate):
     said = gate(*SLOWER).stdout
-    said.fnmatch_lines(["note: to repeat it: pytest --slm-fake * --slm-gate * --slm-models=opt-125m"])
+    said.fnmatch_lines(["note: to repeat it: pytest --slm-simulate * --slm-gate * --slm-models=opt-125m"])
     gate().stdout.no_fnmatch_line("*to repeat it*")

@@ -40,7 +40,13 @@ KILLED = """
             once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 """
-MODELS = ("--slm-fake", "--slm-models=opt-125m,opt-1.3b", "--slm-batches=1,16,64,128,256", "-p", "no:cacheprovider")
+MODELS = (
+    "--slm-simulate",
+    "--slm-models=opt-125m,opt-1.3b",
+    "--slm-concurrency=1,16,64,128,256",
+    "-p",
+    "no:cacheprovider",
+)
 
 
 @pytest.fixture
@@ -200,21 +206,26 @@ def test_an_engine_on_two_gpus_waits_for_both(spread, pytester):
         assert slm_gpus_point.measure()
     """
     )
-    result = spread("--slm-tensor-parallel=1,2", "--slm-models=opt-125m,opt-350m,opt-1.3b")
+    result = spread("--slm-tensor-parallel-size=1,2", "--slm-models=opt-125m,opt-350m,opt-1.3b")
     assert result.parseoutcomes().get("errors", 0) == 0
-    wide = [m for m in records(pytester) if m.spec.tensor_parallel == 2]
+    wide = [m for m in records(pytester) if m.spec.tensor_parallel_size == 2]
     assert wide and {m.neighbours for m in wide} == {0}
 
 
 def test_nobody_waits_for_a_gpu_of_a_worker_that_waits_for_its_last_item(pytester):
     """Engines on one GPU of which a worker has the last cells, and knows not yet whether it reads in the end."""
-    wide = ("--slm-models=opt-1.3b", "--slm-tensor-parallel=1,2", "--slm-batches=64,128,256", "--slm-repeats=1")
+    wide = (
+        "--slm-models=opt-1.3b",
+        "--slm-tensor-parallel-size=1,2",
+        "--slm-concurrency=64,128,256",
+        "--slm-repeats=1",
+    )
     put(pytester.path, "test_tensor_parallel")
     chosen = "point or less_per or on_each"
     slow = "--slm-engine-arg=lasts_s=0.2"  # a worker has its cells for a while
     result = pytester.runpytest_subprocess(*MODELS, "-n2", *wide, slow, "-k", chosen, timeout=60)
     assert result.parseoutcomes() == {"passed": 9, "undecided": 2}
-    found = {m.spec.tensor_parallel: m for m in records(pytester) if not m.replica}
+    found = {m.spec.tensor_parallel_size: m for m in records(pytester) if not m.replica}
     assert found[2].environment.cores == 2 * found[1].environment.cores
     result.stdout.fnmatch_lines(
         ["*64*2 replicas, a GPU each*", "*on 2 GPUs it serves 0.9[67]* times as much per GPU as on 1 GPU*"]
@@ -223,7 +234,7 @@ def test_nobody_waits_for_a_gpu_of_a_worker_that_waits_for_its_last_item(pyteste
 
 def test_only_sweeps_that_items_ask_for_are_planned(pytester):
     """No sweep could have a load that does not fit. In the comparison some of its requests wait."""
-    wide = ("--slm-models=opt-13b", "--slm-tensor-parallel=1,2", "--slm-batches=16,256", "--slm-repeats=1")
+    wide = ("--slm-models=opt-13b", "--slm-tensor-parallel-size=1,2", "--slm-concurrency=16,256", "--slm-repeats=1")
     put(pytester.path, "test_tensor_parallel")
     result = pytester.runpytest_subprocess(*MODELS, "-n2", *wide, "-k", "point")
     result.assert_outcomes(passed=5)
@@ -244,7 +255,11 @@ REFUSED = {
     (*MODELS, "-n2", "--slm-gate"): "a gate compares two sides",
     (*MODELS, "-n2", "--slm-models=opt-2b"): "unknown model 'opt-2b'",
     (*MODELS, "-n99"): "each worker has a GPU of its own, and 8 GPUs visible",
-    (*MODELS, "-n2", "--slm-tensor-parallel=1,2,4"): "an engine on 4 GPUs is asked for, and the workers have 2 in all",
+    (
+        *MODELS,
+        "-n2",
+        "--slm-tensor-parallel-size=1,2,4",
+    ): "an engine on 4 GPUs is asked for, and the workers have 2 in all",
     (*MODELS, "--dist=load", "--tx=ssh=elsewhere"): "workers on other hosts see other GPUs",
     ("--slm-endpoint=http://h/v1/completions", "--slm-models=m", "-n2"): "load for each other at one server",
 }
@@ -270,7 +285,13 @@ def test_two_engines_on_two_halves_of_the_cpu(pytester, monkeypatch, vllm_here):
         slm_point.measure()  # it may be unsteady: other tests work on these cores
     """
     )
-    models = ("--slm-cpu", "--slm-models=opt-tiny,llama-tiny", "--slm-batches=4", "--slm-window=2", "--slm-repeats=1")
+    models = (
+        "--slm-cpu",
+        "--slm-models=opt-tiny,llama-tiny",
+        "--slm-concurrency=4",
+        "--slm-window=2",
+        "--slm-repeats=1",
+    )
     with TemporaryDirectory(prefix="slm-") as tmp:  # a lock of its own on the device; vLLM's sockets want a short path
         monkeypatch.setenv("TMPDIR", tmp)
         result = pytester.runpytest_subprocess(*models, "-n2", "-p", "no:cacheprovider")

@@ -27,7 +27,7 @@ def finished(vllm_here, tmp_path_factory):
     """One run of the shipped files over three points, two repeats each."""
     folder = tmp_path_factory.mktemp("sweep")
     put(folder, "test_pareto_plateau", "test_kv_capacity")
-    words = ("--slm-cpu", "--slm-batches=1,8,32", "--slm-repeats=2", "-p", "no:cacheprovider", "-v")
+    words = ("--slm-cpu", "--slm-concurrency=1,8,32", "--slm-repeats=2", "-p", "no:cacheprovider", "-v")
     with TemporaryDirectory(prefix="slm-") as tmp:
         run = PytestRun(folder, Path(tmp), words)
         try:
@@ -61,7 +61,7 @@ def test_its_records_hold_what_was_asked_for(finished):
     assert len({m.workload.hash for m in found}) == 1
     first = found[0]
     assert first.environment.vllm
-    assert first.environment.backend == "cpu"
+    assert first.environment.platform == "cpu"
     assert abs(first.resolved.kv_blocks - predicted_blocks(first.spec, first.resolved)) <= BLOCK_TOLERANCE
 
 

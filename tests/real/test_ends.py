@@ -65,7 +65,7 @@ def device_is_free(folder):
 
 def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(pytest_run, tmp_path, tmp):
     """Two starts: one point loses its engine, the next gets a new one, which an interrupt stops in mid window."""
-    run = pytest_run("--slm-batches=1,2,4,8,16,32,64,128", "--slm-window=3")  # more than are ever reached
+    run = pytest_run("--slm-concurrency=1,2,4,8,16,32,64,128", "--slm-window=3")  # more than are ever reached
     first = run.engine()
     run.measured(1)
     time.sleep(1)
@@ -90,7 +90,7 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
 
     Where other tests disturb a measurement, one more is made: with both, one repeat has nothing left to measure.
     """
-    run = pytest_run("--slm-batches=2", "--slm-window=3", "--slm-repeats=9")
+    run = pytest_run("--slm-concurrency=2", "--slm-window=3", "--slm-repeats=9")
     engine = run.engine()
     run.measured(1 + SECOND_CHANCES)
     time.sleep(1)
@@ -101,7 +101,7 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
     assert device_is_free(tmp)
     kept = {m.id for m in run.archived()}
     assert before <= kept
-    again = pytest_run("--slm-batches=2,4", "--slm-window=3", "--slm-repeats=1", "--slm-resume")
+    again = pytest_run("--slm-concurrency=2,4", "--slm-window=3", "--slm-repeats=1", "--slm-resume")
     starting = again.engine()
     time.sleep(3)  # it imports, and has started no engine core yet
     again.kill()
@@ -113,7 +113,7 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
 
 
 def test_an_engine_that_cannot_start_fails_its_tests_with_the_cause(pytest_run, tmp_path):
-    run = pytest_run("--slm-batches=1,2", "--slm-engine-arg=max_model_len=999999")
+    run = pytest_run("--slm-concurrency=1,2", "--slm-engine-arg=max_model_len=999999")
     run.engine()
     assert run.end(within_s=START_S) == 1
     assert "EngineFailed: the engine did not start: ValidationError" in run.text
@@ -130,7 +130,7 @@ def test_two_runs_at_once_are_refused_with_the_name_of_the_first(pytest_run, tmp
     holder = subprocess.Popen([sys.executable, "-c", dedent(HOLD), str(tmp)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
-        run = pytest_run("--slm-batches=1,2")
+        run = pytest_run("--slm-concurrency=1,2")
         assert run.end(within_s=START_S) == pytest.ExitCode.USAGE_ERROR
     finally:
         holder.kill()

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from doors import small_workload
+from interfaces import small_workload
 from processes import gone, group
 from real_engine import SPEC
 

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
-from pytest_slmserve.schema.literals import OwnDoor
+from pytest_slmserve.schema.literals import OwnInterface
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.telemetry.host_probe import probe
@@ -24,11 +24,11 @@ from pytest_slmserve.workload.requests import build_workload
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 
 
-@pytest.mark.parametrize("door", get_args(OwnDoor))
-def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing_behind(door):
+@pytest.mark.parametrize("interface", get_args(OwnInterface))
+def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing_behind(interface):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("vLLM's CPU engines need a core for each process")
-    spec = replace(SPEC, tensor_parallel=2, door=door)
+    spec = replace(SPEC, tensor_parallel_size=2, interface=interface)
     workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), shape_of(spec.model))
     engine = start(spec)
     try:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
-from doors import url_of, wrong_but_for_noise
+from interfaces import url_of, wrong_but_for_noise
 from processes import until
 from real_engine import SPEC
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def there(vllm_here):
-    found = ServerEngine(replace(SPEC, door="server", prefix_caching=True))
+    found = ServerEngine(replace(SPEC, interface="server", prefix_caching=True))
     yield found
     found.close()
 
@@ -40,7 +40,13 @@ def there(vllm_here):
 def test_the_suite_at_its_url(there, pytester, monkeypatch):
     pytester.makepyfile(POINTS)
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
-    asked = ("--slm-models=slm", "--slm-batches=1,8", "--slm-lengths=160/16", "--slm-repeats=1")
+    asked = (
+        "--slm-models=slm",
+        "--slm-concurrency=1,8",
+        "--slm-input-len=160",
+        "--slm-output-len=16",
+        "--slm-repeats=1",
+    )
     pytester.runpytest_inprocess(f"--slm-endpoint={url_of(there)}", *asked, "-p", "no:cacheprovider")
     found = read(pytester.path / ".slm/records.jsonl").measurements
     assert wrong_but_for_noise(found) == []
@@ -52,7 +58,7 @@ def test_the_suite_at_its_url(there, pytester, monkeypatch):
 def test_a_seed_that_comes_again_meets_a_warm_cache(there, tmp_path, capsys, monkeypatch):
     """The CPU's blocks are of 128 tokens: one of a prompt of 160 is kept."""
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
-    lengths = ("--concurrency", "4", "--requests", "24", "--input-len", "160", "--output-len", "8")
+    lengths = ("--max-concurrency", "4", "--num-prompts", "24", "--input-len", "160", "--output-len", "8")
     words = ("measure", "--endpoint", url_of(there), "--model", "slm", *lengths, "--records", str(tmp_path / "r.jsonl"))
     for further in (["--seed", "5"], ["--seed", "5"], ["--seed", "5", "--allow-prefix-cache"], []):
         assert main([*words, *further]) in (0, 1), capsys.readouterr().err
@@ -116,7 +122,7 @@ def healthy(port):
 def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, capsys, path, refused):
     """It knows no ignore_eos, and completions of text alone; it ends its streams without [DONE]."""
     url, model = transformers_serve
-    asked = ("--concurrency", "2", "--requests", "12", "--input-len", "16", "--output-len", "8")
+    asked = ("--max-concurrency", "2", "--num-prompts", "12", "--input-len", "16", "--output-len", "8")
     records = tmp_path / "r.jsonl"
     main(["measure", "--endpoint", f"{url}/{path}", "--model", model, *asked, "--records", str(records)])
     told = capsys.readouterr().out
@@ -129,7 +135,7 @@ def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, cap
 
 def test_what_it_refuses_altogether_is_one_sentence(transformers_serve, tmp_path, capsys):
     url, _ = transformers_serve
-    asked = ("--concurrency", "2", "--records", str(tmp_path / "r.jsonl"))
+    asked = ("--max-concurrency", "2", "--records", str(tmp_path / "r.jsonl"))
     status = main(["measure", "--endpoint", f"{url}/completions", "--model", "another", *asked])
     assert status == 4 and "answered 400" in (said := capsys.readouterr().err) and "pinned" in said
 
@@ -137,8 +143,17 @@ def test_what_it_refuses_altogether_is_one_sentence(transformers_serve, tmp_path
 def test_the_suite_at_the_url_of_another_server(transformers_serve, pytester):
     pytester.makepyfile(POINTS)
     url, model = transformers_serve
-    asked = (f"--slm-models={model}", "--slm-batches=1,2", "--slm-lengths=16/8", "--slm-repeats=1", "--slm-window=3")
+    asked = (
+        f"--slm-models={model}",
+        "--slm-concurrency=1,2",
+        "--slm-input-len=16",
+        "--slm-output-len=8",
+        "--slm-repeats=1",
+        "--slm-window=3",
+    )
     result = pytester.runpytest_inprocess(f"--slm-endpoint={url}/completions", *asked, "-p", "no:cacheprovider")
-    result.stdout.fnmatch_lines([f"tiny at {url}/completions, endpoint door", "*asked without ignore_eos, token ids*"])
+    result.stdout.fnmatch_lines(
+        [f"tiny at {url}/completions, endpoint interface", "*asked without ignore_eos, token ids*"]
+    )
     found = read(pytester.path / ".slm/records.jsonl").measurements
     assert {m.load.concurrency for m in found} == {1, 2} and wrong_but_for_noise(found) == []

@@ -55,7 +55,7 @@ def test_what_is_invalid_is_told_with_its_reason():
 
 
 def test_a_simulated_job_says_so_and_without_jobs_there_is_nothing():
-    fake = replace(job_point(), environment=Environment(backend="fake"))
+    fake = replace(job_point(), environment=Environment(platform="simulated"))
     assert "SIMULATED, NOT MEASURED" in next(job_report([fake]))
     assert list(job_report([])) == []
 

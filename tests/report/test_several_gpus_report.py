@@ -57,7 +57,7 @@ def test_names_of_deployments(curve):
     one, *_, both = deployments(curve)
     assert [name_of(one), name_of(both)] == ["one engine", "2 replicas, a GPU each"]
     assert name_of(replace(both, sharing="mps")) == "2 replicas, mps"
-    assert name_of(replace(both, tensor_parallel=2)) == "2 replicas, a GPU each, TP 2"
+    assert name_of(replace(both, tensor_parallel_size=2)) == "2 replicas, a GPU each, TP 2"
 
 
 def test_advice_ends_with_what_to_deploy_on_several_gpus(curve, tmp_path, capsys):
@@ -72,6 +72,6 @@ def test_advice_ends_with_what_to_deploy_on_several_gpus(curve, tmp_path, capsys
     [seen] = json.loads(capsys.readouterr().out)["several_gpus"]
     assert (seen["model"], seen["gpus"], seen["concurrency"]) == ("opt-tiny", 2, 16)
     best = seen["best_requests_per_s"]
-    assert (best["deployment"], best["engines"], best["tensor_parallel"]) == ("one engine, TP 2", 1, 2)
+    assert (best["deployment"], best["engines"], best["tensor_parallel_size"]) == ("one engine, TP 2", 1, 2)
     assert best["requests_per_s"] == pytest.approx(25, rel=0.01)
     assert seen["best_e2e_s"]["e2e_s"] > 0 and seen["best_joules_per_request"]["joules_per_request"] > 0

@@ -27,7 +27,7 @@ def opened(opened: Callable[..., Session]) -> Open:
     """Opens adaptive sweeps on one archive, one session after the other; options go by their names."""
 
     def open_sweeps(**given: object) -> AdaptiveSweeps:
-        session = opened(**{"sweep": "adaptive", "batches": ",".join(map(str, GRID)), **FAST, **given})
+        session = opened(**{"sweep": "adaptive", "concurrency": ",".join(map(str, GRID)), **FAST, **given})
         session.planner.sweep(MODEL)
         session.begin()
         return AdaptiveSweeps(session)

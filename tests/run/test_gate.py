@@ -20,8 +20,8 @@ from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.read import Options, read_options
 from pytest_slmserve.plan import planner as agendas
 from pytest_slmserve.plan.planner import Planner
@@ -39,7 +39,7 @@ MODEL = "opt-125m"
 FEW_STEPS = {  # of some 10 ms, so that a window has a hundred
     "gate": True,
     "models": MODEL,
-    "batches": "4,16",
+    "concurrency": "4,16",
     "window": "1",
     "lengths": "64/32",
     "engine_arg": ["t_inf=2000", "b_half=16"],
@@ -52,10 +52,10 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     """Opens sessions that gate; options go by their names. start: in place of that of the simulated engine."""
     sessions: list[Session] = []
 
-    def open_session(start: Callable[[EngineSpec], Any] = FakeEngine, **given: object) -> Session:
+    def open_session(start: Callable[[EngineSpec], Any] = SimulatedEngine, **given: object) -> Session:
         for earlier in sessions:
             earlier.close()
-        options = read_options({**FEW_STEPS, "fake": True, "records": str(tmp_path / "a.jsonl"), **given}, {}, {})
+        options = read_options({**FEW_STEPS, "simulate": True, "records": str(tmp_path / "a.jsonl"), **given}, {}, {})
         session = Session.from_options(options, tmp_path)
         session.devices.pool = Pool(start_engine=start)
         session.open()
@@ -73,22 +73,22 @@ def stored(session: Session) -> list[Measurement]:
 
 
 def options(**given: object) -> Options:
-    return read_options({"gate": True, "fake": True, **given}, {}, {})
+    return read_options({"gate": True, "simulate": True, **given}, {}, {})
 
 
-def noisy(sd: float, seed: int = 0) -> Callable[[EngineSpec], FakeEngine]:
+def noisy(sd: float, seed: int = 0) -> Callable[[EngineSpec], SimulatedEngine]:
     """Launches whose speeds differ by chance."""
     chance = random.Random(seed)
-    return lambda spec: FakeEngine(spec, speed=math.exp(chance.gauss(0, sd)))
+    return lambda spec: SimulatedEngine(spec, speed=math.exp(chance.gauss(0, sd)))
 
 
-def faulty(launches: int, **faults: object) -> Callable[[EngineSpec], FakeEngine]:
+def faulty(launches: int, **faults: object) -> Callable[[EngineSpec], SimulatedEngine]:
     """The first so many launches have faults."""
     left = [1] * launches
 
-    def start(spec: EngineSpec) -> FakeEngine:
+    def start(spec: EngineSpec) -> SimulatedEngine:
         planted = left and left.pop()
-        engine = FakeEngine(replace(spec, extra=(*spec.extra, *faults.items())) if planted else spec)
+        engine = SimulatedEngine(replace(spec, extra=(*spec.extra, *faults.items())) if planted else spec)
         engine.spec = spec
         return engine
 
@@ -172,7 +172,7 @@ def test_the_same_engine_on_both_sides_is_noted(opened):
 
 
 @pytest.mark.parametrize(
-    ("model", "batches", "wanted"),
+    ("model", "concurrency", "wanted"),
     [
         (MODEL, "1,2,4,32", (1, 32)),
         (MODEL, "16", (16,)),
@@ -180,8 +180,8 @@ def test_the_same_engine_on_both_sides_is_noted(opened):
         ("opt-350m", None, (8, 256)),
     ],
 )
-def test_a_small_load_and_a_large_one(opened, model, batches, wanted):
-    session = opened(models=model, batches=batches)
+def test_a_small_load_and_a_large_one(opened, model, concurrency, wanted):
+    session = opened(models=model, concurrency=concurrency)
     assert tuple(load.concurrency for load in loads_of(session, model)) == wanted
     windows = [load.window_s for load in loads_of(session, model)]
     assert windows == ([4.0, 1.0] if len(wanted) == 2 else [1.0]), "few requests are watched for longer"
@@ -189,9 +189,9 @@ def test_a_small_load_and_a_large_one(opened, model, batches, wanted):
 
 def test_a_load_that_does_not_fit_is_refused_with_what_to_type(opened):
     with pytest.raises(
-        BadUsage, match=r"opt-125m at 90000 in flight: the KV cache holds .* requests(.|\n)*--slm-batches"
+        BadUsage, match=r"opt-125m at 90000 in flight: the KV cache holds .* requests(.|\n)*--slm-concurrency"
     ):
-        loads_of(opened(batches="8,90000"), MODEL)
+        loads_of(opened(concurrency="8,90000"), MODEL)
 
 
 def test_requests_that_a_side_cannot_take_are_refused_before_anything_starts(opened):
@@ -204,7 +204,7 @@ def test_requests_that_a_side_cannot_take_are_refused_before_anything_starts(ope
 def test_an_interpreter_of_a_side_is_probed_before_anything_starts(opened, monkeypatch):
     asked = []
 
-    def probe(backend: str, python: str, env: dict[str, str]) -> Host:
+    def probe(platform: str, python: str, env: dict[str, str]) -> Host:
         asked.append(python)
         if python == "/old/python":
             raise BadUsage(f"{python} has no vLLM", f"{python} -m pip install vllm")
@@ -255,10 +255,10 @@ def test_a_gate_is_made_once(opened):
     assert session.gates == [gates.of(MODEL)] and len(session.devices.pool.starts) == 8
 
 
-def real_session(session: Session, start: Callable[[EngineSpec], Any] = FakeEngine, **given: object) -> Session:
+def real_session(session: Session, start: Callable[[EngineSpec], Any] = SimulatedEngine, **given: object) -> Session:
     """The same on a device that warms up; what it starts is simulated all the same."""
     options = read_options({**FEW_STEPS, "cpu": True, **given}, {}, {})
-    planner = Planner(options, "cpu", Host(Environment(backend="cpu"), "none"))
+    planner = Planner(options, "cpu", Host(Environment(platform="cpu"), "none"))
     return Session(
         planner, Devices(planner, Pool(start_engine=start, hold_engine=lambda *launch: None)), archive=session.archive
     )
@@ -282,7 +282,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
     """Each has the device by itself, in its turn; one more pair than is wanted has imported for nothing, and ends."""
     events, speeds = [], noisy(0.1)
 
-    class Waits(FakeEngine):
+    class Waits(SimulatedEngine):
         def await_turn(self) -> None:
             events.append("imported")
 
@@ -351,7 +351,7 @@ def test_as_many_as_may_be_dropped_do_not_cost_the_pairs_that_were_asked_for(ope
     assert (len(gated.dropped), len(gated.pairs), gated.outcome) == (MAX_DROPPED, 4, State.HOLDS)
 
 
-class SecondTime(FakeEngine):
+class SecondTime(SimulatedEngine):
     """Its first run has failed requests, the others have none."""
 
     runs = 0
@@ -377,7 +377,7 @@ class Broken(Exception):
     """A run is killed."""
 
 
-def killed_after(launches: int, start: Callable[[EngineSpec], Any] = FakeEngine) -> Callable[[EngineSpec], Any]:
+def killed_after(launches: int, start: Callable[[EngineSpec], Any] = SimulatedEngine) -> Callable[[EngineSpec], Any]:
     """So many launches, and the next is not made."""
     left = iter(range(launches))
 
@@ -438,7 +438,7 @@ def test_measurements_of_a_gate_are_no_points_of_a_sweep(opened):
     [
         {"gate_pairs": "6"},
         {"gate_margin": "0.05"},
-        {"batches": "4,32"},
+        {"concurrency": "4,32"},
         {"window": "2"},
         {"gate_caches": "cold"},
         {"seed": "1"},
@@ -507,10 +507,10 @@ def test_a_gate_that_was_broken_off_is_not_tried_again_and_says_so(opened):
 
 
 def test_a_side_that_does_not_start_is_named_at_its_warm_up(opened):
-    def start(spec: EngineSpec) -> FakeEngine:
+    def start(spec: EngineSpec) -> SimulatedEngine:
         if ("b_half", 9) in spec.extra:
             raise EngineFailed("it did not start: no memory. The log ends with\nmany\nlines")
-        return FakeEngine(spec)
+        return SimulatedEngine(spec)
 
     session = real_session(opened(), start, candidate_engine_arg=["b_half=9"])
     gates = Gates(session)
@@ -537,7 +537,7 @@ def test_what_nobody_foresaw_is_not_tried_again_either(opened, monkeypatch):
 
 
 def test_one_model_s_failure_is_not_another_s(opened):
-    session = opened(models="opt-125m,opt-350m", batches=None, engine_arg=[], candidate_engine_arg=["die_at=512"])
+    session = opened(models="opt-125m,opt-350m", concurrency=None, engine_arg=[], candidate_engine_arg=["die_at=512"])
     gates = Gates(session)
     with pytest.raises(EngineFailed):
         gates.of("opt-125m")  # at 512, the other at 256

@@ -33,7 +33,7 @@ from pytest_slmserve.run.gpu_slots import (
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.literals import Backend
+from pytest_slmserve.schema.literals import Platform
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.telemetry.host_probe import Gpu, Host
 
@@ -58,19 +58,19 @@ def test_no_core_is_given_twice_whatever_the_host(nodes, workers):
     assert len(set(map(len, parts))) == 1 and len(set().union(*map(set, parts))) == sum(map(len, parts))
 
 
-def host(gpus: int, backend: Backend = "fake") -> Host:
-    found = tuple(Gpu(f"fake-{i}", "simulated", 0, "", "") for i in range(gpus))
-    return Host(Environment(backend=backend), "fake", gpus=found)
+def host(gpus: int, platform: Platform = "simulated") -> Host:
+    found = tuple(Gpu(f"simulated-{i}", "simulated", 0, "", "") for i in range(gpus))
+    return Host(Environment(platform=platform), "simulated", gpus=found)
 
 
 def test_a_worker_sees_its_own_gpu_first(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     found = seats(host(4), 3, tmp_path / "records.jsonl")
-    assert [slot.devices for slot in found] == [("fake-0", "fake-1", "fake-2")] * 3
+    assert [slot.devices for slot in found] == [("simulated-0", "simulated-1", "simulated-2")] * 3
     assert [[gpu.uuid for gpu in as_seen(host(4), slot).gpus] for slot in found] == [
-        ["fake-0", "fake-1", "fake-2"],
-        ["fake-1", "fake-0", "fake-2"],
-        ["fake-2", "fake-0", "fake-1"],
+        ["simulated-0", "simulated-1", "simulated-2"],
+        ["simulated-1", "simulated-0", "simulated-2"],
+        ["simulated-2", "simulated-0", "simulated-1"],
     ]
     assert {tuple(map(len, slot.cores)) for slot in found} == {(5, 5, 5)}
     assert {as_seen(host(4), slot).environment.cores for slot in found} == {5}
@@ -85,8 +85,10 @@ def test_several_gpus_are_neighbours_in_one_order_for_all_workers(count, blocks)
 
 def test_gpus_of_different_kinds_have_no_workers_side_by_side(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    session = Session.from_options(read_options({"fake": True, "records": str(tmp_path / "r.jsonl")}, {}, {}), tmp_path)
-    other = Gpu("fake-9", "NVIDIA L4", 0, "", "")
+    session = Session.from_options(
+        read_options({"simulate": True, "records": str(tmp_path / "r.jsonl")}, {}, {}), tmp_path
+    )
+    other = Gpu("simulated-9", "NVIDIA L4", 0, "", "")
     session.planner.host = replace(session.host, gpus=(*session.host.gpus[:2], other))
     with pytest.raises(BadUsage, match=r"GPUs of different kinds are visible \(simulated, 0 GiB; NVIDIA L4, 0 GiB\)"):
         open_for(session, 3)
@@ -109,7 +111,7 @@ def test_the_gpus_are_called_as_they_were(given, own, both, tmp_path, monkeypatc
     lease.take(1)
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == (own, "PCI_BUS_ID")
     lease.take(2)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == both and lease.held == ("fake-0", "fake-1")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == both and lease.held == ("simulated-0", "simulated-1")
     lease.leave()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
 
@@ -121,7 +123,7 @@ def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(tmp_path, monkey
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: sat.append(sorted(cores)))
     places = seats(host(4), 4, tmp_path / "r")
     folder_of_parts(tmp_path / "r").mkdir()
-    session = Session.from_options(read_options({"fake": True}, {}, {}), tmp_path, GpuLease(places[1], "gw1"))
+    session = Session.from_options(read_options({"simulate": True}, {}, {}), tmp_path, GpuLease(places[1], "gw1"))
     one, two = (session.planner.spec("opt-125m", gpus) for gpus in (1, 2))
     each, both = (session.planner.replicas(["opt-125m"] * 2, how) for how in ("gpus", "time-slicing"))
     session.engine(two)
@@ -148,7 +150,7 @@ def test_an_engine_on_more_than_the_workers_have(tmp_path, monkeypatch):
     with pytest.raises(BadUsage, match="-n 2: an engine on 4 GPUs is asked for, and the workers have 2 in all") as many:
         seats(host(8), 2, tmp_path / "r", widest=4)
     assert many.value.hint == "-n 4"
-    cpu = Host(Environment(backend="cpu"), "cpu")
+    cpu = Host(Environment(platform="cpu"), "cpu")
     assert len(seats(cpu, 2, tmp_path / "r", widest=2)) == 2
     with pytest.raises(BadUsage, match="-n 4: an engine of 2 processes needs a core for each, and a worker has 1"):
         seats(cpu, 4, tmp_path / "r", widest=2)
@@ -186,8 +188,8 @@ def test_what_does_not_start_leaves_its_gpus_to_the_others(tmp_path):
         raise EngineFailed("no memory")
 
     slot(tmp_path, 0, "")
-    both = GpuSlot(str(tmp_path / "r"), 0, ("fake-0", "fake-1"))
-    session = Session.from_options(read_options({"fake": True}, {}, {}), tmp_path, GpuLease(both, "gw0"))
+    both = GpuSlot(str(tmp_path / "r"), 0, ("simulated-0", "simulated-1"))
+    session = Session.from_options(read_options({"simulate": True}, {}, {}), tmp_path, GpuLease(both, "gw0"))
     session.devices.pool, other = Pool(start_engine=fails), GpuLease(both, "gw1")
     for problem in ("^no memory", "not tried again: no memory"):
         with pytest.raises(EngineFailed, match=problem):
@@ -214,13 +216,13 @@ def refused() -> NoReturn:
 def test_sensors_of_several_gpus_are_in_the_same_order_in_each_worker(tmp_path, monkeypatch):
     """The first of a record is the same card whoever has made it."""
     folder_of_parts(tmp_path / "r").mkdir()
-    lease, asked = GpuLease(GpuSlot(str(tmp_path / "r"), 1, ("fake-0", "fake-1")), "gw1"), []
-    session = Session.from_options(read_options({"fake": True}, {}, {}), tmp_path, lease)
+    lease, asked = GpuLease(GpuSlot(str(tmp_path / "r"), 1, ("simulated-0", "simulated-1")), "gw1"), []
+    session = Session.from_options(read_options({"simulate": True}, {}, {}), tmp_path, lease)
     monkeypatch.setattr(session.devices, "_sampler_on", asked.append)
     for gpus in (1, 2):
         session.engine(spec := session.planner.spec("opt-125m", gpus))
         session.devices.sampler_of(spec)
-    assert asked == [("fake-1",), ("fake-0", "fake-1")]
+    assert asked == [("simulated-1",), ("simulated-0", "simulated-1")]
     session.close()
 
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from strategies import planted_run
 
-from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
@@ -20,8 +20,8 @@ from pytest_slmserve.telemetry.base import Reading
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.requests import build_workload
 
-HERE = Environment(backend="fake", gpu_name="simulated")
-SPEC = EngineSpec("opt-tiny", backend="fake", extra=(("noise", 0.0), ("die_at", 16)))
+HERE = Environment(platform="simulated", gpu_name="simulated")
+SPEC = EngineSpec("opt-tiny", platform="simulated", extra=(("noise", 0.0), ("die_at", 16)))
 LOAD = ClosedLoop(4, window_s=0.01)
 
 
@@ -31,23 +31,23 @@ def workload():
 
 
 def test_it_holds_what_was_asked_for_and_what_came_of_it(workload):
-    engine = FakeEngine(SPEC)
+    engine = SimulatedEngine(SPEC)
     found = measure(engine, workload, LOAD, HERE)
     assert (found.spec, found.load, found.environment, found.launch) == (SPEC, LOAD, HERE, engine.launch)
     assert found.resolved == engine.resolved
     assert found.workload == workload.reference()
-    assert found.run == FakeEngine(SPEC).run(workload, LOAD)  # without noise a run is a function of its load
+    assert found.run == SimulatedEngine(SPEC).run(workload, LOAD)  # without noise a run is a function of its load
 
 
 def test_its_time_is_the_beginning_in_utc(workload):
     before = datetime.now(timezone.utc)
-    stamp = datetime.fromisoformat(measure(FakeEngine(SPEC), workload, LOAD, HERE).measured_at)
+    stamp = datetime.fromisoformat(measure(SimulatedEngine(SPEC), workload, LOAD, HERE).measured_at)
     assert stamp.utcoffset() == timedelta(0)
     assert before - timedelta(milliseconds=1) <= stamp <= datetime.now(timezone.utc)
 
 
 def test_one_question_has_one_key_however_often_it_is_asked(workload):
-    engine = FakeEngine(SPEC)
+    engine = SimulatedEngine(SPEC)
     once, again, other = (measure(engine, workload, load, HERE) for load in (LOAD, LOAD, OpenLoop(requests=3)))
     assert once.key == again.key
     assert once.key != other.key
@@ -55,13 +55,13 @@ def test_one_question_has_one_key_however_often_it_is_asked(workload):
 
 def test_the_listener_hears_of_it(workload):
     heard = []
-    measure(FakeEngine(SPEC), workload, LOAD, HERE, heard.append)
+    measure(SimulatedEngine(SPEC), workload, LOAD, HERE, heard.append)
     assert [progress.phase for progress in heard] == ["over"]
 
 
 def test_the_death_of_an_engine_is_passed_on(workload):
     with pytest.raises(EngineFailed):
-        measure(FakeEngine(SPEC), workload, OpenLoop(requests=16), HERE)
+        measure(SimulatedEngine(SPEC), workload, OpenLoop(requests=16), HERE)
 
 
 # With sensors beside it
@@ -84,7 +84,7 @@ class Planted:
         pass
 
 
-class Timed(FakeEngine):
+class Timed(SimulatedEngine):
     """Serves on the clock of the host: idle for a while, then a window, as a worker in its own process does."""
 
     def __init__(self, before_s=0.3, window_s=0.4, dies=False):
@@ -117,8 +117,8 @@ def test_rows_of_the_sensors_have_the_time_since_the_run_began(workload):
 
 def test_an_engine_with_a_clock_of_its_own_keeps_its_own_telemetry(workload):
     source = Planted()
-    found = measure(FakeEngine(SPEC), workload, LOAD, HERE, sampler=Sampler([source], 0.1))
-    assert found.run == FakeEngine(SPEC).run(workload, LOAD)
+    found = measure(SimulatedEngine(SPEC), workload, LOAD, HERE, sampler=Sampler([source], 0.1))
+    assert found.run == SimulatedEngine(SPEC).run(workload, LOAD)
     assert found.run.telemetry.sources == ("simulated",)
 
 

@@ -66,7 +66,7 @@ def test_a_users_load_on_a_planned_curve_joins_it(opened):
     assert [p.concurrency for p in curve.points] == [8, 64, 128, 256, 512]
 
 
-def test_the_door_and_the_way_of_starting_choose_the_row(opened, monkeypatch):
-    session = opened(starts="together")
+def test_the_interface_and_the_way_of_starting_choose_the_row(opened, monkeypatch):
+    session = opened(ramp_up="burst")
     monkeypatch.setattr(lookup, "row_for", lambda *facts: facts)
-    assert session.verdicts.row("throughput-plateau", MODEL)[3:] == ("offline", "together")
+    assert session.verdicts.row("throughput-plateau", MODEL)[3:] == ("engine", "burst")

@@ -99,7 +99,7 @@ def test_invalid_measurements_are_not_resumed(opened, monkeypatch):
 
 
 def test_warnings_of_the_host_are_noted_once(opened, tmp_path, monkeypatch):
-    host = Host(Environment(backend="fake"), "fake-noted", ("vLLM 99 is outside the tested range",))
+    host = Host(Environment(platform="simulated"), "simulated-noted", ("vLLM 99 is outside the tested range",))
     monkeypatch.setattr(module, "probe", lambda *_: host)
     session = opened()
     sweep(session)
@@ -107,7 +107,7 @@ def test_warnings_of_the_host_are_noted_once(opened, tmp_path, monkeypatch):
 
 
 def test_a_model_that_does_not_fit_is_left_out_once_and_said(opened, monkeypatch):
-    host = Host(Environment(backend="fake", gpu_memory_bytes=9 << 30), "fake-small")
+    host = Host(Environment(platform="simulated", gpu_memory_bytes=9 << 30), "simulated-small")
     monkeypatch.setattr(module, "probe", lambda *_: host)
     session = opened(models=None)
     assert session.planner.models == session.planner.models == (MODEL, "opt-1.3b")
@@ -172,15 +172,15 @@ def two_gpus(opened, monkeypatch):
     monkeypatch.setattr(places, "DeviceLock", Lock)
     monkeypatch.setattr(places, "open_sampler", opens)
     gpus = tuple(Gpu(f"GPU-{i}", "NVIDIA H200", 141 << 30, "1", "12.8") for i in range(2))
-    session.planner.host = Host(Environment(backend="cuda"), "GPU-0", gpus=gpus)
-    session.planner.backend = "cuda"
+    session.planner.host = Host(Environment(platform="cuda"), "GPU-0", gpus=gpus)
+    session.planner.platform = "cuda"
     return session, locked, read
 
 
 def test_an_engine_takes_a_lock_and_the_sensors_of_each_of_its_gpus(two_gpus):
     session, locked, read = two_gpus
     devices = session.devices
-    one, both = EngineSpec(MODEL), EngineSpec(MODEL, tensor_parallel=2)
+    one, both = EngineSpec(MODEL), EngineSpec(MODEL, tensor_parallel_size=2)
     devices.take(one)
     assert locked == [], "the first was taken when the session was opened"
     devices.take(both), devices.take(both)
@@ -194,14 +194,14 @@ def test_an_engine_takes_a_lock_and_the_sensors_of_each_of_its_gpus(two_gpus):
     )
     assert read == [("GPU-0",), ("GPU-0", "GPU-1"), ("GPU-1",)]
     assert devices.own_sampler() is devices.sampler, "engines of this run have one GPU"
-    session.planner.options = replace(session.options, tensor_parallel=(2,))
+    session.planner.options = replace(session.options, tensor_parallel_size=(2,))
     assert devices.own_sampler() is devices.sampler_of(both)
     session.close()
     assert locked == []
 
 
 def test_processes_of_a_cpu_engine_need_a_core_each():
-    host = Host(Environment(backend="cpu", cores=2), "cpu")
+    host = Host(Environment(platform="cpu", cores=2), "cpu")
     check_there(host, range(2))
     with pytest.raises(BadUsage, match="3 processes of vLLM's CPU backend need a core each, and there are 2"):
         check_there(host, range(3))
@@ -210,5 +210,5 @@ def test_processes_of_a_cpu_engine_need_a_core_each():
 def test_a_gpu_that_is_not_there_is_not_taken(two_gpus):
     session, locked, _ = two_gpus
     with pytest.raises(BadUsage, match="3 GPUs are asked for, and 2 GPUs are visible"):
-        session.devices.take(EngineSpec(MODEL, gpu=1, tensor_parallel=2))
+        session.devices.take(EngineSpec(MODEL, gpu=1, tensor_parallel_size=2))
     assert locked == []

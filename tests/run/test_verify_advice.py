@@ -23,8 +23,8 @@ from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import curves_of, read_all
-from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run import session as sessions
 from pytest_slmserve.run import verify_advice
@@ -56,7 +56,7 @@ def swept(tmp_path, monkeypatch) -> Make:
     monkeypatch.chdir(tmp_path)
 
     def make(name: str = "a.jsonl", **given: Any) -> Path:
-        words = {"fake": True, "models": "opt-1.3b", "batches": GRID, "window": "2", "records": name}
+        words = {"simulate": True, "models": "opt-1.3b", "concurrency": GRID, "window": "2", "records": name}
         session = Session.from_options(read_options({**words, **given}, {}, {}), tmp_path)
         session.open()
         try:
@@ -93,8 +93,10 @@ def verification(capsys, path: Path, *arguments: object) -> tuple[int, dict[str,
 
 def slower(monkeypatch, factor: float) -> None:
     """From now on engines are so much as fast."""
-    law_of = FakeEngine.law
-    monkeypatch.setattr(FakeEngine, "law", lambda self, work: (factor * law_of(self, work)[0], law_of(self, work)[1]))
+    law_of = SimulatedEngine.law
+    monkeypatch.setattr(
+        SimulatedEngine, "law", lambda self, work: (factor * law_of(self, work)[0], law_of(self, work)[1])
+    )
 
 
 # End to end
@@ -147,7 +149,7 @@ def test_one_repeat_of_each_has_no_noise_to_decide_by(swept, capsys):
 
 
 def test_what_two_loads_predict_is_verified(swept, capsys):
-    status, seen = verification(capsys, swept(batches="1,32"))
+    status, seen = verification(capsys, swept(concurrency="1,32"))
     [model] = seen["models"]
     assert status == 0 and model["batch"] not in (1, 32)
     assert abs(model["ratio"]["value"] - 1) < 0.03
@@ -155,12 +157,12 @@ def test_what_two_loads_predict_is_verified(swept, capsys):
 
 def test_preemption_breaks_the_promise(swept, capsys):
     """Planted at 64 from the start, it would not be advised: so the sweep does not go so far."""
-    status, out, _ = advise(capsys, swept(batches="1,32", engine_arg=["preempt_from=40"]))
+    status, out, _ = advise(capsys, swept(concurrency="1,32", engine_arg=["preempt_from=40"]))
     assert status == 1 and "preemptions, though its KV cache was to hold all at full length" in out
 
 
 def test_an_engine_that_dies_fails_and_the_others_go_on(swept, capsys):
-    path = swept(models="opt-125m,opt-1.3b", batches="1,32", engine_arg=["die_at=40"])
+    path = swept(models="opt-125m,opt-1.3b", concurrency="1,32", engine_arg=["die_at=40"])
     status, seen = verification(capsys, path)
     assert (status, [m["tokens_per_s"] for m in seen["models"]]) == (1, [None, None])
     [verdict] = seen["models"][0]["verdicts"]
@@ -223,14 +225,14 @@ def test_the_engine_is_that_of_the_records_with_the_limits_advised():
     total = spec.kv_cache_bytes + 2_631_516_160 + 4 * GIB
     assert (spec.max_num_seqs, spec.max_model_len) == (64, 96)
     assert spec.kv_cache_bytes == (64 * 6 + 1) * 16 * 196_608
-    assert spec.memory_share == utilization(total, H200.gpu_memory_bytes or 0) == 0.054
-    limits = ("max_num_seqs", "max_model_len", "kv_cache_bytes", "memory_share")
+    assert spec.gpu_memory_utilization == utilization(total, H200.gpu_memory_bytes or 0) == 0.054
+    limits = ("max_num_seqs", "max_model_len", "kv_cache_bytes", "gpu_memory_utilization")
     assert replace(spec, **{name: getattr(made[0].spec, name) for name in limits}) == made[0].spec
 
 
 @pytest.mark.parametrize(("gpu", "share"), [(40 * GIB, 0.19), (1000 * GIB, 0.054)])
 def test_the_share_is_what_the_check_at_the_start_needs_here(gpu, share):
-    assert advised(h200(), gpu_bytes=gpu).memory_share == share
+    assert advised(h200(), gpu_bytes=gpu).gpu_memory_utilization == share
 
 
 def test_what_was_given_beside_the_limits_does_not_override_them():
@@ -242,9 +244,9 @@ def test_what_was_given_beside_the_limits_does_not_override_them():
 
 @pytest.mark.parametrize(("batch", "gib"), [(8, 1), (4096, 73)])
 def test_on_the_cpu_the_kv_cache_has_whole_gib(batch, gib):
-    environment = Environment(backend="cpu", cpu="some")
+    environment = Environment(platform="cpu", cpu="some")
     made = [
-        replace(m, spec=EngineSpec("opt-1.3b", backend="cpu", kv_cache_bytes=GIB))
+        replace(m, spec=EngineSpec("opt-1.3b", platform="cpu", kv_cache_bytes=GIB))
         for m in h200(environment=environment)
     ]
     spec = advised(made, batch, gpu_bytes=None)
@@ -253,13 +255,13 @@ def test_on_the_cpu_the_kv_cache_has_whole_gib(batch, gib):
 
 def test_the_load_is_that_of_the_records(swept):
     """Window and starts too."""
-    [trial] = trials(*found(swept(starts="together", window="3")))
-    assert trial.load == ClosedLoop(64, window_s=3.0, starts="together")
+    [trial] = trials(*found(swept(ramp_up="together", window="3")))
+    assert trial.load == ClosedLoop(64, window_s=3.0, ramp_up="together")
     assert trial.workload.hash == trial.source.workload.hash and trial.spec.extra == ()
 
 
 def test_the_sweep_that_the_advice_rests_on_is_the_one_repeated(swept):
-    swept(batches="1,32", lengths="64/32")
+    swept(concurrency="1,32", lengths="64/32")
     [trial] = trials(*found(swept()))
     assert trial.source.workload.spec.prompt_tokens == 512
 
@@ -306,7 +308,7 @@ def test_a_device_that_another_run_measures(swept, tmp_path, capsys, monkeypatch
     path = swept()
     text = path.read_text("utf-8").replace('"backend":"fake"', '"backend":"cpu"')
     path.write_text(re.sub(r'"kv_cache_bytes":\d+', f'"kv_cache_bytes":{GIB}', text), "utf-8")
-    there = replace(read(path).measurements[0].environment, backend="cpu")
+    there = replace(read(path).measurements[0].environment, platform="cpu")
     monkeypatch.setattr(sessions, "probe", lambda *_: Host(there, "cpu"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     lock = DeviceLock("cpu", tmp_path)
@@ -321,7 +323,7 @@ def test_a_device_that_another_run_measures(swept, tmp_path, capsys, monkeypatch
 
 def test_an_archive_that_another_run_writes(swept, tmp_path, capsys):
     path = swept()
-    session = Session.from_options(read_options({"fake": True, "records": "mine.jsonl"}, {}, {}), tmp_path)
+    session = Session.from_options(read_options({"simulate": True, "records": "mine.jsonl"}, {}, {}), tmp_path)
     session.open()
     try:
         status, out, err = advise(capsys, path, "--records", "mine.jsonl")
@@ -365,7 +367,7 @@ def test_mps_where_there_is_none_is_said_before_anything_is_measured(swept, tmp_
 
 
 def test_nothing_to_verify(swept, tmp_path, capsys):
-    status, out, err = advise(capsys, swept(batches="32"))
+    status, out, err = advise(capsys, swept(concurrency="32"))
     assert (status, err) == (10, "") and "1 load to judge by" in out and "verified" not in out
     assert not (tmp_path / ".slm").exists()
 
@@ -374,15 +376,15 @@ def test_nothing_to_verify(swept, tmp_path, capsys):
 
 
 def test_an_interrupt_leaves_nothing_and_keeps_what_was_measured(swept, tmp_path, capsys, monkeypatch):
-    path, closed, run_once = swept(), [], FakeEngine.run
+    path, closed, run_once = swept(), [], SimulatedEngine.run
 
-    def interrupted(self: FakeEngine, *arguments: Any) -> Any:
+    def interrupted(self: SimulatedEngine, *arguments: Any) -> Any:
         if (tmp_path / ".slm" / "verify.jsonl").read_text("utf-8").count('"kind":"measurement"'):
             raise KeyboardInterrupt
         return run_once(self, *arguments)
 
-    monkeypatch.setattr(FakeEngine, "run", interrupted)
-    monkeypatch.setattr(FakeEngine, "close", lambda engine: closed.append(engine))
+    monkeypatch.setattr(SimulatedEngine, "run", interrupted)
+    monkeypatch.setattr(SimulatedEngine, "close", lambda engine: closed.append(engine))
     status, out, err = advise(capsys, path)
     assert status == 130 and "vllm serve" in out and "verified" not in out
     assert err == "interrupted: nothing runs any more; what was measured is in .slm/verify.jsonl\n"
@@ -396,12 +398,12 @@ def test_replicas_are_stopped_when_interrupted(swept, capsys, monkeypatch):
     asked, curves = found(swept(engine_arg=["dram_active=0.3"]), gpu_bytes=140 * GIB)
     alone = trials(asked, curves)
     joint = joint_of(asked, alone, "mps")
-    closed: list[FakeEngine] = []
+    closed: list[SimulatedEngine] = []
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FakeEngine, "close", lambda engine: closed.append(engine))
+    monkeypatch.setattr(SimulatedEngine, "close", lambda engine: closed.append(engine))
     monkeypatch.setattr(sessions, "measure_together", interrupted)
     with pytest.raises(KeyboardInterrupt), opened(alone, joint, VerifyOptions()) as session:
         verify(session, alone, joint, VerifyOptions())

@@ -21,11 +21,11 @@ def test_blocks_that_a_published_engine_logged():
     ("spec", "blocks"),
     [
         (
-            EngineSpec("opt-tiny", backend="cpu", dtype="bfloat16", kv_cache_bytes=GIB),
+            EngineSpec("opt-tiny", platform="cpu", dtype="bfloat16", kv_cache_bytes=GIB),
             8192,
         ),  # seen on vLLM's CPU backend
         (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB), 1365),
-        (EngineSpec("facebook/opt-1.3b", backend="fake", kv_cache_bytes=4 * GIB), 1365),
+        (EngineSpec("facebook/opt-1.3b", platform="simulated", kv_cache_bytes=4 * GIB), 1365),
         (EngineSpec("opt-1.3b", dtype="float32", kv_cache_bytes=4 * GIB), 682),
         (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("kv_cache_dtype", "fp8"),)), 2730),
         (EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB, extra=(("block_size", 32),)), 682),
@@ -69,7 +69,7 @@ def test_a_record_whose_blocks_have_no_size_is_taken_as_one_that_does_not_say(sa
 
 def test_budget():
     assert kv_cache.kv_budget_bytes(40 * GIB, 0.5, 5 * GIB, 3 * GIB) == 12 * GIB
-    with pytest.raises(BadUsage, match=r"25\.0 GiB of the 20\.0 GiB .*\n.*--slm-memory-share"):
+    with pytest.raises(BadUsage, match=r"25\.0 GiB of the 20\.0 GiB .*\n.*--slm-gpu-memory-utilization"):
         kv_cache.kv_budget_bytes(40 * GIB, 0.5, 21 * GIB, 4 * GIB)
 
 

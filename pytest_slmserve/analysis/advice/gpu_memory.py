@@ -16,7 +16,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, RESERVE_BYTES
 from pytest_slmserve.schema.specs import GIB
 
-MEMORY_SHARE = 0.9  # of the GPU for all engines together
+GPU_MEMORY_UTILIZATION = 0.9  # of the GPU for all engines together
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB)?", re.ASCII | re.IGNORECASE)
 SMALLEST_GPU, LARGEST_GPU = GIB, 1 << 44
 UTILIZATION_STEPS = 1000  # vLLM is told its share of the memory with three decimals
@@ -90,7 +90,7 @@ def parse_memory(text: str) -> int:
     return size
 
 
-def budget_bytes(gpu_bytes: int, share: float = MEMORY_SHARE) -> int:
+def budget_bytes(gpu_bytes: int, share: float = GPU_MEMORY_UTILIZATION) -> int:
     return int(gpu_bytes * share)
 
 

@@ -78,20 +78,20 @@ def of_curves(
 
 def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
     """What a GPU holds, and when another engine pays, is told by engines that had one. Raises BadUsage."""
-    found = [(curve, label) for curve, label in named if curve.spec is None or curve.spec.tensor_parallel == 1]
+    found = [(curve, label) for curve, label in named if curve.spec is None or curve.spec.tensor_parallel_size == 1]
     if named and not found:
         raise BadUsage(
             f"{named[0][0].subject} was measured on several GPUs at once, and advice is for one",
-            "records of --slm-tensor-parallel 1",
+            "records of --slm-tensor-parallel-size 1",
         )
     return found
 
 
 def one_device(curves: Sequence[Curve]) -> Environment | None:
     """Where all of them were measured. Raises BadUsage where they were on several kinds of device."""
-    devices = {(e.backend, e.gpu_name, e.gpu_memory_bytes, e.url): e for c in curves if (e := c.environment)}
+    devices = {(e.platform, e.gpu_name, e.gpu_memory_bytes, e.url): e for c in curves if (e := c.environment)}
     if len(devices) > 1:
-        names = ", ".join(e.url or e.gpu_name or e.backend or "unknown" for e in devices.values())
+        names = ", ".join(e.url or e.gpu_name or e.platform or "unknown" for e in devices.values())
         raise BadUsage(f"the records are of several devices ({names})", "records of one, or --model")
     return next(iter(devices.values()), None)
 
@@ -129,7 +129,7 @@ def _left_out(curve: Curve) -> Iterator[str]:
 
 def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
     first = curve.first
-    if first is None or first.spec.backend == "remote":  # what its server's limits were is not told
+    if first is None or first.spec.platform == "remote":  # what its server's limits were is not told
         return None
     spec, resolved = first.spec, first.resolved
     footprint = _footprint(curve, spec, resolved, longest or first.workload.longest)
@@ -139,9 +139,9 @@ def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
         dtype=resolved.dtype or spec.dtype,
         max_num_batched_tokens=resolved.max_num_batched_tokens or spec.max_num_batched_tokens,
         arguments=tuple(_arguments(spec)),
-        footprint=None if spec.backend == "cpu" else footprint,
+        footprint=None if spec.platform == "cpu" else footprint,
         no_footprint="it was measured on a CPU, so there is no memory of a GPU to plan"
-        if spec.backend == "cpu"
+        if spec.platform == "cpu"
         else why_not,
         kv_had_bytes=_kv_had_bytes(spec, resolved),
         gpu_had_bytes=first.environment.gpu_memory_bytes,

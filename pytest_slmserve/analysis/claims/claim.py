@@ -15,8 +15,8 @@ from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
 from pytest_slmserve.analysis.verdict import Verdict
 
 Expected = Literal["holds", "fails"]
-AnyStarts = Literal["*", "spread", "together"]
-AnyDoor = Literal["*", "offline", "server", "endpoint"]
+AnyRampUp = Literal["*", "staggered", "burst"]
+AnyInterface = Literal["*", "engine", "server", "endpoint"]
 Parameters = Mapping[str, Any]
 Others = Sequence[Curve]
 Judge = Callable[[Curve, Parameters, Others], Verdict]
@@ -42,19 +42,19 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """What is expected of a claim for a model on a device, by a door, in a closed loop of one way of starting, under a
+    """What is expected of a claim for a model on a device, by a interface, in a closed loop of one way of starting, under a
     vLLM.
 
     model: a short name or "*". device: a backend ("cuda", "cpu", "fake"), a GPU family of `roofline.GPUS` ("H200") or
-    "*". door: how the requests come in, or "*". starts: those of the closed loop, or "*". vllm: first release, and the
+    "*". interface: how the requests come in, or "*". starts: those of the closed loop, or "*". vllm: first release, and the
     one it ends before; "" for no end. parameters: numbers of the judgement, plain.
     """
 
     claim: str
     model: str = ANY
     device: str = ANY
-    door: AnyDoor = ANY
-    starts: AnyStarts = ANY
+    interface: AnyInterface = ANY
+    ramp_up: AnyRampUp = ANY
     vllm: tuple[str, str] = ANY_RELEASE
     parameters: Parameters = field(default_factory=dict)
     expected: Expected = "holds"

@@ -169,7 +169,7 @@ def next_smaller(model: str) -> str | None:
 
 def at_table_1(curve: Curve) -> Point | None:
     """The point at the model's largest batch of the paper's table 1, of one GPU, if its energy was measured."""
-    if curve.spec and curve.spec.tensor_parallel > 1:
+    if curve.spec and curve.spec.tensor_parallel_size > 1:
         return None
     wanted = PUBLISHED.get(curve.subject)
     return next((p for p in curve.valid if p.concurrency == wanted and energies_j(p)), None)
@@ -181,7 +181,7 @@ def _same_place(one: Curve, other: Curve) -> bool:
     def facts(curve: Curve) -> tuple[object, ...]:
         where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
         engine = spec and replace(spec, model="", kv_cache_bytes=0)  # what the weights leave
-        return (where and where.key, load and load.starts, workload and workload.hash, engine)
+        return (where and where.key, load and load.ramp_up, workload and workload.hash, engine)
 
     return facts(one) == facts(other)
 

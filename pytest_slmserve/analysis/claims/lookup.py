@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Backend, Door, Starts
+from pytest_slmserve.schema.literals import Interface, Platform, RampUp
 from pytest_slmserve.schema.records import known_fields
 
 
@@ -37,29 +37,29 @@ def row_for(
     claim: str,
     model: str,
     environment: Environment | None = None,
-    door: Door | None = None,
-    starts: Starts | None = None,
+    interface: Interface | None = None,
+    ramp_up: RampUp | None = None,
     rows: tuple[ClaimRow, ...] = ROWS,
 ) -> ClaimRow:
-    """What is expected of a claim for this model, here, by this door and under this load: the most specific row.
+    """What is expected of a claim for this model, here, by this interface and under this load: the most specific row.
 
-    What a row names counts in this order: the model, a GPU family, a backend, the door, the starts, a range of vLLM. An
-    unknown environment, release, door or way of starting fits only rows that leave it open. Raises BadUsage for an
+    What a row names counts in this order: the model, a GPU family, a backend, the interface, the starts, a range of vLLM. An
+    unknown environment, release, interface or way of starting fits only rows that leave it open. Raises BadUsage for an
     unknown claim.
     """
     claim_of(claim)
     where = environment or Environment()
-    fitting = [row for row in rows if row.claim == claim and _fits(row, model, where, door, starts)]
+    fitting = [row for row in rows if row.claim == claim and _fits(row, model, where, interface, ramp_up)]
     if not fitting:
         raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
     return max(fitting, key=_specific)
 
 
-def _fits(row: ClaimRow, model: str, where: Environment, door: Door | None, starts: Starts | None) -> bool:
+def _fits(row: ClaimRow, model: str, where: Environment, interface: Interface | None, ramp_up: RampUp | None) -> bool:
     peaks = peaks_of(where.gpu_name)
-    devices = {ANY, where.backend, peaks.family if peaks else None}
+    devices = {ANY, where.platform, peaks.family if peaks else None}
     here = row.model in (ANY, short_name(model)) and row.device in devices and _in_range(row.vllm, where.vllm)
-    return here and row.door in (ANY, door) and row.starts in (ANY, starts)
+    return here and row.interface in (ANY, interface) and row.ramp_up in (ANY, ramp_up)
 
 
 def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
@@ -71,8 +71,14 @@ def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
 
 
 def _specific(row: ClaimRow) -> tuple[int, ...]:
-    device = 0 if row.device == ANY else 1 if row.device in get_args(Backend) else 2
-    return int(row.model != ANY), device, int(row.door != ANY), int(row.starts != ANY), int(row.vllm != ANY_RELEASE)
+    device = 0 if row.device == ANY else 1 if row.device in get_args(Platform) else 2
+    return (
+        int(row.model != ANY),
+        device,
+        int(row.interface != ANY),
+        int(row.ramp_up != ANY),
+        int(row.vllm != ANY_RELEASE),
+    )
 
 
 def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> Verdict:

@@ -55,7 +55,7 @@ def _wider_smallest(curve: Curve) -> bool:
 
 def _wider_largest(curve: Curve) -> bool:
     """On as many GPUs as the claim is about."""
-    degrees = {c.spec.tensor_parallel for c in (curve, *curve.wider) if c.spec}
+    degrees = {c.spec.tensor_parallel_size for c in (curve, *curve.wider) if c.spec}
     return curve.subject == LARGEST and degrees >= {2, 4}
 
 
@@ -69,7 +69,7 @@ def _alike(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
 
 def _measured(curve: Curve) -> bool:
     """Of an engine whose KV cache is ours to give: that of an endpoint is its own affair."""
-    return bool(curve.measurements) and curve.measurements[0].spec.door != "endpoint"
+    return bool(curve.measurements) and curve.measurements[0].spec.interface != "endpoint"
 
 
 def _sensed_sweep(curve: Curve) -> bool:
@@ -331,8 +331,8 @@ ROWS: tuple[ClaimRow, ...] = (
         curves.PLATEAU,
         model="opt-125m",
         device="H200",
-        door="offline",  # the server's one front end ends the gain before the GPU does
-        starts="spread",
+        interface="engine",  # the server's one front end ends the gain before the GPU does
+        ramp_up="staggered",
         parameters=_LAW,
         expected="fails",
         evidence="vLLM 0.26.0: it gains 52 % from 256 to 512 in flight and 26 % more to 1024, the largest load",
@@ -383,7 +383,7 @@ ROWS: tuple[ClaimRow, ...] = (
         gpu_claims.BLIND_UTIL,
         model="opt-125m",
         device="H200",
-        starts="spread",
+        ramp_up="staggered",
         parameters={"bound": 1.5, "full": 0.9},
         expected="fails",
         evidence="vLLM 0.26.0: no kernel runs for a quarter of the time at 512 in flight, and for 60 % at 1 to 128",
@@ -397,7 +397,7 @@ ROWS: tuple[ClaimRow, ...] = (
         gpu_claims.MEMORY_BOUND,
         model="opt-2.7b",
         device="H200",
-        starts="together",
+        ramp_up="burst",
         parameters={"margin": 1.0},
         expected="fails",
         evidence="vLLM 0.26.0: at 256 in flight DRAM 36 %, tensor cores 50 %, nearly all of it padding (head size 80)",
@@ -406,7 +406,7 @@ ROWS: tuple[ClaimRow, ...] = (
         gpu_claims.MEMORY_BOUND,
         model="qwen2.5-3b",
         device="H200",
-        starts="together",
+        ramp_up="burst",
         parameters={"margin": 1.0},
         expected="fails",
         evidence="by shapes it tends to 1,316 FLOP/byte; vLLM 0.26.0: at 1024 in flight DRAM 13 %, tensor cores 23 %",

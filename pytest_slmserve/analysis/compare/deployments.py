@@ -22,12 +22,12 @@ SIZED = ("tensor_parallel", "kv_cache_bytes", "max_num_seqs")  # what follows fr
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One way, under one load. tensor_parallel: GPUs of each engine. sharing: how several engines are placed; None for
+    """One way, under one load. tensor_parallel_size: GPUs of each engine. sharing: how several engines are placed; None for
     one alone. room: requests that may run at once in all engines; None: not known. kv_blocks: of all engines."""
 
     gpus: int
     engines: int
-    tensor_parallel: int
+    tensor_parallel_size: int
     sharing: Sharing | None
     concurrency: int
     served: Point | SharedPoint
@@ -64,15 +64,15 @@ def _family(curve: Curve) -> str:
     spec, where, workload, load = curve.spec, curve.environment, curve.workload, curve.load
     assert spec and where and workload
     facts = {name: value for name, value in spec.facts.items() if name not in SIZED}
-    return short_hash([facts, where.per_gpu_key, workload.hash, load.starts if load else None])
+    return short_hash([facts, where.per_gpu_key, workload.hash, load.ramp_up if load else None])
 
 
 def _ascending(curves: Sequence[Curve]) -> list[Curve]:
-    return sorted(curves, key=lambda c: c.spec.tensor_parallel if c.spec else 0)
+    return sorted(curves, key=lambda c: c.spec.tensor_parallel_size if c.spec else 0)
 
 
 def _spread(curves: Sequence[Curve]) -> bool:
-    return len({c.spec.tensor_parallel for c in curves if c.spec}) > 1
+    return len({c.spec.tensor_parallel_size for c in curves if c.spec}) > 1
 
 
 def deployments(curve: Curve) -> tuple[Deployment, ...]:
@@ -95,14 +95,14 @@ def _engines(curve: Curve) -> Iterator[Deployment]:
         return
     limits = [n for n in (curve.kv_capacity, resolved.max_num_seqs or spec.max_num_seqs) if n is not None]
     for point in (*curve.valid, *(point for point in curve.alone if point.valid)):
-        gpus, blocks = spec.tensor_parallel, resolved.kv_blocks
+        gpus, blocks = spec.tensor_parallel_size, resolved.kv_blocks
         yield Deployment(gpus, 1, gpus, None, point.concurrency, point, min(limits, default=None), blocks)
 
 
 def _replicas(curve: Curve) -> Iterator[Deployment]:
     for shared in curve.shared:
         if shared.valid:
-            each = shared.tensor_parallel
+            each = shared.tensor_parallel_size
             gpus = shared.count * each if shared.sharing == "gpus" else each
             yield Deployment(gpus, shared.count, each, shared.sharing, shared.concurrency, shared)
 

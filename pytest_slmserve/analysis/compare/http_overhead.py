@@ -1,7 +1,7 @@
-"""What the serving stack costs: one load by two doors, engine, requests, environment and way of loading being equal.
+"""What the serving stack costs: one load by two interfaces, engine, requests, environment and way of loading being equal.
 
 Launches of one engine differ too, and so do two hours of one host, which repeats of one launch do not tell. So a
-difference tells of the doors as far as each was launched more than once.
+difference tells of the interfaces as far as each was launched more than once.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from pytest_slmserve.schema.records import series_key
 
 
 @dataclass(frozen=True, slots=True)
-class AtBothDoors:
+class AtBothInterfaces:
     """One load without and with the server. ratio: output tokens/s through the server over those without it; its noise
     is pooled over the repeats of all loads of both. prompt_steps: share of the steps that processed a prompt, offline
     and through the server: which arrive together there is a matter of the stack, and of throughput."""
 
-    offline: Point
+    engine: Point
     server: Point
     ratio: Interval
     prompt_steps: tuple[float | None, float | None]
 
     @property
     def concurrency(self) -> int:
-        return self.offline.concurrency
+        return self.engine.concurrency
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
-    """Two sweeps that differ in the door alone, and the loads that both have valid points of, ascending."""
+class Interfaces:
+    """Two sweeps that differ in the interface alone, and the loads that both have valid points of, ascending."""
 
-    offline: Curve
+    engine: Curve
     server: Curve
-    loads: tuple[AtBothDoors, ...]
+    loads: tuple[AtBothInterfaces, ...]
 
 
-def at_both_doors(curves: Sequence[Curve]) -> list[Doors]:
+def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
     """Each sweep through the server with the one without it; those without a load in common are left out."""
-    offline = {_but_for_the_door(curve): curve for curve in curves if _door(curve) == "offline"}
-    pairs = [(offline.get(_but_for_the_door(curve)), curve) for curve in curves if _door(curve) == "server"]
-    found = [Doors(without, served, _loads(without, served)) for without, served in pairs if without]
-    return [doors for doors in found if doors.loads]
+    engine = {_but_for_the_interface(curve): curve for curve in curves if _interface(curve) == "engine"}
+    pairs = [(engine.get(_but_for_the_interface(curve)), curve) for curve in curves if _interface(curve) == "server"]
+    found = [Interfaces(without, served, _loads(without, served)) for without, served in pairs if without]
+    return [interfaces for interfaces in found if interfaces.loads]
 
 
-def _loads(offline: Curve, server: Curve) -> tuple[AtBothDoors, ...]:
-    noise = pooled_relative_sd([p.repeats for p in (*offline.valid, *server.valid)])
+def _loads(engine: Curve, server: Curve) -> tuple[AtBothInterfaces, ...]:
+    noise = pooled_relative_sd([p.repeats for p in (*engine.valid, *server.valid)])
     served = {p.concurrency: p for p in server.valid}
-    pairs = [(p, served[p.concurrency]) for p in offline.valid if p.concurrency in served]
+    pairs = [(p, served[p.concurrency]) for p in engine.valid if p.concurrency in served]
     return tuple(
-        AtBothDoors(
-            offline=p,
+        AtBothInterfaces(
+            engine=p,
             server=q,
             ratio=factor(log_ratio(p.repeats, q.repeats, noise)),
-            prompt_steps=(_prompt_steps(offline, p), _prompt_steps(server, q)),
+            prompt_steps=(_prompt_steps(engine, p), _prompt_steps(server, q)),
         )
         for p, q in pairs
     )
@@ -69,11 +69,11 @@ def _prompt_steps(curve: Curve, point: Point) -> float | None:
     return mean_of_known(steps_with_prompts(m.run) for m in curve.measurements if m.id in point.records)
 
 
-def _door(curve: Curve) -> str | None:
-    return curve.spec.door if curve.spec else None
+def _interface(curve: Curve) -> str | None:
+    return curve.spec.interface if curve.spec else None
 
 
-def _but_for_the_door(curve: Curve) -> str | None:
+def _but_for_the_interface(curve: Curve) -> str | None:
     first, load = curve.first, curve.load
     if first is None or load is None:
         return None

@@ -61,7 +61,9 @@ def replicas_beat(curve: Curve, bound: float) -> Verdict:
     pairs = [
         (engines[one.gpus][one.concurrency], one)
         for one in found
-        if one.sharing == "gpus" and one.tensor_parallel < one.gpus and one.concurrency in engines.get(one.gpus, {})
+        if one.sharing == "gpus"
+        and one.tensor_parallel_size < one.gpus
+        and one.concurrency in engines.get(one.gpus, {})
     ]
     if not pairs:
         missing = "replicas with a GPU each and an engine over as many GPUs were not both measured under one load"
@@ -90,7 +92,7 @@ def _largest_that_fits(engines: dict[int, dict[int, Deployment]], fewer: int, mo
 
 def _memory(engines: dict[int, dict[int, Deployment]], pair: Pair) -> str:
     """Where the load does not fit into one GPU, that the engine over several gains by memory too."""
-    alone = engines.get(pair[1].tensor_parallel, {}).get(pair[0].concurrency)
+    alone = engines.get(pair[1].tensor_parallel_size, {}).get(pair[0].concurrency)
     if alone is None or alone.fits:
         return ""
     return f", of which one GPU runs {alone.room} at once: there an engine over several gains memory, not speed alone"

@@ -56,7 +56,7 @@ from pytest_slmserve.schema.specs import EngineSpec
 
 FEWEST_ALONE = 50  # steps that only decode, of a side: where they are few, each varies by a tenth, their mean by 1.4 %
 ALWAYS_DIFFER = {"compile_s", "ready_s"}
-NO_LIMITS = {"model", "python", "gpu", "door"}  # of a specification: what is measured, and where it lies
+NO_LIMITS = {"model", "python", "gpu", "interface"}  # of a specification: what is measured, and where it lies
 
 
 @dataclass(frozen=True, slots=True)

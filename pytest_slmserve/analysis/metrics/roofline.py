@@ -107,7 +107,7 @@ def peaks_of(gpu_name: str | None) -> Peaks | None:
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
     """Of all GPUs of an engine together, as if none ever waited for another; None where their data sheet is not
     listed."""
-    peaks, gpus = peaks_of(environment.gpu_name), spec.tensor_parallel
+    peaks, gpus = peaks_of(environment.gpu_name), spec.tensor_parallel_size
     if peaks is None or gpus == 1:
         return peaks
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * peaks.flops_per_s)

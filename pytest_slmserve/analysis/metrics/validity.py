@@ -58,7 +58,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     yield from _roofline(measurement)
     if is_job(measurement.load):
         yield from _tokens_not_told(measurement.run)
-    elif measurement.spec.door == "offline":  # a client of a server does not see when its requests were admitted
+    elif measurement.spec.interface == "engine":  # a client of a server does not see when its requests were admitted
         yield from _little(measurement.run, measurement.workload.mean_output_tokens)
         yield from _load_not_reached(measurement)
     yield from _lagged(measurement)
@@ -210,7 +210,7 @@ def _ends(measurement: Measurement) -> tuple[float, float] | None:
     if not is_steady(load) or window.span_s(run) is None:
         return None
     period = round(measurement.workload.mean_output_tokens + 1)
-    halves = _halves(run) if load.starts == "spread" else _convoys(run, period)
+    halves = _halves(run) if load.ramp_up == "staggered" else _convoys(run, period)
     if min(len(half) for half in halves) <= MIN_STEPS_PER_HALF:
         return None
     first, second = (window.tokens_per_s(run, half) for half in halves)

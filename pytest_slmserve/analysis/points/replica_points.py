@@ -69,7 +69,7 @@ class SharedPoint(SharedSummary):
     """Repeats of one set of engines under one load: means over those that are used, as in a `Point`.
 
     models: of each replica. concurrency: requests in flight in all. environment: where. workload: the hash of the
-    replicas' requests, None where they differ. starts: of their loads. tensor_parallel: GPUs of each engine.
+    replicas' requests, None where they differ. starts: of their loads. tensor_parallel_size: GPUs of each engine.
     """
 
     models: tuple[str, ...]
@@ -80,8 +80,8 @@ class SharedPoint(SharedSummary):
     thread_percentage: int | None = None
     environment: Environment
     workload: str | None = None
-    starts: str = "spread"
-    tensor_parallel: int = 1
+    ramp_up: str = "staggered"
+    tensor_parallel_size: int = 1
     repeats: tuple[float, ...] = ()
     records: tuple[str, ...] = ()
     each: tuple[SharedSummary, ...] = field(default=(), repr=False)
@@ -240,8 +240,8 @@ def shared_point(runs: Sequence[ReplicaGroup]) -> SharedPoint:
         thread_percentage=part.thread_percentage,
         environment=first[0].environment,
         workload=hashes.pop() if len(hashes) == 1 else None,
-        starts=first[0].load.starts if isinstance(first[0].load, ClosedLoop) else "together",
-        tensor_parallel=first[0].spec.tensor_parallel,
+        ramp_up=first[0].load.ramp_up if isinstance(first[0].load, ClosedLoop) else "burst",
+        tensor_parallel_size=first[0].spec.tensor_parallel_size,
         repeats=tuple(s.output_tokens_per_s for s in each if s.output_tokens_per_s is not None),
         records=tuple(m.id for members in chosen.used for m in members),
         each=each,

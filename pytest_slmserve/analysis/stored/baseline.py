@@ -72,7 +72,7 @@ class ComparedCase:
     def details(self) -> str:
         """What tells two of one name apart."""
         load = self.loads[0]
-        asked = f"starts {load.starts}, window {load.window_s:g} s, settled {load.settle_lifetimes:g}"
+        asked = f"ramp-up {load.ramp_up}, window {load.window_s:g} s, settled {load.settle_lifetimes:g}"
         return f"{asked}, workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
 
 
@@ -281,7 +281,7 @@ def _nothing_in_common(baseline: Sequence[Measurement], candidate: Sequence[Meas
 
 
 def _listed(some: Iterable[ComparedCase]) -> str:
-    """ "opt-1.3b at 1, 2 in flight (starts spread, ...)" """
+    """ "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" """
     loads: dict[tuple[str, str], list[int]] = {}
     for cell in some:
         loads.setdefault((cell.engines, cell.details), []).append(cell.concurrency)

@@ -105,8 +105,8 @@ def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
 def _judge(name: str, curve: Curve, label: str, rows: tuple[claim.ClaimRow, ...], curves: Sequence[Curve]) -> Judged:
     here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
     try:
-        door, starts = here.spec.door if here.spec else None, here.load.starts if here.load else None
-        row = lookup.row_for(name, curve.subject, here.environment, door, starts, rows)
+        interface, ramp_up = here.spec.interface if here.spec else None, here.load.ramp_up if here.load else None
+        row = lookup.row_for(name, curve.subject, here.environment, interface, ramp_up, rows)
         return replace(lookup.judge_row(name, curve, row, curves), subject=label), row
     except (SlmError, *UNUSABLE) as error:
         raise unusable(f"the parameters of {name}", error) from None

@@ -50,7 +50,7 @@ def why_not(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
     "There" is the baseline, "here" the candidate. What is known on one side alone is a mismatch.
     """
     seen = ((fact, fact.of(baseline), fact.of(candidate)) for fact in FACTS)
-    on_gpu = "cuda" in (baseline.environment.backend, candidate.environment.backend)
+    on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
     return tuple(_clause(fact, there, here) for fact, there, here in seen if not _match(fact, there, here, on_gpu))
 
 
@@ -94,7 +94,7 @@ def _host(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
         yield "it is not known whether the baseline is of this host: hosts of one kind differ"
     elif not one_boot(baseline, candidate):
         yield "the baseline is of another host, or from before a boot: hosts of one kind differ"
-    systems = baseline.environment.platform, candidate.environment.platform
+    systems = baseline.environment.operating_system, candidate.environment.operating_system
     if systems[0] != systems[1]:
         yield f"operating system {systems[0] or 'not known'} there, {systems[1] or 'not known'} here"
 
@@ -118,7 +118,7 @@ def _moment(measurement: Measurement) -> datetime | None:
 
 
 def _untold(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
-    on_gpu = "cuda" in (baseline.environment.backend, candidate.environment.backend)
+    on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
     for fact in FACTS:
         if (on_gpu or not fact.of_gpu) and fact.untold and fact.of(baseline) is None and fact.of(candidate) is None:
             yield f"the {fact.words} is known on neither side"
@@ -131,7 +131,7 @@ def _load(load: Load) -> str:
     match load:
         case ClosedLoop():
             window = "no window" if load.requests else f"window {load.window_s:g} s"
-            return f"{load.title} (starts {load.starts}, {window}, settled {load.settle_lifetimes:g})"
+            return f"{load.title} (starts {load.ramp_up}, {window}, settled {load.settle_lifetimes:g})"
         case OpenLoop(requests=None):
             return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
     return f"job of {load.title}"
@@ -181,12 +181,12 @@ LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "c
 
 FACTS: tuple[Fact, ...] = (
     Fact("model", lambda m: short_name(m.spec.model)),
-    Fact("weights", attrgetter("spec.weights")),
+    Fact("load format", attrgetter("spec.load_format")),
     Fact("workload", attrgetter("workload.hash")),
     Fact("load", attrgetter("load"), _load),
-    Fact("door", attrgetter("spec.door")),
+    Fact("interface", attrgetter("spec.interface")),
     Fact("prompts from a cache", attrgetter("spec.allow_prefix_cache"), lambda may: "allowed" if may else "refused"),
-    Fact("backend", attrgetter("environment.backend")),
+    Fact("platform", attrgetter("environment.platform")),
     Fact("GPU", attrgetter("environment.gpu_name"), of_gpu=True),
     Fact("GPU memory", attrgetter("environment.gpu_memory_bytes"), _mib, of_gpu=True),
     Fact("driver", attrgetter("environment.driver"), of_gpu=True),

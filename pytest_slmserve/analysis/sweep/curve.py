@@ -209,8 +209,14 @@ def _is_of(shared: SharedPoint, curve: Curve) -> bool:
     where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
     if where is None or load is None or workload is None or spec is None:
         return False
-    asked = (curve.subject, where.per_gpu_key, workload.hash, load.starts, spec.tensor_parallel)
-    engines = (shared.model, shared.environment.per_gpu_key, shared.workload, shared.starts, shared.tensor_parallel)
+    asked = (curve.subject, where.per_gpu_key, workload.hash, load.ramp_up, spec.tensor_parallel_size)
+    engines = (
+        shared.model,
+        shared.environment.per_gpu_key,
+        shared.workload,
+        shared.ramp_up,
+        shared.tensor_parallel_size,
+    )
     return engines == asked
 
 

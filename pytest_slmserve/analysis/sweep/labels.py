@@ -28,9 +28,9 @@ def _facts(curve: Curve) -> list[str]:
         return []
     where = first.environment
     return [
-        f"{first.spec.door} door{front_ends(first.spec)}",
-        f"TP {first.spec.tensor_parallel}",
-        f"starts {load.starts}",
+        f"{first.spec.interface} interface{front_ends(first.spec)}",
+        f"TP {first.spec.tensor_parallel_size}",
+        f"ramp-up {load.ramp_up}",
         f"window {load.window_s:g} s",
         f"settled {load.settle_lifetimes:g}",
         where.url or where.gpu_name or where.cpu or "unknown device",
@@ -42,7 +42,7 @@ def _facts(curve: Curve) -> list[str]:
 
 def _limits(spec: EngineSpec) -> str:
     """Of an engine, but for what is named by itself."""
-    return replace(spec.without_http if spec.door == "server" else spec, tensor_parallel=1).key
+    return replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1).key
 
 
 def front_ends(spec: EngineSpec | None) -> str:

@@ -15,7 +15,7 @@ from pytest_slmserve.telemetry.host_probe import Gpu, first_gpu
 Ask = Callable[..., Any]  # a function of NVML by name and what follows the device; None where NVML does not say
 UNSAID = "NVML does not say"
 
-SHARE: float = next(opt.default for opt in OPTS if opt.name == "memory_share")
+SHARE: float = next(opt.default for opt in OPTS if opt.name == "gpu_memory_utilization")
 GPU_MEMORY_AT_REST = 2 * GIB  # what a driver may hold with nobody there
 MARGIN_C = 10
 SM, MEMORY_CLOCK = 1, 2  # NVML's kinds of clocks
@@ -100,7 +100,7 @@ def of_gpu_memory(ask: Ask, share: float = SHARE) -> Finding:
     found = f"{gib(memory.used)} of {gib(memory.total)} used"
     if memory.total - memory.used < share * memory.total:
         fits = int(100 * (1 - memory.used / memory.total)) / 100
-        return Finding("GPU memory", "problem", found, f"free it, or --slm-memory-share {fits:g}")
+        return Finding("GPU memory", "problem", found, f"free it, or --slm-gpu-memory-utilization {fits:g}")
     if memory.used > GPU_MEMORY_AT_REST:
         return Finding("GPU memory", "warning", found, "somebody is there, perhaps idle: nvidia-smi")
     return Finding("GPU memory", "ok", found)

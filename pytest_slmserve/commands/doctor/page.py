@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve doctor`: what this host can measure, and what would spoil it.
+"""`slmserve doctor`: what this host can measure, and what would spoil it.
 
 It changes nothing and starts no engine. A warning is what makes numbers worse or fewer, a problem is what a run ends
 with, or what makes its numbers wrong.

@@ -22,7 +22,7 @@ from pytest_slmserve.schema.specs import EngineSpec, short_hash
 
 def model_for(spec: EngineSpec, shape: Shape) -> str:
     """A Hub name, or a folder. Raises BadUsage where that cannot be made."""
-    if spec.weights == "real":
+    if spec.load_format == "auto":
         return hub_name(spec.model)
     files = {"config.json": json.dumps(dict(shape.config)), **tokenizer_files(shape)}
     return str(kept(short_name(spec.model), files))

@@ -32,7 +32,7 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     """Arguments of vLLM's AsyncEngineArgs for `spec`, with `model` a folder or a Hub name."""
     arguments: dict[str, Any] = {
         "model": model,
-        "load_format": "dummy" if spec.weights == "dummy" else "auto",
+        "load_format": "dummy" if spec.load_format == "dummy" else "auto",
         "skip_tokenizer_init": True,
         "dtype": spec.dtype,
         "max_model_len": spec.max_model_len,
@@ -44,10 +44,13 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
         "worker_extension_cls": "slm_facts.Facts",
         "disable_log_stats": False,
     }
-    if spec.backend == "cuda":
-        arguments |= {"gpu_memory_utilization": spec.memory_share, "kv_cache_memory_bytes": spec.kv_cache_bytes}
-    if spec.tensor_parallel > 1:
-        arguments["tensor_parallel_size"] = spec.tensor_parallel
+    if spec.platform == "cuda":
+        arguments |= {
+            "gpu_memory_utilization": spec.gpu_memory_utilization,
+            "kv_cache_memory_bytes": spec.kv_cache_bytes,
+        }
+    if spec.tensor_parallel_size > 1:
+        arguments["tensor_parallel_size"] = spec.tensor_parallel_size
     return arguments | {name: _argument(value) for name, value in spec.extra}
 
 
@@ -61,15 +64,15 @@ def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str,
     env = dict(inherited)
     env |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all: it is in the hash of what is compiled
-    if spec.weights == "dummy":
+    if spec.load_format == "dummy":
         env["HF_HUB_OFFLINE"] = "1"
-    if spec.backend == "cpu":
+    if spec.platform == "cpu":
         env["VLLM_CPU_KVCACHE_SPACE"] = str(spec.kv_cache_bytes // GIB)
-        if spec.tensor_parallel > 1:
-            env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(own_cores(), spec.tensor_parallel)
-    if spec.backend == "cuda":
+        if spec.tensor_parallel_size > 1:
+            env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(own_cores(), spec.tensor_parallel_size)
+    if spec.platform == "cuda":
         env |= visible_to(spec, env.get("CUDA_VISIBLE_DEVICES", ""))
-    if spec.tensor_parallel > 1:
+    if spec.tensor_parallel_size > 1:
         env |= WITHOUT_MULTICAST
     env |= dict(spec.env)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(WORKER.parent), env.get("PYTHONPATH", "")]))
@@ -79,7 +82,7 @@ def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str,
 def visible_to(spec: EngineSpec, visible: str) -> dict[str, str]:
     """Variables by which an engine sees its own GPUs. visible: ours, "" for all. By the order of the bus, which is
     NVML's, where there is a choice: CUDA's own order puts the fastest first."""
-    several = spec.tensor_parallel > 1 or spec.gpu > 0
+    several = spec.tensor_parallel_size > 1 or spec.gpu > 0
     if not (several or visible):
         return {}
     ours = [device.strip() for device in visible.split(",") if device.strip()]
@@ -92,8 +95,8 @@ def placement_env(
 ) -> dict[str, str]:
     """Variables that say where, and when, an engine runs beside others."""
     env = {**extra_env, **turn.extra_env}
-    if cores and spec.backend == "cpu":
-        env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(cores, spec.tensor_parallel)
+    if cores and spec.platform == "cpu":
+        env["VLLM_CPU_OMP_THREADS_BIND"] = bound_to(cores, spec.tensor_parallel_size)
     return env
 
 

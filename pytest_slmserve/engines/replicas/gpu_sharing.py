@@ -9,11 +9,11 @@ import psutil
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import EndpointEngine
-from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas import mps
 from pytest_slmserve.engines.replicas.replica_set import HeldEngine, ReplicaEngines, cores_of_each
 from pytest_slmserve.engines.server import ServerEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
@@ -32,7 +32,7 @@ def start_replicas(
     if why := cannot_share(spec, device):
         raise BadUsage(why, "another way of sharing: time-slicing")
     launch = partial(_launch, sharing=spec.sharing)
-    if spec.backend == "fake" or spec.sharing in ("time-slicing", "urls"):
+    if spec.platform == "simulated" or spec.sharing in ("time-slicing", "urls"):
         return ReplicaEngines(spec, launch, memory_used=memory_used)
     if spec.sharing == "gpus":  # nobody takes memory where another looks
         return ReplicaEngines(spec, launch)
@@ -52,9 +52,9 @@ def start_replicas(
 
 def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
     """Why these replicas cannot share the device in this way, in one sentence; None where nothing speaks against it."""
-    if spec.backend == "cpu" and not all(cores_of_each(len(spec), pinned=True)):
+    if spec.platform == "cpu" and not all(cores_of_each(len(spec), pinned=True)):
         return f"{len(spec)} engines of vLLM's CPU backend need a core each"
-    if spec.backend == "fake" or spec.sharing in ("time-slicing", "gpus", "urls"):
+    if spec.platform == "simulated" or spec.sharing in ("time-slicing", "gpus", "urls"):
         return None
     if spec.sharing == "mps":
         return mps.unable(device)
@@ -97,11 +97,11 @@ def processes(engine: Engine) -> set[int]:
 def _launch(
     spec: EngineSpec, *, extra_env: Mapping[str, str], cores: Collection[int], share: int, sharing: Sharing
 ) -> HeldEngine:
-    if spec.backend == "remote":
+    if spec.platform == "remote":
         return EndpointEngine(spec)
-    if spec.backend == "fake":
+    if spec.platform == "simulated":
         if sharing == "gpus":
-            return FakeEngine(spec, gpus=share)
-        return FakeEngine(spec, speed=IMAGINED_GAIN[sharing] / share)
-    door = ServerEngine if spec.door == "server" else OfflineEngine
-    return door(spec, extra_env=extra_env, cores=cores, held=True)
+            return SimulatedEngine(spec, gpus=share)
+        return SimulatedEngine(spec, speed=IMAGINED_GAIN[sharing] / share)
+    engine = ServerEngine if spec.interface == "server" else OfflineEngine
+    return engine(spec, extra_env=extra_env, cores=cores, held=True)

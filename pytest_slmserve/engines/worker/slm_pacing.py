@@ -10,9 +10,9 @@ from typing import Any
 class ClosedLoopPacer:
     """`concurrency` users, each of whom sends its next request when the last one has ended.
 
-    A request of n output tokens lives n engine steps. Users who start "spread" do so at concurrency/n per step: that
+    A request of n output tokens lives n engine steps. Users of a "staggered" ramp-up start at concurrency/n per step: that
     spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every other.
-    Users who start "together" go on ending together (a convoy, as when a batch job sends all it has), so their window
+    Users of a "burst" go on ending together (a convoy, as when a batch job sends all it has), so their window
     is a whole number of the convoy's periods of n + 1 steps, and two at least: one can be compared with another.
 
     Phases: "ramp" for one lifetime of a request, "settle" for `settle_lifetimes` more (so that a request that ends in
@@ -31,7 +31,7 @@ class ClosedLoopPacer:
         settle_lifetimes: float = 0.0,
         window_s: float = 0.0,
         requests: int | None = None,
-        starts: str = "spread",
+        ramp_up: str = "staggered",
         gated: bool = False,
     ) -> None:
         self.concurrency = concurrency
@@ -39,7 +39,7 @@ class ClosedLoopPacer:
         self.settled_steps = self.lifetime_steps * (1 + settle_lifetimes)
         self.window_s = window_s
         self.requests = requests
-        self.spread = starts == "spread" and requests is None
+        self.staggered = ramp_up == "staggered" and requests is None
         self.started = self.sent = self.steps = self.opened_step = 0
         self.opened_at: float | None = None
         self.closed_at: float | None = None
@@ -48,7 +48,7 @@ class ClosedLoopPacer:
 
     def users_due(self) -> int:
         """How many users to start now; ask at the beginning, then after every step."""
-        share = 1 + int(self.steps * self.concurrency / self.lifetime_steps) if self.spread else self.concurrency
+        share = 1 + int(self.steps * self.concurrency / self.lifetime_steps) if self.staggered else self.concurrency
         due = min(self.concurrency, share)
         due, self.started = due - self.started, due
         return due
@@ -81,7 +81,7 @@ class ClosedLoopPacer:
 
     def _period_ends(self) -> bool:
         periods, rest = divmod(self.steps - self.opened_step, round(self.lifetime_steps + 1))
-        return self.spread or (periods >= 2 and rest == 0)
+        return self.staggered or (periods >= 2 and rest == 0)
 
     def sent_s(self, number: int, elapsed_s: float) -> float:
         """From when a request's latency counts, since the beginning: here from when a user is free to send it."""
@@ -118,7 +118,7 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
         load.get("settle_lifetimes", 0.0),
         load.get("window_s", 0.0),
         load["requests"],
-        load.get("starts", "together"),
+        load.get("starts", "burst"),
         gated,
     )
 

@@ -24,10 +24,10 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve] | Non
     wish = plan.wish
     return {
         **facts(source, "device", "latency"),
-        **facts(wish, "gpu_bytes", "memory_share", "threshold", "price_per_hour"),
+        **facts(wish, "gpu_bytes", "gpu_memory_utilization", "threshold", "price_per_hour"),
         "objective": wish.slo and objective(wish.slo),
         "models": [_model(advice) for advice in plan.advices],
-        "together": plan.together,
+        "burst": plan.together,
         "several_gpus": None if curves is None else [one for curve in curves for one in _on_several(curve)],
         "starts": [{**facts(start, "what", "mps"), "commands": map(line, start.commands)} for start in starts(plan)],
         "notes": general(plan, source),
@@ -62,7 +62,7 @@ def _on_several(curve: Curve) -> Iterator[dict[str, Any]]:
     """What to deploy there, where there was a choice."""
     for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
         chosen = {
-            f"best_{wish}": {"deployment": name_of(one), **facts(one, "engines", "tensor_parallel"), wish: value}
+            f"best_{wish}": {"deployment": name_of(one), **facts(one, "engines", "tensor_parallel_size"), wish: value}
             for wish, (one, value) in best.items()
         }
         yield {"model": curve.subject, "gpus": gpus, "concurrency": load, **chosen}

@@ -68,7 +68,9 @@ def text(plan: Plan, source: ResultSource) -> str:
 def heading(plan: Plan, source: ResultSource) -> str:
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
-        memory = f", {_gib(wish.gpu_bytes)} GiB of memory, of which engines may take {percent(wish.memory_share)}"
+        memory = (
+            f", {_gib(wish.gpu_bytes)} GiB of memory, of which engines may take {percent(wish.gpu_memory_utilization)}"
+        )
     asked = f"wanted: an efficiency above {percent(wish.threshold)}"
     slo = "" if wish.slo is None else f", and {objective(wish.slo)} ({source.latency})"
     return f"{source.device}{memory}\n{asked}{slo}"
@@ -278,7 +280,7 @@ def _together(plan: Plan) -> Iterator[str]:
 
 
 def _smaller(plan: Plan) -> str:
-    return "fewer of them (--model)" if len(plan.advices) > 1 else "a larger GPU, or a larger --memory-share"
+    return "fewer of them (--model)" if len(plan.advices) > 1 else "a larger GPU, or a larger --gpu-memory-utilization"
 
 
 def _lowered(names: Sequence[str]) -> str:

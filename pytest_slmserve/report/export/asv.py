@@ -132,7 +132,7 @@ def settings(spec: EngineSpec) -> str:
     """What an engine was told, in words, with a hash of what they leave out too."""
     facts = {name: value for name, value in spec.facts.items() if name not in NO_SETTINGS}
     limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
-    return f"{spec.weights} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"
+    return f"{spec.load_format} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"
 
 
 def workload(m: Measurement) -> str:

@@ -22,7 +22,7 @@ def extra_info(measurements: Sequence[Measurement]) -> dict[str, Any]:
     point, first = _points(measurements)[0], measurements[0]
     numbers = {f.name: getattr(point, f.name) for f in fields(point)}
     plain = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
-    return {**plain, "records": list(point.records), "workload": first.workload.hash, "door": first.spec.door}
+    return {**plain, "records": list(point.records), "workload": first.workload.hash, "interface": first.spec.interface}
 
 
 def _points(measurements: Sequence[Measurement]) -> Sequence[Point | JobPoint]:

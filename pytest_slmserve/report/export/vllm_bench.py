@@ -38,12 +38,12 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
     prompts_per_s = window.prompt_tokens_per_s(run) or 0.0
     prompts = sum(run.samples.prompt_tokens[row] for row in rows)
     outputs = sum(run.samples.output_tokens[row] for row in rows)
-    backend = "offline" if measurement.spec.door == "offline" else "openai"
+    backend = "engine" if measurement.spec.interface == "engine" else "openai"
     return {
         "date": measurement.measured_at,
         "endpoint_type": backend,
         "backend": backend,
-        "label": measurement.spec.door,
+        "label": measurement.spec.interface,
         "model_id": measurement.spec.model,
         "tokenizer_id": measurement.spec.model,
         "num_prompts": len(rows),

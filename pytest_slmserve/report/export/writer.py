@@ -57,4 +57,4 @@ def file_name(m: Measurement) -> str:
     users = "" if isinstance(m.load, OpenLoop) else f"-concurrency{m.load.concurrency}"
     model = m.spec.model.rstrip("/").rpartition("/")[2]
     at = m.measured_at[:19].replace("-", "").replace(":", "").replace("T", "-")
-    return f"{m.spec.door}-{rate}qps{users}-{model}-{at}-{m.id}.json"
+    return f"{m.spec.interface}-{rate}qps{users}-{model}-{at}-{m.id}.json"

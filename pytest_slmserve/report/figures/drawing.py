@@ -84,7 +84,7 @@ def shown(curves: Sequence[Curve]) -> list[Shown]:
     """Those that have a valid point, of a sweep or of replicas, in the order given. Raises BadUsage where none has."""
     found = list(filter(has_valid, curves))
     if not found:
-        raise BadUsage("there is no valid point to draw", "python -m pytest_slmserve report says what is wrong")
+        raise BadUsage("there is no valid point to draw", "slmserve report says what is wrong")
     return [Shown(curve, name, *look(i)) for i, (curve, name) in enumerate(zip(found, labels(found), strict=True))]
 
 
@@ -135,9 +135,9 @@ def panels(
 def where_of(environment: Environment | None) -> str:
     if environment is None:
         return "unknown device"
-    if environment.backend == "fake":
+    if environment.platform == "simulated":
         return "SIMULATED, not measured on a device"
-    if environment.backend == "remote":
+    if environment.platform == "remote":
         return environment.url or "an endpoint"
     return environment.gpu_name or environment.cpu or "unknown device"
 

@@ -53,7 +53,7 @@ def draw_sweeps(curves: Sequence[Curve], path: Path) -> None:
     """
     sweeps = _swept(shown(curves))
     if not sweeps:
-        raise BadUsage("there are replicas only, and no sweep", "python -m pytest_slmserve figures draws them")
+        raise BadUsage("there are replicas only, and no sweep", "slmserve figures draws them")
     save(_draw(sweeps), path)
 
 

@@ -63,7 +63,7 @@ def single_load_facts(measurement: Measurement, terms: ValidityCriteria = STRICT
     """What was asked of whom, and the figures."""
     return {
         "id": measurement.id,
-        **facts(measurement.spec, "model", "door", "url"),
+        **facts(measurement.spec, "model", "interface", "url"),
         "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
         "load": load_facts(measurement.load),
         **figures_of(measurement, terms),
@@ -121,7 +121,7 @@ def _held_back(m: Measurement) -> Iterator[str]:
 def request_lines(m: Measurement) -> Iterator[str]:
     """Who was asked, and for how much."""
     prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
-    yield f"{m.spec.model} at {m.spec.url or f'the {m.spec.door} door'}"
+    yield f"{m.spec.model} at {m.spec.url or f'the {m.spec.interface} interface'}"
     source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
     yield f"{prompt:,.4g} prompt and {output:,.4g} output tokens asked for in the mean{source}"
 
@@ -149,13 +149,18 @@ def _head(m: Measurement) -> Iterator[str]:
 def counted_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:
     """Pages on endpoints' closed loops of so many requests: each by itself, for they are no points of a sweep."""
     for m in measurements:
-        if m.spec.door == "endpoint" and m.alone and isinstance(m.load, ClosedLoop) and m.load.requests is not None:
+        if (
+            m.spec.interface == "endpoint"
+            and m.alone
+            and isinstance(m.load, ClosedLoop)
+            and m.load.requests is not None
+        ):
             yield as_text(m, terms)
 
 
 def further(m: Measurement) -> Iterator[str]:
     """Fields of its requests that are not ours."""
-    if m.spec.door == "endpoint" and m.spec.extra:
+    if m.spec.interface == "endpoint" and m.spec.extra:
         yield f"each request with {', '.join(f'{name}: {value}' for name, value in m.spec.extra)}"
 
 

@@ -24,7 +24,7 @@ FED = 0.75  # of what was sent; a request's way in and out takes a few per cent 
 
 def served_on(where: Environment | None) -> str:
     """The device, and the release of vLLM."""
-    device = where and (where.url or where.gpu_name or where.cpu or where.backend)
+    device = where and (where.url or where.gpu_name or where.cpu or where.platform)
     vllm = f", vLLM {where.vllm}" if where and where.vllm else ""
     return f"{device or 'unknown device'}{vllm}"
 
@@ -209,7 +209,7 @@ def _unsettled(curve: Curve) -> str | None:
 
 def _outside_the_engine(curve: Curve) -> str | None:
     """Where an engine holds much less than was sent to its server, though it has room: the server is the limit."""
-    if curve.spec is None or curve.spec.door != "server":
+    if curve.spec is None or curve.spec.interface != "server":
         return None
     room = curve.spec.max_num_seqs
     held = [(p.batch, p.concurrency) for p in curve.valid if p.batch is not None and (p.kv_usage or 0.0) < FULL]

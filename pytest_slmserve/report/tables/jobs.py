@@ -46,7 +46,7 @@ def job_report(jobs: Sequence[JobPoint]) -> Iterator[str]:
     """A table for each kind of host, and how to read it; nothing where there was no job."""
     for points in grouped(jobs, lambda p: p.environment.key):
         where = points[0].environment
-        simulated = ": SIMULATED, NOT MEASURED" if where.backend == "fake" else ""
+        simulated = ": SIMULATED, NOT MEASURED" if where.platform == "simulated" else ""
         rows = table(sorted(points, key=_place), COLUMNS)
         yield "\n".join([f"Jobs on {served_on(where)}{simulated}", "", rows, *_remarks(points)])
     if jobs:

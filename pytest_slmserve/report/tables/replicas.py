@@ -78,7 +78,7 @@ def replica_report(curves: Sequence[Curve], shared: Sequence[SharedPoint]) -> It
 
 def _title(points: Sequence[SharedPoint]) -> str:
     where = points[0].environment
-    if where.backend == "remote":
+    if where.platform == "remote":
         return f"Replicas at URLs of their own, the first at {where.url}: what they share is not known"
     place = "" if any(point.sharing == "gpus" for point in points) else " on one device"
     return f"Replicas{place}: {served_on(where)}"
@@ -86,7 +86,7 @@ def _title(points: Sequence[SharedPoint]) -> str:
 
 def _entries(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
     """Rows of one model, or one set of them: under each load one engine alone first, where it was measured."""
-    for under in grouped(points, lambda p: (p.concurrency, p.workload, p.starts)):
+    for under in grouped(points, lambda p: (p.concurrency, p.workload, p.ramp_up)):
         alone = alone_at(under[0], curves)
         if alone:
             yield Entry(under[0].models[0], "alone", alone)
@@ -143,9 +143,9 @@ def _turns(point: SharedPoint, curves: Sequence[Curve]) -> str:
 
 def _rate_alone(model: str, load: int, beside: SharedPoint, curves: Sequence[Curve]) -> float | None:
     """Output tokens/s of one engine alone, on the same kind of host and with the same requests."""
-    here = (model, beside.environment.per_gpu_key, beside.starts)
+    here = (model, beside.environment.per_gpu_key, beside.ramp_up)
     alike = (
-        c for c in curves if c.environment and c.load and (c.subject, c.environment.per_gpu_key, c.load.starts) == here
+        c for c in curves if c.environment and c.load and (c.subject, c.environment.per_gpu_key, c.load.ramp_up) == here
     )
     mine = (c for c in alike if beside.workload is None or (c.workload and c.workload.hash == beside.workload))
     return next((point.output_tokens_per_s for c in mine if (point := c.one_engine(load))), None)

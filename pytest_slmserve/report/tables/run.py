@@ -1,4 +1,4 @@
-"""The text at the end of a run, and of `python -m pytest_slmserve report`: the same for both."""
+"""The text at the end of a run, and of `slmserve report`: the same for both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths, 
 from pytest_slmserve.report.tables.adaptive_notes import amount, remark
 from pytest_slmserve.report.tables.findings import findings, hosts, spread
 from pytest_slmserve.report.tables.goodput import slo_report
-from pytest_slmserve.report.tables.http_overhead import doors_report
+from pytest_slmserve.report.tables.http_overhead import interfaces_report
 from pytest_slmserve.report.tables.jobs import job_report
 from pytest_slmserve.report.tables.replicas import replica_report
 from pytest_slmserve.report.tables.sensors import energy_report, legend, sensor_table
@@ -74,7 +74,7 @@ def run_lines(
         yield f"{LEGEND}\n", None
     if read := legend(curves):
         yield f"{hanging(read, 0)}\n", None
-    others = (replica_report(curves, shared), gpus_report(curves), doors_report(curves), job_report(jobs))
+    others = (replica_report(curves, shared), gpus_report(curves), interfaces_report(curves), job_report(jobs))
     for text in chain(*others, energy_report(curves)):
         yield f"{text}\n", None
     if judged:
@@ -95,27 +95,27 @@ def heading(curve: Curve) -> Iterator[str]:
     if spec is None or where is None:
         yield f"{curve.subject}: nothing was measured"
         return
-    if spec.door == "endpoint":
-        yield f"{curve.subject} at {spec.url}, endpoint door"
+    if spec.interface == "endpoint":
+        yield f"{curve.subject} at {spec.url}, endpoint interface"
         if first := curve.first:
             yield from (f"  {text}" for text in (*further(first), *without(first), *chunks(first)))
     else:
-        several = f"{spec.tensor_parallel} x " if spec.tensor_parallel > 1 and spec.backend == "cuda" else ""
+        several = f"{spec.tensor_parallel_size} x " if spec.tensor_parallel_size > 1 and spec.platform == "cuda" else ""
         yield f"{curve.subject} on {several}{where.title}"
         yield f"  {_engine(spec, where, curve.resolved)}"
     if curve.workload:
         yield hanging(f"  workload: {workload_text(curve.workload)}", 4)
     if curve.load:
         yield f"  load: {load_text(curve.load)}"
-    if spec.door != "endpoint":
+    if spec.interface != "endpoint":
         yield hanging(f"  engine: {_limits(spec, curve.resolved)}{_capacity(curve)}", 4)
     yield f"  measured: {_amount(curve)}"
 
 
 def _engine(spec: EngineSpec, where: Environment, resolved: Sequence[Resolved]) -> str:
-    vllm = "no vLLM" if spec.backend == "fake" else f"vLLM {where.vllm or ABSENT}"
+    vllm = "no vLLM" if spec.platform == "simulated" else f"vLLM {where.vllm or ABSENT}"
     dtype = next((r.dtype for r in resolved if r.dtype), spec.dtype)
-    return f"{vllm}, {spec.door} door{front_ends(spec)}, {dtype}, {spec.weights} weights"
+    return f"{vllm}, {spec.interface} interface{front_ends(spec)}, {dtype}, load format {spec.load_format}"
 
 
 def workload_text(workload: WorkloadReference) -> str:
@@ -128,9 +128,9 @@ def workload_text(workload: WorkloadReference) -> str:
 
 
 def load_text(load: ClosedLoop) -> str:
-    """ "closed loop, starts spread, window 5 s after settling for 1 lifetime of a request" """
+    """ "closed loop, ramp-up staggered, window 5 s after settling for 1 lifetime of a request" """
     settled = f"{load.settle_lifetimes:g} lifetime{'' if load.settle_lifetimes == 1 else 's'}"
-    return f"closed loop, starts {load.starts}, window {load.window_s:g} s after settling for {settled} of a request"
+    return f"closed loop, ramp-up {load.ramp_up}, window {load.window_s:g} s after settling for {settled} of a request"
 
 
 def _limits(spec: EngineSpec, resolved: Sequence[Resolved]) -> str:

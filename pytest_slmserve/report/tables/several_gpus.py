@@ -86,7 +86,7 @@ def _table(curve: Curve, found: Sequence[Deployment]) -> str:
 
 def name_of(one: Deployment) -> str:
     """ "one engine", "one engine, TP 2", "2 replicas, a GPU each", "2 replicas, mps" """
-    parallel = "" if one.tensor_parallel == 1 else f", TP {one.tensor_parallel}"
+    parallel = "" if one.tensor_parallel_size == 1 else f", TP {one.tensor_parallel_size}"
     if one.sharing is None:
         return f"one engine{parallel}"
     how = "a GPU each" if one.sharing == "gpus" else str(one.sharing)
@@ -125,7 +125,7 @@ def _each_gpu(curve: Curve) -> Iterator[str]:
                 f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
                 for i, g in enumerate(each)
             )
-            yield f"TP {wide.spec.tensor_parallel}, {largest.concurrency} in flight: {'; '.join(told)}"
+            yield f"TP {wide.spec.tensor_parallel_size}, {largest.concurrency} in flight: {'; '.join(told)}"
 
 
 def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:

@@ -84,14 +84,14 @@ class Cluster:
     @classmethod
     def from_options(cls, options: Options, root: Path) -> Cluster:
         """Connect, and ask the nodes what they are. Raises BadUsage, before any engine starts."""
-        backend = options.backend
-        assert backend is not None
+        platform = options.platform
+        assert platform is not None
         ray = connect(options)
         try:
-            listed = measuring(nodes_of(ray.nodes(), options.ray_resource), backend)
+            listed = measuring(nodes_of(ray.nodes(), options.ray_resource), platform)
             found = hosts_of(ray, options, listed)
-            nodes = measuring(list(found), backend)  # that answered
-            return cls(ray, options, nodes, one_host(found, this_host(backend, root)))
+            nodes = measuring(list(found), platform)  # that answered
+            return cls(ray, options, nodes, one_host(found, this_host(platform, root)))
         except BaseException:
             ray.shutdown()
             raise

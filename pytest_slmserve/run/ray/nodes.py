@@ -9,7 +9,7 @@ from typing import Any
 from pytest_slmserve.plan.titles import Engines, gpus_of
 from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import Backend
+from pytest_slmserve.schema.literals import Platform
 from pytest_slmserve.telemetry.host_probe import Host
 
 A_TOUCH = 0.001  # of a resource that only says where to run
@@ -53,13 +53,13 @@ def _node(row: Mapping[str, Any]) -> Node:
     return Node(row["NodeID"], name, int(has.get("GPU", 0)), int(has.get("CPU", 0)))
 
 
-def measuring(nodes: Sequence[Node], backend: Backend) -> list[Node]:
+def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
     """Those on which cells are measured. The simulated engine takes the GPUs of a cluster that has some, so that how
     cells spread can be tried. Raises BadUsage where there is none."""
     with_gpus, with_cpus = [n for n in nodes if n.gpus], [n for n in nodes if n.cpus]
-    found = {"cuda": with_gpus, "fake": with_gpus or with_cpus}.get(backend, with_cpus)
+    found = {"cuda": with_gpus, "simulated": with_gpus or with_cpus}.get(platform, with_cpus)
     if not found:
-        what = "a GPU" if backend == "cuda" else "a CPU"
+        what = "a GPU" if platform == "cuda" else "a CPU"
         raise BadUsage(
             f"no node of this cluster offers {what} (looked at {len(nodes)})", "ray status tells what it has"
         )
@@ -69,7 +69,7 @@ def measuring(nodes: Sequence[Node], backend: Backend) -> list[Node]:
 def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
     """nodes: those that measure. An engine on the CPU takes all cores that there are, so a node has one at a time.
     Raises BadUsage where none of them has room for it."""
-    if engine.backend == "cpu":
+    if engine.platform == "cpu":
         return Need(0, min(node.cpus for node in nodes), resource)
     on_gpus = any(node.gpus for node in nodes)
     need = Need(gpus_of(engine) if on_gpus else 0, min(1, *(node.cpus for node in nodes), 1), resource)

@@ -40,7 +40,7 @@ def errand_of(
     """A node has no archive and resumes nothing, and sees no GPUs but those that its engine was given."""
     there = replace(options, ray="", ray_env="", ray_resource="", records="", export="", resume=False, plan=False)
     return EngineTask(
-        replace(there, tensor_parallel=(1,), baseline=""),
+        replace(there, tensor_parallel_size=(1,), baseline=""),
         environment,
         options.repeats,
         tuple(replace(question, workloads=()) for question in questions),
@@ -104,9 +104,9 @@ def look_around(options: Options) -> Host | SlmError:
     """The node as engines will find it; an error as a value, since Ray would wrap it into one of its own."""
     leave_threads_alone()
     python, variables = options.engine
-    assert options.backend is not None
+    assert options.platform is not None
     try:
-        return probe(options.backend, python, dict(variables))
+        return probe(options.platform, python, dict(variables))
     except SlmError as error:
         return error
 

@@ -230,7 +230,7 @@ def test_the_memory_of_all_models_always_fits(models, gib, share):
         )
         for i, (loads, b_half, weight, longest) in enumerate(models)
     ]
-    found = plan(subjects, Objectives(gpu_bytes=gib * GIB, memory_share=share))
+    found = plan(subjects, Objectives(gpu_bytes=gib * GIB, gpu_memory_utilization=share))
     if found.together is None or not found.together.fits:
         assert not found.possible
         return

@@ -68,9 +68,7 @@ def test_one_model_can_be_asked_for_and_the_length_be_given():
 
 
 def test_of_several_sweeps_of_a_model_the_one_with_most_loads_is_taken():
-    together = curve_of(
-        "opt-1.3b", [measurement(c, law(c), load=ClosedLoop(c, starts="together")) for c in BATCHES[:2]]
-    )
+    together = curve_of("opt-1.3b", [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst")) for c in BATCHES[:2]])
     [subject] = of_curves(
         [
             together,
@@ -81,7 +79,7 @@ def test_of_several_sweeps_of_a_model_the_one_with_most_loads_is_taken():
     ).subjects
     assert len(subject.points) == 3
     assert (
-        "taken is the sweep with the most loads (opt-1.3b, starts spread), not opt-1.3b, starts together"
+        "taken is the sweep with the most loads (opt-1.3b, ramp-up staggered), not opt-1.3b, ramp-up burst"
         in subject.notes
     )
 
@@ -94,9 +92,9 @@ def test_records_of_two_devices_are_not_mixed():
 
 
 def test_a_cpu_has_no_memory_of_a_gpu():
-    curve = sweep(environment=Environment(backend="cpu", cpu="some CPU", cores=2))
+    curve = sweep(environment=Environment(platform="cpu", cpu="some CPU", cores=2))
     curve = replace(
-        curve, measurements=tuple(replace(m, spec=replace(m.spec, backend="cpu")) for m in curve.measurements)
+        curve, measurements=tuple(replace(m, spec=replace(m.spec, platform="cpu")) for m in curve.measurements)
     )
     asked = of_curves([curve], None, None)
     assert asked.subjects[0].footprint is None and "on a CPU" in asked.subjects[0].engine.no_footprint
@@ -159,7 +157,7 @@ def test_what_is_odd_about_external_results_is_noted():
 def test_engines_of_several_gpus_tell_nothing_of_one():
     one = sweep()
     both = replace(
-        one, measurements=tuple(replace(m, spec=replace(m.spec, tensor_parallel=2)) for m in one.measurements)
+        one, measurements=tuple(replace(m, spec=replace(m.spec, tensor_parallel_size=2)) for m in one.measurements)
     )
     assert of_curves([both, one], None, None) == of_curves([one], None, None)
     with pytest.raises(BadUsage, match="opt-1.3b was measured on several GPUs at once, and advice is for one"):

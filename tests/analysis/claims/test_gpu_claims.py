@@ -321,7 +321,7 @@ def test_one_repeat_of_each_model_is_undecided():
         (drop(SMALL, ["energy_per_token_j"]), "opt-125m"),
         (without(SMALL, 512), "opt-125m"),
         (table_1("opt-125m", 0.01, environment=replace(H200, gpu_name="NVIDIA H100")), "opt-125m"),
-        (table_1("opt-125m", 0.01, load=ClosedLoop(512, starts="together")), "opt-125m"),
+        (table_1("opt-125m", 0.01, load=ClosedLoop(512, ramp_up="burst")), "opt-125m"),
         (table_1("opt-125m", 0.01, output_tokens=16), "opt-125m"),
     ],
     ids=["other model", "other load", "no energy", "invalid", "other GPU", "other starts", "other workload"],

@@ -21,10 +21,10 @@ NAMES = [claim.name for claim in CLAIMS]
 PLATEAU = "throughput-plateau"
 TABLE = (
     ClaimRow(PLATEAU),
-    ClaimRow(PLATEAU, device="cuda", evidence="backend"),
+    ClaimRow(PLATEAU, device="cuda", evidence="platform"),
     ClaimRow(PLATEAU, device="H200", evidence="family"),
-    ClaimRow(PLATEAU, device="H200", starts="together", evidence="starts"),
-    ClaimRow(PLATEAU, device="H200", door="server", evidence="door"),
+    ClaimRow(PLATEAU, device="H200", ramp_up="burst", evidence="ramp_up"),
+    ClaimRow(PLATEAU, device="H200", interface="server", evidence="interface"),
     ClaimRow(PLATEAU, device="H200", vllm=("0.26", "0.27"), evidence="release"),
     ClaimRow(PLATEAU, model="opt-13b", expected="fails", evidence="model"),
 )
@@ -69,16 +69,16 @@ def test_the_claims():
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.claim}-{row.model}")
 def test_rows_make_sense(row):
     assert row.claim in NAMES and row.evidence
-    assert row.device in {"*", "cuda", "cpu", "fake", *(gpu.family for gpu in GPUS)}
+    assert row.device in {"*", "cuda", "cpu", "simulated", *(gpu.family for gpu in GPUS)}
 
 
 def test_no_two_rows_say_the_same_place():
-    places = [(row.claim, row.model, row.device, row.starts, row.vllm) for row in ROWS]
+    places = [(row.claim, row.model, row.device, row.ramp_up, row.vllm) for row in ROWS]
     assert len(set(places)) == len(places)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("environment", [None, Environment(), H200, Environment(backend="cpu", vllm="0.32.0")])
+@pytest.mark.parametrize("environment", [None, Environment(), H200, Environment(platform="cpu", vllm="0.32.0")])
 def test_every_claim_has_a_row_everywhere(name, environment):
     assert row_for(name, "some-model", environment).expected == "holds"
 
@@ -87,8 +87,8 @@ def test_every_claim_has_a_row_everywhere(name, environment):
     ("model", "environment", "evidence"),
     [
         ("opt-1.3b", None, ""),
-        ("opt-1.3b", Environment(backend="cpu"), ""),
-        ("opt-1.3b", Environment(backend="cuda", gpu_name="NVIDIA L4"), "backend"),
+        ("opt-1.3b", Environment(platform="cpu"), ""),
+        ("opt-1.3b", Environment(platform="cuda", gpu_name="NVIDIA L4"), "platform"),
         ("opt-1.3b", replace(H200, vllm="0.25.1"), "family"),
         ("opt-1.3b", replace(H200, vllm=None), "family"),
         ("opt-1.3b", replace(H200, vllm="0.27.0"), "family"),
@@ -130,27 +130,27 @@ def test_the_expected_failures_fail_and_the_others_hold():
 
 
 @pytest.mark.parametrize(
-    ("door", "starts", "environment", "evidence"),
+    ("interface", "ramp_up", "environment", "evidence"),
     [
-        ("offline", "together", H200, "starts"),
-        ("offline", "spread", H200, "release"),
+        ("engine", "burst", H200, "ramp_up"),
+        ("engine", "staggered", H200, "release"),
         (None, None, H200, "release"),
-        ("server", "together", H200, "door"),
-        ("server", None, H200, "door"),
-        ("offline", "together", Environment(backend="cuda"), "backend"),
-        ("server", "together", Environment(backend="cuda"), "backend"),
+        ("server", "burst", H200, "interface"),
+        ("server", None, H200, "interface"),
+        ("engine", "burst", Environment(platform="cuda"), "platform"),
+        ("server", "burst", Environment(platform="cuda"), "platform"),
     ],
 )
-def test_a_row_for_one_door_or_one_way_of_starting(door, starts, environment, evidence):
+def test_a_row_for_one_interface_or_one_way_of_starting(interface, ramp_up, environment, evidence):
     """It goes before a row for some releases, after one that names the device better; what is unknown fits none."""
-    assert row_for(PLATEAU, "opt-1.3b", environment, door, starts, TABLE).evidence == evidence
-    assert row_for(PLATEAU, "opt-1.3b", environment, door, starts, TABLE[::-1]).evidence == evidence
+    assert row_for(PLATEAU, "opt-1.3b", environment, interface, ramp_up, TABLE).evidence == evidence
+    assert row_for(PLATEAU, "opt-1.3b", environment, interface, ramp_up, TABLE[::-1]).evidence == evidence
 
 
 def test_a_server_that_does_not_feed_its_engine_is_no_reason_to_expect_no_plateau():
     """On an H200 OPT-125M has none offline; through one front end it has."""
-    assert row_for(PLATEAU, "opt-125m", H200, "offline", "spread").expected == "fails"
-    assert row_for(PLATEAU, "opt-125m", H200, "server", "spread").expected == "holds"
+    assert row_for(PLATEAU, "opt-125m", H200, "engine", "staggered").expected == "fails"
+    assert row_for(PLATEAU, "opt-125m", H200, "server", "staggered").expected == "holds"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.verdict import State
 
 def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_on_the_fewest():
     curve = on_gpus()
-    assert [wide.spec.tensor_parallel for wide in curve.wider] == [2, 4]
+    assert [wide.spec.tensor_parallel_size for wide in curve.wider] == [2, 4]
     assert on_several_gpus(curve) and not any(map(on_several_gpus, curve.wider))
     found = [(d.concurrency, d.gpus, d.engines) for d in deployments(curve)]
     assert found == [(4, 1, 1), (4, 2, 1), (4, 4, 1), (16, 1, 1), (16, 2, 1), (16, 4, 1)]

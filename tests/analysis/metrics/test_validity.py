@@ -99,7 +99,7 @@ def test_no_first_tokens():
 
 def through_a_client(m, doubt_s):
     stream = Stream(bin_s=0.1, begins_s=0.0, tokens=(), gaps={}, stamp_doubt_s=(doubt_s, 3 * doubt_s))
-    return replace(m, spec=replace(m.spec, door="server"), run=replace(m.run, stream=stream))
+    return replace(m, spec=replace(m.spec, interface="server"), run=replace(m.run, stream=stream))
 
 
 def test_a_client_that_was_held_up_tells_of_itself():
@@ -160,7 +160,7 @@ PERIOD = 129  # a convoy of 128 tokens a request
 
 def convoys(periods, slow_period=None):
     """Whole convoys, the steps of whose first third take ten times as long; one of the periods can be slower."""
-    m = measurement(8, output_tokens=PERIOD - 1, steps=periods * PERIOD, load=ClosedLoop(8, starts="together"))
+    m = measurement(8, output_tokens=PERIOD - 1, steps=periods * PERIOD, load=ClosedLoop(8, ramp_up="burst"))
     opens = m.run.steps.time_s.index(m.run.window_s[0])
     clock, moved = 0.0, {0.0: 0.0}
     for i, at in enumerate(m.run.steps.time_s):

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.points.job_points import (
     same_but_kv,
     same_engine,
 )
-from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
@@ -28,13 +28,13 @@ from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.requests import build_workload
 
-HERE = Environment(backend="fake", gpu_name="simulated")
-SPEC = EngineSpec("opt-125m", "fake", extra=(("noise", 0.0), ("t_inf", 4000.0), ("b_half", 10.0)))
+HERE = Environment(platform="simulated", gpu_name="simulated")
+SPEC = EngineSpec("opt-125m", "simulated", extra=(("noise", 0.0), ("t_inf", 4000.0), ("b_half", 10.0)))
 WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=20, requests=40), shape_of("opt-125m"))
 
 
 def served(load: Load, spec: EngineSpec = SPEC):
-    return measure(FakeEngine(spec), WORKLOAD, load, HERE)
+    return measure(SimulatedEngine(spec), WORKLOAD, load, HERE)
 
 
 def test_all_at_once_it_is_the_law_of_the_engine():

@@ -65,15 +65,18 @@ MISMATCHES = [
     (resolved(kv_blocks=1300), "KV cache 21,840 tokens there, 20,800 tokens here"),
     (asked(model="opt-2.7b"), "model opt-1.3b there, opt-2.7b here"),
     (asked(allow_prefix_cache=True), "prompts from a cache refused there, allowed here"),
-    (asked(door="server"), "door offline there, server here"),
-    (asked(weights="real"), "weights dummy there, real here"),
-    (replace(BASELINE, load=ClosedLoop(8, window_s=9)), "window 5 s, settled 1) there, 8 in flight (starts spread, wi"),
+    (asked(interface="server"), "interface engine there, server here"),
+    (asked(load_format="auto"), "load format dummy there, auto here"),
+    (
+        replace(BASELINE, load=ClosedLoop(8, window_s=9)),
+        "window 5 s, settled 1) there, 8 in flight (ramp-up staggered, wi",
+    ),
     (replace(BASELINE, load=OpenLoop(requests=8)), "there, job of 8 requests, all at once here"),
     (replace(BASELINE, workload=replace(BASELINE.workload, hash="other")), "workload 0123456789ab there, other here"),
 ]
 ALLOWED = [
     of(vllm="0.27.0", torch="2.12.0", cuda="13.1", python="3.14"),
-    of(host="two", platform="another kernel", git_commit="abc", pytest_slmserve="9"),
+    of(host="two", operating_system="another kernel", git_commit="abc", pytest_slmserve="9"),
     resolved(attention_backend="FlashInfer", capture_sizes=(1, 2), async_scheduling=True, event_loop="asyncio"),
     resolved(kv_blocks=1370, weight_bytes=1, ready_s=99.0),
     resolved(block_size=32, kv_blocks=1365 // 2),
@@ -93,8 +96,8 @@ def test_what_must_match_is_one_clause(candidate, clause):
 
 def test_every_fact_has_a_mismatch_above():
     told = [clause.partition(" ")[0] for candidate, _ in MISMATCHES for clause in why_not(BASELINE, candidate)]
-    assert {fact.words.partition(" ")[0] for fact in FACTS} - {*told} == {"backend"}
-    assert any("backend cuda there, cpu here" in clause for clause in why_not(BASELINE, of(backend="cpu")))
+    assert {fact.words.partition(" ")[0] for fact in FACTS} - {*told} == {"platform"}
+    assert any("platform cuda there, cpu here" in clause for clause in why_not(BASELINE, of(platform="cpu")))
 
 
 def test_what_two_records_must_have_in_common_is_among_it_but_for_what_is_tested():
@@ -135,7 +138,7 @@ def test_what_many_hosts_do_not_tell_may_be_unknown_on_both_sides_and_is_told():
 
 def test_without_a_gpu_its_facts_are_not_asked_for():
     nothing = dict.fromkeys(("gpu_name", "gpu_memory_bytes", "driver", "cuda"))
-    on_cpu = engine_alone(sensed=False, environment=replace(KNOWN, backend="cpu", **nothing))
+    on_cpu = engine_alone(sensed=False, environment=replace(KNOWN, platform="cpu", **nothing))
     assert why_not(on_cpu, on_cpu) == () and warnings(on_cpu, on_cpu) == ()
     assert len(why_not(on_cpu, BASELINE)) == 7
 
@@ -155,7 +158,7 @@ def test_another_host_is_a_warning():
     (told,) = warnings(BASELINE, of(host="two"))
     assert "of another host, or from before a boot" in told and not why_not(BASELINE, of(host="two"))
     assert "it is not known whether" in warnings(BASELINE, of(host=None))[0]
-    assert warnings(BASELINE, of(platform="Linux 7")) == ("operating system Linux there, Linux 7 here",)
+    assert warnings(BASELINE, of(operating_system="Linux 7")) == ("operating system Linux there, Linux 7 here",)
     assert warnings(BASELINE, BASELINE) == ()
 
 

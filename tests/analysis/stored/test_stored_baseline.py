@@ -108,7 +108,7 @@ def test_utilisation_tells_of_waiting_where_there_are_no_profiling_counters():
 
 
 def test_without_a_sensor_of_waiting_another_host_is_not_comparable():
-    on_cpu = replace(KNOWN, backend="cpu", **dict.fromkeys(("gpu_name", "gpu_memory_bytes", "driver", "cuda")))
+    on_cpu = replace(KNOWN, platform="cpu", **dict.fromkeys(("gpu_name", "gpu_memory_bytes", "driver", "cuda")))
     facts = {"sensed": False, "environment": on_cpu}
     assert states(against_stored(repeats([1000, 1001], **facts), candidate(1.1, **facts), MARGIN)) == both("fails")
     assert states(against_stored(repeats([1000, 1001], **facts), candidate(1.0, **facts), MARGIN)) == both("undecided")
@@ -193,7 +193,8 @@ def test_nothing_in_common_is_undecided(there, here):
     (verdict,) = against_stored(there, here, MARGIN)
     assert verdict.state is State.UNDECIDED and verdict.claim == baseline.COMMON
     assert (
-        f"the baseline has {'opt-1.3b at 8 in flight (starts spread, window 5 s' if there else 'none'}" in verdict.why
+        f"the baseline has {'opt-1.3b at 8 in flight (ramp-up staggered, window 5 s' if there else 'none'}"
+        in verdict.why
     )
 
 
@@ -247,7 +248,7 @@ def test_of_several_models_a_run_belongs_to_the_first():
 def test_what_one_side_alone_has_is_told():
     here = [*candidate(1.0), *repeats([9, 9], 16), *repeats([9, 9], 4)]
     (told,) = on_one_side(BASELINE, here)
-    details = "starts spread, window 5 s, settled 1, workload 012345"
+    details = "ramp-up staggered, window 5 s, settled 1, workload 012345"
     assert told == f"measured by this run alone: opt-1.3b at 4, 16 in flight ({details})"
     assert on_one_side(here, BASELINE) == (told.replace("this run", "the baseline"),)
     assert on_one_side(BASELINE, BASELINE) == ()
@@ -309,7 +310,7 @@ def test_missing_data_never_passes(data):
     here = candidate(0.5)
     match data.draw(st.sampled_from(["environment", "limit", "sensors", "repeats", "latency"])):
         case "environment":
-            name = data.draw(st.sampled_from(["backend", "gpu_name", "gpu_memory_bytes", "driver", "cpu", "cores"]))
+            name = data.draw(st.sampled_from(["platform", "gpu_name", "gpu_memory_bytes", "driver", "cpu", "cores"]))
             here = [replace(m, environment=replace(NEW, **{name: None})) for m in here]
         case "limit":
             name = data.draw(st.sampled_from(["max_num_seqs", "dtype", "chunked_prefill", "kv_blocks", "block_size"]))

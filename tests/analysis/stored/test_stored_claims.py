@@ -81,7 +81,7 @@ def test_a_plan_is_of_one_engine_and_workload_not_of_a_model():
 
 
 def test_what_differs_in_more_than_its_concurrency_is_another_curve():
-    together = [measurement(c, 50.0, load=ClosedLoop(c, starts="together")) for c in (1, 2)]
+    together = [measurement(c, 50.0, load=ClosedLoop(c, ramp_up="burst")) for c in (1, 2)]
     other = sweep((64, 128), model="opt-2.7b")
     curves = stored_curves([*other, *sweep(), *together, measurement(load=OpenLoop(requests=4))], [])
     assert [(c.subject, len(c.points)) for c in curves] == [("opt-2.7b", 2), ("opt-1.3b", 4), ("opt-1.3b", 2)]
@@ -143,26 +143,22 @@ def test_models_are_compared_where_both_were_measured():
 
 
 def test_verdicts_on_two_curves_of_one_model_are_told_apart():
-    together = [
-        measurement(c, law(c), load=ClosedLoop(c, starts="together"), repeat=i) for c in BATCHES for i in (0, 1)
-    ]
+    together = [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst"), repeat=i) for c in BATCHES for i in (0, 1)]
     judged = judge_all(stored_curves([*sweep(), *together], []), table.ROWS)
     subjects = [v.subject for v, _ in judged if v.claim == "throughput-plateau"]
-    assert subjects == ["opt-1.3b, starts spread", "opt-1.3b, starts together"]
+    assert subjects == ["opt-1.3b, ramp-up staggered", "opt-1.3b, ramp-up burst"]
 
 
 def test_a_row_of_one_way_of_starting_rules_its_curves_only():
-    row = claim.ClaimRow("throughput-plateau", starts="together", parameters={"tolerance": 0.01}, expected="fails")
-    together = [
-        measurement(c, law(c), load=ClosedLoop(c, starts="together"), repeat=i) for c in BATCHES for i in (0, 1)
-    ]
+    row = claim.ClaimRow("throughput-plateau", ramp_up="burst", parameters={"tolerance": 0.01}, expected="fails")
+    together = [measurement(c, law(c), load=ClosedLoop(c, ramp_up="burst"), repeat=i) for c in BATCHES for i in (0, 1)]
     judged = judge_all(stored_curves([*sweep(), *together], []), (*table.ROWS, row))
     assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["holds", "fails"]
 
 
-def test_a_row_of_one_door_rules_its_curves_only():
-    row = claim.ClaimRow("throughput-plateau", door="server", parameters={"tolerance": 0.01}, expected="fails")
-    served = [replace(m, spec=replace(m.spec, door="server")) for m in sweep()]
+def test_a_row_of_one_interface_rules_its_curves_only():
+    row = claim.ClaimRow("throughput-plateau", interface="server", parameters={"tolerance": 0.01}, expected="fails")
+    served = [replace(m, spec=replace(m.spec, interface="server")) for m in sweep()]
     judged = judge_all(stored_curves([*sweep(), *served], []), (*table.ROWS, row))
     assert [r.expected for v, r in judged if v.claim == "throughput-plateau"] == ["holds", "fails"]
 

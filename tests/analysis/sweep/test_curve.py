@@ -181,7 +181,7 @@ def test_curve_of_measurements():
     assert curve.kv_capacity == (1365 - 1) // 6 and set(curve.measurements) == set(made) == set(curve.trusted)
     assert curve.spec == made[0].spec and curve.environment == made[0].environment
     assert (
-        curve.load.starts == "spread"
+        curve.load.ramp_up == "staggered"
         and curve.workload == made[0].workload
         and curve.resolved == (made[0].resolved,) * 2
     )
@@ -209,7 +209,7 @@ def test_different_engines_are_not_one_curve():
         curve_of("opt-1.3b", made)
 
 
-@pytest.mark.parametrize("other", [{"starts": "together"}, {"window_s": 9.0}, {"settle_lifetimes": 0.0}])
+@pytest.mark.parametrize("other", [{"ramp_up": "burst"}, {"window_s": 9.0}, {"settle_lifetimes": 0.0}])
 def test_different_ways_of_loading_are_not_one_curve(other):
     made = [measurement(c, 100.0 * c, load=load) for c in (1, 2) for load in (ClosedLoop(c), ClosedLoop(c, **other))]
     with pytest.raises(BadUsage, match="2 different"):

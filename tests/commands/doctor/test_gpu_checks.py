@@ -72,7 +72,7 @@ CHECKS = [
     ("users", {"MPSComputeRunningProcesses": processes(5)}, "warning", "processes 5"),
     ("gpu_memory", {"MemoryInfo": used(0.5)}, "ok", "0.5 GiB of 141.0 GiB used"),
     ("gpu_memory", {"MemoryInfo": used(3)}, "warning", "somebody is there"),
-    ("gpu_memory", {"MemoryInfo": used(60, 100)}, "problem", "free it, or --slm-memory-share 0.4"),
+    ("gpu_memory", {"MemoryInfo": used(60, 100)}, "problem", "free it, or --slm-gpu-memory-utilization 0.4"),
     (
         "power",
         {

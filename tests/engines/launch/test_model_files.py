@@ -13,7 +13,7 @@ from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.specs import EngineSpec
 
-TINY = EngineSpec("opt-tiny", backend="cpu", dtype="bfloat16")
+TINY = EngineSpec("opt-tiny", platform="cpu", dtype="bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_dummy_weights_come_from_a_folder_that_describes_the_model(cache):
 
 def test_it_is_the_same_at_every_start_and_another_for_another_model():
     here = model_for(TINY, CATALOGUE["opt-tiny"])
-    assert here == model_for(EngineSpec("opt-tiny", door="server"), CATALOGUE["opt-tiny"])
+    assert here == model_for(EngineSpec("opt-tiny", interface="server"), CATALOGUE["opt-tiny"])
     assert here != model_for(TINY, CATALOGUE["opt-125m"]), "a folder of one name may describe something else"
 
 
@@ -41,7 +41,7 @@ def test_it_is_the_same_at_every_start_and_another_for_another_model():
     ("model", "wanted"), [("opt-1.3b", "facebook/opt-1.3b"), ("facebook/opt-1.3b", "facebook/opt-1.3b"), ("/m", "/m")]
 )
 def test_real_weights_come_by_name_or_path(model, wanted, cache):
-    assert model_for(EngineSpec(model, weights="real"), CATALOGUE["opt-1.3b"]) == wanted
+    assert model_for(EngineSpec(model, load_format="auto"), CATALOGUE["opt-1.3b"]) == wanted
     assert not cache.exists()
 
 

@@ -130,14 +130,14 @@ def rows(done):
     return list(zip(*done["samples"]))
 
 
-def loop(concurrency, window_s=0.3, requests=None, starts="spread"):
+def loop(concurrency, window_s=0.3, requests=None, ramp_up="staggered"):
     return {
         "kind": "closed_loop",
         "concurrency": concurrency,
         "window_s": window_s,
         "settle_lifetimes": 1.0,
         "requests": requests,
-        "starts": starts,
+        "ramp_up": ramp_up,
     }
 
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pynvml
 import pytest
-from doors import FAKE, stand_in
+from interfaces import SIMULATED, stand_in
 
-from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.replicas import gpu_sharing
 from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share, mig_instances, processes, start_replicas
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.specs import ReplicaSpec
 
-CUDA = replace(FAKE, backend="cuda")
+CUDA = replace(SIMULATED, platform="cuda")
 GPU = "GPU-1234"
 
 
@@ -39,7 +39,7 @@ class Daemon:
         self.log.append("close")
 
 
-class Engine(FakeEngine):
+class Engine(SimulatedEngine):
     def __init__(self, spec, extra_env):
         super().__init__(spec)
         self.extra_env = dict(extra_env)
@@ -104,13 +104,13 @@ def test_where_mps_cannot_run_the_reason_is_said(monkeypatch):
         start_replicas(spec, GPU)
 
 
-@pytest.mark.parametrize("spec", [ReplicaSpec((CUDA, CUDA)), ReplicaSpec((FAKE, FAKE), "mps")])
+@pytest.mark.parametrize("spec", [ReplicaSpec((CUDA, CUDA)), ReplicaSpec((SIMULATED, SIMULATED), "mps")])
 def test_taking_turns_and_a_simulated_device_need_nothing(spec):
     assert cannot_share(spec, "none") is None
 
 
 def test_engines_on_the_cpu_need_a_core_each(monkeypatch):
-    cpu = replace(FAKE, backend="cpu")
+    cpu = replace(SIMULATED, platform="cpu")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     assert cannot_share(ReplicaSpec((cpu, cpu)), "cpu") is None
     assert cannot_share(ReplicaSpec((cpu,) * 3), "cpu") == "3 engines of vLLM's CPU backend need a core each"
@@ -173,18 +173,18 @@ def test_an_engines_processes_are_its_own():
         assert engine.child.process.pid in processes(engine) and len(processes(engine)) > 1
     finally:
         engine.close()
-    assert processes(engine) == set() == processes(FakeEngine(FAKE))
+    assert processes(engine) == set() == processes(SimulatedEngine(SIMULATED))
 
 
 def test_the_pool_holds_an_engine_or_replicas():
-    pair = ReplicaSpec((FAKE, FAKE))
+    pair = ReplicaSpec((SIMULATED, SIMULATED))
     with Pool() as pool:
-        alone = pool.engine(FAKE)
-        assert pool.engine(FAKE) is alone and pool.current == FAKE
+        alone = pool.engine(SIMULATED)
+        assert pool.engine(SIMULATED) is alone and pool.current == SIMULATED
         two = pool.replicas(pair)
         assert pool.replicas(pair) is two and pool.current == pair and two.ready
-        assert pool.engine(FAKE) is not alone
-        assert pool.starts == [FAKE, pair, FAKE]
+        assert pool.engine(SIMULATED) is not alone
+        assert pool.starts == [SIMULATED, pair, SIMULATED]
     assert pool.current is None
 
 
@@ -194,6 +194,6 @@ def test_replicas_that_did_not_start_are_not_tried_again():
 
     pool = Pool(start_replicas=refuse)
     with pytest.raises(EngineFailed, match=r"^replica 2 of 2"):
-        pool.replicas(ReplicaSpec((FAKE, FAKE)))
+        pool.replicas(ReplicaSpec((SIMULATED, SIMULATED)))
     with pytest.raises(EngineFailed, match="not tried again: replica 2 of 2: no room"):
-        pool.replicas(ReplicaSpec((FAKE, FAKE)))
+        pool.replicas(ReplicaSpec((SIMULATED, SIMULATED)))

@@ -11,12 +11,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from doors import FAKE, small_workload, stand_in
 from hypothesis import given
 from hypothesis import strategies as st
+from interfaces import SIMULATED, small_workload, stand_in
 from processes import gone, group
 
-from pytest_slmserve.engines.fake import FakeEngine
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas.replica_set import (
     ReplicaEngines,
@@ -25,6 +24,7 @@ from pytest_slmserve.engines.replicas.replica_set import (
     cores_of_each,
     wait_until_stable,
 )
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import ReplicaSpec
@@ -33,16 +33,16 @@ WORKLOAD = small_workload()
 LOAD = ClosedLoop(4, window_s=0.5)
 
 
-def door(spec, *, extra_env, cores, share):
+def launched(spec, *, extra_env, cores, share):
     return OfflineEngine(spec, extra_env=extra_env, cores=cores, held=True)
 
 
 def imagined(spec, *, extra_env, cores, share):
-    return FakeEngine(spec, speed=1 / share)
+    return SimulatedEngine(spec, speed=1 / share)
 
 
 @contextmanager
-def started(*specs, start=door, **how):
+def started(*specs, start=launched, **how):
     replicas = ReplicaEngines(ReplicaSpec(specs), start, **how)
     try:
         yield replicas
@@ -86,7 +86,7 @@ def test_a_slow_replica_is_waited_for():
 
 
 def test_simulated_replicas_share_the_device():
-    with started(FAKE, FAKE, start=imagined) as two, started(FAKE, start=imagined) as one:
+    with started(SIMULATED, SIMULATED, start=imagined) as two, started(SIMULATED, start=imagined) as one:
         halves, whole = measured(two), measured(one)
     for half in halves:
         assert half.steps.time_s[0] == pytest.approx(2 * whole[0].steps.time_s[0], rel=0.05)
@@ -97,10 +97,10 @@ def test_places_cores_and_checks_are_of_each(tmp_path):
 
     def start(spec, *, extra_env, cores, share):
         seen.append((dict(extra_env), cores, share))
-        return FakeEngine(spec)
+        return SimulatedEngine(spec)
 
     extra_envs = [{"WHERE": "here"}, {"WHERE": "there"}]
-    spec = ReplicaSpec((FAKE, FAKE), pinned=True)
+    spec = ReplicaSpec((SIMULATED, SIMULATED), pinned=True)
     ReplicaEngines(spec, start, extra_envs=extra_envs, check=lambda name, engine: seen.append(name)).close()
     cores = cores_of_each(2, pinned=True)
     assert seen == [
@@ -119,7 +119,7 @@ def test_all_are_launched_at_once_and_take_the_device_in_turn():
     replicas_made = []
 
     def launch(spec, **how):
-        replicas_made.append(door(spec, **how))
+        replicas_made.append(launched(spec, **how))
         return replicas_made[-1]
 
     def until_all_wait():
@@ -135,7 +135,7 @@ def test_a_pinned_replica_keeps_to_its_cores():
     ours = sorted(os.sched_getaffinity(0))
     if len(ours) < 2:
         pytest.skip("one core")
-    replicas = ReplicaEngines(ReplicaSpec((stand_in(), stand_in()), pinned=True), door)
+    replicas = ReplicaEngines(ReplicaSpec((stand_in(), stand_in()), pinned=True), launched)
     try:
         kept = [os.sched_getaffinity(pid) for pid in processes_of(replicas)]
     finally:
@@ -158,7 +158,7 @@ def test_one_that_does_not_start_is_named_and_the_others_are_stopped():
     made = []
 
     def start(spec, **how):
-        made.append(door(spec, **how))
+        made.append(launched(spec, **how))
         return made[-1]
 
     with pytest.raises(EngineFailed, match=r"^replica 2 of 3 \(opt-tiny\): .*did not start: ValueError: max_model_len"):
@@ -171,7 +171,7 @@ def test_one_that_is_not_where_it_should_be_is_named():
         raise EngineFailed(f"{name} is not an MPS client", "look into the log")
 
     with pytest.raises(EngineFailed, match=r"replica 1 of 2 \(opt-tiny\) is not an MPS client"):
-        ReplicaEngines(ReplicaSpec((FAKE, FAKE)), imagined, check=check)
+        ReplicaEngines(ReplicaSpec((SIMULATED, SIMULATED)), imagined, check=check)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -201,14 +201,14 @@ def test_one_that_dies_before_it_has_settled_keeps_nobody_waiting():
 
 
 def test_different_kv_blocks_are_no_replicas():
-    class Odd(FakeEngine):
+    class Odd(SimulatedEngine):
         def __init__(self, spec, blocks):
             super().__init__(spec)
             self.resolved = replace(self.resolved, kv_blocks=blocks)
 
     blocks = iter([100, 99])
     with pytest.raises(EngineFailed, match=r"different numbers of KV blocks: \[100, 99\]"):
-        ReplicaEngines(ReplicaSpec((FAKE, FAKE)), lambda spec, **how: Odd(spec, next(blocks)))
+        ReplicaEngines(ReplicaSpec((SIMULATED, SIMULATED)), lambda spec, **how: Odd(spec, next(blocks)))
 
 
 def test_one_that_is_no_longer_where_it_should_be_after_a_run():
@@ -219,7 +219,7 @@ def test_one_that_is_no_longer_where_it_should_be_after_a_run():
         if len(looks) == 4:
             raise EngineFailed("the MPS control daemon ended (signal SIGKILL)")
 
-    with started(FAKE, FAKE, start=imagined, check=check) as replicas:
+    with started(SIMULATED, SIMULATED, start=imagined, check=check) as replicas:
         with pytest.raises(EngineFailed, match=r"^replica 2 of 2 \(opt-tiny\): the MPS control daemon ended"):
             measured(replicas)
         assert len(looks) == 4
@@ -228,12 +228,12 @@ def test_one_that_is_no_longer_where_it_should_be_after_a_run():
 def test_what_is_last_comes_last():
     order = []
 
-    class Noting(FakeEngine):
+    class Noting(SimulatedEngine):
         def close(self):
             order.append("engine")
 
     ReplicaEngines(
-        ReplicaSpec((FAKE, FAKE)), lambda spec, **how: Noting(spec), last=lambda: order.append("last")
+        ReplicaSpec((SIMULATED, SIMULATED)), lambda spec, **how: Noting(spec), last=lambda: order.append("last")
     ).close()
     assert order == ["engine", "engine", "last"]
 
@@ -243,7 +243,7 @@ def test_what_is_last_comes_last():
     [(1, LOAD, "2 replicas, 1 workloads, 2 loads"), (2, replace(LOAD, requests=8), "no window to measure")],
 )
 def test_loads_that_are_none_for_replicas(workloads, load, problem):
-    with started(FAKE, FAKE, start=imagined) as replicas, pytest.raises(BadUsage, match=problem):
+    with started(SIMULATED, SIMULATED, start=imagined) as replicas, pytest.raises(BadUsage, match=problem):
         replicas.run([WORKLOAD] * workloads, [load] * 2)
 
 
@@ -264,23 +264,23 @@ def test_the_gate_lets_nobody_wait_for_one_that_gave_up():
         ({"sharing": "luck"}, "unknown sharing 'luck'"),
         ({"thread_percentage": 50}, "a thread percentage of 50 with time-slicing"),
         ({"thread_percentage": 0, "sharing": "mps"}, "a thread percentage of 0"),
-        ({"engines": (FAKE, replace(FAKE, backend="cpu"))}, "share one device"),
-        ({"engines": (replace(FAKE, backend="cpu"),), "sharing": "mps"}, "a way to share a GPU"),
+        ({"engines": (SIMULATED, replace(SIMULATED, platform="cpu"))}, "share one device"),
+        ({"engines": (replace(SIMULATED, platform="cpu"),), "sharing": "mps"}, "a way to share a GPU"),
     ],
 )
 def test_specifications_that_cannot_be(words, problem):
     with pytest.raises(BadUsage, match=problem):
-        ReplicaSpec(**{"engines": (FAKE, FAKE), **words})
+        ReplicaSpec(**{"engines": (SIMULATED, SIMULATED), **words})
 
 
 def test_the_key_tells_all_that_matters():
-    pair = ReplicaSpec((FAKE, FAKE))
+    pair = ReplicaSpec((SIMULATED, SIMULATED))
     others = [
-        ReplicaSpec((FAKE, FAKE, FAKE)),
+        ReplicaSpec((SIMULATED, SIMULATED, SIMULATED)),
         replace(pair, sharing="mps"),
         replace(pair, pinned=True),
         replace(pair, sharing="mps", thread_percentage=50),
-        ReplicaSpec((FAKE, replace(FAKE, seed=1))),
+        ReplicaSpec((SIMULATED, replace(SIMULATED, seed=1))),
     ]
     assert len({spec.key for spec in (pair, *others)}) == 6 and len(pair) == 2
 
@@ -298,13 +298,13 @@ def test_memory_is_waited_for_until_it_stands_still():
 
 
 def on_gpus(number):
-    return ReplicaSpec(tuple(replace(FAKE, gpu=i) for i in range(number)), "gpus")
+    return ReplicaSpec(tuple(replace(SIMULATED, gpu=i) for i in range(number)), "gpus")
 
 
 def test_with_a_gpu_each_the_first_starts_alone_and_the_others_side_by_side():
     side_by_side, order = threading.Barrier(2), []
 
-    class Noting(FakeEngine):
+    class Noting(SimulatedEngine):
         def start(self):
             if self.spec.gpu:
                 side_by_side.wait(5)  # breaks where the other does not start meanwhile
@@ -318,7 +318,7 @@ def test_with_a_gpu_each_the_first_starts_alone_and_the_others_side_by_side():
 def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped():
     closed = []
 
-    class Odd(FakeEngine):
+    class Odd(SimulatedEngine):
         def start(self):
             if self.spec.gpu == 2:
                 raise EngineFailed("did not start: out of memory")
@@ -332,7 +332,7 @@ def test_one_of_them_that_does_not_start_is_named_and_the_others_are_stopped():
 
 
 def test_replicas_with_a_gpu_each_must_get_the_same_kv_blocks():
-    class Less(FakeEngine):
+    class Less(SimulatedEngine):
         def start(self):
             if self.spec.gpu:
                 self.resolved = replace(self.resolved, kv_blocks=7)

@@ -47,11 +47,11 @@ def play(loop, lifetime, seconds, limit=2_000):
     raise AssertionError("the loop does not end")
 
 
-@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["spread", "together"]))
+@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["staggered", "burst"]))
 def test_never_more_in_flight_than_asked_for_and_all_of_them_after_one_lifetime(
-    concurrency, lifetime, settle, window_s, seconds, starts
+    concurrency, lifetime, settle, window_s, seconds, ramp_up
 ):
-    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds)
+    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up=ramp_up), lifetime, seconds)
     assert max(played.in_flight) == concurrency
     assert played.in_flight[lifetime:-1] == [concurrency] * len(played.in_flight[lifetime:-1])
 
@@ -67,24 +67,22 @@ def test_spread_users_start_evenly_over_one_lifetime(concurrency, lifetime):
 
 @given(concurrencies, lifetimes, st.integers(1, 400), st.booleans())
 def test_together_and_fixed_numbers_of_requests_start_at_once(concurrency, lifetime, requests, counted):
-    loop = ClosedLoopPacer(
-        concurrency, lifetime, window_s=1.0, requests=requests if counted else None, starts="together"
-    )
+    loop = ClosedLoopPacer(concurrency, lifetime, window_s=1.0, requests=requests if counted else None, ramp_up="burst")
     assert (loop.users_due(), loop.users_due()) == (concurrency, 0)
 
 
-@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["spread", "together"]))
-def test_phases_only_go_forward_and_end(concurrency, lifetime, settle, window_s, seconds, starts):
-    phases = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds).phases
+@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["staggered", "burst"]))
+def test_phases_only_go_forward_and_end(concurrency, lifetime, settle, window_s, seconds, ramp_up):
+    phases = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up=ramp_up), lifetime, seconds).phases
     ranks = [PHASES.index(phase) for phase in phases]
     assert ranks == sorted(ranks)
     assert (phases[0], phases[-1]) == ("ramp", "over")
     assert phases.count("ramp") == lifetime
 
 
-@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["spread", "together"]))
-def test_the_window_is_long_enough_and_opens_after_settling(concurrency, lifetime, settle, window_s, seconds, starts):
-    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, starts=starts), lifetime, seconds)
+@given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(["staggered", "burst"]))
+def test_the_window_is_long_enough_and_opens_after_settling(concurrency, lifetime, settle, window_s, seconds, ramp_up):
+    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up=ramp_up), lifetime, seconds)
     opened, closed = played.loop.window
     assert played.now.index(opened) == -int(-lifetime * (1 + settle) // 1)  # the first whole step after it
     assert closed - opened >= window_s - 1e-9
@@ -102,7 +100,7 @@ def test_a_spread_window_closes_as_soon_as_it_is_long_enough(concurrency, lifeti
 def test_a_convoys_window_is_a_whole_number_of_its_periods_and_two_at_least(
     concurrency, lifetime, settle, window_s, seconds
 ):
-    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, starts="together"), lifetime, seconds)
+    played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up="burst"), lifetime, seconds)
     steps = played.now.index(played.loop.window[1]) - played.now.index(played.loop.window[0])
     periods, rest = divmod(steps, lifetime + 1)
     assert (periods >= 2, rest) == (True, 0)

@@ -150,7 +150,7 @@ def test_another_engine_begins_a_new_curve(changed, same) -> None:
 
 
 def test_other_requests_and_another_way_of_loading_are_other_benchmarks() -> None:
-    made = [measurement(), measurement(load=ClosedLoop(8, starts="together"))]
+    made = [measurement(), measurement(load=ClosedLoop(8, ramp_up="burst"))]
     other = replace(
         made[0], workload=replace(made[0].workload, hash="ffffff", spec=replace(made[0].workload.spec, seed=1))
     )

@@ -43,7 +43,7 @@ def test_the_picture_names_models_device_law_bound_and_plateau(tmp_path):
 
 
 def test_a_simulated_sweep_says_so_and_has_no_roofline(tmp_path):
-    text = drawn(tmp_path, curve(environment=Environment(backend="fake", gpu_name="simulated")))
+    text = drawn(tmp_path, curve(environment=Environment(platform="simulated", gpu_name="simulated")))
     assert "SIMULATED, not measured on a device" in text and "<!-- roofline -->" not in text
 
 

@@ -311,7 +311,7 @@ def test_lines_that_are_in_one_panel_alone_stand_in_the_key_where_their_model_do
 
 def test_records_of_replicas_become_pictures_beside_those_of_the_sweep():
     """Of simulated ones, so it is said in each."""
-    fake = Environment(backend="fake", gpu_name="simulated")
+    fake = Environment(platform="simulated", gpu_name="simulated")
     records = [measurement(16, 1000.0 + i, environment=fake, repeat=i) for i in range(2)]
     for i in range(2):
         for index in range(2):

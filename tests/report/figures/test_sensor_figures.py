@@ -21,7 +21,7 @@ from pytest_slmserve.schema.environment import Environment
 
 to_hex = pytest.importorskip("matplotlib.colors").to_hex
 
-CPU = Environment(backend="cpu", cpu="Imagined CPU")
+CPU = Environment(platform="cpu", cpu="Imagined CPU")
 SENSED = {
     "gpu_util": 0.99,
     "engine_active": 0.75,
@@ -259,7 +259,7 @@ def test_a_model_has_one_colour_in_all_pictures():
 
 
 def test_simulated_sensors_say_so_in_every_picture():
-    fake = Environment(backend="fake", gpu_name="simulated")
+    fake = Environment(platform="simulated", gpu_name="simulated")
     spent = replace(sensed(512, **SENSED), each=(Summary(power_w=9.0, energy_per_token_j=1.0),))
     drawn = pictures([curve("opt-125m", sensed(1, **SENSED), spent, environment=fake)])
     assert [words(picture.figure) for picture in drawn] == ["SIMULATED, not measured on a device"] * 6

@@ -96,6 +96,6 @@ def test_nothing_measured_says_nothing():
 
 @pytest.mark.parametrize("candidate", [{"decode_s": 0.04}, {"concurrency": 8, "prompt_s": 3.0}, {"idle": 0.9}])
 def test_lines_fit_a_wide_terminal(candidate):
-    differing = replace(H200, platform="a very long name of a platform " * 2)
+    differing = replace(H200, operating_system="a very long name of a platform " * 2)
     for text in diagnosis_lines(diagnose([traced()], [traced(environment=differing, **candidate)])):
         assert all(len(line) <= 150 for line in text.splitlines())

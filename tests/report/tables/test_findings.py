@@ -12,7 +12,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 
 BATCHES = (1, 4, 16, 64, 256)
-CPU = Environment(backend="cpu", cpu="Imagined CPU")
+CPU = Environment(platform="cpu", cpu="Imagined CPU")
 
 
 def sweep(
@@ -47,11 +47,11 @@ def test_the_worst_of_littles_law_and_where():
 
 
 def test_labels_tell_curves_of_one_subject_apart():
-    together = curve_of("opt-1.3b", [measurement(1, 50.0, load=ClosedLoop(1, starts="together"))])
+    together = curve_of("opt-1.3b", [measurement(1, 50.0, load=ClosedLoop(1, ramp_up="burst"))])
     longer = curve_of("opt-1.3b", [measurement(1, 50.0, load=ClosedLoop(1, window_s=9.0))])
     other = curve_of("opt-2.7b", [measurement(model="opt-2.7b")])
     assert labels([sweep(), other]) == ["opt-1.3b", "opt-2.7b"]
-    assert labels([sweep(), together]) == ["opt-1.3b, starts spread", "opt-1.3b, starts together"]
+    assert labels([sweep(), together]) == ["opt-1.3b, ramp-up staggered", "opt-1.3b, ramp-up burst"]
     assert labels([sweep(), longer, other]) == ["opt-1.3b, window 5 s", "opt-1.3b, window 9 s", "opt-2.7b"]
     assert labels([sweep(), sweep(CPU)])[1].startswith("opt-1.3b, Imagined CPU")
     assert labels([Curve(subject="x"), Curve(subject="x")]) == ["x", "x"]
@@ -184,7 +184,7 @@ def test_latencies_of_a_load_that_was_still_rising_are_told():
 
 
 def test_an_engine_that_its_server_does_not_feed_is_told():
-    served = replace(measurement(), spec=replace(measurement().spec, door="server"))
+    served = replace(measurement(), spec=replace(measurement().spec, interface="server"))
     fed, starved = (
         replace(noisy_curve({c: 900.0}).points[0], batch=b, kv_usage=0.3) for c, b in ((128, 120.0), (512, 240.0))
     )

@@ -238,7 +238,7 @@ def test_different_models_are_compared_with_taking_turns():
 
 @pytest.mark.parametrize(
     "shared",
-    [pair(loads=(64, 16)), pair(environment=OTHER), pair(workload="of other requests"), pair(starts="together")],
+    [pair(loads=(64, 16)), pair(environment=OTHER), pair(workload="of other requests"), pair(ramp_up="burst")],
     ids=["another load", "another host", "other requests", "another way to start"],
 )
 def test_taking_turns_needs_both_models_alone_under_the_same_conditions(shared):

@@ -21,8 +21,8 @@ from pytest_slmserve.report.tables.run import (
 from pytest_slmserve.schema.environment import Environment
 
 BATCHES = (1, 2, 4, 8, 16, 32)
-CPU = Environment(backend="cpu", cpu="Imagined CPU", cores=2, vllm="0.32.0")
-FAKE = Environment(backend="fake", gpu_name="simulated")
+CPU = Environment(platform="cpu", cpu="Imagined CPU", cores=2, vllm="0.32.0")
+SIMULATED = Environment(platform="simulated", gpu_name="simulated")
 EXPECTED_TO_FAIL = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit, the paper has 256")
 EXPECTED_TO_HOLD = ClaimRow("throughput-plateau", evidence="raw results")
 
@@ -78,9 +78,11 @@ def test_what_was_not_measured_is_a_dash():
 def test_the_heading_says_what_was_measured_where():
     curve = sweep()
     text = words(sweep_report(curve))
-    assert text.startswith("opt-1.3b on NVIDIA H200 vLLM 0.26.0, offline door, float16, dummy weights workload: 64/32")
+    assert text.startswith(
+        "opt-1.3b on NVIDIA H200 vLLM 0.26.0, engine interface, float16, load format dummy workload: 64/32"
+    )
     assert (
-        "planted, hash 0123456789ab load: closed loop, starts spread, window 5 s after settling for 1 lifetime of"
+        "planted, hash 0123456789ab load: closed loop, ramp-up staggered, window 5 s after settling for 1 lifetime of"
         in text
     )
     assert (
@@ -108,7 +110,7 @@ def test_other_devices():
 
 
 def test_simulated_numbers_shout():
-    assert "SIMULATED ENGINE" in sweep_report(sweep(FAKE)).splitlines()[0]
+    assert "SIMULATED ENGINE" in sweep_report(sweep(SIMULATED)).splitlines()[0]
 
 
 def test_natural_lengths_are_told_by_their_means():

@@ -143,7 +143,7 @@ def run(opened):
     def begun(nodes: int = 4, ends: dict[tuple[str, int], list[str]] | None = None, **given: object) -> Run:
         words = {
             "models": f"{MODEL},{OTHER}",
-            "batches": ",".join(map(str, LOADS)),
+            "concurrency": ",".join(map(str, LOADS)),
             "window": "0.5",
             "lengths": "32/8",
             "ray": "auto",

@@ -14,7 +14,7 @@ from pytest_slmserve.telemetry.host_probe import Gpu, Host
 
 HEAD, NARROW, WIDE = Node("a", "head", 0, 4), Node("b", "narrow", 1, 16), Node("c", "wide", 4, 64)
 MINE = Environment(pytest_slmserve="0.1.0", git_commit="mine")
-H200 = Environment(backend="cuda", gpu_name="H200", driver="580", vllm="0.26.0", pytest_slmserve="0.1.0")
+H200 = Environment(platform="cuda", gpu_name="H200", driver="580", vllm="0.26.0", pytest_slmserve="0.1.0")
 GPUS = tuple(Gpu(f"GPU-{i}", "H200", 141 * GIB, "580", "13.0") for i in range(8))
 
 
@@ -40,8 +40,8 @@ def test_a_resource_chooses_among_them():
 
 def test_engines_of_gpus_are_measured_where_there_are_some():
     assert measuring([WIDE, NARROW, HEAD], "cuda") == [WIDE, NARROW]
-    assert measuring([WIDE, HEAD], "fake") == [WIDE]
-    assert measuring([HEAD], "fake") == [HEAD]
+    assert measuring([WIDE, HEAD], "simulated") == [WIDE]
+    assert measuring([HEAD], "simulated") == [HEAD]
     assert measuring([WIDE, HEAD], "cpu") == [WIDE, HEAD]
 
 
@@ -53,24 +53,24 @@ def test_a_cluster_without_is_told():
 
 
 def test_an_engine_takes_its_gpus_and_one_cpu():
-    on_two = EngineSpec("opt-13b", tensor_parallel=2)
+    on_two = EngineSpec("opt-13b", tensor_parallel_size=2)
     apart = ReplicaSpec(tuple(EngineSpec("opt-125m", gpu=i) for i in range(4)), "gpus")
     assert need_of(on_two, [WIDE, NARROW]) == Need(2, 1)
     assert need_of(apart, [WIDE, NARROW], "quiet") == Need(4, 1, "quiet")
 
 
 def test_a_simulated_one_takes_gpus_where_there_are_any():
-    simulated = EngineSpec("opt-125m", backend="fake", tensor_parallel=2)
+    simulated = EngineSpec("opt-125m", platform="simulated", tensor_parallel_size=2)
     assert need_of(simulated, [WIDE]) == Need(2, 1) and need_of(simulated, [HEAD]) == Need(0, 1)
 
 
 def test_on_the_cpu_it_takes_a_whole_node():
-    assert need_of(EngineSpec("opt-tiny", backend="cpu"), [HEAD, WIDE]) == Need(0, 4)
+    assert need_of(EngineSpec("opt-tiny", platform="cpu"), [HEAD, WIDE]) == Need(0, 4)
 
 
 def test_more_than_any_node_has_is_refused():
     with pytest.raises(BadUsage, match="an engine takes 2 GPUs, and no node of this cluster has more than 1"):
-        need_of(EngineSpec("opt-13b", tensor_parallel=2), [NARROW])
+        need_of(EngineSpec("opt-13b", tensor_parallel_size=2), [NARROW])
 
 
 def test_gpus_of_two_nodes_do_not_add_up_and_a_node_without_cpus_for_tasks_will_do():

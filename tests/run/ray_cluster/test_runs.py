@@ -43,8 +43,8 @@ OTHERS = f"""{POINTS}
         planner = slm_session.planner
         slm_session.measure(planner.spec("opt-125m"), planner.workload("opt-125m"), planner.load(7), 1)
 """
-WORDS = ("--slm-fake", "--slm-models=opt-125m,opt-1.3b", "--slm-batches=1,16,64,128,256", "--slm-window=2")
-LONGER = ("--slm-batches=1,2,4,8", "--slm-engine-arg=lasts_s=0.7")  # some seconds on each node
+WORDS = ("--slm-simulate", "--slm-models=opt-125m,opt-1.3b", "--slm-concurrency=1,16,64,128,256", "--slm-window=2")
+LONGER = ("--slm-concurrency=1,2,4,8", "--slm-engine-arg=lasts_s=0.7")  # some seconds on each node
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def by_key(records):
 
 
 def test_an_engines_cells_go_to_one_node_and_all_that_is_there_is_resumed(run, records):
-    run("--slm-batches=1,16", test=POINTS).assert_outcomes(passed=4)
+    run("--slm-concurrency=1,16", test=POINTS).assert_outcomes(passed=4)
     first = made(records)
     result = run("--slm-resume")
     result.assert_outcomes(passed=12)
@@ -130,7 +130,7 @@ def test_an_engines_cells_go_to_one_node_and_all_that_is_there_is_resumed(run, r
 
 
 def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
-    few = ("--slm-models=opt-125m", "--slm-batches=1,16", "--slm-engine-arg=die_at=300")
+    few = ("--slm-models=opt-125m", "--slm-concurrency=1,16", "--slm-engine-arg=die_at=300")
     result = run("-rs", *few, test=OTHERS)
     result.assert_outcomes(passed=5, failed=2, skipped=1)
     text = result.stdout.str()
@@ -146,7 +146,7 @@ def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, records, 
     path = os.pathsep.join([str(planted), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = pytester.path / "env.json"
     env.write_text(json.dumps({"env_vars": {"PYTHONPATH": path}}))
-    few = ("--slm-models=opt-125m", "--slm-batches=1", "--slm-ray-resource=imagined")
+    few = ("--slm-models=opt-125m", "--slm-concurrency=1", "--slm-ray-resource=imagined")
     run(*few, f"--slm-ray-env={env}", test=POINTS).assert_outcomes(passed=1)
     assert (planted / "seen").read_text().count("one process") >= 3, "two nodes that were looked at, and an engine"
 
@@ -155,7 +155,7 @@ def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, ray_cluster, mo
     monkeypatch.setattr(driver, "quiet_s", lambda groups: 2.0)
     submit = driver.Cluster._submit
     monkeypatch.setattr(driver.Cluster, "_submit", lambda self, sent: (_taken(self.ray), submit(self, sent))[1])
-    result = run("--slm-models=opt-125m", "--slm-batches=1,16", test=POINTS)
+    result = run("--slm-models=opt-125m", "--slm-concurrency=1,16", test=POINTS)
     result.assert_outcomes(failed=2)
     assert "EngineFailed: opt-125m: nothing came for 0:02 (on no node, 1 GPU being taken)" in result.stdout.str()
 

@@ -24,7 +24,7 @@ def asked(tmp_path):
     sessions = []
 
     def of(*loads, **words):
-        given = {"fake": True, "records": str(tmp_path / "records.jsonl"), "window": "1", **words}
+        given = {"simulate": True, "records": str(tmp_path / "records.jsonl"), "window": "1", **words}
         session = Session.from_options(read_options(given, {}, {}), tmp_path)
         sessions.append(session)
         spec, workload = session.planner.spec("opt-125m"), session.planner.workload("opt-125m")

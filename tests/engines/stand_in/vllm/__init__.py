@@ -1,6 +1,6 @@
 """A stand-in for vLLM with the names that our worker uses: each sequence gets one token per step.
 
-So the worker, its process, the door and what ends them are tested without vLLM. `EngineSpec.extra` plants faults.
+So the worker, its process, the interface and what ends them are tested without vLLM. `EngineSpec.extra` plants faults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EngineDeadError(Exception):
 
 @dataclass
 class AsyncEngineArgs:
-    """What our door hands over, then what a test plants.
+    """What our interface hands over, then what a test plants.
 
     step_s: seconds per step. fault: "" or what happens - "raise", "exit" or "sleep" at the start; with
     `fault_at` requests having come "exit", "dead" (every request from then on raises), "refuse" (so many raise, the

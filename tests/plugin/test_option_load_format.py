@@ -1,4 +1,4 @@
-"""--slm-weights: dummy ones need no download; real ones come from the Hub or a folder."""
+"""--slm-load-format: dummy ones need no download; real ones come from the Hub or a folder."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from pytest_slmserve.schema.specs import EngineSpec
 
 
 def test_it_is_recorded(sweep, archive):
-    sweep("--slm-weights=real", "--slm-batches=1,2")
-    assert {m.spec.weights for m in archive().measurements} == {"real"}
+    sweep("--slm-load-format=auto", "--slm-concurrency=1,2")
+    assert {m.spec.load_format for m in archive().measurements} == {"auto"}
 
 
 def test_dummy_weights_need_a_config_and_no_network(tmp_path, monkeypatch):
@@ -26,11 +26,11 @@ def test_dummy_weights_need_a_config_and_no_network(tmp_path, monkeypatch):
 
 
 def test_real_weights_come_by_the_hubs_name():
-    spec = EngineSpec("opt-125m", weights="real")
+    spec = EngineSpec("opt-125m", load_format="auto")
     assert model_for(spec, shape_of("opt-125m")) == "facebook/opt-125m"
     assert engine_arguments(spec, "facebook/opt-125m")["load_format"] == "auto"
     assert "HF_HUB_OFFLINE" not in engine_environment(spec, {})
 
 
 def test_other_words_are_refused(sweep):
-    assert "dummy or real" in usage_error(sweep("--slm-weights=random"))
+    assert "dummy or real" in usage_error(sweep("--slm-load-format=random"))

@@ -1,4 +1,4 @@
-"""--slm-slo adds to the report of sweeps how many requests were served well enough."""
+"""--slm-goodput adds to the report of sweeps how many requests were served well enough."""
 
 import pytest
 from inside import usage_error
@@ -17,7 +17,7 @@ def table(text):
 
 
 def test_attainment_and_goodput_of_each_point(sweep, archive):
-    text = sweep(f"--slm-slo={SLO}").stdout.str()
+    text = sweep(f"--slm-goodput={SLO}").stdout.str()
     rows, further = table(text)
     assert [row[0] for row in rows] == ["1", "16", "64", "128", "256"]
     measurements = archive().measurements
@@ -29,9 +29,9 @@ def test_attainment_and_goodput_of_each_point(sweep, archive):
 
 
 def test_report_says_the_same_of_the_archive(sweep, pytester, capsys):
-    live = sweep(f"--slm-slo={SLO}").stdout.str()
+    live = sweep(f"--slm-goodput={SLO}").stdout.str()
     capsys.readouterr()
-    main(["report", str(pytester.path / ".slm/records.jsonl"), "--slo", SLO])
+    main(["report", str(pytester.path / ".slm/records.jsonl"), "--goodput", SLO])
     assert table(capsys.readouterr().out)[0] == table(live)[0]
 
 
@@ -44,4 +44,4 @@ def test_without_it_nothing_is_said_of_goodput(sweep):
     ("words", "said"), [("fast", "'fast' is no SLO"), ("ttft:5", "has no unit"), ("itl:9ms", "not request by request")]
 )
 def test_other_words_are_refused(sweep, words, said):
-    assert said in usage_error(sweep(f"--slm-slo={words}"))
+    assert said in usage_error(sweep(f"--slm-goodput={words}"))

@@ -5,13 +5,13 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from doors import FAKE, small_workload
 from hypothesis import given
 from hypothesis import strategies as st
+from interfaces import SIMULATED, small_workload
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.device.sensor_health import health
-from pytest_slmserve.engines.fake import FakeEngine
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
@@ -21,7 +21,7 @@ WORKLOAD = small_workload(requests=64, output_tokens=32)
 
 
 def engine(**extra):
-    return FakeEngine(replace(FAKE, max_num_seqs=1024, extra=tuple(extra.items())))
+    return SimulatedEngine(replace(SIMULATED, max_num_seqs=1024, extra=tuple(extra.items())))
 
 
 def rate(run):
@@ -37,7 +37,7 @@ def test_throughput_is_the_planted_law(concurrency, t_inf, b_half):
 
 
 def test_by_default_the_law_is_that_of_the_models_shape():
-    shape = shape_of(FAKE.model)
+    shape = shape_of(SIMULATED.model)
     context = 16 + 32 / 2
     t_inf, b_half = engine().law(WORKLOAD)
     assert b_half == pytest.approx(shape.weight_bytes() / (context * shape.kv_bytes_per_token()))
@@ -85,7 +85,7 @@ def test_steps_preempt_from_the_planted_batch_on():
 
 
 def test_its_limit_makes_the_rest_wait():
-    small = FakeEngine(replace(FAKE, max_num_seqs=3))
+    small = SimulatedEngine(replace(SIMULATED, max_num_seqs=3))
     run = small.run(WORKLOAD, OpenLoop(requests=8))
     assert set(run.steps.new_tokens) == {3, 2}
     assert max(run.steps.waiting) == 5
@@ -150,15 +150,15 @@ def test_its_health_suffers_from_the_planted_load_on(fault, state, why):
 def test_on_several_gpus_a_step_is_shared_and_waits_for_all_reduces(gpus):
     """opt-tiny has 2 layers: four all-reduces a step."""
     planted = (("t_inf", 1000.0), ("b_half", 8.0), ("noise", 0.0), ("all_reduce_s", 1e-3))
-    made = FakeEngine(replace(FAKE, tensor_parallel=gpus, extra=planted))
+    made = SimulatedEngine(replace(SIMULATED, tensor_parallel_size=gpus, extra=planted))
     seen = rate(made.run(WORKLOAD, ClosedLoop(8, window_s=2.0)))
     step_s = 16 / (1000 * gpus) + (4e-3 if gpus > 1 else 0)
     assert seen == pytest.approx(8 / step_s, rel=0.02)
 
 
 def test_each_of_its_gpus_has_sensors_and_kv_blocks_add_up():
-    one = FakeEngine(replace(FAKE, tensor_parallel=1))
-    two = FakeEngine(replace(FAKE, tensor_parallel=2, extra=(("power_w", 300.0), ("imbalance", 0.5))))
+    one = SimulatedEngine(replace(SIMULATED, tensor_parallel_size=1))
+    two = SimulatedEngine(replace(SIMULATED, tensor_parallel_size=2, extra=(("power_w", 300.0), ("imbalance", 0.5))))
     assert two.resolved.kv_blocks in (2 * one.resolved.kv_blocks, 2 * one.resolved.kv_blocks + 1)
     seen = device_figures(two.run(WORKLOAD, ClosedLoop(8, window_s=2.0)))
     assert (seen.power_w, seen.power_imbalance) == pytest.approx((450.0, 150 / 225))
@@ -167,6 +167,6 @@ def test_each_of_its_gpus_has_sensors_and_kv_blocks_add_up():
 def test_a_run_lasts_as_long_as_it_is_told_to_and_serves_the_same():
     workload, load = small_workload(), ClosedLoop(2, window_s=1.0)
     began = time.monotonic()
-    slow = FakeEngine(replace(FAKE, extra=(*FAKE.extra, ("lasts_s", 0.05)))).run(workload, load)
+    slow = SimulatedEngine(replace(SIMULATED, extra=(*SIMULATED.extra, ("lasts_s", 0.05)))).run(workload, load)
     assert time.monotonic() - began >= 0.05
-    assert slow.samples == FakeEngine(FAKE).run(workload, load).samples
+    assert slow.samples == SimulatedEngine(SIMULATED).run(workload, load).samples

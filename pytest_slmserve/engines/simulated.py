@@ -115,7 +115,7 @@ class _Simulation:
         return self.admitted - self.ended
 
 
-class FakeEngine:
+class SimulatedEngine:
     """Serves T(B) = t_inf*B/(B + b_half); by default with the two numbers that the model's shape gives at 1 TB/s. On
     several GPUs each does its part of a step, and then waits for the others.
 
@@ -131,13 +131,13 @@ class FakeEngine:
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
         self.spec, self.speed, self.extra_env = spec, speed, dict(extra_env or {})
-        self.gpus = gpus or spec.tensor_parallel
+        self.gpus = gpus or spec.tensor_parallel_size
         self.ready = True
         self.launch = uuid.uuid4().hex[:12]
         self.shape = shape_of(spec.model)
         self.random = random.Random(f"{spec.seed}")
         self.resolved = Resolved(
-            kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel // (BLOCK_SIZE * self._kv_bytes_per_token),
+            kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * self._kv_bytes_per_token),
             block_size=BLOCK_SIZE,
             weight_bytes=self.shape.weight_bytes(),
             attention_backend="simulated",
@@ -155,12 +155,12 @@ class FakeEngine:
 
     @property
     def _kv_bytes_per_token(self) -> int:
-        return self.shape.kv_bytes_per_token(gpus=self.spec.tensor_parallel)
+        return self.shape.kv_bytes_per_token(gpus=self.spec.tensor_parallel_size)
 
     @property
     def waits_s(self) -> float:
         """What a step adds to the work of its GPUs: all-reduces after the attention and the feed-forward of a layer."""
-        return 0.0 if self.spec.tensor_parallel == 1 else 2 * self.shape.layers * self.faults.all_reduce_s
+        return 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.shape.layers * self.faults.all_reduce_s
 
     def law(self, workload: Workload) -> tuple[float, float]:
         """t_inf in output tokens/s and b_half in sequences, of one GPU."""
@@ -173,7 +173,10 @@ class FakeEngine:
         """The same of all its GPUs in one run, whose speed is a little off."""
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise))
-        return t_inf * self.spec.tensor_parallel, b_half  # of the work; what a step waits for is another part of it
+        return (
+            t_inf * self.spec.tensor_parallel_size,
+            b_half,
+        )  # of the work; what a step waits for is another part of it
 
     def start(self) -> None:
         """It has no device to wait for."""
@@ -243,7 +246,7 @@ class FakeEngine:
             return SchedulePacer(load.times)
         lifetime = workload.mean_output_tokens
         return ClosedLoopPacer(
-            load.concurrency, lifetime, load.settle_lifetimes, load.window_s, load.requests, load.starts
+            load.concurrency, lifetime, load.settle_lifetimes, load.window_s, load.requests, load.ramp_up
         )
 
     def _send(self, state: _Simulation, loop: ClosedLoopPacer | SchedulePacer, workload: Workload, users: int) -> None:

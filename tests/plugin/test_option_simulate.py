@@ -1,4 +1,4 @@
-"""--slm-fake runs the same benchmarks on a simulated engine, and says so."""
+"""--slm-simulate runs the same benchmarks on a simulated engine, and says so."""
 
 from inside import usage_error
 
@@ -34,15 +34,15 @@ def test_without_a_mode_what_measures_is_skipped_with_the_reason(pytester):
     )
     result = pytester.runpytest_inprocess("-rs")
     result.assert_outcomes(passed=1, skipped=3)
-    result.stdout.fnmatch_lines(["*SKIPPED*measures: needs --slm-gpu, --slm-cpu, --slm-fake or --slm-endpoint*"])
+    result.stdout.fnmatch_lines(["*SKIPPED*measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*"])
 
 
 def test_with_a_mode_and_no_path_only_what_measures_runs(pytester):
     pytester.makepyfile("def test_plain(): raise AssertionError\ndef test_engine(slm_engine): assert slm_engine.launch")
-    result = pytester.runpytest_inprocess("--slm-fake")
+    result = pytester.runpytest_inprocess("--slm-simulate")
     result.assert_outcomes(passed=1, deselected=1)
 
 
 def test_with_a_path_everything_in_it_runs(pytester):
     path = pytester.makepyfile("def test_plain(): pass\ndef test_engine(slm_engine): assert slm_engine.launch")
-    pytester.runpytest_inprocess("--slm-fake", path).assert_outcomes(passed=2)
+    pytester.runpytest_inprocess("--slm-simulate", path).assert_outcomes(passed=2)

@@ -20,18 +20,18 @@ from pytest_slmserve.workload.requests import build_workload
 
 STAND_IN = Path(__file__).parent / "engines" / "stand_in"
 NOISE = ("not steady: ", "the client lagged", "the client was held up")
-FAKE = replace(SPEC, backend="fake")
+SIMULATED = replace(SPEC, platform="simulated")
 
 
 def stand_in(**extra: Any) -> EngineSpec:
-    """Our door and our worker in their own process, with a stand-in for vLLM that has the faults in `extra`."""
+    """Our interface and our worker in their own process, with a stand-in for vLLM that has the faults in `extra`."""
     return replace(SPEC, env=(("PYTHONPATH", str(STAND_IN)),), extra=tuple(extra.items()))
 
 
 @contextmanager
 def somebodys_server(**extra: Any) -> Iterator[ServerEngine]:
     """A server that somebody else has started, as far as a test goes: the stand-in behind a URL, with a key."""
-    server = ServerEngine(replace(stand_in(**extra), door="server"))
+    server = ServerEngine(replace(stand_in(**extra), interface="server"))
     try:
         yield server
     finally:

@@ -1,4 +1,4 @@
-"""--slm-starts: spread over one request's lifetime, or together as a batch job's."""
+"""--slm-ramp-up: spread over one request's lifetime, or together as a batch job's."""
 
 from inside import usage_error
 
@@ -12,16 +12,16 @@ def sent_within_a_step(measurement):
 
 
 def test_spread_starts_one_at_a_time(sweep, archive):
-    sweep("--slm-batches=64").assert_outcomes(passed=1)
+    sweep("--slm-concurrency=64").assert_outcomes(passed=1)
     assert [sent_within_a_step(m) for m in archive().measurements] == [1, 1]
 
 
 def test_together_starts_all_and_measures_whole_periods(sweep, archive):
-    sweep("--slm-batches=64", "--slm-starts=together")
+    sweep("--slm-concurrency=64", "--slm-ramp-up=burst")
     for measurement in archive().measurements:
         assert sent_within_a_step(measurement) == 64
         assert (len(window_steps(measurement.run)) - 1) % 257 == 0
 
 
 def test_other_words_are_refused(sweep):
-    assert "spread or together" in usage_error(sweep("--slm-starts=random"))
+    assert "spread or together" in usage_error(sweep("--slm-ramp-up=random"))
