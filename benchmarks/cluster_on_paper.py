@@ -1,5 +1,5 @@
-"""A large plan on many GPUs, on paper: all models of the catalogue through both interfaces, as sweeps, on 1, 2 and 4 GPUs,
-as replicas with a GPU each and as replicas that share one.
+"""A large plan on many GPUs, on paper: all models of the catalogue through both interfaces, as sweeps, on 1, 2 and 4
+GPUs, as replicas with a GPU each and as replicas that share one.
 
     python benchmarks/cluster_on_paper.py [GPUS ...]
 
@@ -62,7 +62,7 @@ def taken(parameters: Sequence[Any]) -> list[Any]:
 
 
 def cells() -> list[PlannedItem]:
-    """Of both interfaces."""
+    """Groups of both interfaces."""
     found: list[PlannedItem] = []
     for interface in get_args(OwnInterface):
         given = {"gpu": True, "plan": True, "interface": interface, "models": ",".join(MODELS), "replicas": "2,3"}

@@ -1,6 +1,6 @@
 """Does measuring slow down what is measured? Prints the ratio of throughputs, measured run over bare loop.
 
-    python benchmarks/harness_cost.py --backend cuda --model opt-125m --concurrency 512 --pairs 30
+    python benchmarks/harness_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 30
 
 Both serve the same requests with the same admission and output kind on the same engine, in alternating order, and
 both clocks are the engine process's own. OPT-125M at 512 is the hardest case: there the front end is the limit.

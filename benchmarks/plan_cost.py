@@ -63,7 +63,7 @@ def items(count: int) -> list[Any]:
 def planned(count: int) -> tuple[list[PlannedItem], float]:
     """The cells, and the seconds that it took to price and write them."""
     found = items(count)
-    options = read_options({"gpu": True, "plan": True, "lengths": "64/32"}, {}, {})
+    options = read_options({"gpu": True, "plan": True, "input_len": "64", "output_len": "32"}, {}, {})
     with tempfile.TemporaryDirectory() as folder:
         session = Session.from_options(options, Path(folder))
         began = time.perf_counter()

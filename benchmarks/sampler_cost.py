@@ -1,6 +1,6 @@
 """Does reading the sensors slow down what is measured? Two estimates of the throughput that it costs, and its CPU time.
 
-    python benchmarks/sampler_cost.py --backend cuda --model opt-125m --concurrency 512 --pairs 60
+    python benchmarks/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60
 
 One long steady run on one engine; the sensors are read in one stretch of time and left alone in the next, in the order
 A B B A, so that what drifts cancels. The first estimate is the ratio of throughputs of neighbouring stretches, by the

@@ -1,6 +1,6 @@
 """pytest-slmserve: measure, judge and advise the serving of small language models with vLLM.
 
-The front door is empty on purpose: pytest imports this package in every session, so public names resolve late.
+This module imports nothing on purpose: pytest imports this package in every session, so public names resolve late.
 """
 
 from __future__ import annotations

@@ -33,13 +33,14 @@ from collections.abc import Sequence
 from pytest_slmserve.commands import advise, asv, baseline, gate, judge, measure, merge, plan, report
 from pytest_slmserve.commands.cli import FAILS, USAGE, Parser
 from pytest_slmserve.commands.doctor import command
-from pytest_slmserve.schema.errors import SlmError
+from pytest_slmserve.options.old_names import renamed_word
+from pytest_slmserve.schema.errors import BadUsage, SlmError
 
 INTERRUPTED = 130  # as shells have it of SIGINT
 
 
 def parser() -> Parser:
-    top = Parser("python -m pytest_slmserve", description="What pytest-slmserve measured, without measuring.")
+    top = Parser("slmserve", description="What pytest-slmserve measured, without measuring.")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for module in (report, merge, judge, gate, baseline, advise, asv, measure, plan, command):
         module.add(commands)
@@ -48,9 +49,11 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status; every problem is one sentence on stderr."""
-    top = parser()
+    top, words = parser(), sys.argv[1:] if arguments is None else list(arguments)
     try:
-        given = top.parse_args(arguments)
+        if renamed := renamed_word(words[0] if words else "", words[1:]):
+            raise BadUsage(f"{renamed[0]} is now {renamed[1]}", f"{renamed[1]} ...")
+        given = top.parse_args(words)
         if given.command is None:
             top.print_help()
             return USAGE

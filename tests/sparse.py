@@ -26,7 +26,7 @@ class Played:
 
 
 def h200_seconds(concurrency: int, tokens_per_s: float) -> float:
-    """A measurement with starts spread, of requests of 256 tokens: half a ramp, settling, a window of 5 s."""
+    """A measurement with a staggered ramp-up, of requests of 256 tokens: half a ramp, settling, a window of 5 s."""
     return 5.0 + 1.5 * 256 * concurrency / tokens_per_s
 
 

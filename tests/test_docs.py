@@ -46,15 +46,9 @@ PER_BACKEND = '\nWhere the default is "by mode":\n'
 
 
 def default_of(opt: Opt) -> str:
-    match opt.default:
-        case None:
-            return "by mode"
-        case False:
-            return "off"
-        case "" | ():
-            return "-"
-        case value:
-            return f"`{value}`"
+    if opt.default is None:
+        return "by mode"
+    return "off" if opt.is_flag or opt.bare else f"`{opt.default_text}`" if opt.default_text else "-"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -71,16 +65,17 @@ def mode_rows() -> Iterator[tuple[str, ...]]:
     for platform, defaults in DEFAULTS.items():
         prompt, output = defaults.lengths
         end = "" if platform == "remote" else " or the KV capacity"
-        batches = f"1, 2, 4 … to {defaults.largest}{end}"
-        mode = {"cuda": "gpu", "remote": "endpoint"}.get(platform, platform)
+        loads = f"1, 2, 4 … to {defaults.largest}{end}"
+        mode = {"cuda": "gpu", "simulated": "simulate", "remote": "endpoint"}.get(platform, platform)
         models = ", ".join(defaults.models) or "to be named"
-        yield f"`--slm-{mode}`", models, batches, f"{prompt}/{output}", f"{defaults.window_s:g} s"
+        yield f"`--slm-{mode}`", models, loads, f"{prompt}", f"{output}", f"{defaults.window_s:g} s"
 
 
 def options_page() -> str:
     """What docs/options.md should be."""
     columns = ("option", "environment", "ini", "default", "meaning")
-    modes = ("mode", "`--slm-models`", "`--slm-concurrency`", "`--slm-lengths`", "`--slm-window`")
+    given = ("models", "concurrency", "input-len", "output-len", "window")
+    modes = ("mode", *(f"`--slm-{name}`" for name in given))
     return f"{TOP}\n{table(columns, list(option_rows()))}{PER_BACKEND}\n{table(modes, list(mode_rows()))}"
 
 

@@ -1,4 +1,4 @@
-"""`python -m pytest_slmserve`: what it prints, and its exit status."""
+"""`slmserve`: what it prints, and its exit status."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_wrong_usage_is_4(arguments, message, capsys):
 
 def test_without_arguments_there_is_help(capsys):
     status, out, err = run(capsys)
-    assert (status, err) == (4, "") and "usage: python -m pytest_slmserve" in out and "report" in out
+    assert (status, err) == (4, "") and "usage: slmserve" in out and "report" in out
 
 
 def test_help_tells_the_exit_statuses(capsys):

@@ -90,7 +90,9 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     assert wheel.stat().st_size < 1_000_000
 
 
-def test_the_wheel_names_its_plugin(wheel: Path) -> None:
+def test_the_wheel_names_its_plugin_and_its_command(wheel: Path) -> None:
     archive = ZipFile(wheel)
     (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
-    assert archive.read(name).decode().split("\n")[:2] == ["[pytest11]", "slmserve = pytest_slmserve.plugin.hooks"]
+    said = archive.read(name).decode()
+    assert "[pytest11]\nslmserve = pytest_slmserve.plugin.hooks\n" in said
+    assert "[console_scripts]\nslmserve = pytest_slmserve.__main__:run\n" in said

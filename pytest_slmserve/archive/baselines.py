@@ -58,7 +58,7 @@ class Baseline:
 
 
 def device_name(environment: Environment) -> str | None:
-    """ "h200" for an NVIDIA H200, else the backend; None where it is not known."""
+    """ "h200" for an NVIDIA H200, else the platform; None where it is not known."""
     device = environment.gpu_name if environment.platform == "cuda" else environment.platform
     return _slug(device) or None if device else None
 
@@ -117,7 +117,7 @@ def baseline(folder: Path, name: str) -> Baseline:
 def find_baseline(folder: Path, device: str, vllm: str | None = None) -> Path:
     """The archive of a device and a release.
 
-    device: a GPU's name as the driver has it, or a backend. vllm: None for the only release there is. Raises BadUsage
+    device: a GPU's name as the driver has it, or a platform. vllm: None for the only release there is. Raises BadUsage
     where there is none, or more than one.
     """
     wanted, release = _slug(device), None if vllm is None else _slug(vllm)

@@ -13,6 +13,7 @@ from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Caches
+from pytest_slmserve.schema.stored_names import from_stored, to_stored
 
 NAME = "calibration.json"
 
@@ -81,7 +82,7 @@ def read(path: Path) -> list[StoredNoise]:
 def _facts(kept: StoredNoise) -> dict[str, Any]:
     seen = kept.calibration
     return {
-        **asdict(kept.place),
+        **to_stored(asdict(kept.place)),
         "measured_at": kept.measured_at,
         "noise": asdict(kept.noise),
         "unchanged": asdict(seen.unchanged),
@@ -91,7 +92,7 @@ def _facts(kept: StoredNoise) -> dict[str, Any]:
 
 def _kept(facts: Mapping[str, Any]) -> StoredNoise:
     names = ("model", "backend", "gpu_name", "driver", "margin", "pairs")
-    given = {name: facts[name] for name in names}
+    given = from_stored({name: facts[name] for name in names})
     caches = facts.get("caches", "warm")  # the first entries did not say
     place = NoiseKey(**given, loads=tuple(facts["loads"]), caches=caches)
     noise = PairNoise(tuple(facts["noise"]["names"]), tuple(map(tuple, facts["noise"]["costs"])))

@@ -35,6 +35,7 @@ from pytest_slmserve.schema.records import (
 )
 from pytest_slmserve.schema.sensors import per_unit
 from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.stored_names import NAMES, from_stored, to_stored
 from pytest_slmserve.schema.workloads import WorkloadReference
 
 LARGEST = 1 << 63  # of a number that can be meant
@@ -50,9 +51,9 @@ def engine_line(measurement: Measurement) -> dict[str, Any]:
     return {
         "kind": "engine",
         "id": measurement.launch,
-        "spec": asdict(measurement.spec),
+        "spec": to_stored(asdict(measurement.spec)),
         "resolved": asdict(measurement.resolved),
-        "environment": asdict(measurement.environment),
+        "environment": to_stored(asdict(measurement.environment)),
     }
 
 
@@ -212,11 +213,11 @@ def _hints(cls: type) -> dict[str, Any]:
 def built(cls: type, facts: dict[str, Any]) -> Any:
     """`cls` from the entries that it has, each of the type that it says. Raises TypeError."""
     made = {}
-    for name, value in known_fields(cls, facts).items():
+    for name, value in known_fields(cls, from_stored(facts)).items():
         try:
             made[name] = typed(_hints(cls)[name], value)
         except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
+            raise TypeError(f"{NAMES.get(name, name)}: {error}") from None
     return cls(**made)
 
 

@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
 
 
 def add_accept(actions: Commands) -> Parser:
-    words = "keep the valid measurements of archives as a baseline for each GPU (or backend) and release of vLLM"
+    words = "keep the valid measurements of archives as a baseline for each GPU (or platform) and release of vLLM"
     command = add_command(actions, "accept", words, ACCEPT_STATUS, accept)
     add_archives(command, "RECORDS")
     command.add_argument("--into", metavar="FOLDER", type=Path, default=Path(FOLDER), help=_default())

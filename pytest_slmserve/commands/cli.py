@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -14,7 +14,10 @@ INTERRUPTED = 130  # as shells have it
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong usage is an error like every other."""
+    """Wrong usage is an error like every other, and an option is typed in full: a prefix may mean another tomorrow."""
+
+    def __init__(self, prog: str | None = None, **words: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **words)
 
     def error(self, message: str) -> NoReturn:
         raise BadUsage(message, f"{self.prog} --help")

@@ -25,8 +25,8 @@ Asked = list[tuple[Load, "Workload"]]
 
 
 def add_arguments(command: Parser) -> None:
-    users = "requests kept in flight; with --request-rate and --requests: in flight at most"
-    command.add_argument("--concurrency", metavar="N", type=int, help=users)
+    users = "requests kept in flight; with --request-rate and --num-prompts: in flight at most"
+    command.add_argument("--max-concurrency", metavar="N", type=int, help=users)
     sent = (
         "requests sent per second, whatever comes back; several are measured one after the other: 1,2,4; inf: at once"
     )
@@ -38,8 +38,10 @@ def add_arguments(command: Parser) -> None:
     command.add_argument("--burstiness", metavar="SHAPE", type=float, default=1.0, help=uneven)
     command.add_argument("--step", metavar="S", type=some_seconds, help="of --ramp: seconds of each step, 30 or 30s")
     command.add_argument("--speed", metavar="X", type=float, default=1.0, help="of --trace: 2 is twice as fast")
-    number = "end after so many requests, all of which count; of --concurrency or one rate (default: a steady window)"
-    command.add_argument("--requests", metavar="N", type=int, help=number)
+    number = (
+        "end after so many requests, all of which count; of --max-concurrency or one rate (default: a steady window)"
+    )
+    command.add_argument("--num-prompts", metavar="N", type=int, help=number)
     settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
     command.add_argument("--settle", metavar="S", type=seconds, help=settle)
     window = f"seconds of the steady window (default: {WINDOW_S:g})"
@@ -95,14 +97,14 @@ def check_belonging(given: argparse.Namespace) -> None:
         raise BadUsage("--burstiness is of rates", "--request-rate 10 --burstiness 0.5")
     if not given.burstiness > 0:
         raise BadUsage(f"--burstiness {given.burstiness:g} is no shape of gaps", "--burstiness 0.5, which is uneven")
-    if given.settle is not None and (given.concurrency or given.requests is not None):
+    if given.settle is not None and (given.max_concurrency or given.num_prompts is not None):
         raise BadUsage("--settle is of rates, ramps and traces in a window", "--request-rate 10 --window 60 --settle 5")
-    if given.trace and given.requests is not None:
+    if given.trace and given.num_prompts is not None:
         raise BadUsage("--trace has a window, not a number of requests", "--window 60")
 
 
-LOADS = ("concurrency", "request_rate", "ramp", "trace")
-HELD_BACK = ["concurrency", "request_rate"]
+LOADS = ("max_concurrency", "request_rate", "ramp", "trace")
+HELD_BACK = ["max_concurrency", "request_rate"]
 
 
 def check_one_load(given: argparse.Namespace) -> None:
@@ -110,33 +112,36 @@ def check_one_load(given: argparse.Namespace) -> None:
     typed = [name for name in LOADS if getattr(given, name) is not None]
     words = [f"--{name.replace('_', '-')}" for name in typed]
     if not typed:
-        raise BadUsage("nothing says what to put on the server", "--concurrency 64, or --request-rate 10")
+        raise BadUsage("nothing says what to put on the server", "--max-concurrency 64, or --request-rate 10")
     if len(typed) > 1 and typed != HELD_BACK:
         raise BadUsage(f"{' and '.join(words)} are {len(typed)} loads", "one of them")
-    if typed == HELD_BACK and given.requests is None:
-        raise BadUsage("a rate with a limit on what is in flight is of a number of requests", "--requests 512")
-    if given.requests is not None and given.requests < 1:
-        raise BadUsage(f"--requests {given.requests} is no number of requests", "--requests 512")
-    if given.concurrency is not None and given.concurrency < 1:
-        raise BadUsage(f"--concurrency {given.concurrency} is no number of requests in flight", "--concurrency 1")
+    if typed == HELD_BACK and given.num_prompts is None:
+        raise BadUsage("a rate with a limit on what is in flight is of a number of requests", "--num-prompts 512")
+    if given.num_prompts is not None and given.num_prompts < 1:
+        raise BadUsage(f"--num-prompts {given.num_prompts} is no number of requests", "--num-prompts 512")
+    if given.max_concurrency is not None and given.max_concurrency < 1:
+        raise BadUsage(
+            f"--max-concurrency {given.max_concurrency} is no number of requests in flight", "--max-concurrency 1"
+        )
 
 
 def loads_of(given: argparse.Namespace) -> list[Load]:
-    if given.concurrency is not None and not given.request_rate:
+    if given.max_concurrency is not None and not given.request_rate:
         return [closed_loop(given)]
     if given.ramp:
         return [ramp(given)]
-    return [at_rate(given, rate) for rate in given.request_rate] if given.requests is None else [job_of(given)]
+    return [at_rate(given, rate) for rate in given.request_rate] if given.num_prompts is None else [job_of(given)]
 
 
 def closed_loop(given: argparse.Namespace) -> ClosedLoop:
-    if given.requests is not None and given.window is not None:
-        raise BadUsage("--requests and --window are two ways to end", "one of them")
-    if given.requests is not None and given.requests < given.concurrency:
+    if given.num_prompts is not None and given.window is not None:
+        raise BadUsage("--num-prompts and --window are two ways to end", "one of them")
+    if given.num_prompts is not None and given.num_prompts < given.max_concurrency:
         raise BadUsage(
-            f"--requests {given.requests} cannot keep {given.concurrency} in flight", f"--requests {given.concurrency}"
+            f"--num-prompts {given.num_prompts} cannot keep {given.max_concurrency} in flight",
+            f"--num-prompts {given.max_concurrency}",
         )
-    return ClosedLoop(given.concurrency, window_s=given.window or WINDOW_S, requests=given.requests)
+    return ClosedLoop(given.max_concurrency, window_s=given.window or WINDOW_S, requests=given.num_prompts)
 
 
 def job_of(given: argparse.Namespace) -> OpenLoop:
@@ -144,20 +149,20 @@ def job_of(given: argparse.Namespace) -> OpenLoop:
     from pytest_slmserve.workload.arrivals import job
 
     if given.window is not None:
-        raise BadUsage("--requests and --window are two ways to end", "one of them")
+        raise BadUsage("--num-prompts and --window are two ways to end", "one of them")
     if len(given.request_rate) > 1:
         raise BadUsage("several rates are judged in windows, not by a number of requests", "--window 60")
     (rate,) = given.request_rate
     if rate == math.inf and given.burstiness != 1:
         raise BadUsage("what comes all at once has no burstiness", "--request-rate 10")
-    return job(given.requests, rate, given.seed, given.concurrency, given.burstiness)
+    return job(given.num_prompts, rate, given.seed, given.max_concurrency, given.burstiness)
 
 
 def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
     from pytest_slmserve.workload.arrivals import Arrivals
 
     if rate == math.inf:
-        raise BadUsage("at --request-rate inf all requests come at once: how many?", "--requests 512")
+        raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
     arrivals = Arrivals("gamma", rate, given.burstiness, given.seed, duration_s=length_s(given))
     words = f"gamma {given.burstiness:g}, {rate:g}/s, seed {given.seed}"
     return windowed(given, words, rate, times_of(arrivals, length_s(given)))
@@ -167,10 +172,10 @@ def ramp(given: argparse.Namespace) -> OpenLoop:
     """Its last step goes on for as long as a step settles, so that it ends under load as the others do."""
     from pytest_slmserve.workload.arrivals import Arrivals
 
-    if given.requests is not None:
+    if given.num_prompts is not None:
         raise BadUsage("--ramp has steps, not a number of requests", "--step 60")
     if math.inf in given.ramp:
-        raise BadUsage("a ramp has no step at which all requests come at once", "--request-rate inf --requests 512")
+        raise BadUsage("a ramp has no step at which all requests come at once", "--request-rate inf --num-prompts 512")
     if given.step is None or given.window is not None:
         raise BadUsage(
             "a ramp is judged in steps", f"--step 30 {'instead of --window' if given.window else ''}".strip()

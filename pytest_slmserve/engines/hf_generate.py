@@ -30,7 +30,7 @@ class BatchedEngine(OfflineEngine):
         spec = self.spec
         return {
             "model": model,
-            "load_format": "dummy" if spec.load_format == "dummy" else "auto",
+            "load_format": spec.load_format,
             "device": "cuda" if spec.platform == "cuda" else "cpu",
             "dtype": spec.dtype,
             "max_model_len": spec.max_model_len,

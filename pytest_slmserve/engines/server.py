@@ -131,7 +131,7 @@ class ServerEngine(StaggeredEngine):
         return status, text
 
     def _facts(self) -> dict[str, Any]:
-        """Its limits, by our plugin; what its model process knows, where vLLM's door for developers is there."""
+        """Its limits, by our plugin; what its model process knows, where vLLM's developer endpoint is there."""
         try:
             told: dict[str, Any] = trace_lines(self.child.folder)[0]
         except (OSError, IndexError):

@@ -1,7 +1,7 @@
 """An engine that is a formula on a virtual clock, so that a test knows the plateau beforehand.
 
 It runs the admission logic of the real worker and makes the same records. Its numbers are simulated and say so:
-backend "fake", device "simulated".
+platform and device are "simulated".
 """
 
 from __future__ import annotations

@@ -108,14 +108,13 @@ def margin(text: str) -> float:
     return number
 
 
-def lengths(text: str) -> tuple[int, int] | Literal["natural"]:
-    """Prompt and output tokens of every request, or those of each conversation."""
+def length(text: str) -> int | Literal["natural"]:
+    """Tokens of every request, or "natural": those of each conversation."""
     if text == "natural":
         return "natural"
-    prompt, slash, output = text.partition("/")
-    if not slash:
-        raise ValueError("PROMPT/OUTPUT in tokens, such as 512/256, or natural")
-    return count(prompt), count(output)
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("a positive number of tokens, or natural")
+    return int(text)
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -1,26 +1,14 @@
-"""Options as values: read once into one frozen value that knows where each entry came from."""
+"""Reading of the options, once, into one frozen value that knows where each entry came from."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from pytest_slmserve.options.parsers import lengths
-from pytest_slmserve.options.table import OPTS, Opt
+from pytest_slmserve.options.table import OPTS, Opt, Options
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.literals import (
-    Caches,
-    LoadFormat,
-    OwnInterface,
-    OwnSharing,
-    Platform,
-    RampUp,
-    Rule,
-    Sweeping,
-)
 
 OF_A_SIDE = ("baseline_", "candidate_")
 OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers", "profile")  # options that say nothing without one
@@ -39,81 +27,6 @@ OF_OUR_ENGINES = (
     "tensor_parallel_size",
 )
 OWN_MODES = "--slm-gpu, --slm-cpu or --slm-simulate"
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """All options as values. `source` says of each where it is from: command line, environment, ini or default."""
-
-    gpu: bool
-    cpu: bool
-    simulate: bool
-    endpoint: tuple[str, ...]
-    models: tuple[str, ...] | None
-    concurrency: tuple[int, ...] | None
-    sweep: Sweeping
-    window: float | None
-    ramp_up: RampUp
-    interface: OwnInterface
-    repeats: int
-    lengths: tuple[int, int] | Literal["natural"] | None
-    dataset: str
-    sharegpt_rule: Rule
-    tokenizer: str
-    accept_truncated: bool
-    seed: int
-    load_format: LoadFormat
-    gpu_memory_utilization: float
-    tensor_parallel_size: tuple[int, ...]
-    replicas: tuple[int, ...]
-    sharing: tuple[OwnSharing, ...]
-    pin_cores: bool
-    python: str
-    env: tuple[tuple[str, str], ...]
-    engine_arg: tuple[tuple[str, Any], ...]
-    allow_prefix_cache: bool
-    baseline: str
-    gate: bool
-    baseline_python: str
-    candidate_python: str
-    baseline_env: tuple[tuple[str, str], ...]
-    candidate_env: tuple[tuple[str, str], ...]
-    baseline_engine_arg: tuple[tuple[str, Any], ...]
-    candidate_engine_arg: tuple[tuple[str, Any], ...]
-    calibrate: bool
-    gate_margin: float
-    gate_pairs: int
-    gate_caches: Caches
-    profile: str
-    waivers: str
-    telemetry: str
-    telemetry_interval: float | None
-    records: str
-    goodput: str
-    export: str
-    resume: bool | str
-    skip_damaged: bool
-    ray: str
-    ray_env: str
-    ray_resource: str
-    plan: bool
-    plan_gpus: int | None
-    strict: bool
-    source: Mapping[str, str]
-
-    @property
-    def platform(self) -> Platform | None:
-        """The one backend asked for, or None."""
-        asked: dict[Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
-        asked["remote"] = bool(self.endpoint)
-        return next((platform for platform, wanted in asked.items() if wanted), None)
-
-    @property
-    def engine(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """Interpreter and variables of the engine whose vLLM a run is about: in a gate the candidate's."""
-        if not self.gate:
-            return self.python, self.env
-        return self.candidate_python or self.python, joined(self.env, self.candidate_env)
 
 
 def read_options(
@@ -135,11 +48,6 @@ def read_options(
     return options
 
 
-def joined(common: Sequence[tuple[str, Any]], own: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    """Pairs of both; a later entry replaces an earlier one of its name."""
-    return tuple((dict(common) | dict(own)).items())
-
-
 def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
     """What to type for these options: all that are not their default, wherever they came from."""
     told = [opt for opt in OPTS if options.source[opt.name] != "default" and opt.name not in leave_out]
@@ -152,7 +60,7 @@ def _words(opt: Opt, value: Any) -> list[str]:
     if opt.many:
         return [f"{opt.flag}={_text(opt, *pair)}" for pair in value]
     if isinstance(value, tuple):
-        return [f"{opt.flag}={('/' if opt.read is lengths else ',').join(map(str, value))}"]
+        return [f"{opt.flag}={','.join(map(str, value))}"]
     return [f"{opt.flag}={value}"]
 
 

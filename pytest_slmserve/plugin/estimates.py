@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan import cases
 from pytest_slmserve.plan.cases import gpus_engine
 from pytest_slmserve.plan.costs import (

@@ -1,7 +1,7 @@
 """The shell: hooks between pytest and the rest. It does no arithmetic, and costs nothing until something is measured.
 
-Everything heavy is imported where a session has been asked for (by a mode: `--slm-gpu`, `--slm-simulate` ...), never at the
-top: pytest imports this module in every run of every project that has it installed.
+Everything heavy is imported where a session has been asked for (by a mode: `--slm-gpu`, `--slm-simulate` ...), never
+at the top: pytest imports this module in every run of every project that has it installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pytest_slmserve.plugin.items import BASELINE, PARAMETRISED, PROBLEM, SESSIO
 from pytest_slmserve.plugin.progress import ProgressLine
 
 if TYPE_CHECKING:
-    from pytest_slmserve.options.read import Options
+    from pytest_slmserve.options.table import Options
     from pytest_slmserve.run.ray.driver import Cluster
     from pytest_slmserve.run.session import Session
 
@@ -29,13 +29,25 @@ STATE = "slm_state"  # user property of a report whose verdict is undecided
 def pytest_addoption(parser: pytest.Parser) -> None:
     from pytest_slmserve.options.table import OPTS
 
-    group = parser.getgroup("slmserve", "serving of small language models")
     for opt in OPTS:
+        group = parser.getgroup(f"slmserve {opt.group}", f"slmserve: {opt.group}")
         action = "store_true" if opt.is_flag else "append" if opt.many else "store"
         words = {} if opt.is_flag else {"metavar": opt.metavar}
         words |= {"nargs": "?", "const": opt.bare, "metavar": str(opt.metavar).strip("[]")} if opt.bare else {}
-        group.addoption(opt.flag, action=action, default=None, help=opt.help, dest=opt.key, **words)
-        parser.addini(opt.key, f"{opt.help} (see {opt.flag})", default="")
+        default = f"; default: {opt.default_text}" if opt.default_text else ""
+        group.addoption(opt.flag, action=action, default=None, help=f"{opt.help}{default}", dest=opt.key, **words)
+        parser.addini(opt.key, f"{opt.flag} in an ini file", default="")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest tells of an option that it does not know
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    ini = early_config.inipath.read_text("utf-8").splitlines() if early_config.inipath else []
+    words = [*args, *ini, *os.environ]
+    if any(word.startswith(("--slm-", "slm_", "SLM_")) for word in words):
+        from pytest_slmserve.options.old_names import renamed_option
+
+        if renamed := renamed_option(words):
+            raise pytest.UsageError(f"slmserve: {renamed[0]} is now {renamed[1]}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., ramp_up=..., needs=..., gpus=..., "
         "**spec): a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its requests, "
-        "`starts` how they begin, `gpus` how many there must be",
+        "`ramp_up` how they begin, `gpus` how many there must be",
     )
     options = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")

@@ -56,7 +56,7 @@ def is_named_point(item: Any) -> bool:
 
 
 def marker_overrides(item: Any) -> MarkerOverrides:
-    """The requests and the starts that an item's marker asks for."""
+    """The requests and the ramp-up that an item's marker asks for."""
     from pytest_slmserve.plan.cases import variant_of
 
     marker = item.get_closest_marker("slm")
@@ -78,6 +78,13 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     words = dict(marker.kwargs) if marker else {}
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     parametrised = bool(parameters.keys() & PARAMETRISED)
+    if marker and marker.args:
+        from pytest_slmserve.schema.errors import BadUsage
+
+        given = ", ".join(map(repr, marker.args))
+        raise BadUsage(
+            f"@pytest.mark.slm({given}) has values without a name", f"@pytest.mark.slm(model={marker.args[0]!r})"
+        )
     check_words(words, parametrised)
     if is_skipped(item):
         return None
@@ -172,6 +179,7 @@ def skip_reason(session: Session, item: Any) -> str | None:
 def check_words(words: dict[str, Any], parametrised: bool) -> None:
     """Raises BadUsage for words of a marker that say nothing. A point or claim that is parametrised has the engine of
     the options, so words that choose one say nothing there."""
+    from pytest_slmserve.options import old_names
     from pytest_slmserve.options.parsers import takes_gpus
     from pytest_slmserve.schema.errors import BadUsage
     from pytest_slmserve.schema.literals import RampUp
@@ -179,13 +187,14 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
 
     engine = {field.name for field in fields(EngineSpec)} - {"model", "platform"}
     known = [*NOT_OF_THE_ENGINE] if parametrised else ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
+    if renamed := sorted(words.keys() & old_names.MARKER):
+        new = old_names.MARKER[renamed[0]]
+        raise BadUsage(f"@pytest.mark.slm: {renamed[0]}= is now {new}=", f"{new}=...")
     if unknown := set(words) - set(known):
         where = " where slm_point or slm_model is asked for" if parametrised else ""
         raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}{where}", ", ".join(known))
     if words.get("ramp_up", "staggered") not in get_args(RampUp):
-        raise BadUsage(
-            f"@pytest.mark.slm(starts={words['ramp_up']!r}) is no way to start", " or ".join(get_args(RampUp))
-        )
+        raise BadUsage(f"@pytest.mark.slm(ramp_up={words['ramp_up']!r}) is no ramp-up", " or ".join(get_args(RampUp)))
     if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
         raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
     for own in ("extra", "env"):

@@ -13,7 +13,7 @@ import pytest
 from xdist.workermanage import parse_tx_spec_config
 
 from pytest_slmserve.archive.merge import folder_of_parts
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.costs import PlannedItem
 from pytest_slmserve.plan.schedule import divided, groups_of, in_order
 from pytest_slmserve.plan.titles import Engines

@@ -37,7 +37,8 @@ from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, che
 from pytest_slmserve.engines.launch.compile_caches import caches
 from pytest_slmserve.engines.prelaunch import abreast
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
-from pytest_slmserve.options.read import Options, as_words, joined
+from pytest_slmserve.options.read import as_words
+from pytest_slmserve.options.table import Options, joined
 from pytest_slmserve.report.gate.text import calibration_text
 from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.executor import wanted
@@ -237,7 +238,7 @@ TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a 
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """A small load and a large one: the ends of `--slm-concurrency`, or few requests and the model's batch of table 1. The
+    """Small load and large one: the ends of `--slm-concurrency`, or few requests and the model's batch of table 1. The
     small one has a longer window."""
     planner, asked = session.planner, session.options.concurrency
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])

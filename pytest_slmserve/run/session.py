@@ -29,7 +29,7 @@ from pytest_slmserve.analysis.points.replica_points import (
 from pytest_slmserve.archive.merge import move_parts
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.base import Engine
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Question, case_key, title
 from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.plan.sweeps import Sweep
@@ -85,7 +85,7 @@ class Session:
         cls, options: Options, root: Path, lease: GpuLease | None = None, host: Host | None = None
     ) -> Session:
         """A session on this host, which is probed where `host` is None. lease: that of a worker. Raises BadUsage where
-        the backend cannot run; a plan is made without a GPU too."""
+        the platform cannot run; a plan is made without a GPU too."""
         platform, slo = options.platform, slo_of_requests(options.goodput)
         assert platform is not None
         export = export_to(options.export, slo) if options.export and not lease else None

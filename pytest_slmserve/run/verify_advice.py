@@ -21,7 +21,8 @@ from pytest_slmserve.analysis.advice.verification import (
 )
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
-from pytest_slmserve.options.read import Options, read_options
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.planner import requests_for
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
@@ -199,7 +200,7 @@ def opened(alone: Sequence[VerifyCase], joint: SharedVerifyCase | None, terms: V
 
 
 def _session_for(trial: VerifyCase, terms: VerifyOptions) -> Session:
-    """Raises BadUsage where the backend cannot run here."""
+    """Raises BadUsage where the platform cannot run here."""
     try:
         return Session.from_options(_options(trial.spec, terms), Path.cwd())
     except BadUsage as error:

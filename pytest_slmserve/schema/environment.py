@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
+from pytest_slmserve.schema.stored_names import stored_value
 
 # Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
 # on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
@@ -44,7 +45,7 @@ class Environment:
 
     @cached_property
     def key(self) -> str:
-        return short_hash([*self.kind.values()])
+        return short_hash([stored_value(name, value) for name, value in self.kind.items()])
 
     @property
     def title(self) -> str:

@@ -7,7 +7,7 @@ from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
-BLOCK_SIZE = {"cuda": 16, "cpu": 128, "simulated": 16}  # tokens; the defaults of vLLM's two backends, and ours
+BLOCK_SIZE = {"cuda": 16, "cpu": 128, "simulated": 16}  # tokens; the defaults of vLLM's two platforms, and ours
 NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets
 RESERVE_BYTES = 4 * GIB  # activations, logits of the largest batch, captured graphs and the CUDA context
 VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
@@ -37,7 +37,7 @@ def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> in
 
 
 def block_size_of(spec: EngineSpec, resolved: Resolved | None = None) -> int:
-    """Tokens per KV block: as the engine says, if that is a size, as asked for, or its backend's default."""
+    """Tokens per KV block: as the engine says, if that is a size, as asked for, or its platform's default."""
     if resolved and resolved.block_size and resolved.block_size > 0:
         return resolved.block_size
     return int(dict(spec.extra).get("block_size") or BLOCK_SIZE[spec.platform])

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, TypeGuard
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import RampUp
+from pytest_slmserve.schema.stored_names import to_stored
 
 JudgedBy = Literal["sent", "ended"]
 
@@ -21,11 +22,10 @@ JudgedBy = Literal["sent", "ended"]
 class ClosedLoop:
     """`concurrency` requests in flight until the window has passed; each that ends is followed by the next.
 
-    starts: "spread" over one request's lifetime, so that every step looks like every other (a service under steady
-    traffic), or "together" (a batch job: the requests go on ending together). After that lifetime the loop runs on for
+    ramp_up: "staggered" over one request's lifetime, so that every step looks like every other (a service under steady
+    traffic), or a "burst" (a batch job: the requests go on ending together). After that lifetime the loop runs on for
     `settle_lifetimes` more, so that what ends in the window was sent under the full load; only then the window of at
-    least `window_s` opens. With `requests` set there is no window: exactly
-    so many are served.
+    least `window_s` opens. With `requests` set there is no window: exactly so many are served.
     """
 
     concurrency: int
@@ -156,9 +156,10 @@ def is_job(load: Load) -> TypeGuard[OpenLoop]:
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """What a record keeps of a load. Beside what each kind always had, a field is kept where it is not the default."""
+    """What a record keeps of a load, in the words on disk. Beside what each kind always had, a field is kept where it
+    is not the default."""
     if isinstance(load, ClosedLoop):
-        return {**asdict(load), "kind": "closed_loop"}
+        return to_stored({**asdict(load), "kind": "closed_loop"})
     always = {"requests", "rate", "seed"} if is_job(load) else {"arrivals", "rate", "settle_s", "window_s"}
     told = ((f, getattr(load, f.name)) for f in fields(load) if f.compare)
     kept = {f.name: value for f, value in told if f.name in always or value != f.default}

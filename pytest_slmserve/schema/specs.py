@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Interface, LoadFormat, Platform, Rule, Sharing, Source
+from pytest_slmserve.schema.stored_names import to_stored
 from pytest_slmserve.schema.urls import check_url
 
 GIB = 1 << 30
@@ -32,12 +33,14 @@ class EngineSpec:
     env: variables added to the engine's environment, as pairs.
     kv_cache_bytes: set explicitly, so that the number of KV blocks can be predicted; on the CPU a multiple of 1 GiB.
     Of each GPU, where there are several.
+    load_format: "dummy" weights, for speed depends on shapes, or "auto": real ones.
     gpu_memory_utilization: share of the device's memory the engine may take, 0 to 1.
-    gpu, tensor_parallel_size: the first of the visible GPUs that it takes, and how many: each holds its part of every layer.
-    interface: how requests come in. "offline": into vLLM's asynchronous engine, without HTTP; this shows the GPU. "server":
-    into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into whatever
-    answers at `url`, of which the limits here say nothing. "transformers": into Transformers' generate(), in batches
-    made one after the other of `max_num_seqs` requests at most.
+    gpu, tensor_parallel_size: the first of the visible GPUs that it takes, and how many: each holds its part of every
+    layer.
+    interface: how requests come in. "engine": into vLLM's asynchronous engine, without HTTP; this shows the GPU.
+    "server": into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into
+    whatever answers at `url`, of which the limits here say nothing. "transformers": into Transformers' generate(), in
+    batches made one after the other of `max_num_seqs` requests at most.
     allow_prefix_cache: may prompts come from a cache of prefixes? Else a measurement of which many do is invalid.
     extra: further arguments for vLLM's engine, as pairs; of Transformers how it batches: `batching` is "none", "static"
     or "dynamic", and `wait_s` how long a dynamic batch waits for more; of an endpoint further fields of each request's
@@ -74,26 +77,26 @@ class EngineSpec:
             raise BadUsage("the simulated engine has no server", "--slm-interface engine, or --slm-cpu")
         if len({self.platform == "remote", self.interface == "endpoint", bool(self.url)}) > 1:
             raise BadUsage(
-                "an endpoint has a URL, and nothing else has one", "backend remote, interface endpoint and url"
+                "an endpoint has a URL, and nothing else has one", "platform remote, interface endpoint and url"
             )
         if self.url:
             check_url(self.url)
         if self.tensor_parallel_size < 1:
             raise BadUsage(f"an engine on {self.tensor_parallel_size} GPUs", "tensor_parallel_size=1 or more")
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise BadUsage(f"memory share {self.gpu_memory_utilization} is not between 0 and 1", "0.9")
+            raise BadUsage(f"gpu_memory_utilization {self.gpu_memory_utilization} is not between 0 and 1", "0.9")
         if self.platform == "cpu" and self.kv_cache_bytes % GIB:
             raise BadUsage(f"{self.kv_cache_bytes} KV bytes: vLLM's CPU backend takes whole GiB", f"{GIB}")
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All that can change a measurement, by name: where the interpreter lies is not among it, what it holds is part
-        of the environment. A field that came later is left out while it says what was always so: hashes of older
-        records stay what they are."""
+        """All that can change a measurement, in the words on disk. Where the interpreter lies is not among it: what it
+        holds is part of the environment. A field that came later is left out while it says what was always so: hashes
+        of older records stay what they are."""
         found = asdict(self)
         found["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
         del found["python"], found["gpu"]
-        return {name: value for name, value in found.items() if (name, value) not in LATER.items()}
+        return to_stored({name: value for name, value in found.items() if (name, value) not in LATER.items()})
 
     @cached_property
     def key(self) -> str:
@@ -113,7 +116,7 @@ class EngineSpec:
 
     @property
     def without_http(self) -> EngineSpec:
-        """The same engine by the engine interface."""
+        """This engine by the interface without HTTP."""
         return replace(self, interface="engine", extra=tuple(pair for pair in self.extra if pair[0] != FRONT_ENDS))
 
     @property
@@ -147,7 +150,7 @@ class ReplicaSpec:
         if len(devices) != wanted or len({engine.platform for engine in self.engines}) > 1:
             if self.sharing == "gpus":
                 raise BadUsage("replicas with a GPU each, and two have the same", "another gpu for each")
-            raise BadUsage("replicas share one device, and these are on several", "the same backend and gpu for each")
+            raise BadUsage("replicas share one device, and these are on several", "the same platform and gpu for each")
         if self.thread_percentage is not None and not (self.sharing == "mps" and 0 < self.thread_percentage <= 100):
             raise BadUsage(
                 f"a thread percentage of {self.thread_percentage} with {self.sharing}", "1 to 100, and sharing mps"
@@ -202,9 +205,12 @@ class WorkloadSpec:
                 raise BadUsage(f"unknown source or rule {value!r} of a workload", f"one of {', '.join(get_args(kind))}")
         natural = self.prompt_tokens is None, self.output_tokens is None
         if natural == (False, True) or (natural == (True, False) and not self.as_vllm):
-            raise BadUsage("only one of prompt and output length is fixed", "512/256, or natural")
+            raise BadUsage("only one of prompt and output length is fixed", "both as numbers, or both natural")
         if min(n for n in (self.requests, self.prompt_tokens, self.output_tokens) if n is not None) < 1:
-            raise BadUsage("a workload needs at least one request of at least one token each way", "512/256")
+            raise BadUsage(
+                "a workload needs at least one request of at least one token each way",
+                "512 prompt and 256 output tokens",
+            )
 
     def with_lengths(self, prompt_tokens: int | None, output_tokens: int | None) -> WorkloadSpec:
         """The same with these lengths, None for natural ones. Of a trace there is nothing but lengths to be had."""

@@ -54,7 +54,7 @@ class Host:
 
 
 def probe(platform: Platform, python: str = "", env: dict[str, str] | None = None, root: Path | None = None) -> Host:
-    """Look around. Raises BadUsage where `backend` cannot run here: no GPU, no vLLM, a vLLM that is too old."""
+    """Look around. Raises BadUsage where `platform` cannot run here: no GPU, no vLLM, a vLLM that is too old."""
     here = this_host(platform, root)
     if platform == "simulated":
         return Host(replace(here, gpu_name="simulated"), "simulated", gpus=IMAGINED_GPUS)

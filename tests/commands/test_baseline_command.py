@@ -136,7 +136,7 @@ def test_show_tells_models_loads_repeats_launches_date_and_environment(folder, c
         "model",
         "in",
         "flight",
-        "starts",
+        "ramp-up",
         "window/s",
         "in/out",
         "repeats",

@@ -1,4 +1,4 @@
-"""The interface to somebody else's server: what it is asked, what is refused before anything is measured, what is known."""
+"""Engines at a URL: what another's server is asked, what is refused before anything is measured, what is known."""
 
 import json
 import re

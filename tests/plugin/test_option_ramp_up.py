@@ -1,4 +1,4 @@
-"""--slm-ramp-up: spread over one request's lifetime, or together as a batch job's."""
+"""--slm-ramp-up: staggered over one request's lifetime, or a burst as of a batch job."""
 
 from inside import usage_error
 
@@ -24,4 +24,4 @@ def test_together_starts_all_and_measures_whole_periods(sweep, archive):
 
 
 def test_other_words_are_refused(sweep):
-    assert "spread or together" in usage_error(sweep("--slm-ramp-up=random"))
+    assert "staggered or burst" in usage_error(sweep("--slm-ramp-up=random"))

@@ -279,7 +279,7 @@ def test_a_gate_that_cannot_be_carried_out_is_an_error_before_anything_starts(ga
 
 
 def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, stand_in_here, archive):
-    """The interface, the worker and the process are real; behind them a stand-in for vLLM takes twice as long for a step."""
+    """Engine, worker and process are real; behind them a stand-in for vLLM takes twice as long for a step."""
     result = pytester.runpytest_inprocess(
         "--slm-cpu",
         "--slm-gate",

@@ -18,7 +18,7 @@ from pytest_slmserve.schema.errors import EngineFailed
 
 MODEL = "opt-125m"
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-FAST = {"lengths": "64/32", "window": "2", "engine_arg": ["t_inf=20000", "b_half=20"]}
+FAST = {"input_len": "64", "output_len": "32", "window": "2", "engine_arg": ["t_inf=20000", "b_half=20"]}
 Open = Callable[..., AdaptiveSweeps]
 
 

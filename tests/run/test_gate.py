@@ -22,7 +22,8 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.options.read import Options, read_options
+from pytest_slmserve.options.read import read_options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan import planner as agendas
 from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.run import gate
@@ -41,7 +42,8 @@ FEW_STEPS = {  # of some 10 ms, so that a window has a hundred
     "models": MODEL,
     "concurrency": "4,16",
     "window": "1",
-    "lengths": "64/32",
+    "input_len": "64",
+    "output_len": "32",
     "engine_arg": ["t_inf=2000", "b_half=16"],
 }
 Open = Callable[..., Session]

@@ -254,14 +254,14 @@ def test_on_the_cpu_the_kv_cache_has_whole_gib(batch, gib):
 
 
 def test_the_load_is_that_of_the_records(swept):
-    """Window and starts too."""
-    [trial] = trials(*found(swept(ramp_up="together", window="3")))
-    assert trial.load == ClosedLoop(64, window_s=3.0, ramp_up="together")
+    """Window and ramp-up too."""
+    [trial] = trials(*found(swept(ramp_up="burst", window="3")))
+    assert trial.load == ClosedLoop(64, window_s=3.0, ramp_up="burst")
     assert trial.workload.hash == trial.source.workload.hash and trial.spec.extra == ()
 
 
 def test_the_sweep_that_the_advice_rests_on_is_the_one_repeated(swept):
-    swept(concurrency="1,32", lengths="64/32")
+    swept(concurrency="1,32", input_len="64", output_len="32")
     [trial] = trials(*found(swept()))
     assert trial.source.workload.spec.prompt_tokens == 512
 

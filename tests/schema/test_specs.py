@@ -12,6 +12,7 @@ from strategies import NAMES
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
+from pytest_slmserve.schema.stored_names import to_stored
 
 PLAIN = EngineSpec("opt-1.3b")
 PLACES = {"python", "gpu"}  # where it runs, which the environment tells better
@@ -67,8 +68,8 @@ def test_the_key_is_the_same_on_every_machine():
     ("make", "problem"),
     [
         (lambda: EngineSpec("x", platform="tpu"), "unknown platform 'tpu'"),
-        (lambda: EngineSpec("x", gpu_memory_utilization=0.0), "memory share 0.0 is not between 0 and 1"),
-        (lambda: EngineSpec("x", gpu_memory_utilization=1.1), "memory share 1.1"),
+        (lambda: EngineSpec("x", gpu_memory_utilization=0.0), "gpu_memory_utilization 0.0 is not between 0 and 1"),
+        (lambda: EngineSpec("x", gpu_memory_utilization=1.1), "gpu_memory_utilization 1.1"),
         (lambda: EngineSpec("x", platform="cpu", kv_cache_bytes=GIB + 1), "takes whole GiB"),
         (lambda: EngineSpec("x", tensor_parallel_size=0), "an engine on 0 GPUs"),
         (lambda: ReplicaSpec((PLAIN, PLAIN), "gpus"), "replicas with a GPU each, and two have the same"),
@@ -97,7 +98,7 @@ def test_an_engine_takes_neighbouring_gpus_and_one_of_them_keeps_its_old_key():
     old = asdict(PLAIN)
     for name in ("tensor_parallel_size", "url", "allow_prefix_cache", "python", "gpu"):
         del old[name]
-    assert PLAIN.key == short_hash({**old, "env": []}), "as before there were several"
+    assert PLAIN.key == short_hash({**to_stored(old), "env": []}), "as before there were several"
 
 
 def test_replicas_may_have_a_gpu_each():

@@ -1,1 +1,1 @@
-"""Advice on what to deploy: batch limit, memory share, replicas, and how it is verified."""
+"""Advice on what to deploy: batch limit, GPU memory utilization, replicas, and how it is verified."""

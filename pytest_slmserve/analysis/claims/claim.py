@@ -42,12 +42,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """What is expected of a claim for a model on a device, by a interface, in a closed loop of one way of starting, under a
-    vLLM.
+    """Expectation of a claim for a model on a device, by an interface, in a closed loop of one ramp-up, under a vLLM.
 
-    model: a short name or "*". device: a backend ("cuda", "cpu", "fake"), a GPU family of `roofline.GPUS` ("H200") or
-    "*". interface: how the requests come in, or "*". starts: those of the closed loop, or "*". vllm: first release, and the
-    one it ends before; "" for no end. parameters: numbers of the judgement, plain.
+    model: a short name or "*". device: a platform ("cuda", "cpu", "simulated"), a GPU family of `roofline.GPUS`
+    ("H200") or "*". interface: how the requests come in, or "*". ramp_up: of the closed loop, or "*". vllm: first
+    release, and the one it ends before; "" for no end. parameters: numbers of the judgement, plain.
     """
 
     claim: str

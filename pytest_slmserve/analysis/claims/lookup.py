@@ -17,6 +17,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Interface, Platform, RampUp
 from pytest_slmserve.schema.records import known_fields
+from pytest_slmserve.schema.stored_names import from_stored, to_stored
 
 
 def claim_of(name: str) -> Claim:
@@ -43,9 +44,9 @@ def row_for(
 ) -> ClaimRow:
     """What is expected of a claim for this model, here, by this interface and under this load: the most specific row.
 
-    What a row names counts in this order: the model, a GPU family, a backend, the interface, the starts, a range of vLLM. An
-    unknown environment, release, interface or way of starting fits only rows that leave it open. Raises BadUsage for an
-    unknown claim.
+    What a row names counts in this order: the model, a GPU family, a platform, the interface, the ramp-up, a range of
+    vLLM. An unknown environment, release, interface or ramp-up fits only rows that leave it open. Raises BadUsage for
+    an unknown claim.
     """
     claim_of(claim)
     where = environment or Environment()
@@ -89,10 +90,10 @@ def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> V
 
 def row_to_record(row: ClaimRow) -> dict[str, Any]:
     """A row as plain JSON values."""
-    return {**asdict(row), "vllm": list(row.vllm)}
+    return {**to_stored(asdict(row)), "vllm": list(row.vllm)}
 
 
 def row_from_record(facts: Mapping[str, Any]) -> ClaimRow:
     """The inverse of `row_to_record`; entries of a later release are left out."""
-    known = known_fields(ClaimRow, dict(facts))
+    known = known_fields(ClaimRow, from_stored(facts))
     return ClaimRow(**{**known, "vllm": tuple(known.get("vllm", ANY_RELEASE))})

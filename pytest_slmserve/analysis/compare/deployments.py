@@ -22,8 +22,8 @@ SIZED = ("tensor_parallel", "kv_cache_bytes", "max_num_seqs")  # what follows fr
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One way, under one load. tensor_parallel_size: GPUs of each engine. sharing: how several engines are placed; None for
-    one alone. room: requests that may run at once in all engines; None: not known. kv_blocks: of all engines."""
+    """One way, under one load. tensor_parallel_size: GPUs of each engine. sharing: how several engines are placed; None
+    for one alone. room: requests that may run at once in all engines; None: not known. kv_blocks: of all engines."""
 
     gpus: int
     engines: int

@@ -1,4 +1,4 @@
-"""What the serving stack costs: one load by two interfaces, engine, requests, environment and way of loading being equal.
+"""What the serving stack costs: one load by two interfaces, all else being equal.
 
 Launches of one engine differ too, and so do two hours of one host, which repeats of one launch do not tell. So a
 difference tells of the interfaces as far as each was launched more than once.
@@ -19,8 +19,8 @@ from pytest_slmserve.schema.records import series_key
 @dataclass(frozen=True, slots=True)
 class AtBothInterfaces:
     """One load without and with the server. ratio: output tokens/s through the server over those without it; its noise
-    is pooled over the repeats of all loads of both. prompt_steps: share of the steps that processed a prompt, offline
-    and through the server: which arrive together there is a matter of the stack, and of throughput."""
+    is pooled over the repeats of all loads of both. prompt_steps: share of the steps that processed a prompt, without
+    and with the server: which arrive together there is a matter of the stack, and of throughput."""
 
     engine: Point
     server: Point

@@ -20,8 +20,9 @@ EXAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
-    """endpoint: as the gate names it. model: a short name or "*". device: a backend ("cuda", "cpu", "fake"), a GPU
-    family of `roofline.GPUS` ("H200"), a name as the driver has it, or "*". until: the last day on which it holds."""
+    """endpoint: as the gate names it. model: a short name or "*". device: a platform ("cuda", "cpu", "simulated"), a
+    GPU family of `roofline.GPUS` ("H200"), a name as the driver has it, or "*". until: the last day on which it
+    holds."""
 
     endpoint: str
     model: str
@@ -50,8 +51,8 @@ def waivers_of(rows: object, where: str) -> tuple[Waiver, ...]:
 def waiver_for(waivers: Iterable[Waiver], model: str, endpoint: str, device: str) -> Waiver | None:
     """The most specific waiver that fits, expired or not; of equals the one that holds longest.
 
-    model: a name or a path. device: a backend, a GPU family or a GPU's name. A named model counts for more than a named
-    device.
+    model: a name or a path. device: a platform, a GPU family or a GPU's name. A named model counts for more than a
+    named device.
     """
     peaks = peaks_of(device)
     devices, models = {ANY, device, peaks.family if peaks else ANY}, {ANY, short_name(model)}

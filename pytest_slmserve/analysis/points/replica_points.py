@@ -69,7 +69,8 @@ class SharedPoint(SharedSummary):
     """Repeats of one set of engines under one load: means over those that are used, as in a `Point`.
 
     models: of each replica. concurrency: requests in flight in all. environment: where. workload: the hash of the
-    replicas' requests, None where they differ. starts: of their loads. tensor_parallel_size: GPUs of each engine.
+    replicas' requests, None where they differ. ramp_up: of their loads. tensor_parallel_size: GPUs of each
+    engine.
     """
 
     models: tuple[str, ...]

@@ -11,6 +11,7 @@ from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.loads import Load, load_facts
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.stored_names import from_stored
 from pytest_slmserve.schema.workloads import WorkloadReference
 
 LOOKED_AT = 100  # kinds of questions and of measurements that are compared to say what differs
@@ -55,11 +56,11 @@ def clauses(m: Measurement, question: Asked) -> list[str]:
     if short_name(m.spec.model) != short_name(question.spec.model):
         found.append(f"model {short_name(m.spec.model)} there, {short_name(question.spec.model)} here")
     else:
-        found += differences(m.spec.facts, question.spec.facts)
+        found += differences(from_stored(m.spec.facts), from_stored(question.spec.facts))
     if question.workload and m.workload.hash != question.workload.hash:
         found.append(_requests(m.workload, question.workload))
     if question.load:
-        found += differences(load_facts(m.load), load_facts(question.load))
+        found += differences(from_stored(load_facts(m.load)), from_stored(load_facts(question.load)))
     return found
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.commands.doctor.finding import GIB, Finding, Places, gib
-from pytest_slmserve.options.table import OPTS
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.telemetry.host_probe import Gpu, first_gpu
 
 Ask = Callable[..., Any]  # a function of NVML by name and what follows the device; None where NVML does not say
 UNSAID = "NVML does not say"
 
-SHARE: float = next(opt.default for opt in OPTS if opt.name == "gpu_memory_utilization")
+SHARE = Options().gpu_memory_utilization
 GPU_MEMORY_AT_REST = 2 * GIB  # what a driver may hold with nobody there
 MARGIN_C = 10
 SM, MEMORY_CLOCK = 1, 2  # NVML's kinds of clocks

@@ -32,7 +32,7 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
     """Arguments of vLLM's AsyncEngineArgs for `spec`, with `model` a folder or a Hub name."""
     arguments: dict[str, Any] = {
         "model": model,
-        "load_format": "dummy" if spec.load_format == "dummy" else "auto",
+        "load_format": spec.load_format,
         "skip_tokenizer_init": True,
         "dtype": spec.dtype,
         "max_model_len": spec.max_model_len,
@@ -60,7 +60,7 @@ def _argument(value: Any) -> Any:
 
 
 def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
-    """The engine's environment: ours, what its backend needs, and last what the specification says."""
+    """The engine's environment: ours, what its platform needs, and last what the specification says."""
     env = dict(inherited)
     env |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all: it is in the hash of what is compiled

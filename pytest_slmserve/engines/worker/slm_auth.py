@@ -2,7 +2,7 @@
 
 vLLM has a key of its own, VLLM_API_KEY, but puts all variables of that kind into the hash that names its compile cache,
 and into a file in it (`envs.compile_factors`, `compilation/backends.py`; vLLM 0.26): with a random one each start would
-compile anew, and leave it on disk. And it leaves the door for developers open.
+compile anew, and leave it on disk. And it leaves the developer endpoint open.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from typing import Any
 class ClosedLoopPacer:
     """`concurrency` users, each of whom sends its next request when the last one has ended.
 
-    A request of n output tokens lives n engine steps. Users of a "staggered" ramp-up start at concurrency/n per step: that
-    spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every other.
-    Users of a "burst" go on ending together (a convoy, as when a batch job sends all it has), so their window
-    is a whole number of the convoy's periods of n + 1 steps, and two at least: one can be compared with another.
+    A request of n output tokens lives n engine steps. Users of a "staggered" ramp-up start at concurrency/n per step:
+    that spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every
+    other. Users of a "burst" go on ending together (a convoy, as when a batch job sends all it has), so their window is
+    a whole number of the convoy's periods of n + 1 steps, and two at least: one can be compared with another.
 
     Phases: "ramp" for one lifetime of a request, "settle" for `settle_lifetimes` more (so that a request that ends in
     the window was sent under the full load), "window" for `window_s` or a little more, then "over"; all change at the

@@ -27,7 +27,7 @@ def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve] | Non
         **facts(wish, "gpu_bytes", "gpu_memory_utilization", "threshold", "price_per_hour"),
         "objective": wish.slo and objective(wish.slo),
         "models": [_model(advice) for advice in plan.advices],
-        "burst": plan.together,
+        "together": plan.together,
         "several_gpus": None if curves is None else [one for curve in curves for one in _on_several(curve)],
         "starts": [{**facts(start, "what", "mps"), "commands": map(line, start.commands)} for start in starts(plan)],
         "notes": general(plan, source),

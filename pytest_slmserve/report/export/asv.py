@@ -18,6 +18,7 @@ from pytest_slmserve.analysis.points.sweep_points import choose, concurrency_of
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import load_facts
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 
@@ -132,12 +133,12 @@ def settings(spec: EngineSpec) -> str:
     """What an engine was told, in words, with a hash of what they leave out too."""
     facts = {name: value for name, value in spec.facts.items() if name not in NO_SETTINGS}
     limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
-    return f"{spec.load_format} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"
+    return f"{spec.facts['weights']} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"
 
 
 def workload(m: Measurement) -> str:
     """A group of benchmarks: values of different requests are no history of each other."""
-    asked, starts = m.workload.spec, getattr(m.load, "starts", "")
+    asked, starts = m.workload.spec, load_facts(m.load).get("starts", "")  # its name in stored results
     lengths = "natural" if asked.prompt_tokens is None else f"{asked.prompt_tokens}-{asked.output_tokens}"
     return f"{lengths}-{starts}-{m.workload.hash[:6]}"
 

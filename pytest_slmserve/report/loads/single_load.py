@@ -24,6 +24,7 @@ from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
 from pytest_slmserve.report.text_table import Column, table
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts
 from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.stored_names import from_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def single_load_facts(measurement: Measurement, terms: ValidityCriteria = STRICT
         "id": measurement.id,
         **facts(measurement.spec, "model", "interface", "url"),
         "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
-        "load": load_facts(measurement.load),
+        "load": from_stored(load_facts(measurement.load)),
         **figures_of(measurement, terms),
         **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "without"),
     }

@@ -29,7 +29,7 @@ COLUMNS: tuple[Column[AtBothInterfaces], ...] = (
     Column("\nserver", lambda at: figure(at.server.own_cores)),
 )
 LEGEND = (
-    "Doors: the same engine, requests and load, without HTTP and through the server. change: of output tokens/s. "
+    "Interfaces: the same engine, requests and load, without HTTP and through the server. change: of output tokens/s. "
     "prompt steps: steps that processed a prompt: the fewer there are, the more prompts came together. own "
     "cores: CPU time of engine, server and client per second. A launch has luck of its own, so what one launch of each "
     "interface shows is of these launches."
@@ -46,6 +46,6 @@ def interfaces_report(curves: Sequence[Curve]) -> Iterator[str]:
 
 def _of_model(interfaces: Interfaces) -> str:
     launches = " and ".join(counted(len(each.resolved), "launch") for each in (interfaces.engine, interfaces.server))
-    through = f"{interfaces.server.subject} through the server{front_ends(interfaces.server.spec)} beside offline"
+    through = f"{interfaces.server.subject} through the server{front_ends(interfaces.server.spec)} beside the engine"
     title = hanging(f"{through}: {served_on(interfaces.server.environment)}, {launches}", 2)
     return "\n".join([title, "", table(interfaces.loads, COLUMNS)])

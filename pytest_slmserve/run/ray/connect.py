@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.run.ray.nodes import Node
 from pytest_slmserve.run.ray.task import look_around
 from pytest_slmserve.schema.errors import BadUsage, SlmError, named

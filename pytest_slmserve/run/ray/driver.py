@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Question, title
 from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
 from pytest_slmserve.plan.schedule import Group, groups_of, in_order

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pytest_slmserve.options.read import Options
+from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Question
 from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, Message, TaskStarted, UserNote, packed
 from pytest_slmserve.run.session import Session

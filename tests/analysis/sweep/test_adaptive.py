@@ -19,7 +19,7 @@ from pytest_slmserve.analysis.sweep.saturation import FEWEST_BATCHES
 from pytest_slmserve.run import executor
 
 GRID = tuple(1 << i for i in range(11))
-# OPT-125M with starts spread on an H200: flat from 128 to 256, and then it grows again.
+# OPT-125M with a staggered ramp-up on an H200: flat from 128 to 256, and then it grows again.
 DENTED = dict(zip(GRID, (665, 1247, 2446, 4388, 7695, 12191, 17778, 25677, 27918, 42274, 53466)))
 
 

@@ -94,7 +94,7 @@ def test_the_plateau_of_the_full_grid_from_a_third_of_its_seconds(name, model, f
     ("model", "loads", "full"), [("opt-1.3b", [64, 512, 128, 64], 128), ("opt-125m", [64, 512, 256, 64], None)]
 )
 def test_of_four_loads_three_are_needed_and_those_are_more_than_a_third(model, loads, full):
-    """What was measured with starts together: too few loads to leave any out. The plateau is the same."""
+    """What was measured in a burst: too few loads to leave any out. The plateau is the same."""
     sweep = measured(TOGETHER, model)
     played = sweep.played()
     assert sweep.grid == (64, 128, 256, 512) and played.loads == loads

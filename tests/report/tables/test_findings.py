@@ -131,7 +131,7 @@ def test_the_law_and_its_fixed_part_against_shapes():
 
 
 def test_a_law_that_is_far_off_is_not_taken_apart():
-    """As OPT-1.3B on an H200 with spread starts, whose throughput falls past 128."""
+    """As OPT-1.3B on an H200 with a staggered ramp-up, whose throughput falls past 128."""
     rates = {1: 597.0, 4: 2132.0, 16: 5981.0, 64: 12_141.0, 128: 12_511.0, 256: 10_893.0, 512: 11_005.0}
     seen = found(noisy_curve(rates, noise=0.001))
     assert "does not describe this curve: at its best off by" in seen["saturation law"] and "fixed part" not in seen

@@ -145,7 +145,8 @@ def run(opened):
             "models": f"{MODEL},{OTHER}",
             "concurrency": ",".join(map(str, LOADS)),
             "window": "0.5",
-            "lengths": "32/8",
+            "input_len": "32",
+            "output_len": "8",
             "ray": "auto",
         }
         return Run(opened(**{**words, **given}), StandIn(nodes, ends or {}))
