@@ -23,7 +23,7 @@ from pytest_slmserve.plan.costs import PlannedItem
 from pytest_slmserve.plan.schedule import Group, divided, groups_of, least_s, makespan_s, spread
 from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.plugin.estimates import plan_rows
-from pytest_slmserve.plugin.parametrize import gpus_parameters, planned_points, replica_parameters
+from pytest_slmserve.plugin.parametrize import cases_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import CATALOGUE
 from pytest_slmserve.schema.literals import OwnInterface
@@ -46,19 +46,10 @@ class Item:
 
 def items(session: Session) -> Iterator[Item]:
     """Those of test_pareto_plateau.py, test_tensor_parallel.py and test_replication_gain.py that can be had."""
-    found = {
-        "slm_point": [point[:2] for point in planned_points(session)],
-        "slm_gpus_point": taken(gpus_parameters(session, None)),
-        "slm_replica_point": taken(replica_parameters(session)),
-    }
-    for fixture, values in found.items():
-        for value in values:
-            yield Item(f"{fixture} {value}", SimpleNamespace(params={fixture: value}), (fixture,))
-
-
-def taken(parameters: Sequence[Any]) -> list[Any]:
-    """Without those that are skipped."""
-    return [each.values[0] for each in parameters if not any(mark.name == "skip" for mark in each.marks)]
+    for fixture in ("slm_point", "slm_gpus_point", "slm_replica_point"):
+        for case in cases_of(fixture, session, {}):
+            if not case.skip_reason:
+                yield Item(f"{fixture} {case.id}", SimpleNamespace(params={fixture: case}), (fixture,))
 
 
 def cells() -> list[PlannedItem]:

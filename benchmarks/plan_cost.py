@@ -20,7 +20,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.plan.cases import GpusPlan
 from pytest_slmserve.plan.costs import PlannedItem
 from pytest_slmserve.plan.listing import plan_lines
 from pytest_slmserve.plan.schedule import divided, groups_of, least_s, makespan_s, spread
@@ -50,23 +49,34 @@ class Item:
         return None
 
 
-def items(count: int) -> list[Any]:
+def items(session: Session, count: int) -> list[Any]:
     """Loads of every model on 1, 2 and 4 GPUs, as many as are asked for."""
+    planner = session.planner
+    engines = {(model, gpus): planner.spec(model, gpus) for model, gpus in product(MODELS, DEGREES)}
     each = range(1, 1 + -(-count // (len(MODELS) * len(DEGREES))))
     cells = islice(product(MODELS, DEGREES, each), count)
     return [
-        Item(f"test_point[{n}]", SimpleNamespace(params={"slm_gpus_point": GpusPlan(model, gpus, False, load, load)}))
+        Item(
+            f"test_point[{n}]",
+            SimpleNamespace(
+                params={
+                    "slm_gpus_point": planner.case(
+                        engines[model, gpus], [planner.workload(model)], [planner.load(load)], id=str(n)
+                    )
+                }
+            ),
+        )
         for n, (model, gpus, load) in enumerate(cells)
     ]
 
 
 def planned(count: int) -> tuple[list[PlannedItem], float]:
     """The cells, and the seconds that it took to price and write them."""
-    found = items(count)
     options = read_options({"gpu": True, "plan": True, "input_len": "64", "output_len": "32"}, {}, {})
     with tempfile.TemporaryDirectory() as folder:
         session = Session.from_options(options, Path(folder))
         began = time.perf_counter()
+        found = items(session, count)
         cells = plan_rows(session, found)
         lines = plan_lines(cells)
         spread(divided(groups_of(cells), GPUS), GPUS)

@@ -9,7 +9,8 @@ from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
 from pytest_slmserve.engines.simulated import SimulatedEngine
-from pytest_slmserve.run.measure import measure, measure_together
+from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.run.measure import measure, measure_case
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
@@ -39,9 +40,9 @@ def alone(spec: EngineSpec, loads=(4, 16), repeats: int = 2) -> list[Measurement
 
 def replicas(gpus: int, load: int = 16, repeats: int = 2, **planted: float) -> list[Measurement]:
     each = tuple(replace(engine(**planted), gpu=i) for i in range(gpus))
-    running = start_replicas(ReplicaSpec(each, "gpus"))
-    loads = [ClosedLoop(load // gpus, window_s=3.0)] * gpus
-    return [m for _ in range(repeats) for m in measure_together(running, [WORKLOAD] * gpus, loads, HERE)]
+    spec, loads = ReplicaSpec(each, "gpus"), (ClosedLoop(load // gpus, window_s=3.0),) * gpus
+    running, case = start_replicas(spec), Case(spec, (WORKLOAD,) * gpus, loads, HERE)
+    return [m for _ in range(repeats) for m in measure_case(running, case)]
 
 
 def on_gpus(degrees=(1, 2, 4), *, shared=(), room=None, loads=(4, 16), repeats=2, **planted) -> Curve:

@@ -11,6 +11,7 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import EngineSpec
 
 MODEL = "opt-125m"
 BATCHES = (8, 64, 256, 512)
@@ -41,9 +42,14 @@ def sweep(session: Session, only: Sequence[int] = BATCHES) -> None:
     session.begin()
     for load in planned.loads:
         if load.concurrency in only:
-            session.measure(planned.spec, session.planner.workload(MODEL), load, session.options.repeats)
+            records_of(session, planned.spec, load)
 
 
 def point(session: Session, concurrency: int = 8, repeats: int = 2) -> list[Measurement]:
-    load = ClosedLoop(concurrency)
-    return session.measure(session.planner.spec(MODEL), session.planner.workload(MODEL), load, repeats)
+    return records_of(session, session.planner.spec(MODEL), ClosedLoop(concurrency), repeats)
+
+
+def records_of(session: Session, spec: EngineSpec, load: ClosedLoop, repeats: int | None = None) -> list[Measurement]:
+    """The records of one engine under one load, measured where they are missing."""
+    case = session.planner.case(spec, [session.planner.workload(spec.model)], [load])
+    return [m for (m,) in session.executor.measure(case, repeats)]

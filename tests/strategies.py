@@ -11,7 +11,7 @@ from statistics import fmean
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.points.job_points import JobPoint, JobSummary
-from pytest_slmserve.analysis.points.replica_points import SharedPoint, SharedSummary
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, ReplicaSummary
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.schema import sensors
@@ -153,10 +153,10 @@ def shared_point(
     sharing: Sharing = "mps",
     concurrency: int = 96,
     **figures: object,
-) -> SharedPoint:
+) -> ReplicaPoint:
     """Replicas of one model with planted throughputs; their latency is Little's, for requests of 256 tokens."""
     waits = [256 * concurrency / rate for rate in repeats]
-    made = SharedPoint(
+    made = ReplicaPoint(
         models=(model,) * count,
         sharing=sharing,
         concurrency=concurrency,
@@ -169,7 +169,7 @@ def shared_point(
         repeats=tuple(repeats),
         records=tuple(f"{model}-{count}-{sharing}-{concurrency}-{i}" for i in range(len(repeats))),
         each=tuple(
-            SharedSummary(output_tokens_per_s=rate, largest_e2e_s=wait, e2e_p99_s=wait)
+            ReplicaSummary(output_tokens_per_s=rate, largest_e2e_s=wait, e2e_p99_s=wait)
             for rate, wait in zip(repeats, waits)
         ),
     )

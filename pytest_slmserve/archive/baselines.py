@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points.replica_points import ReplicaGroup, check_group, shared_runs
+from pytest_slmserve.analysis.points.replica_points import all_groups
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.loads import is_steady
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 
 FOLDER = Path(".slm/baselines")
 SUFFIX = ".jsonl.xz"
@@ -144,20 +144,19 @@ def _release_of(path: Path) -> str:
 
 def _judged(measurements: Sequence[Measurement]) -> list[tuple[Measurement, str | None]]:
     """With each, why it is no part of a baseline. Of several engines on one device all are, or none is."""
-    together = {id(m): members for members in shared_runs(measurements) for m in members}
-    return [(m, _obstacle(m, (m,) if m.alone else together.get(id(m), ()))) for m in measurements]
+    groups = {id(m): group for group in all_groups(measurements) for m in group}
+    return [(m, _obstacle(m, groups.get(id(m), ()))) for m in measurements]
 
 
-def _obstacle(measurement: Measurement, members: ReplicaGroup) -> str | None:
-    """members: itself, and what it was measured together with; empty where some of these records are lost."""
+def _obstacle(measurement: Measurement, group: ReplicaGroup) -> str | None:
+    """group: itself, and what it was measured together with; empty where some of these records are lost."""
     if not is_steady(measurement.load):
         return "it is of a load without a steady window"
     if baseline_name(measurement.environment) is None:
         return "its device or its release of vLLM is not known"
-    if not members:
+    if not group:
         return "it belongs to a run of several engines on one device, of which others are missing"
-    problems, _ = check(measurement) if measurement.alone else check_group(members)
-    return "; ".join(problems) or None
+    return "; ".join(check(*group)[0]) or None
 
 
 def _degraded(measurements: Iterable[Measurement]) -> tuple[LeftOut, ...]:

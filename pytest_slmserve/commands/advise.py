@@ -122,7 +122,7 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
     joint = verify_advice.joint_of(found, alone, terms.sharing)
     try:
         with verify_advice.opened(alone, joint, terms) as session:
-            session.on_progress = teller()
+            session.executor.on_progress = teller()
             if not as_object:
                 print(f"{text.text(found, source)}\n", flush=True)
             seen = verify_advice.verify(session, alone, joint, terms)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from pytest_slmserve.plan.engine_specs import DEFAULTS
-from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
 from pytest_slmserve.plan.titles import Engines
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.kv_cache import kv_capacity
-from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop, is_job
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
 
@@ -33,6 +33,18 @@ class PlannedItem(NamedTuple):
     engine: Engines | None
     seconds: float
     load: Load | None = None
+
+
+def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:
+    """Seconds that one repeat will take, roughly. concurrency: of all engines that share the device of `spec`: they
+    are taken to be as fast as if one engine served it all."""
+    if is_job(load):
+        return job_estimate_s(spec, load, workload)
+    if not isinstance(load, ClosedLoop):
+        return 0.0
+    context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
+    whole = load if concurrency is None else replace(load, concurrency=concurrency)
+    return estimate_s(spec, whole, workload.mean_output_tokens, context)
 
 
 def estimate_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context: float) -> float:
@@ -91,16 +103,3 @@ def start_estimate_s(spec: Engines) -> float:
     if isinstance(spec, ReplicaSpec) and spec.sharing == "gpus":
         further = min(further, 1)
     return defaults.start_s + further * defaults.turn_s
-
-
-def point_estimate_s(
-    planner: Planner,
-    model: str,
-    load: ClosedLoop,
-    variant: MarkerOverrides = AS_THE_OPTIONS_SAY,
-    spec: EngineSpec | None = None,
-) -> float:
-    """Seconds that one repeat will take, warm-up included. spec: of another engine than the options have."""
-    workload = planner.workload(model, variant)
-    context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-    return estimate_s(spec or planner.spec(model), load, workload.mean_output_tokens, context)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
 from pytest_slmserve.options.table import Options
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
 from pytest_slmserve.plan.sweeps import Sweep, load_of, plan_sweep, workload_spec
-from pytest_slmserve.plan.titles import engine_alone, gpus_of
+from pytest_slmserve.plan.titles import Engines, engine_alone, gpus_of
 from pytest_slmserve.schema.catalog import OPT_POSITIONS, hub_name, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import known_shape, kv_capacity
 from pytest_slmserve.schema.literals import Interface, LoadFormat, Platform, RampUp, Sharing
 from pytest_slmserve.schema.loads import ClosedLoop, Load
-from pytest_slmserve.schema.records import measurement_key, series_key
+from pytest_slmserve.schema.records import series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.host_probe import Host, probe, unlike
@@ -235,17 +237,31 @@ class Planner:
     def load(self, concurrency: int, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
         return load_of(self.options, self.platform, concurrency, variant.ramp_up)
 
-    def compares(self, spec: EngineSpec, load: ClosedLoop) -> None:
-        """What is measured of this engine is to be compared with others, and is no sweep."""
-        self.beside.add(series_key(spec, self.workload(spec.model).hash, load, self.environment(spec)))
+    def case(self, engines: Engines, workloads: Sequence[Workload], loads: Sequence[Load], **names: str) -> Case:
+        """The case of these engines on this host; names: its `model` and `id`."""
+        return Case(engines, tuple(workloads), tuple(loads), self.environment(engines), **names)
+
+    def replicas_case(
+        self, engines: ReplicaSpec, concurrency: int, load: Mapping[str, Any] | None = None, **names: str
+    ) -> Case:
+        """The case of so many requests in flight in all engines, the same number in each. load: fields of a ClosedLoop
+        that differ from the options. Raises BadUsage where the number cannot be divided so."""
+        if why := uneven(concurrency, len(engines)):
+            raise BadUsage(why, "a multiple, such as 96, 192 or 384")
+        each = replace(self.load(concurrency // len(engines)), **load or {})
+        workloads = [self.workload(engine.model) for engine in engines.engines]
+        return self.case(engines, workloads, [each] * len(engines), **names)
+
+    def compares(self, case: Case) -> None:
+        """Note that a case of one engine is compared with others, and is no point of a sweep."""
+        [spec], [workload], [load] = case.each, case.workloads, case.loads
+        assert isinstance(load, ClosedLoop)
+        self.beside.add(series_key(spec, workload.hash, load, case.environment))
 
     def series(self, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str:
         """What identifies the curve of a model, be it a planned sweep or not."""
         spec = self.spec(model)
         return series_key(spec, self.workload(model, variant).hash, self.load(1, variant), self.environment(spec))
-
-    def key(self, spec: EngineSpec, workload: Workload, load: Load) -> str:
-        return measurement_key(spec, workload.hash, load, self.environment(spec))
 
 
 def requests_for(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> Workload:

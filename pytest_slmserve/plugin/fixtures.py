@@ -14,7 +14,7 @@ import pytest
 from pytest_slmserve.plugin.items import (
     BASELINE,
     SESSION,
-    is_named_point,
+    is_planned_point,
     load_for,
     marker_overrides,
     spec_from_marker,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.plugin.gpu_sampler import SampledBlock
-    from pytest_slmserve.plugin.points import Carry, GpusPoint, PlannedJob, PlannedPoint, ReplicaPoint, SharedEngines
+    from pytest_slmserve.plugin.points import Carry, PlannedCase, SharedEngines
     from pytest_slmserve.run.adaptive import AdaptiveSweeps
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
@@ -78,8 +78,8 @@ def slm_measure(
         wanted = replace(load_for(slm_session, slm_spec, concurrency, marker_overrides(request.node)), **load)
         if wanted.requests is not None:
             raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
-        found = slm_session.measure(slm_spec, sharegpt, wanted, repeats or slm_session.options.repeats)
-        return points_of(found)[0]
+        case = slm_session.planner.case(slm_spec, [sharegpt], [wanted])
+        return points_of(m for group in slm_session.executor.measure(case, repeats) for m in group)[0]
 
     return measure
 
@@ -130,14 +130,13 @@ def slm_adaptive(slm_session: Session) -> AdaptiveSweeps | None:
 @pytest.fixture
 def slm_point(
     request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry, slm_adaptive: AdaptiveSweeps | None
-) -> PlannedPoint:
+) -> PlannedCase:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
-    from pytest_slmserve.plugin.points import PlannedPoint
+    from pytest_slmserve.plugin.points import PlannedCase
 
-    model, load = request.param
-    adaptive = None if is_named_point(request.node) else slm_adaptive
-    return PlannedPoint(slm_session, model, load, marker_overrides(request.node), slm_carrier, adaptive)
+    adaptive = slm_adaptive if is_planned_point(request.node) else None
+    return PlannedCase(slm_session, request.param, slm_carrier, adaptive)
 
 
 @pytest.fixture
@@ -171,20 +170,20 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
 
 
 @pytest.fixture
-def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> ReplicaPoint:
+def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """One engine alone, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
     options."""
-    from pytest_slmserve.plugin.points import ReplicaPoint
+    from pytest_slmserve.plugin.points import PlannedCase
 
-    return ReplicaPoint(slm_session, request.param)
+    return PlannedCase(slm_session, request.param)
 
 
 @pytest.fixture
-def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedJob:
+def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedCase:
     """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
-    from pytest_slmserve.plugin.points import PlannedJob
+    from pytest_slmserve.plugin.points import PlannedCase
 
-    return PlannedJob(slm_session, request.param, slm_carrier)
+    return PlannedCase(slm_session, request.param, slm_carrier)
 
 
 @pytest.fixture
@@ -192,7 +191,7 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
     """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; without a
     rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
     from pytest_slmserve.analysis.points.job_points import job_points
-    from pytest_slmserve.plan.cases import sized_workload
+    from pytest_slmserve.plan.case_lists import sized_workload
     from pytest_slmserve.workload.arrivals import job
 
     def serve(
@@ -205,19 +204,19 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
     ) -> JobPoint:
         workload = sized_workload(slm_session.planner, slm_spec.model, requests, lengths)
         load = job(requests, rate, slm_session.options.seed, burstiness=burstiness)
-        found = slm_session.measure(slm_spec, workload, load, repeats or slm_session.options.repeats)
-        return job_points(found)[0]
+        case = slm_session.planner.case(slm_spec, [workload], [load])
+        return job_points(m for group in slm_session.executor.measure(case, repeats) for m in group)[0]
 
     return serve
 
 
 @pytest.fixture
-def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> GpusPoint:
+def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
     """One engine over several GPUs, or a replica on each; parametrised over models, GPUs and loads by the marker and
     the options."""
-    from pytest_slmserve.plugin.points import GpusPoint
+    from pytest_slmserve.plugin.points import PlannedCase
 
-    return GpusPoint(slm_session, request.param)
+    return PlannedCase(slm_session, request.param)
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
             config.stash[CLUSTER] = Cluster.from_options(options, config.rootpath)
             config.stash[SESSION] = Session.from_options(options, config.rootpath, host=config.stash[CLUSTER].host)
-            config.stash[SESSION].remote_executor = config.stash[CLUSTER]
+            config.stash[SESSION].executor.remote = config.stash[CLUSTER]
         elif _is_spread(config):
             from pytest_slmserve.plugin.xdist import session_of
 
@@ -267,7 +267,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if slm.lease:  # whose terminal is the controller's
         return
     progress = ProgressLine(session, slm)
-    slm.on_progress = progress.on_progress
+    slm.executor.on_progress = progress.on_progress
     if CLUSTER in session.config.stash:
         session.config.stash[CLUSTER].on_progress = progress.wait
     session.config.pluginmanager.register(progress, "slmserve-progress")
@@ -277,11 +277,11 @@ def _resume(slm: Session, session: pytest.Session) -> None:
     """Say before the first engine starts what is resumed; of a plan it is read here. Raises SlmError."""
     if slm.options.gate or not slm.resumes:
         return
-    from pytest_slmserve.plugin.resume_check import asked_by, fits
+    from pytest_slmserve.plugin.resume_check import cases_by_engine, fits
 
     if slm.options.plan:
         slm.resume()
-    said = fits(slm, list(asked_by(slm, session.items)))
+    said = fits(slm, list(cases_by_engine(slm, session.items)))
     if terminal := session.config.pluginmanager.getplugin("terminalreporter"):
         terminal.write_line(f"slmserve: {said}")
     else:  # of a worker, whose notes come together
@@ -290,9 +290,9 @@ def _resume(slm: Session, session: pytest.Session) -> None:
 
 def _send(session: pytest.Session, slm: Session, cluster: Cluster) -> None:
     from pytest_slmserve.plugin.estimates import plan_rows
-    from pytest_slmserve.plugin.items import questions_of
+    from pytest_slmserve.plugin.items import cases_of_items
 
-    cluster.send(slm, questions_of(slm, session.items), plan_rows(slm, session.items))
+    cluster.send(slm, cases_of_items(session.items), plan_rows(slm, session.items))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -381,7 +381,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if (
         session is None
         or session.options.plan
-        or not (session.known.measured or session.verdicts.judged or session.gates or session.notes)
+        or not (session.results or session.verdicts.judged or session.gates or session.notes)
     ):
         return
     from pytest_slmserve.report.summary import write_summary

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_slmserve.plan.cases import Question
+    from pytest_slmserve.plan.cases import Case
     from pytest_slmserve.plan.planner import MarkerOverrides
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.session import Session
@@ -49,15 +49,15 @@ def is_gate(item: pytest.Item) -> bool:
     return "slm_gates" in getattr(item, "fixturenames", ())
 
 
-def is_named_point(item: Any) -> bool:
-    """Does its marker name the points, that the options would plan otherwise?"""
+def is_planned_point(item: Any) -> bool:
+    """Is it a point of a sweep that the options plan, and not one that its marker names?"""
     marker = item.get_closest_marker("slm")
-    return bool(marker and "points" in marker.kwargs)
+    return "slm_point" in item.fixturenames and not (marker and "points" in marker.kwargs)
 
 
 def marker_overrides(item: Any) -> MarkerOverrides:
     """The requests and the ramp-up that an item's marker asks for."""
-    from pytest_slmserve.plan.cases import variant_of
+    from pytest_slmserve.plan.case_lists import variant_of
 
     marker = item.get_closest_marker("slm")
     return variant_of(marker.kwargs if marker else {})
@@ -72,8 +72,6 @@ def load_for(session: Session, spec: EngineSpec, concurrency: int, variant: Mark
 def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     """The engine that an item needs, or whose measurements it reads; None where it is about a model that is not swept
     here, and where it is skipped. Raises BadUsage for an impossible marker."""
-    from pytest_slmserve.plan.cases import gpus_engine, job_engine, replica_engine
-
     marker = item.get_closest_marker("slm")
     words = dict(marker.kwargs) if marker else {}
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
@@ -88,17 +86,13 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     check_words(words, parametrised)
     if is_skipped(item):
         return None
-    if plan := parameters.get("slm_replica_point"):
-        return replica_engine(session.planner, plan)
-    if gpus := parameters.get("slm_gpus_point"):
-        return gpus_engine(session.planner, gpus)[0]
-    if job := parameters.get("slm_job_point"):
-        return job_engine(session.planner, job)
+    if case := case_of(item):
+        return case.engine
     if sides := parameters.get("slm_gate"):
         return session.planner.spec(sides[0])
     if model := parameters.get("slm_model"):
         return session.planner.spec(model) if session.planner.swept(model) else None
-    return session.planner.spec(parameters["slm_point"][0]) if parametrised else spec_from_marker(session, words)
+    return None if parametrised else spec_from_marker(session, words)
 
 
 def reads_several(item: Any) -> bool:
@@ -223,25 +217,15 @@ def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
     return replace(session.planner.spec(model, words.get("tensor_parallel_size")), **words)
 
 
-def questions_of(session: Session, items: Sequence[Any]) -> list[Question]:
+def cases_of_items(items: Sequence[Any]) -> list[Case]:
     """Each once, in the order of the items."""
-    asked = (question_of(session, item) for item in items if not is_skipped(item))
-    return list({question.key: question for question in asked if question}.values())
+    found = (case_of(item) for item in items if not is_skipped(item))
+    return list({case.key: case for case in found if case}.values())
 
 
-def question_of(session: Session, item: Any) -> Question | None:
-    """What its parameter has it measure; None where it measures nothing, or only it knows what."""
-    from pytest_slmserve.plan import cases
-    from pytest_slmserve.plugin.points import GpusPoint, ReplicaPoint
+def case_of(item: Any) -> Case | None:
+    """What its parameter has it measure; None where it measures nothing, or only its body knows what."""
+    from pytest_slmserve.plan.cases import Case
 
-    parameters, planner = item.callspec.params if hasattr(item, "callspec") else {}, session.planner
-    if point := parameters.get("slm_point"):
-        model, load = point
-        return session.question(planner.spec(model), planner.workload(model, marker_overrides(item)), load)
-    if replicas := parameters.get("slm_replica_point"):
-        return ReplicaPoint(session, replicas).question()
-    if gpus := parameters.get("slm_gpus_point"):
-        return GpusPoint(session, gpus).question()
-    if job := parameters.get("slm_job_point"):
-        return session.question(*cases.job_case(planner, job))
-    return None
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return next((value for value in parameters if isinstance(value, Case)), None)

@@ -32,7 +32,7 @@ def write_for_others(gates: Sequence[Gated], records: Path) -> str:
 def write_summary(terminal: Any, session: Any) -> None:
     """Tables, verdicts and notes of a session, through pytest's terminal reporter."""
     judged = [(j.verdict, j.row) for j in session.verdicts.judged]
-    further = {"shared": session.known.shared_points(), "jobs": session.known.job_points()}
+    further = {"shared": session.results.shared_points(), "jobs": session.results.job_points()}
     further |= {"strict": session.options.strict, "slo": session.slo}
     for text, colour in run_lines(session.verdicts.curves(), judged, **further):
         terminal.write_line(text, **({colour: True} if colour else {}))

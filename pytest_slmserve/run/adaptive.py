@@ -56,7 +56,8 @@ class AdaptiveSweeps:
         sweep = planner.sweep(model)
         load = next(load for load in sweep.loads if load.concurrency == wanted.concurrency)
         self.asked[model, wanted.concurrency] = wanted.repeats
-        self.session.measure(sweep.spec, planner.workload(model), load, wanted.repeats, wanted.why)
+        case = planner.case(sweep.spec, [planner.workload(model)], [load])
+        self.session.executor.measure(case, wanted.repeats, wanted.why)
 
     def repeats(self, model: str, concurrency: int) -> int | None:
         """How often the sweep wanted this load, once it has been carried out: once where it was known and is not

@@ -41,8 +41,9 @@ class StoredBaseline:
     def judge(self, model: str) -> Verdict:
         """Every load of one model that both have; the verdicts on each stand in the report. Measures nothing."""
         alone = (m for curve in self.session.verdicts.curves() for m in curve.measurements)
+        shared = (m for m in self.session.results.measurements() if not m.alone)
         there = of_model(self.measurements, short_name(model))
-        here = of_model((*alone, *self.session.known.shared_measurements()), short_name(model))
+        here = of_model((*alone, *shared), short_name(model))
         self._tell(there, here)
         found = against_stored(there, here, self.session.options.gate_margin)
         self.session.verdicts.judged.extend(JudgedClaim(verdict) for verdict in sorted(found, key=lambda v: v.claim))

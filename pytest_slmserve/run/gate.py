@@ -41,13 +41,13 @@ from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options, joined
 from pytest_slmserve.report.gate.text import calibration_text
 from pytest_slmserve.report.numbers import counted
-from pytest_slmserve.run.executor import wanted
+from pytest_slmserve.run.executor import missing_repeats
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError, naming
 from pytest_slmserve.schema.literals import Platform, Side
 from pytest_slmserve.schema.loads import ClosedLoop, Load
-from pytest_slmserve.schema.records import GateLaunch, Measurement
+from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
 
@@ -333,10 +333,10 @@ class OneGate:
 
     def _measured(self, spec: EngineSpec, load: ClosedLoop, paired: GateLaunch) -> list[Measurement]:
         name = f"{short_name(self.model)} at {load.concurrency}, {paired.side}, pair {paired.pair}"
-        known: list[Measurement] = []
-        for _ in wanted(known, 1, is_clean):
-            self.session.measure_into(known, spec, self.workload, load, name, paired=paired)
-        return known
+        case, repeats = self.session.planner.case(spec, [self.workload], [load]), list[ReplicaGroup]()
+        for _ in missing_repeats(repeats, 1, is_clean):
+            repeats.append(self.session.executor.measure_once(case, name, paired))
+        return [m for group in repeats for m in group]
 
     def traced(self, load: Load | None) -> str:
         """One more launch of each side serves `load` under its profiler. Says where the traces are, or why there are

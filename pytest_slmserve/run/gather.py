@@ -7,11 +7,10 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.compare import interference
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.analysis.points.replica_points import group_key, shared_runs
+from pytest_slmserve.analysis.points.replica_points import all_groups, group_key
 from pytest_slmserve.archive.merge import folder_of_parts, move_parts, parts_of
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.plan.planner import check_there
-from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.run.gpu_slots import GpuSlot, Outcome, as_seen, outcomes_of, seats, sweep_up
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
@@ -60,14 +59,14 @@ def gather_all(session: Session) -> str:
         session.verdicts.judged.extend(outcome.judged)
         session.reused |= outcome.reused
         session.notes.extend(note for note in outcome.notes if note not in session.notes)
-    for m in found if session.export else ():
-        session.export.add(m)  # type: ignore[union-attr]
+    for m in found if session.executor.export else ():
+        session.executor.export.add(m)  # type: ignore[union-attr]
     judged = {each.verdict.claim for each in session.verdicts.judged}
     if any(m.neighbours for m in found) and interference.CLAIM not in judged:
         session.notes.append(UNCHECKED)
     sweep_up(folder_of_parts(records))
-    if session.archive:
-        session.notes.extend(move_parts(session.archive).notes)
+    if archive := session.executor.archive:
+        session.notes.extend(move_parts(archive).notes)
     return next((outcome.problem for outcome in outcomes if outcome.problem), "")
 
 
@@ -78,10 +77,10 @@ def measure_alone(session: Session, model: str) -> None:
     found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
     beside = sorted({m.load.concurrency for m in found if m.neighbours and is_steady(m.load)})
     for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
-        load = session.planner.load(concurrency)
-        known = session.known.measured[session.planner.key(spec, workload, load)]
-        if all(m.neighbours for m in known if not problems(m)):
-            session.measure_into(known, spec, workload, load, f"{point_title(spec, load)}, alone")
+        case = session.planner.case(spec, [workload], [session.planner.load(concurrency)])
+        known = session.results.repeats[case.key]
+        if all(m.neighbours for (m,) in known if not problems(m)):
+            known.append(session.executor.measure_once(case, f"{case.title}, alone"))
 
 
 def save_outcome(session: Session, problem: str = "") -> None:
@@ -89,8 +88,7 @@ def save_outcome(session: Session, problem: str = "") -> None:
     assert session.lease
     session.lease.save(
         Outcome(
-            asked=tuple(session.known.asked),
-            asked_shared=tuple(session.known.asked_shared),
+            requested=tuple(session.results.requested),
             swept=tuple(session.planner.sweeps),
             reused=frozenset(session.reused),
             judged=tuple(session.verdicts.judged),
@@ -106,21 +104,15 @@ def _written(parts: Iterable[Path]) -> list[Measurement]:
 
 def _know(session: Session, measurements: list[Measurement]) -> None:
     """Those that are not known yet. They were asked for, whatever became of the worker that made them."""
-    known = session.known
-    ids = {m.id for found in known.measured.values() for m in found}
-    ids |= {m.id for runs in known.shared.values() for members in runs for m in members}
-    measurements = [m for m in measurements if m.id not in ids]
-    known.add(measurements)
-    known.asked.update((m.key, None) for m in measurements if m.alone)
-    known.asked_shared.update((group_key(members), None) for members in shared_runs(measurements))
+    results = session.results
+    ids = {m.id for repeats in results.repeats.values() for group in repeats for m in group}
+    groups = all_groups([m for m in measurements if m.id not in ids])
+    results.add(groups)
+    results.requested.update((group_key(group), None) for group in groups)
 
 
 def _ask_for(session: Session, outcome: Outcome) -> None:
-    for key in outcome.asked:
-        session.known.measured.setdefault(key, [])
-        session.known.asked.setdefault(key)
-    for key in outcome.asked_shared:
-        session.known.shared.setdefault(key, [])
-        session.known.asked_shared.setdefault(key)
+    for key in outcome.requested:
+        session.results.request(key)
     for model in outcome.swept:
         session.planner.sweep(model)

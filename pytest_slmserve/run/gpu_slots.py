@@ -106,12 +106,10 @@ def equal_parts(near: Sequence[frozenset[int]], ours: Sequence[int]) -> list[tup
 
 @dataclass(slots=True)
 class Outcome:
-    """What a worker can tell besides measurements. asked, asked_shared: keys of what its items asked for; swept: models
-    whose sweeps it has planned; reused: ids of measurements that it took from the archive; judged, notes: as of a
-    session."""
+    """What a worker can tell besides measurements. requested: keys of its cases; swept: models whose sweeps it has
+    planned; reused: ids of measurements that it took from the archive; judged, notes: as of a session."""
 
-    asked: tuple[str, ...] = ()
-    asked_shared: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
     swept: tuple[str, ...] = ()
     reused: frozenset[str] = frozenset()
     judged: tuple[Any, ...] = ()

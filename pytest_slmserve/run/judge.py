@@ -1,18 +1,22 @@
-"""What a run has measured becomes curves, and verdicts on them. Measures nothing."""
+"""Verdicts of a run on what it has measured so far. Nothing is measured here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pytest_slmserve.analysis.claims import claim, lookup
-from pytest_slmserve.analysis.compare.deployments import on_several_gpus, with_wider
+from pytest_slmserve.analysis.compare.deployments import on_several_gpus
 from pytest_slmserve.analysis.points.sweep_points import by_series
-from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs, with_shared
+from pytest_slmserve.analysis.stored.claims import planned_curve, planned_curves
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, Curve, curve_of, with_jobs
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
+from pytest_slmserve.plan.sweeps import Sweep
 from pytest_slmserve.run.results import Results
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
 
@@ -27,23 +31,36 @@ class JudgedClaim:
 
 @dataclass(repr=False)
 class Verdicts:
-    """judged: so far, in the order asked; for the report."""
+    """Curves and verdicts of a run, by the code that judges its archive. judged: so far, in the order asked; for the
+    report."""
 
     planner: Planner
-    known: Results
+    results: Results
     judged: list[JudgedClaim] = field(default_factory=list)
     _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
 
+    def plan(self) -> dict[str, Any]:
+        """What the archive keeps of the sweeps, as plain JSON values: this run judges by the same."""
+        sweeps = {
+            self.planner.series(model): _facts(sweep, self.adaptive(model))
+            for model, sweep in self.planner.sweeps.items()
+            if sweep.loads
+        }
+        beside = {"beside": sorted(self.planner.beside)} if self.planner.beside else {}
+        return {"sweeps": sweeps, **beside}
+
     def curve(self, model: str) -> Curve:
-        """What is known of a planned sweep so far, with other loads that users' tests asked for on the same curve."""
+        """What is known of a planned sweep so far, with other loads that users' tests requested on the same curve."""
+        sweep, series = self.planner.sweep(model), self.planner.series(model)
+        if not sweep.loads:  # each is cut, so it is in no plan
+            return curve_of(short_name(model), (), cut=sweep.cut, adaptive=self.adaptive(model))
+        keys = dict.fromkeys([*self._planned_keys(model), *self.results.requested])
+        found = by_series(self.results.measurements(keys)).get(series, [])
+        return planned_curve(short_name(model), series, found, [("", self.plan())])
+
+    def _planned_keys(self, model: str) -> list[str]:
         sweep, workload = self.planner.sweep(model), self.planner.workload(model)
-        planned = (self.planner.key(sweep.spec, workload, load) for load in sweep.loads)
-        keys = dict.fromkeys([*planned, *self.known.asked])
-        known = by_series(m for key in keys for m in self.known.measured.get(key, ()))
-        found = known.get(self.planner.series(model), ()) if sweep.loads else ()
-        return curve_of(
-            short_name(model), found, planned=sweep.concurrencies, cut=sweep.cut, adaptive=self.adaptive(model)
-        )
+        return [self.planner.case(sweep.spec, [workload], [load]).key for load in sweep.loads]
 
     def adaptive(self, model: str) -> float | None:
         """The tolerance of a plateau, where sweeps measure only what it depends on; None where they measure all."""
@@ -53,31 +70,28 @@ class Verdicts:
 
     def curve_of(self, spec: EngineSpec, workload: Workload, loads: tuple[ClosedLoop, ...]) -> Curve:
         """The curve of these loads, as far as they have been measured."""
-        found = [m for load in loads for m in self.known.measured.get(self.planner.key(spec, workload, load), [])]
-        return curve_of(short_name(spec.model), found, planned=[load.concurrency for load in loads])
+        keys = [self.planner.case(spec, [workload], [load]).key for load in loads]
+        return curve_of(
+            short_name(spec.model), self.results.measurements(keys), planned=[load.concurrency for load in loads]
+        )
 
     def curves(self) -> list[Curve]:
-        """All that this run asked for, in the order asked: planned sweeps, and what users' tests measured."""
+        """All that this run requested, in the order requested: planned sweeps, and what users' tests measured."""
         return list(self._by_series().values())
 
     def _by_series(self) -> dict[str, Curve]:
-        known = (
-            len(self.planner.sweeps),
-            *(len(self.known.measured[key]) for key in self.known.asked),
-            *(len(self.known.shared[key]) for key in self.known.asked_shared),
-        )
+        known = len(self.planner.sweeps), *(len(self.results.repeats[key]) for key in self.results.requested)
         if self._curves is None or self._curves[0] != known:  # each claim asks for them, and they take their time
-            self._curves = known, self._made_curves()
+            self._curves = known, planned_curves(self._measurements(), [("", self.plan())])
         return self._curves[1]
 
-    def _made_curves(self) -> dict[str, Curve]:
-        planned = {self.planner.series(model): model for model, sweep in self.planner.sweeps.items() if sweep.loads}
-        asked = by_series(self.known.measurements())
-        curves = [
-            self.curve(planned[series]) if series in planned else curve_of(short_name(found[0].spec.model), found)
-            for series, found in asked.items()
-        ]
-        return dict(zip(asked, with_wider(with_shared(curves, self.known.shared_points()))))
+    def _measurements(self) -> list[Measurement]:
+        """Of what this run requested, and what it knows from an archive of the sweeps that it has begun."""
+        own = list(self.results.measurements())
+        there = by_series(own)
+        begun = [model for model in self.planner.sweeps if self.planner.series(model) in there]
+        further = {key for model in begun for key in self._planned_keys(model)} - self.results.requested.keys()
+        return [*own, *self.results.measurements(further)]
 
     def row(self, name: str, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> claim.ClaimRow:
         """What is expected of a claim here."""
@@ -88,7 +102,7 @@ class Verdicts:
     def judge(self, name: str, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report. A model of which
         nothing was measured here has no curve: what can be judged of it is arithmetic."""
-        row, claim, jobs = self.row(name, model, variant), lookup.claim_of(name), self.known.job_points()
+        row, claim, jobs = self.row(name, model, variant), lookup.claim_of(name), self.results.job_points()
         if claim.of == "gpus":
             curve = self._curve_on_gpus(model)
         else:
@@ -112,3 +126,12 @@ class Verdicts:
             self.planner.sweep(model)  # what is missing of it counts
         found = self._by_series().get(series)
         return found or (self.curve(model) if planned else Curve(subject=short_name(model)))
+
+
+def _facts(sweep: Sweep, adaptive: float | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "model": short_name(sweep.spec.model),
+        "concurrencies": [*sweep.concurrencies],
+        "cut": [list(pair) for pair in sweep.cut],
+    }
+    return facts if adaptive is None else {**facts, "adaptive": {"tolerance": adaptive}}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 
 from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop, Load
-from pytest_slmserve.schema.records import Measurement, Replica, Run, replica_set
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.sampler import Sampler
 
@@ -24,77 +25,47 @@ def measure(
     on_progress: ProgressCallback = ignore_progress,
     sampler: Sampler | None = None,
 ) -> Measurement:
-    """Run `load` once, with the sensors read beside it, and keep every fact. Raises EngineFailed when the engine
-    dies; sensors that fail leave a note in the record, nothing more."""
-    began = datetime.now(timezone.utc)
-    run = _sampled(engine, workload, load, on_progress, sampler) if sampler else engine.run(workload, load, on_progress)
-    return _record(engine, workload, load, environment, run, began)
+    """Measure one load on one engine that runs; see `measure_case`."""
+    [found] = measure_case(engine, Case(engine.spec, (workload,), (load,), environment), on_progress, sampler)
+    return found
 
 
-def measure_together(
-    replicas: ReplicaEngines,
-    workloads: Sequence[Workload],
-    loads: Sequence[ClosedLoop],
-    environment: Environment,
+def measure_case(
+    running: Engine | ReplicaEngines,
+    case: Case,
     on_progress: ProgressCallback = ignore_progress,
     sampler: Sampler | None = None,
-) -> tuple[Measurement, ...]:
-    """The same for several engines at once: a record for each. What the sensors said is of all of them, and stands in
-    the first."""
-    began = datetime.now(timezone.utc)
-    runs = _sampled_together(replicas, workloads, loads, on_progress, sampler)
-    spec, group = replicas.spec, uuid.uuid4().hex[:12]
-    asked = replica_set(spec, [w.hash for w in workloads], loads)
-    return tuple(
-        _record(
-            engine, workload, load, environment, run, began,
-            Replica(group, i, len(spec), asked, spec.sharing, spec.pinned, spec.thread_percentage),
-        )
-        for i, (engine, workload, load, run) in enumerate(zip(replicas.engines, workloads, loads, runs))
-    )  # fmt: skip
+) -> ReplicaGroup:
+    """Run the loads of a case once, with the sensors read beside them, and keep every fact: a record for each engine.
 
-
-def _record(
-    engine: Engine,
-    workload: Workload,
-    load: Load,
-    environment: Environment,
-    run: Run,
-    began: datetime,
-    replica: Replica | None = None,
-) -> Measurement:
-    return Measurement(
-        spec=engine.spec,
-        resolved=engine.resolved,
-        environment=environment.of(engine.spec),
-        workload=workload.reference(),
-        load=load,
-        run=run,
-        launch=engine.launch,
-        measured_at=began.isoformat(timespec="milliseconds"),
-        replica=replica,
-    )
-
-
-def _sampled_together(
-    replicas: ReplicaEngines,
-    workloads: Sequence[Workload],
-    loads: Sequence[ClosedLoop],
-    on_progress: ProgressCallback,
-    sampler: Sampler | None,
-) -> tuple[Run, ...]:
-    if not sampler:
-        return replicas.run(workloads, loads, on_progress)
-    with sampler.recording() as recording:
-        first, *rest = replicas.run(workloads, loads, on_progress)
-    if first.began_s is not None:
+    What the sensors said is of all engines, and stands in the first record; where that engine has a clock of its own
+    it is left out. Raises EngineFailed when an engine dies; sensors that fail leave a note in the record, nothing more.
+    """
+    began = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    engines: Sequence[Engine]
+    runs: Sequence[Run]
+    with sampler.recording() if sampler else nullcontext() as recording:
+        if isinstance(running, ReplicaEngines):
+            loads = [load for load in case.loads if isinstance(load, ClosedLoop)]  # replicas have no other
+            engines, runs = running.engines, running.run(case.workloads, loads, on_progress)
+        else:
+            engines, runs = [running], [running.run(case.workloads[0], case.loads[0], on_progress)]
+    first = runs[0]
+    if recording and first.began_s is not None:
         first = replace(first, telemetry=recording.telemetry(first.began_s, first.window_s))
-    return first, *rest
-
-
-def _sampled(engine: Engine, workload: Workload, load: Load, on_progress: ProgressCallback, sampler: Sampler) -> Run:
-    with sampler.recording() as recording:
-        run = engine.run(workload, load, on_progress)
-    if run.began_s is None:  # its clock is not the sensors'
-        return run
-    return replace(run, telemetry=recording.telemetry(run.began_s, run.window_s))
+    return tuple(
+        Measurement(
+            spec=engine.spec,
+            resolved=engine.resolved,
+            environment=case.environment.of(engine.spec),
+            workload=workload.reference(),
+            load=load,
+            run=run,
+            launch=engine.launch,
+            measured_at=began,
+            replica=replica,
+        )
+        for engine, workload, load, run, replica in zip(
+            engines, case.workloads, case.loads, (first, *runs[1:]), case.replicas(), strict=True
+        )
+    )

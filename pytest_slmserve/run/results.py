@@ -1,54 +1,46 @@
-"""What a run knows: measurements by what was asked, whoever made them, and what this run has asked for."""
+"""What a run knows: repeats by the key of their case, whoever made them, and which cases this run requested."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pytest_slmserve.analysis.points.job_points import JobPoint, job_points
-from pytest_slmserve.analysis.points.replica_points import (
-    ReplicaGroup,
-    SharedPoint,
-    group_key,
-    shared_points,
-    shared_runs,
-)
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, group_key, shared_points
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 
 
 @dataclass(repr=False)
 class Results:
-    """measured: by key. shared: runs of several engines at once, by theirs. asked, asked_shared: keys of both in the
-    order asked for; what an archive knows beyond them is no part of this run."""
+    """repeats: by the key of their case, in the order made. requested: keys of this run's cases, in the order that they
+    were requested; what an archive knows beyond them is no part of this run."""
 
-    measured: dict[str, list[Measurement]] = field(default_factory=dict)
-    asked: dict[str, None] = field(default_factory=dict)
-    shared: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
-    asked_shared: dict[str, None] = field(default_factory=dict)
+    repeats: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
+    requested: dict[str, None] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.measured or self.shared)
+        return bool(self.repeats)
 
-    def add(self, measurements: Sequence[Measurement]) -> None:
-        """As if they had been made in this process."""
-        for members in shared_runs(measurements):
-            self.shared.setdefault(group_key(members), []).append(members)
-        for m in measurements:
-            if m.alone and m.paired is None:
-                self.measured.setdefault(m.key, []).append(m)
+    def add(self, groups: Iterable[ReplicaGroup]) -> None:
+        """Know these as if they had been made in this process. Repeats of a gate are no part of a run's results."""
+        for group in groups:
+            if group[0].paired is None:
+                self.repeats.setdefault(group_key(group), []).append(group)
 
-    def measurements(self) -> Iterator[Measurement]:
-        """Of all engines that ran alone in this run."""
-        return (m for key in self.asked for m in self.measured[key])
+    def request(self, key: str) -> list[ReplicaGroup]:
+        """The repeats of a case that this run requests; new ones are added to the same list."""
+        self.requested.setdefault(key)
+        return self.repeats.setdefault(key, [])
 
-    def shared_measurements(self) -> Iterator[Measurement]:
-        """Of all engines that shared a device in this run."""
-        return (m for key in self.asked_shared for members in self.shared[key] for m in members)
+    def measurements(self, keys: Iterable[str] | None = None) -> Iterator[Measurement]:
+        """All records of the cases with these keys; None: of those that this run requested."""
+        for key in self.requested if keys is None else keys:
+            yield from (m for group in self.repeats.get(key, ()) for m in group)
 
-    def shared_points(self) -> tuple[SharedPoint, ...]:
-        """What replicas served in this run, in the order asked."""
-        return shared_points(self.shared_measurements())
+    def shared_points(self) -> tuple[ReplicaPoint, ...]:
+        """What replicas served in this run, in the order measured."""
+        return shared_points(self.measurements())
 
     def job_points(self) -> tuple[JobPoint, ...]:
-        """Jobs that were served in this run, in the order asked."""
+        """Jobs that were served in this run, in the order requested."""
         return job_points(self.measurements())

@@ -243,21 +243,21 @@ def verify(
 
 def _alone(session: Session, trial: VerifyCase, terms: VerifyOptions) -> Verified:
     try:
-        found = session.measure(trial.spec, trial.workload, trial.load, terms.repeats)
+        case = session.planner.case(trial.spec, [trial.workload], [trial.load])
+        found = session.executor.measure(case, terms.repeats)
     except EngineFailed as error:
         return not_started(trial.advice, error.problem)
-    return verified(trial.advice, trial.spec, found, terms.margin)
+    return verified(trial.advice, trial.spec, [m for group in found for m in group], terms.margin)
 
 
 def _together(
     session: Session, joint: SharedVerifyCase, alone: Sequence[Verified], terms: VerifyOptions
 ) -> VerifiedTogether:
     try:
-        session.measure_replicas(joint.spec, joint.workloads, joint.loads, terms.repeats)
+        runs = session.executor.measure(session.planner.case(joint.spec, joint.workloads, joint.loads), terms.repeats)
     except EngineFailed as error:
         names = [engine.model for engine in joint.spec.engines]
         return together_failed(names, [load.concurrency for load in joint.loads], terms.sharing, error.problem)
-    [runs] = session.known.shared.values()
     models = {each.advice.subject.name: each for each in alone}
     by_itself = [models[trial.advice.subject.name] for trial in joint.trials]
     return verified_together(runs, by_itself, terms.sharing, terms.margin)

@@ -256,6 +256,10 @@ class Measurement:
         return short_hash([self.key, self.launch, self.measured_at])
 
 
+# One repeat of a case: what its engines did at the same time, in their order. One engine alone is a group of one.
+ReplicaGroup = tuple[Measurement, ...]
+
+
 def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:
     """Equal hashes, the same question asked of several engines on one device."""
     return short_hash([spec.key, list(workload_hashes), [load_facts(load) for load in loads]])

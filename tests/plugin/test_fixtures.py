@@ -28,7 +28,7 @@ def test_a_point_has_its_figures_and_is_measured_once(pytester):
             assert point.requests_per_s > 50
             assert abs(point.e2e_s - 16 / point.requests_per_s) < 0.02 * point.e2e_s
             assert slm_measure(concurrency=16).records == point.records
-            assert len(slm_session.known.measured) == 1
+            assert len(slm_session.results.repeats) == 1
             assert slm_measure(concurrency=16, ramp_up="burst").records != point.records
         """
     )

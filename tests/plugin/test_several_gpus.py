@@ -6,7 +6,7 @@ import pytest
 from inside import usage_error
 from shipped import put
 
-from pytest_slmserve.plan.cases import USUAL_LOADS, replica_load, usual_loads
+from pytest_slmserve.plan.case_lists import USUAL_LOADS, replica_load, usual_loads
 from pytest_slmserve.run import session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.telemetry.host_probe import IMAGINED_GPUS, Host

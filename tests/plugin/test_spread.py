@@ -26,7 +26,7 @@ SWEEPS = """
 
     @pytest.mark.slm(models=("opt-1.3b",))
     def test_of_two_models(slm_session, slm_model):
-        known = {m.spec.model for found in slm_session.known.measured.values() for m in found}
+        known = {m.spec.model for m in slm_session.results.measurements()}
         assert {"facebook/opt-125m", "facebook/opt-1.3b"} <= {*known, *(f"facebook/{name}" for name in known)}
 """
 KILLED = """
@@ -88,7 +88,7 @@ AS_THEY_GO = {
     "adaptive": ("--slm-sweep=adaptive", ""),
     "a sweep": ("-v", "def test_as_it_goes(slm_sweep): slm_sweep(concurrency=[1, 16, 64])"),
     "a point and more": ("-v", "def test_more(slm_point, slm_measure): slm_point.measure(), slm_measure(1)"),
-    "looks around": ("-v", "def test_seen(slm_point, slm_session): assert len(slm_session.known.measured) == 5"),
+    "looks around": ("-v", "def test_seen(slm_point, slm_session): assert len(slm_session.results.repeats) == 5"),
 }
 
 
@@ -161,16 +161,16 @@ TOGETHER = """
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(item):
         def meet(where):
-            (item.config.rootpath / f"{where} {point.model}").touch()
+            (item.config.rootpath / f"{where} {point.case.model}").touch()
             while len([*item.config.rootpath.glob(f"{where} *")]) < 2:
                 time.sleep(0.01)
 
         point = item.funcargs.get("slm_point")
-        if point and point.load.concurrency == 1:
-            point.session.engine(point.session.planner.spec(point.model))
+        if point and point.case.concurrency == 1:
+            point.session.engine(point.session.planner.spec(point.case.model))
             meet("begins")
         yield
-        if point and point.load.concurrency == 256:
+        if point and point.case.concurrency == 256:
             meet("ends")
 """
 

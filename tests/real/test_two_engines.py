@@ -13,7 +13,8 @@ from real_engine import SPEC
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points.replica_points import summarize_shared
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
-from pytest_slmserve.run.measure import measure_together
+from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.run.measure import measure_case
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -30,9 +31,10 @@ def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
         pytest.skip("vLLM's CPU engines need a core each")
     workload = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=16, requests=64), shape_of(SPEC.model))
     environment = probe("cpu").environment
-    replicas = start_replicas(ReplicaSpec((SPEC, SPEC), pinned=True))
+    spec = ReplicaSpec((SPEC, SPEC), pinned=True)
+    replicas, case = start_replicas(spec), Case(spec, (workload, workload), (LOAD, LOAD), environment)
     try:
-        found = measure_together(replicas, [workload] * 2, [LOAD] * 2, environment)
+        found = measure_case(replicas, case)
         assert [m.replica.index for m in found] == [0, 1] and len({m.launch for m in found}) == 2
         spans = [tuple(m.run.began_s + at for at in m.run.window_s) for m in found]
         assert spans[0] == pytest.approx(spans[1], abs=0.5)

@@ -26,7 +26,7 @@ def session(strict: bool = False):
     judged = [SimpleNamespace(verdict=lookup.judge_row(row.claim, curve, row), row=row) for row in rows]
     return SimpleNamespace(
         verdicts=SimpleNamespace(curves=lambda: [curve], judged=judged),
-        known=SimpleNamespace(job_points=lambda: (), shared_points=lambda: ()),
+        results=SimpleNamespace(job_points=lambda: (), shared_points=lambda: ()),
         gates=[],
         notes=["the line was torn"],
         reused_cells={"opt-1.3b at 128": 3, "opt-1.3b at 256": 1},

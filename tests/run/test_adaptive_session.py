@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from simulated_sessions import records_of
 
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.tables.run import run_lines
-from pytest_slmserve.run import session as module
+from pytest_slmserve.run import executor
 from pytest_slmserve.run.adaptive import AdaptiveSweeps
-from pytest_slmserve.run.measure import measure
+from pytest_slmserve.run.measure import measure_case
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import EngineFailed
 
@@ -69,7 +70,7 @@ def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):
 
 def test_why_a_load_is_measured_is_told_while_it_is(opened):
     sweeps, told = opened(repeats="1"), []
-    sweeps.session.on_progress = lambda name, progress: told.append(name)
+    sweeps.session.executor.on_progress = lambda name, progress: told.append(name)
     sweeps.carry_out(MODEL)
     assert list(dict.fromkeys(told))[:2] == [
         "opt-125m at 1, repeat 1 (the smallest load: what a step takes, whatever the batch)",
@@ -99,11 +100,11 @@ def test_a_sweep_that_was_interrupted_is_undecided_and_goes_on_where_it_ended(op
     def twice(*arguments):
         if len(made) == 2:
             raise KeyboardInterrupt
-        made.append(measure(*arguments))
+        made.append(measure_case(*arguments))
         return made[-1]
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(module, "measure", twice)
+        patch.setattr(executor, "measure_case", twice)
         first = opened()
         first.carry_out(MODEL)
     verdict = first.session.verdicts.judge("throughput-plateau", MODEL)
@@ -120,7 +121,7 @@ def test_a_full_sweep_later_judges_by_all_its_loads(opened):
     first.carry_out(MODEL)
     full = opened(sweep="full", resume=True).session
     for load in full.planner.sweep(MODEL).loads:
-        full.measure(full.planner.spec(MODEL), full.planner.workload(MODEL), load, 2)
+        records_of(full, full.planner.spec(MODEL), load)
     curve = full.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points] == list(GRID) and not curve.adaptive
     assert len(measured(first)) == 20
@@ -144,10 +145,10 @@ def test_invalid_measurements_are_made_again_and_it_ends(opened, monkeypatch):
     left = [1, 1, 1, 1]
 
     def at_first_broken(*arguments):
-        found = measure(*arguments)
-        return replace(found, run=replace(found.run, failures=left.pop())) if left else found
+        [found] = measure_case(*arguments)
+        return (replace(found, run=replace(found.run, failures=left.pop())) if left else found,)
 
-    monkeypatch.setattr(module, "measure", at_first_broken)
+    monkeypatch.setattr(executor, "measure_case", at_first_broken)
     sweeps = opened()
     sweeps.carry_out(MODEL)
     assert measured(sweeps)[:4] == [1, 1, 2, 2], "twice in vain; the next larger load is then the smallest"

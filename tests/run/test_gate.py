@@ -28,7 +28,9 @@ from pytest_slmserve.plan import planner as agendas
 from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.run import gate
 from pytest_slmserve.run.devices import Devices
+from pytest_slmserve.run.executor import Executor
 from pytest_slmserve.run.gate import MAX_DROPPED, Gates, check_gate, loads_of, order, sides
+from pytest_slmserve.run.results import Results
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -261,9 +263,8 @@ def real_session(session: Session, start: Callable[[EngineSpec], Any] = Simulate
     """The same on a device that warms up; what it starts is simulated all the same."""
     options = read_options({**FEW_STEPS, "cpu": True, **given}, {}, {})
     planner = Planner(options, "cpu", Host(Environment(platform="cpu"), "none"))
-    return Session(
-        planner, Devices(planner, Pool(start_engine=start, hold_engine=lambda *launch: None)), archive=session.archive
-    )
+    devices = Devices(planner, Pool(start_engine=start, hold_engine=lambda *launch: None))
+    return Session(planner, devices, Executor(devices, Results(), 2, archive=session.executor.archive))
 
 
 @pytest.mark.parametrize(
@@ -432,7 +433,7 @@ def test_a_gate_that_is_over_is_told_again_and_nothing_is_launched(opened):
 def test_measurements_of_a_gate_are_no_points_of_a_sweep(opened):
     Gates(opened()).of(MODEL)
     session = opened(resume=True)
-    assert session.known.measured == {} and session.reused == set() and session.verdicts.curves() == []
+    assert session.results.repeats == {} and session.reused == set() and session.verdicts.curves() == []
 
 
 @pytest.mark.parametrize(
@@ -529,7 +530,7 @@ def test_what_nobody_foresaw_is_not_tried_again_either(opened, monkeypatch):
         raise OSError("No space left on device")
 
     session = opened()
-    monkeypatch.setattr(session.archive, "add", full)
+    monkeypatch.setattr(session.executor.archive, "add", full)
     gates = Gates(session)
     with pytest.raises(OSError, match="No space left"):
         gates.of(MODEL)

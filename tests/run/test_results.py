@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulated_sessions import BATCHES, MODEL, point, sweep
+from simulated_sessions import BATCHES, MODEL, point, records_of, sweep
 
 from pytest_slmserve.analysis.claims import lookup, table1
 from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
@@ -19,6 +20,12 @@ from pytest_slmserve.schema.loads import ClosedLoop
 
 def reported(session: Session) -> str:
     return judged_again(read(session.options.records), False)[2]
+
+
+def judged_of(curve: Curve) -> tuple[object, ...]:
+    """What a claim reads of a curve, but for the figures, which the archive rounds."""
+    records = [point.records for point in curve.points]
+    return curve.subject, records, curve.missing, curve.cut, curve.adaptive, curve.unneeded, curve.beside
 
 
 @pytest.mark.parametrize("only", [BATCHES, (8, 64, 512)])
@@ -49,12 +56,14 @@ def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
     mine = replace(session.planner.spec(MODEL), max_num_seqs=32)
     loads = (ClosedLoop(1), ClosedLoop(2))
     for load in loads:
-        session.measure(mine, session.planner.workload(MODEL), load, 2)
+        records_of(session, mine, load)
     planned, other = session.verdicts.curves()
     assert ([p.concurrency for p in other.points], other.missing, other.cut) == ([1, 2], (), ())
     assert [p.concurrency for p in planned.points] == list(BATCHES)
     assert session.verdicts.curve_of(mine, session.planner.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
     curves, _, text = judged_again(read(session.options.records), False)
+    assert list(map(judged_of, curves)) == list(map(judged_of, (planned, other)))
+    assert (planned.beside, other.beside) == (False, True)
     assert [c.missing for c in curves] == [(), ()] and "opt-125m, engine " in text
 
 

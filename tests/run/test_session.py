@@ -18,12 +18,12 @@ from pytest_slmserve.report.tables.run import run_lines
 from pytest_slmserve.run import devices as places
 from pytest_slmserve.run import executor
 from pytest_slmserve.run import session as module
-from pytest_slmserve.run.measure import measure
+from pytest_slmserve.run.measure import measure_case
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.telemetry.host_probe import Gpu, Host
 from pytest_slmserve.telemetry.sampler import Sampler
@@ -38,11 +38,11 @@ def broken_at_first(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """The first measurements have a failed request."""
     left = [1] * times
 
-    def sometimes(*arguments: object) -> Measurement:
-        found = measure(*arguments)  # type: ignore[arg-type]
-        return replace(found, run=replace(found.run, failures=left.pop())) if left else found
+    def sometimes(*arguments: object) -> ReplicaGroup:
+        [found] = measure_case(*arguments)  # type: ignore[arg-type]
+        return (replace(found, run=replace(found.run, failures=left.pop())) if left else found,)
 
-    monkeypatch.setattr(module, "measure", sometimes)
+    monkeypatch.setattr(executor, "measure_case", sometimes)
 
 
 def test_a_point_is_measured_once_on_one_engine_and_on_disk_at_once(opened):
@@ -58,7 +58,7 @@ def test_an_invalid_measurement_is_kept_and_measured_once_more(opened, monkeypat
     session = opened()
     found = point(session)
     assert [bool(problems(m)) for m in found] == [True, False, False] and len(stored(session)) == 3
-    item = trustworthy("opt-125m-8", found, 2)
+    item = trustworthy("opt-125m-8", [(m,) for m in found], 2)
     assert item and item.why.startswith("2 of 3 measurements are valid, 2 are wanted: 1 requests failed")
     [curve] = session.verdicts.curves()
     text = "\n".join(text for text, _ in run_lines([curve], []))
@@ -68,7 +68,7 @@ def test_an_invalid_measurement_is_kept_and_measured_once_more(opened, monkeypat
 def test_there_is_no_third_chance(opened, monkeypatch):
     broken_at_first(monkeypatch, 9)
     found = point(opened())
-    assert len(found) == 2 + executor.SECOND_CHANCES and not trustworthy("opt-125m-8", found, 2)
+    assert len(found) == 2 + executor.SECOND_CHANCES and not trustworthy("opt-125m-8", [(m,) for m in found], 2)
 
 
 def test_what_was_measured_before_an_engine_died_is_on_disk(opened):
@@ -87,15 +87,16 @@ def test_a_resumed_session_measures_only_what_is_missing(opened):
     sweep(again)
     assert len(stored(again)) == 8 and sum(again.reused_cells.values()) == 4
     spec, workload = again.planner.spec(MODEL), again.planner.workload(MODEL)
-    assert [again.left(again.question(spec, workload, ClosedLoop(n))) for n in (8, 128)] == [0, 2]
+    cases = [again.planner.case(spec, [workload], [ClosedLoop(n)]) for n in (8, 128)]
+    assert [again.executor.count_missing(case) for case in cases] == [0, 2]
     anew = opened()
-    assert anew.known.measured == {} and sum(anew.reused_cells.values()) == 0
+    assert anew.results.repeats == {} and sum(anew.reused_cells.values()) == 0
 
 
 def test_invalid_measurements_are_not_resumed(opened, monkeypatch):
     broken_at_first(monkeypatch, 1)
     point(opened(), repeats=1)
-    assert [len(found) for found in opened(resume=True).known.measured.values()] == [1]
+    assert [len(found) for found in opened(resume=True).results.repeats.values()] == [1]
 
 
 def test_warnings_of_the_host_are_noted_once(opened, tmp_path, monkeypatch):
@@ -136,7 +137,7 @@ def test_a_plan_needs_no_device(tmp_path, monkeypatch):
 def test_how_a_run_is_going_is_told_with_the_name_of_its_point(opened):
     told: list[str] = []
     session = opened()
-    session.on_progress = lambda name, progress: told.append(name)
+    session.executor.on_progress = lambda name, progress: told.append(name)
     point(session)
     assert list(dict.fromkeys(told)) == ["opt-125m at 8, repeat 1", "opt-125m at 8, repeat 2"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulated_sessions import records_of
 from strategies import H200, law, measurement
 from test_main import run
 
@@ -26,8 +27,10 @@ from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.read import read_options
+from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.run import executor, verify_advice
 from pytest_slmserve.run import session as sessions
-from pytest_slmserve.run import verify_advice
+from pytest_slmserve.run.measure import measure_case
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.run.verify_advice import (
     VerifyCase,
@@ -61,9 +64,9 @@ def swept(tmp_path, monkeypatch) -> Make:
         session.open()
         try:
             for model in session.planner.models:
-                sweep, requests = session.planner.sweep(model), session.planner.workload(model)
+                sweep = session.planner.sweep(model)
                 for load in sweep.loads:
-                    session.measure(sweep.spec, requests, load, session.options.repeats)
+                    records_of(session, sweep.spec, load)
         finally:
             session.close()
         return tmp_path / name
@@ -400,11 +403,13 @@ def test_replicas_are_stopped_when_interrupted(swept, capsys, monkeypatch):
     joint = joint_of(asked, alone, "mps")
     closed: list[SimulatedEngine] = []
 
-    def interrupted(*_: Any) -> Any:
-        raise KeyboardInterrupt
+    def interrupted(running: Any, case: Case, *further: Any) -> Any:
+        if len(case.loads) > 1:
+            raise KeyboardInterrupt
+        return measure_case(running, case, *further)
 
     monkeypatch.setattr(SimulatedEngine, "close", lambda engine: closed.append(engine))
-    monkeypatch.setattr(sessions, "measure_together", interrupted)
+    monkeypatch.setattr(executor, "measure_case", interrupted)
     with pytest.raises(KeyboardInterrupt), opened(alone, joint, VerifyOptions()) as session:
         verify(session, alone, joint, VerifyOptions())
     assert [engine.spec.max_num_seqs for engine in closed] == [64, 32, 32]

@@ -15,8 +15,7 @@ from pytest_slmserve.analysis.compare.replicas import HOW
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.points.replica_points import (
-    ReplicaGroup,
-    SharedPoint,
+    ReplicaPoint,
     engines,
     shared_points,
     system_throughput,
@@ -37,7 +36,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below, with
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.kv_cache import predicted_blocks
 from pytest_slmserve.schema.literals import Sharing
-from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import EngineSpec
 
 MARGIN = 0.15
@@ -79,7 +78,7 @@ class VerifiedTogether:
     models: tuple[str, ...]
     loads: tuple[int, ...]
     sharing: Sharing
-    point: SharedPoint | None = None
+    point: ReplicaPoint | None = None
     gain: Interval | None = None
     bound: float | None = None
     latency_s: float | None = None
@@ -221,7 +220,7 @@ def together_failed(models: Sequence[str], loads: Sequence[int], sharing: Sharin
     return VerifiedTogether(models=names, loads=tuple(loads), sharing=sharing, verdicts=(verdict,))
 
 
-def gain_over(shared: SharedPoint, alone: Sequence[Point]) -> Interval | None:
+def gain_over(shared: ReplicaPoint, alone: Sequence[Point]) -> Interval | None:
     """Throughputs over those alone, added up, for each engine of `shared`; None where one is not known. The noise is
     that of the repeats of all."""
     own = [fmean(point.repeats) for point in alone]
@@ -251,7 +250,7 @@ def slowest_s(runs: Sequence[ReplicaGroup]) -> float | None:
     return max((s for s in means if s is not None), default=None)
 
 
-def _verdicts_together(seen: VerifiedTogether, point: SharedPoint, margin: float) -> Iterator[Verdict]:
+def _verdicts_together(seen: VerifiedTogether, point: ReplicaPoint, margin: float) -> Iterator[Verdict]:
     name = engines(seen.models)
     yield Verdict(UNPREEMPTED, name, *_preempted(seen.preemptions, "their KV caches were to hold all at full length"))
     obstacle = "; ".join(point.degraded if point.valid else point.problems or ("they have no valid repeat",))

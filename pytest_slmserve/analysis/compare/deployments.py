@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pytest_slmserve.analysis.points.replica_points import SharedPoint
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, pooled_relative_sd
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -30,7 +30,7 @@ class Deployment:
     tensor_parallel_size: int
     sharing: Sharing | None
     concurrency: int
-    served: Point | SharedPoint
+    served: Point | ReplicaPoint
     room: int | None = None
     kv_blocks: int | None = None
 

@@ -5,8 +5,7 @@ The papers measured their gains against an engine without chunked prefill, which
 
 from __future__ import annotations
 
-from pytest_slmserve.analysis.metrics.validity import enough
-from pytest_slmserve.analysis.points.replica_points import SharedPoint, gain_over, latency_ratio
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, gain_over, latency_ratio
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import percent, times
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -21,7 +20,7 @@ HOW: dict[Sharing, str] = {
     "gpus": "with a GPU each",
     "urls": "at URLs of their own",
 }
-Pair = tuple[SharedPoint, Point]
+Pair = tuple[ReplicaPoint, Point]
 
 
 def name_of(claim: str, sharing: Sharing) -> str:
@@ -76,17 +75,11 @@ def compared(curve: Curve, sharing: Sharing) -> list[Pair]:
     ]
 
 
-def trustworthy(subject: str, shared: SharedPoint, wanted: int) -> Verdict:
-    """Are there at least `wanted` runs of which every replica's measurement stands up to every check?"""
-    valid = len(shared.repeats)
-    return enough(subject, "runs", valid, valid + shared.left_out, wanted, shared.problems, shared.records)
-
-
 def has_replicas(curve: Curve, sharing: Sharing) -> bool:
     return any(shared.sharing == sharing for shared in curve.shared)
 
 
-def _latency(alone: Point, shared: SharedPoint) -> str:
+def _latency(alone: Point, shared: ReplicaPoint) -> str:
     seen = latency_ratio(alone, shared, "largest_e2e_s")
     return "" if seen is None else f"; their largest mean E2E is {percent(seen.value)} of its mean"
 

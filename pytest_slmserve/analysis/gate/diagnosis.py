@@ -187,7 +187,7 @@ def diagnose(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) 
 def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Split, ...]:
     """One for each model, workload and load that both sides have measured validly, in the order first met.
 
-    Degraded measurements count where a side has no sound one. Engines that shared their device are left out.
+    Degraded measurements count where a side has no clean one. Engines that shared their device are left out.
     """
     before, after = _by_load(baseline), _by_load(candidate)
     return tuple(_split(before[key], after[key]) for key in before if key in after)

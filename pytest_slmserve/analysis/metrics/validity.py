@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.analysis.metrics import window
@@ -13,8 +14,9 @@ from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, late_sends, late_stamps
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import is_job, is_steady
-from pytest_slmserve.schema.records import Measurement, Run
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run
 
 # What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
 # unless who measures knows better.
@@ -31,7 +33,7 @@ STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a rep
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
     """Why this measurement is invalid; empty if it is not."""
-    return check(measurement, failed_share)[0]
+    return check(measurement, failed_share=failed_share)[0]
 
 
 def degradations(measurement: Measurement) -> tuple[str, ...]:
@@ -39,13 +41,39 @@ def degradations(measurement: Measurement) -> tuple[str, ...]:
     return check(measurement)[1]
 
 
-def is_clean(measurement: Measurement) -> bool:
-    """Neither invalid nor degraded."""
-    return not any(check(measurement))
+def is_clean(group: ReplicaGroup) -> bool:
+    """True where nothing makes a repeat invalid or degrades it."""
+    return not any(check(*group))
 
 
-def check(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Its problems and its degradations, from one look at the sensors. failed_share: of requests, that may fail."""
+def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Problems and degradations of one measurement, or of engines that were measured at the same time.
+
+    Of several engines each text names its replica. Steady are to be all engines of one model together: one may lose
+    what another gains meanwhile. failed_share: share of the requests that may fail.
+    """
+    if len(group) == 1:
+        return _check_one(group[0], failed_share)
+    problems: list[str] = []
+    degraded: list[str] = []
+    for number, m in enumerate(group, 1):
+        for texts, found in zip(_check_one(m, failed_share), (problems, degraded)):
+            found += [f"replica {number}: {text}" for text in texts]
+    return tuple(problems or _not_steady_together(group)), tuple(degraded)
+
+
+def _not_steady_together(group: ReplicaGroup) -> Iterator[str]:
+    runs = window.common_span([m.run for m in group])
+    if any(window.span_s(run) is None for run in runs):
+        yield "the windows of the replicas have no time in common"
+    by_model: dict[str, list[Measurement]] = {}
+    for m, run in zip(group, runs, strict=True):
+        by_model.setdefault(short_name(m.spec.model), []).append(replace(m, run=run))
+    for model, same in by_model.items():
+        yield from (f"{model}: {text}" for text in not_steady(same))
+
+
+def _check_one(measurement: Measurement, failed_share: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
     job = is_job(measurement.load)
     seen = health(measurement.run, measurement.environment, measurement.replica, even=not job)
     invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
@@ -67,21 +95,14 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
         yield from not_steady([measurement])
 
 
-def trustworthy(subject: str, measurements: Sequence[Measurement], wanted: int = 1) -> Verdict:
-    """Are there at least `wanted` measurements that stand up to every check? Tells the reasons against the others."""
-    wrong = [problems(m) for m in measurements]
-    found = tuple(dict.fromkeys(text for each in wrong for text in each))
-    records = tuple(m.id for m in measurements)
-    return enough(subject, "measurements", wrong.count(()), len(measurements), wanted, found, records)
-
-
-def enough(
-    subject: str, what: str, valid: int, made: int, wanted: int, wrong: Sequence[str], records: tuple[str, ...]
-) -> Verdict:
-    """Are as many valid as are wanted? what: was made. wrong: what was found against the others."""
-    why = ": ".join(filter(None, [f"{valid} of {made} {what} are valid, {wanted} are wanted", "; ".join(wrong)]))
-    state = State.HOLDS if valid >= wanted else State.FAILS
-    return Verdict("valid-point", subject, state, why, value=valid, bound=wanted, n=made, records=records)
+def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:
+    """Holds where at least `wanted` repeats of a case are valid. Its reason tells what is wrong with the others."""
+    wrong = [check(*group)[0] for group in repeats]
+    valid, what = wrong.count(()), "runs" if any(len(group) > 1 for group in repeats) else "measurements"
+    told = "; ".join(dict.fromkeys(text for each in wrong for text in each))
+    why = ": ".join(filter(None, [f"{valid} of {len(repeats)} {what} are valid, {wanted} are wanted", told]))
+    state, records = State.HOLDS if valid >= wanted else State.FAILS, tuple(m.id for group in repeats for m in group)
+    return Verdict("valid-point", subject, state, why, value=valid, bound=wanted, n=len(repeats), records=records)
 
 
 def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:

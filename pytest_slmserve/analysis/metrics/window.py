@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import mul, sub
 from typing import TypeVar
 
@@ -224,3 +224,14 @@ def latency(run: Run) -> Latency:
         ttft_p99_s=percentile(ttft, 0.99),
         tpot_s=mean(tpot),
     )
+
+
+def common_span(runs: Sequence[Run]) -> list[Run]:
+    """The same runs, each cut to the span that all windows have in common; as they are, where they have no common clock
+    (simulated engines have their own)."""
+    began = [run.began_s for run in runs if run.began_s is not None]
+    if len(began) < len(runs):
+        return list(runs)
+    opens = max(at + run.window_s[0] for at, run in zip(began, runs))
+    closes = min(at + run.window_s[1] for at, run in zip(began, runs))
+    return [replace(run, window_s=(opens - at, max(opens, closes) - at)) for at, run in zip(began, runs)]

@@ -7,13 +7,13 @@ is the rate, and the last requests' time counts too.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import Summary, finished_output_tokens, summarize
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points.sweep_points import choose, mean_figures
+from pytest_slmserve.analysis.points.sweep_points import Repeats, choose, mean_figures, repeat_fields
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, pooled_relative_sd
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -46,30 +46,15 @@ class JobSummary(Summary):
     waste: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPoint(JobSummary):
-    """One question, and the mean of its valid repeats. repeats: output tokens/s of each; e2e_repeats: their mean E2E.
-
-    The others are as in `points.Point`.
-    """
+@dataclass(frozen=True, kw_only=True)
+class JobPoint(JobSummary, Repeats[JobSummary]):
+    """One job, and the means over its repeats used."""
 
     spec: EngineSpec
     resolved: Resolved
     environment: Environment
     workload: WorkloadReference
     load: OpenLoop
-    repeats: tuple[float, ...] = ()
-    e2e_repeats: tuple[float, ...] = ()
-    records: tuple[str, ...] = ()
-    each: tuple[JobSummary, ...] = field(default=(), repr=False)
-    left_out: int = 0
-    problems: tuple[str, ...] = ()
-    degraded: tuple[str, ...] = ()
-
-    @property
-    def valid(self) -> bool:
-        """May a claim rest on it?"""
-        return 0 < len(self.repeats) == len(self.e2e_repeats)
 
     @property
     def model(self) -> str:
@@ -104,7 +89,7 @@ class JobPoint(JobSummary):
 
 
 def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
-    """One for each question, in the order first asked; other loads are left out."""
+    """One for each case, in the order first requested; other loads are left out."""
     groups: dict[str, list[Measurement]] = {}
     for m in measurements:
         if is_job(m.load) and m.alone and m.paired is None:
@@ -122,13 +107,7 @@ def _point(measurements: Sequence[Measurement]) -> JobPoint:
         environment=first.environment,
         workload=first.workload,
         load=first.load,
-        repeats=tuple(s.output_tokens_per_s for s in summaries if s.output_tokens_per_s),
-        e2e_repeats=tuple(s.e2e_s for s in summaries if s.e2e_s),
-        records=tuple(m.id for m in chosen.used),
-        each=summaries,
-        left_out=chosen.left_out,
-        problems=chosen.problems,
-        degraded=chosen.degraded,
+        **repeat_fields(chosen, summaries, (m.id for m in chosen.used)),
         **mean_figures(summaries, JobSummary),
     )
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.validity import check, not_steady
-from pytest_slmserve.analysis.points.sweep_points import Point, choose
+from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.points.sweep_points import Point, Repeats, choose, repeat_fields
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
     factor,
@@ -30,12 +30,12 @@ from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Measurement, Run
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run
 from pytest_slmserve.schema.specs import short_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedSummary:
+class ReplicaSummary:
     """One run of several engines, over the span that their windows have in common; None is "not measured".
 
     output_tokens_per_s: of all. each_tokens_per_s: of each replica there. sum_tokens_per_s: of each over its own
@@ -64,9 +64,9 @@ class SharedSummary:
     energy_per_token_j: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedPoint(SharedSummary):
-    """Repeats of one set of engines under one load: means over those that are used, as in a `Point`.
+@dataclass(frozen=True, kw_only=True)
+class ReplicaPoint(ReplicaSummary, Repeats[ReplicaSummary]):
+    """One set of engines under one load, and the means over its repeats used.
 
     models: of each replica. concurrency: requests in flight in all. environment: where. workload: the hash of the
     replicas' requests, None where they differ. ramp_up: of their loads. tensor_parallel_size: GPUs of each
@@ -83,12 +83,6 @@ class SharedPoint(SharedSummary):
     workload: str | None = None
     ramp_up: str = "staggered"
     tensor_parallel_size: int = 1
-    repeats: tuple[float, ...] = ()
-    records: tuple[str, ...] = ()
-    each: tuple[SharedSummary, ...] = field(default=(), repr=False)
-    left_out: int = 0
-    problems: tuple[str, ...] = ()
-    degraded: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -100,16 +94,9 @@ class SharedPoint(SharedSummary):
         return self.models[0] if len(set(self.models)) == 1 else None
 
     @property
-    def e2e_repeats(self) -> tuple[float, ...]:
-        """Mean E2E of each repeat used."""
-        return tuple(s.e2e_s for s in self.each if s.e2e_s is not None)
-
-    @property
     def valid(self) -> bool:
+        """True where a claim on their throughput may rest on it."""
         return bool(self.repeats) and all(0 < rate < float("inf") for rate in self.repeats)
-
-
-ReplicaGroup = tuple[Measurement, ...]
 
 
 def engines(models: Sequence[str]) -> str:
@@ -117,12 +104,12 @@ def engines(models: Sequence[str]) -> str:
     return " + ".join(f"{n} x {model}" if n > 1 else model for model, n in Counter(models).items())
 
 
-def shared_runs(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
-    """The runs of several engines among these, each with its replicas in order; none where a record is lost."""
+def replica_groups(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
+    """Repeats of several engines among these, each with its replicas in order; none where a record is lost."""
     found: dict[str, dict[int, Measurement]] = {}
     for m in measurements:
-        if m.replica and m.replica.count > 1:
-            found.setdefault(m.replica.group, {})[m.replica.index] = m
+        if not m.alone:
+            found.setdefault(m.replica.group, {})[m.replica.index] = m  # type: ignore[union-attr]
     return [
         tuple(members[index] for index in sorted(members))
         for members in found.values()
@@ -130,30 +117,38 @@ def shared_runs(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
     ]
 
 
-def shared_points(measurements: Iterable[Measurement]) -> tuple[SharedPoint, ...]:
+def all_groups(measurements: Sequence[Measurement]) -> list[ReplicaGroup]:
+    """Repeats of one engine alone, each a group of one, and then those of several engines."""
+    return [*((m,) for m in measurements if m.alone), *replica_groups(measurements)]
+
+
+def shared_points(measurements: Iterable[Measurement]) -> tuple[ReplicaPoint, ...]:
     """One point for each set of engines, way of sharing and load, in the order first measured."""
-    runs = sorted(shared_runs(measurements), key=lambda members: members[0].measured_at)
+    runs = sorted(replica_groups(measurements), key=lambda members: members[0].measured_at)
     order = list(dict.fromkeys(map(group_key, runs)))
     runs.sort(key=lambda members: order.index(group_key(members)))
     return tuple(shared_point(list(group)) for _, group in groupby(runs, key=group_key))
 
 
-def group_key(members: ReplicaGroup) -> str:
-    """Equal where the same was asked on the same kind of host."""
-    first = members[0]
-    return short_hash([first.replica.set if first.replica else "", first.environment.key])
+def group_key(group: ReplicaGroup) -> str:
+    """Key of the case that a repeat belongs to; see `plan.cases.Case.key`."""
+    first = group[0]
+    if first.alone:
+        return first.key
+    assert first.replica
+    return short_hash([first.replica.set, first.environment.key])
 
 
-def summarize_shared(members: ReplicaGroup) -> SharedSummary:
+def summarize_shared(members: ReplicaGroup) -> ReplicaSummary:
     """All figures of one run of several engines."""
-    runs = common_span([m.run for m in members])
+    runs = window.common_span([m.run for m in members])
     rates = [window.output_tokens_per_s(run) for run in runs]
     own = [window.output_tokens_per_s(m.run) for m in members]
     latencies, means = _latencies(runs)
     seen = next((device_figures(run) for run in runs if run.telemetry), DeviceFigures())
     total = _sum(rates)
-    names = {f.name for f in fields(SharedSummary)} & {f.name for f in fields(DeviceFigures)}
-    return SharedSummary(
+    names = {f.name for f in fields(ReplicaSummary)} & {f.name for f in fields(DeviceFigures)}
+    return ReplicaSummary(
         output_tokens_per_s=total,
         each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
         sum_tokens_per_s=_sum(own),
@@ -165,17 +160,6 @@ def summarize_shared(members: ReplicaGroup) -> SharedSummary:
         energy_per_token_j=seen.power_w / total if seen.power_w is not None and total else None,
         **{name: getattr(seen, name) for name in names},
     )
-
-
-def common_span(runs: Sequence[Run]) -> list[Run]:
-    """The same runs, each cut to the span that all windows have in common; as they are, where they have no common clock
-    (simulated engines have their own)."""
-    began = [run.began_s for run in runs if run.began_s is not None]
-    if len(began) < len(runs):
-        return list(runs)
-    opens = max(at + run.window_s[0] for at, run in zip(began, runs))
-    closes = min(at + run.window_s[1] for at, run in zip(began, runs))
-    return [replace(run, window_s=(opens - at, max(opens, closes) - at)) for at, run in zip(began, runs)]
 
 
 def _latencies(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
@@ -198,41 +182,16 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-def is_clean_group(members: ReplicaGroup) -> bool:
-    """Neither invalid nor degraded, any of them."""
-    return not any(check_group(members))
-
-
-def check_group(members: ReplicaGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Problems and degradations of any replica, with its number, are those of the whole. Steady are to be all engines
-    of one model together: one may lose what another gains meanwhile."""
-    problems: list[str] = []
-    doubts: list[str] = []
-    for number, m in enumerate(members, 1):
-        wrong, degraded = check(m)
-        problems += [f"replica {number}: {text}" for text in wrong]
-        doubts += [f"replica {number}: {text}" for text in degraded]
-    return tuple(problems) or _not_steady(members), tuple(doubts)
-
-
-def _not_steady(members: ReplicaGroup) -> tuple[str, ...]:
-    runs = common_span([m.run for m in members])
-    by_model: dict[str, list[Measurement]] = {}
-    for m, run in zip(members, runs, strict=True):
-        by_model.setdefault(short_name(m.spec.model), []).append(replace(m, run=run))
-    return tuple(f"{model}: {text}" for model, same in by_model.items() for text in not_steady(same))
-
-
-def shared_point(runs: Sequence[ReplicaGroup]) -> SharedPoint:
+def shared_point(runs: Sequence[ReplicaGroup]) -> ReplicaPoint:
     """Of runs of one set of engines, one or more, wherever they were made."""
-    chosen = choose(runs, check_group)
+    chosen = choose(runs, lambda group: check(*group))
     each = tuple(map(summarize_shared, chosen.used))
     first = runs[0]
     part = first[0].replica
     assert part is not None
     hashes = {m.workload.hash for m in first}
     loads = tuple(m.load.max_concurrency or 0 for m in first)
-    return SharedPoint(
+    return ReplicaPoint(
         models=tuple(short_name(m.spec.model) for m in first),
         sharing=part.sharing,
         concurrency=sum(loads),
@@ -243,32 +202,27 @@ def shared_point(runs: Sequence[ReplicaGroup]) -> SharedPoint:
         workload=hashes.pop() if len(hashes) == 1 else None,
         ramp_up=first[0].load.ramp_up if isinstance(first[0].load, ClosedLoop) else "burst",
         tensor_parallel_size=first[0].spec.tensor_parallel_size,
-        repeats=tuple(s.output_tokens_per_s for s in each if s.output_tokens_per_s is not None),
-        records=tuple(m.id for members in chosen.used for m in members),
-        each=each,
-        left_out=chosen.left_out,
-        problems=chosen.problems,
-        degraded=chosen.degraded,
+        **repeat_fields(chosen, each, (m.id for members in chosen.used for m in members)),
         **_means(each),
     )
 
 
-def _means(each: Sequence[SharedSummary]) -> dict[str, Any]:
-    names = [f.name for f in fields(SharedSummary) if f.name != "each_tokens_per_s"]
+def _means(each: Sequence[ReplicaSummary]) -> dict[str, Any]:
+    names = [f.name for f in fields(ReplicaSummary) if f.name != "each_tokens_per_s"]
     by_replica = [mean_of_known(rates) for rates in zip(*(s.each_tokens_per_s for s in each))]
     return {name: mean_of_known(getattr(s, name) for s in each) for name in names} | {
         "each_tokens_per_s": tuple(rate for rate in by_replica if rate is not None)
     }
 
 
-def gain_over(alone: Point, shared: SharedPoint) -> Interval:
+def gain_over(alone: Point, shared: ReplicaPoint) -> Interval:
     """Factor of the throughput of several engines over that of one, as many requests being in flight in all. The noise
     is that of the repeats of both."""
     noise = pooled_relative_sd([alone.repeats, shared.repeats])
     return factor(log_ratio(alone.repeats, shared.repeats, noise))
 
 
-def latency_ratio(alone: Point, shared: SharedPoint, name: str) -> Interval | None:
+def latency_ratio(alone: Point, shared: ReplicaPoint, name: str) -> Interval | None:
     """Factor of a latency ("e2e_p99_s", or "largest_e2e_s" against the mean of one engine alone); None where one of
     them is not known."""
     ours = "e2e_s" if name == "largest_e2e_s" else name
@@ -277,7 +231,7 @@ def latency_ratio(alone: Point, shared: SharedPoint, name: str) -> Interval | No
     return factor(log_ratio(first, second, pooled_relative_sd([first, second]))) if first and second else None
 
 
-def system_throughput(shared: SharedSummary, alone: Sequence[float]) -> float | None:
+def system_throughput(shared: ReplicaSummary, alone: Sequence[float]) -> float | None:
     """Sum of each engine's throughput over what it has alone under its own load: 1 is what taking turns would give
     (Eyerman and Eeckhout, IEEE Micro 2008). None where a replica's is not known."""
     if len(shared.each_tokens_per_s) != len(alone) or not all(alone):

@@ -17,31 +17,38 @@ from pytest_slmserve.schema.records import Measurement, series_key
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point(Summary):
-    """The figures are means over the repeats used (of percentiles too; `little` is the one farthest from 0), None
-    where there is none. Used are the sound ones; where there are none of them, the degraded ones; never an invalid one.
+@dataclass(frozen=True, kw_only=True)  # no slots: it is a base beside that of the figures, which has them
+class Repeats(Generic[T]):
+    """Repeats of one case: the figures of those that its means are over, and what is wrong with the others.
 
-    each: the figures of each repeat used, in the order measured. repeats, e2e_repeats: their output tokens/s and mean
-    E2E; records are their ids. batch_repeats likewise. left_out: number of measurements not used; problems: what was
-    wrong with them. degraded: what the sensors say against those used.
+    Used are the clean ones; where there are none of them, the degraded ones; never an invalid one.
+    each: figures of each repeat used, in the order measured. repeats, e2e_repeats: their output tokens/s and mean E2E;
+    records: ids of their measurements. left_out: number of repeats not used; problems: what was wrong with them.
+    degraded: what the sensors say against those used.
     """
 
-    concurrency: int
     repeats: tuple[float, ...] = ()
     e2e_repeats: tuple[float, ...] = ()
-    batch_repeats: tuple[float, ...] = ()
     records: tuple[str, ...] = ()
-    each: tuple[Summary, ...] = field(default=(), repr=False)
+    each: tuple[T, ...] = field(default=(), repr=False)
     left_out: int = 0
     problems: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
 
     @property
     def valid(self) -> bool:
-        """May a claim rest on it? One valid repeat is enough; rates and latencies must be positive numbers."""
+        """True where a claim may rest on it: one valid repeat is enough; rates and latencies are positive numbers."""
         numbers = (*self.repeats, *self.e2e_repeats)
         return 0 < len(self.repeats) == len(self.e2e_repeats) and all(0 < v < float("inf") for v in numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Summary, Repeats[Summary]):
+    """The figures are means over the repeats used (of percentiles too; `little` is the one farthest from 0), None
+    where there is none. batch_repeats: the mean batch of each."""
+
+    concurrency: int
+    batch_repeats: tuple[float, ...] = ()
 
 
 def concurrency_of(measurement: Measurement) -> int | None:
@@ -80,7 +87,7 @@ class UsableRepeats(Generic[T]):
 
 
 def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Sequence[str]]]) -> UsableRepeats[T]:
-    """The sound ones; where there are none of them, the degraded ones; never an invalid one. stand: what makes a repeat
+    """The clean ones; where there are none of them, the degraded ones; never an invalid one. stand: what makes a repeat
     invalid, and what degrades it."""
     judged = [(repeat, *stand(repeat)) for repeat in repeats]
     valid = [entry for entry in judged if not entry[1]]
@@ -94,20 +101,27 @@ def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Seque
     )
 
 
+def repeat_fields(chosen: UsableRepeats[Any], each: Sequence[Any], records: Iterable[str]) -> dict[str, Any]:
+    """Fields of `Repeats`. each: figures of the repeats used."""
+    return {
+        "repeats": tuple(s.output_tokens_per_s for s in each if s.output_tokens_per_s is not None),
+        "e2e_repeats": tuple(s.e2e_s for s in each if s.e2e_s is not None),
+        "records": tuple(records),
+        "each": tuple(each),
+        "left_out": chosen.left_out,
+        "problems": chosen.problems,
+        "degraded": chosen.degraded,
+    }
+
+
 def point_of(concurrency: int, measurements: Sequence[Measurement]) -> Point:
     """Of repeats of one load, whether they are of a sweep or not."""
     chosen = choose(measurements, check)
     summaries = tuple(map(summarize, chosen.used))
     return Point(
         concurrency=concurrency,
-        repeats=tuple(s.output_tokens_per_s for s in summaries if s.output_tokens_per_s is not None),
-        e2e_repeats=tuple(s.e2e_s for s in summaries if s.e2e_s is not None),
         batch_repeats=tuple(s.batch for s in summaries if s.batch is not None),
-        records=tuple(m.id for m in chosen.used),
-        each=summaries,
-        left_out=chosen.left_out,
-        problems=chosen.problems,
-        degraded=chosen.degraded,
+        **repeat_fields(chosen, summaries, (m.id for m in chosen.used)),
         **mean_figures(summaries),
     )
 

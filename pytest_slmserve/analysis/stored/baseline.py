@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from pytest_slmserve.analysis.points.replica_points import SharedPoint, engines, shared_point, shared_runs
+from pytest_slmserve.analysis.points.replica_points import (
+    ReplicaPoint,
+    all_groups,
+    engines,
+    replica_groups,
+    shared_point,
+)
 from pytest_slmserve.analysis.points.sweep_points import Point, point_of
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, percent, pooled_relative_sd
 from pytest_slmserve.analysis.stored.comparability import one_boot, sharing_of, why_not
@@ -38,7 +44,7 @@ WARNING = (
 )
 
 
-Served = Point | SharedPoint
+Served = Point | ReplicaPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +137,7 @@ def cells(measurements: Iterable[Measurement]) -> dict[ComparedCase, list[Measur
     """Measurements under a steady load, by what was measured: of engines alone, in the order first met, then of several
     that shared a device, where all of them are there."""
     found: dict[ComparedCase, list[Measurement]] = {}
-    measurements = list(measurements)
-    for members in (*((m,) for m in measurements if m.alone), *shared_runs(measurements)):
+    for members in all_groups(list(measurements)):
         loads = tuple(m.load for m in members if is_steady(m.load))
         if len(loads) == len(members):
             models = tuple(short_name(m.spec.model) for m in members)
@@ -150,7 +155,7 @@ def served(cell: ComparedCase, measurements: Sequence[Measurement]) -> Served:
     """The figures of one cell, wherever it was measured."""
     if len(cell.models) == 1:
         return point_of(cell.concurrency, measurements)
-    return shared_point(shared_runs(measurements))
+    return shared_point(replica_groups(measurements))
 
 
 def unseen(baseline: Served, candidate: Served, same_boot: bool) -> float | None:

@@ -1,4 +1,4 @@
-"""Judging stored measurements again, by the claims and plans that were stored with them."""
+"""Judging measurements by the claims and plans that a run stores with them: while it goes on, and from its archive."""
 
 from __future__ import annotations
 
@@ -40,26 +40,37 @@ def rows_from(stored: Mapping[str, Any]) -> tuple[claim.ClaimRow, ...]:
 
 
 def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> tuple[Curve, ...]:
-    """A curve for each engine, workload, environment and way of loading, in the order first measured.
-
-    plans: of each session, with the time it started (ISO 8601, UTC), ascending. A curve's plan is the last one that
-    names it, of the sessions up to the one that measured it last. One that none of these names, though they name
-    others, was measured beside them. Raises BadArchive.
-    """
+    """Curves of stored measurements; see `planned_curves`. Raises BadArchive."""
     try:
-        curves = [_curve(series, group, plans) for series, group in by_series(measurements).items()]
-        return tuple(with_wider(with_shared(curves, shared_points(measurements))))
+        return tuple(planned_curves(measurements, plans).values())
     except UNUSABLE as error:
         raise unusable("the plan", error) from None
 
 
-def _curve(series: str, measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Curve:
-    last = max(m.measured_at for m in measurements)
+def planned_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> dict[str, Curve]:
+    """A curve for each engine, workload, environment and way of loading, by its series key, in the order first met.
+
+    plans: of each session, with the time it started (ISO 8601, UTC), ascending. A curve's plan is the last one that
+    names it, of the sessions up to the one that measured it last. One that none of these names, though they name
+    others, was measured beside them. A run that goes on judges by the same curves, from the plan that it stores.
+    """
+    found = {
+        series: planned_curve(short_name(group[0].spec.model), series, group, plans)
+        for series, group in by_series(measurements).items()
+    }
+    return dict(zip(found, with_wider(with_shared(found.values(), shared_points(measurements)))))
+
+
+def planned_curve(
+    subject: str, series: str, measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]
+) -> Curve:
+    """The curve of one series, with what its plan says of loads that were not measured."""
+    last = max((m.measured_at for m in measurements), default="")
     earlier = [plan for started, plan in reversed(plans) if started <= last]
     sweeps = [plan.get("sweeps", {}) for plan in earlier]
     sweep: Mapping[str, Any] = next((named[series] for named in sweeps if series in named), {})
     curve = curve_of(
-        short_name(measurements[0].spec.model),
+        subject,
         measurements,
         planned=[int(c) for c in sweep.get("concurrencies", ())],
         cut=[(int(c), str(why)) for c, why in sweep.get("cut", ())],

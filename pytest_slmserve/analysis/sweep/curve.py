@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_slmserve.analysis.points.job_points import JobPoint
-from pytest_slmserve.analysis.points.replica_points import SharedPoint
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
 from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
 from pytest_slmserve.analysis.stats.estimates import ends, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
@@ -63,7 +63,7 @@ class Curve:
     adaptive: bool = False
     unneeded: tuple[int, ...] = ()
     beside: bool = False
-    shared: tuple[SharedPoint, ...] = ()
+    shared: tuple[ReplicaPoint, ...] = ()
     alone: tuple[Point, ...] = ()
     wider: tuple[Curve, ...] = field(default=(), repr=False)
     jobs: tuple[JobPoint, ...] = field(default=(), repr=False)
@@ -190,7 +190,7 @@ def curve_of(
     )
 
 
-def with_shared(curves: Iterable[Curve], shared: Sequence[SharedPoint]) -> list[Curve]:
+def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list[Curve]:
     """Each curve with what replicas of its model served, on the same kind of host and with the same requests."""
     return [replace(curve, shared=tuple(s for s in shared if _is_of(s, curve))) for curve in curves]
 
@@ -205,7 +205,7 @@ def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
     ]
 
 
-def _is_of(shared: SharedPoint, curve: Curve) -> bool:
+def _is_of(shared: ReplicaPoint, curve: Curve) -> bool:
     where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
     if where is None or load is None or workload is None or spec is None:
         return False

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis.compare.replicas import Pair, compared
-from pytest_slmserve.analysis.points.replica_points import SharedPoint, gain_over, latency_ratio
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, gain_over, latency_ratio
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.report.figures.drawing import GREY, Panel, Picture, Shown, picture, share_axis
@@ -143,7 +143,7 @@ def _settings(sweep: Shown) -> Iterator[tuple[str, str, tuple[Pair, ...]]]:
         yield f"{sweep.name}, {setting}", STROKES[number % len(STROKES)], tuple(pairs)
 
 
-def _setting(shared: SharedPoint) -> str:
+def _setting(shared: ReplicaPoint) -> str:
     pinned = ", pinned" if shared.pinned else ""
     part = f", {shared.thread_percentage} % of the SMs each" if shared.thread_percentage else ""
     return f"{shared.concurrency} in flight{pinned}{part}"
@@ -153,7 +153,7 @@ def _ways(lines: Sequence[Line]) -> list[Sharing]:
     return [sharing for sharing in SHARINGS if any(line.of(sharing) for line in lines)]
 
 
-def _doubtful(*points: Point | SharedPoint) -> bool:
+def _doubtful(*points: Point | ReplicaPoint) -> bool:
     return any(point.degraded for point in points)
 
 
@@ -219,7 +219,7 @@ def _reach(axes: Any, lines: Sequence[Line], drawn: Sequence[Ratio]) -> None:
 def _values(quantity: Quantity, pairs: Sequence[Pair]) -> list[Value]:
     """Values of one engine alone and of its replicas; nothing where it is not known of any replicas."""
 
-    def known(point: Point | SharedPoint) -> float | None:
+    def known(point: Point | ReplicaPoint) -> float | None:
         value = getattr(point, quantity.of)
         return value if value is not None and math.isfinite(value) else None
 

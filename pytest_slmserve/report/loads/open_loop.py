@@ -116,7 +116,7 @@ def _table(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
         return Column(head, lambda m: milliseconds(getattr(latencies(m)[name], part)))
 
     def valid(m: Measurement) -> str:
-        invalid, degraded = check(m, terms.failed_share)
+        invalid, degraded = check(m, failed_share=terms.failed_share)
         return "NO" if invalid else "degraded" if degraded else "yes"
 
     columns: list[Column[Measurement]] = [
@@ -166,7 +166,7 @@ def _over_all(points: Sequence[Measurement], terms: ValidityCriteria) -> Mapping
 def _doubts(points: Sequence[Measurement], terms: ValidityCriteria) -> list[str]:
     lines = [f"failed: {_rate(m):g} requests/s: {failed_text(m)}" for m in points if m.run.failures]
     for m in points:
-        invalid, degraded = check(m, terms.failed_share)
+        invalid, degraded = check(m, failed_share=terms.failed_share)
         lines += [f"INVALID: {_rate(m):g} requests/s: {text}" for text in invalid]
         lines += [f"degraded: {_rate(m):g} requests/s: {text}" for text in degraded]
     return ["", *(hanging(line, 2) for line in lines)] if lines else []

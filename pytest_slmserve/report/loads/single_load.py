@@ -74,7 +74,7 @@ def single_load_facts(measurement: Measurement, terms: ValidityCriteria = STRICT
 
 def figures_of(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
     """Seconds, tokens and ratios of 1; null is not measured."""
-    invalid, degraded = check(measurement, terms.failed_share)
+    invalid, degraded = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
     return {
         "valid": not invalid,
@@ -217,6 +217,6 @@ def _served(found: Goodput) -> str:
 
 
 def _doubts(m: Measurement, terms: ValidityCriteria) -> list[str]:
-    invalid, degraded = check(m, terms.failed_share)
+    invalid, degraded = check(m, failed_share=terms.failed_share)
     lines = [f"INVALID: {text}" for text in invalid] + [f"degraded: {text}" for text in degraded]
     return ["", *lines] if lines else []

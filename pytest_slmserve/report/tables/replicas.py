@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from pytest_slmserve.analysis.points.job_points import grouped
-from pytest_slmserve.analysis.points.replica_points import SharedPoint, engines, gain_over, system_throughput
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, gain_over, system_throughput
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -31,7 +31,7 @@ class Entry:
 
     engines: str
     sharing: str
-    served: Point | SharedPoint
+    served: Point | ReplicaPoint
     gain: Interval | None = None
 
 
@@ -62,7 +62,7 @@ SENSED: tuple[Column[Entry], ...] = (
 )
 
 
-def replica_report(curves: Sequence[Curve], shared: Sequence[SharedPoint]) -> Iterator[str]:
+def replica_report(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[str]:
     """What was served and what the sensors saw, two tables for each kind of host, and how to read them; nothing where
     no replicas were measured. One model's rows are together; sets of different models come last."""
     for points in grouped(shared, lambda p: p.environment.per_gpu_key):
@@ -76,7 +76,7 @@ def replica_report(curves: Sequence[Curve], shared: Sequence[SharedPoint]) -> It
         yield hanging(LEGEND, 0)
 
 
-def _title(points: Sequence[SharedPoint]) -> str:
+def _title(points: Sequence[ReplicaPoint]) -> str:
     where = points[0].environment
     if where.platform == "remote":
         return f"Replicas at URLs of their own, the first at {where.url}: what they share is not known"
@@ -84,7 +84,7 @@ def _title(points: Sequence[SharedPoint]) -> str:
     return f"Replicas{place}: {served_on(where)}"
 
 
-def _entries(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
+def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
     """Rows of one model, or one set of them: under each load one engine alone first, where it was measured."""
     for under in grouped(points, lambda p: (p.concurrency, p.workload, p.ramp_up)):
         alone = alone_at(under[0], curves)
@@ -95,26 +95,26 @@ def _entries(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator
             yield Entry(engines(point.models), _how(point), point, gain)
 
 
-def _place(point: SharedPoint) -> tuple[int, bool, int, int]:
+def _place(point: ReplicaPoint) -> tuple[int, bool, int, int]:
     return SHARINGS.index(point.sharing), point.pinned, point.thread_percentage or 0, point.count
 
 
-def alone_at(shared: SharedPoint, curves: Sequence[Curve]) -> Point | None:
+def alone_at(shared: ReplicaPoint, curves: Sequence[Curve]) -> Point | None:
     """One engine under the load of all the replicas, where it was measured and is valid."""
     found = (curve.one_engine(shared.concurrency) for curve in curves if shared in curve.shared)
     return next((point for point in found if point), None)
 
 
-def _how(point: SharedPoint) -> str:
+def _how(point: ReplicaPoint) -> str:
     part = f", {point.thread_percentage} %" if point.thread_percentage else ""
     return f"{point.sharing}{', pinned' if point.pinned else ''}{part}"
 
 
-def _largest_e2e_s(served: Point | SharedPoint) -> float | None:
+def _largest_e2e_s(served: Point | ReplicaPoint) -> float | None:
     return served.e2e_s if isinstance(served, Point) else served.largest_e2e_s
 
 
-def _other_sum(served: Point | SharedPoint) -> str:
+def _other_sum(served: Point | ReplicaPoint) -> str:
     """The paper's sum, where it is another number to the digits shown."""
     if isinstance(served, Point):
         return ABSENT
@@ -122,7 +122,7 @@ def _other_sum(served: Point | SharedPoint) -> str:
     return ABSENT if text == figure(served.output_tokens_per_s, 4) else text
 
 
-def _remarks(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator[str]:
+def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[str]:
     for point in points:
         name = f"{engines(point.models)}, {_how(point)}, {point.concurrency} in flight"
         used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
@@ -131,7 +131,7 @@ def _remarks(points: Sequence[SharedPoint], curves: Sequence[Curve]) -> Iterator
             yield hanging(f"{engines(point.models)}, {_how(point)}: {text}", 2)
 
 
-def _turns(point: SharedPoint, curves: Sequence[Curve]) -> str:
+def _turns(point: ReplicaPoint, curves: Sequence[Curve]) -> str:
     """Of different models: what they serve together, in units of what each serves alone under its own load."""
     own = [_rate_alone(model, load, point, curves) for model, load in zip(point.models, point.loads)]
     together = system_throughput(point, [rate or 0.0 for rate in own])
@@ -141,7 +141,7 @@ def _turns(point: SharedPoint, curves: Sequence[Curve]) -> str:
     return f"{each}; {figure(together)} times what taking turns would give"
 
 
-def _rate_alone(model: str, load: int, beside: SharedPoint, curves: Sequence[Curve]) -> float | None:
+def _rate_alone(model: str, load: int, beside: ReplicaPoint, curves: Sequence[Curve]) -> float | None:
     """Output tokens/s of one engine alone, on the same kind of host and with the same requests."""
     here = (model, beside.environment.per_gpu_key, beside.ramp_up)
     alike = (

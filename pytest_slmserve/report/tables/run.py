@@ -10,7 +10,7 @@ from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.points.job_points import JobPoint
-from pytest_slmserve.analysis.points.replica_points import SharedPoint
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve
 from pytest_slmserve.analysis.sweep.labels import front_ends, labels
@@ -59,7 +59,7 @@ def run_lines(
     curves: Sequence[Curve],
     judged: Sequence[Judged],
     *,
-    shared: Sequence[SharedPoint] = (),
+    shared: Sequence[ReplicaPoint] = (),
     jobs: Sequence[JobPoint] = (),
     strict: bool = False,
     slo: Slo | None = None,

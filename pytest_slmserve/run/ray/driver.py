@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Question, title
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
 from pytest_slmserve.plan.schedule import Group, groups_of, in_order
 from pytest_slmserve.plan.titles import clock, engine_title
@@ -29,10 +29,9 @@ from pytest_slmserve.run.ray.messages import (
     unpacked,
 )
 from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
-from pytest_slmserve.run.ray.task import ReplicaGroup, errand_of, run_errand
+from pytest_slmserve.run.ray.task import errand_of, run_errand
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.specs import ReplicaSpec
 from pytest_slmserve.telemetry.host_probe import Host, this_host
 
 TICK_S = 0.5
@@ -45,13 +44,13 @@ MOST_LOST = 3  # tasks of an engine: then it is the engine that kills them, not 
 
 @dataclass(eq=False)
 class Submission:
-    """An engine's questions on their way. open: those of which something is missing, the first of which is the one that
+    """An engine's cases on their way. open: those of which something is missing, the first of which is the one that
     is being measured. node: where it is; None while it waits for one. lost: how each of its tasks ended before its
-    time, with the key of the question that it was at."""
+    time, with the key of the case that it was at."""
 
     group: Group
     need: Need
-    open: dict[str, Question]
+    open: dict[str, Case]
     node: str | None = None
     lost: list[tuple[str, str]] = field(default_factory=list)
 
@@ -70,7 +69,7 @@ class Cluster:
     host: Host
     on_progress: Callable[[str], None] = lambda text: None
     _session: Session | None = None
-    _workloads: Any = None  # all of them, in Ray's store
+    _cases: Any = None  # all of them by their keys, in Ray's store: their workloads travel once
     _sent: dict[Any, Submission] = field(default_factory=dict)  # by the stream of its messages
     _known: set[str] = field(default_factory=set)  # keys of what was planned
     _failed: dict[str, BaseException] = field(default_factory=dict)
@@ -96,33 +95,33 @@ class Cluster:
             ray.shutdown()
             raise
 
-    def send(self, session: Session, questions: Sequence[Question], cells: Sequence[PlannedItem]) -> None:
+    def send(self, session: Session, cases: Sequence[Case], cells: Sequence[PlannedItem]) -> None:
         """Widest engines first, then the longest; less what is known already. Raises BadUsage where one of them fits
         on no node, with none sent."""
         self._session = session
-        self._known = {question.key for question in questions}
-        missing = [question for question in questions if self._is_open(question)]
+        self._known = {case.key for case in cases}
+        missing = [case for case in cases if self._is_open(case)]
         sent = []
         for group in in_order(groups_of(cells)):
-            its = {question.key: question for question in missing if question.engine == group.engine}
+            its = {case.key: case for case in missing if case.engine == group.engine}
             if its:
                 sent.append(Submission(group, need_of(group.engine, self.nodes, self.options.ray_resource), its))
         self._quiet_s = quiet_s([each.group for each in sent])
-        self._workloads = self.ray.put({w.hash: w for question in missing for w in question.workloads})
+        self._cases = self.ray.put({case.key: case for case in missing})
         for each in sent:
             self._submit(each)
         self._heard_at = time.monotonic()
 
-    def fetch(self, question: Question) -> None:
-        """Take what comes until all of this question has come. Raises what kept it from being measured."""
-        if question.key not in self._known:
-            why = f"{title(question)} was not planned before the run, so it was not sent to the cluster"
+    def fetch(self, case: Case) -> None:
+        """Take what comes until all of this case has come. Raises what kept it from being measured."""
+        if case.key not in self._known:
+            why = f"{case.title} was not planned before the run, so it was not sent to the cluster"
             raise BadUsage(why, "without --slm-ray")
-        while any(question.key in sent.open for sent in self._sent.values()):
+        while any(case.key in sent.open for sent in self._sent.values()):
             if not self._hear(TICK_S):
                 self._check_quiet()
-            self.on_progress(self._progress(question))
-        if error := self._failed.get(question.key):
+            self.on_progress(self._progress(case))
+        if error := self._failed.get(case.key):
             raise error
 
     def close(self) -> None:
@@ -141,14 +140,15 @@ class Cluster:
         finally:
             self.ray.shutdown()
 
-    def _is_open(self, question: Question) -> bool:
+    def _is_open(self, case: Case) -> bool:
         assert self._session is not None
-        return any(True for _ in self._session.unanswered(question, self.options.repeats))
+        return any(True for _ in self._session.executor.missing_repeats(case, self.options.repeats))
 
     def _submit(self, sent: Submission) -> None:
-        questions, need = list(sent.open.values()), sent.need
-        known = [self._members(question) for question in questions]
-        engine_task = errand_of(self.options, self.host.environment, questions, known)
+        assert self._session is not None
+        need, repeats = sent.need, self._session.results.repeats
+        known = [repeats.get(key, ()) for key in sent.open]
+        engine_task = errand_of(self.options, self.host.environment, list(sent.open), known)
         # A process that has served one task may see the GPUs of that one for ever.
         task = self.ray.remote(max_calls=1)(run_errand)
         stream = task.options(
@@ -159,15 +159,9 @@ class Cluster:
             num_returns="streaming",
             max_retries=0,  # Ray's own would measure again what has come
             scheduling_strategy="SPREAD",
-        ).remote(engine_task, self._workloads)
+        ).remote(engine_task, self._cases)
         sent.node = None
         self._sent[stream] = sent
-
-    def _members(self, question: Question) -> tuple[ReplicaGroup, ...]:
-        assert self._session is not None
-        if isinstance(question.engine, ReplicaSpec):
-            return tuple(self._session.known.shared.get(question.key, ()))
-        return tuple((m,) for m in self._session.known.measured.get(question.key, ()))
 
     def _hear(self, within_s: float) -> bool:
         """Take one message, if one comes."""
@@ -207,7 +201,7 @@ class Cluster:
                 sent.node = node
                 self._ran[self._name(node)] += 1
             case CaseMeasured(key, packed):
-                session.keep(sent.open[key], unpacked(packed))
+                session.executor.keep(sent.open[key], unpacked(packed))
                 self._came += 1
             case CaseDone(key):
                 del sent.open[key]
@@ -232,7 +226,7 @@ class Cluster:
     def _died(self, sent: Submission, how: str) -> None:
         """What has not come is sent once more, but for a cell that was being measured when a task ended for the second
         time; what has come is never measured again."""
-        sent.open = {key: question for key, question in sent.open.items() if self._is_open(question)}
+        sent.open = {key: case for key, case in sent.open.items() if self._is_open(case)}
         if self._closed:
             return
         if sent.open:
@@ -243,7 +237,7 @@ class Cluster:
                 self._fail(sent, _too_often([how for _, how in sent.lost], f"{_cells(sent)} {_were(sent)}"))
             else:
                 if len(often) > RETRIES:
-                    self._failed[at] = _too_often(often, f"{title(sent.open.pop(at))} was")
+                    self._failed[at] = _too_often(often, f"{sent.open.pop(at).title} was")
                 self._send_again(sent, how)
         self._strand()
 
@@ -275,8 +269,8 @@ class Cluster:
         return next((known.name for known in self.nodes if known.id == node), node[:8])
 
     def _fail(self, sent: Submission, error: BaseException) -> None:
-        for key, question in sent.open.items():
-            if self._is_open(question):
+        for key, case in sent.open.items():
+            if self._is_open(case):
                 self._failed[key] = error
 
     def _check_quiet(self) -> None:
@@ -289,10 +283,10 @@ class Cluster:
             why = f"{sent.name}: nothing came for {clock(self._quiet_s)} (on {where})"
             self._fail(sent, EngineFailed(why, "ray status; what came is kept: --slm-resume"))
 
-    def _progress(self, question: Question) -> str:
+    def _progress(self, case: Case) -> str:
         running = sum(sent.node is not None for sent in self._sent.values())
         waiting = len(self._sent) - running
-        return f"{title(question)} | {self._came} came | {running} engines run, {waiting} wait for a node"
+        return f"{case.title} | {self._came} came | {running} engines run, {waiting} wait for a node"
 
 
 def quiet_s(groups: Sequence[Group]) -> float:

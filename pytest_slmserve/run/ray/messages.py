@@ -21,7 +21,7 @@ class TaskStarted:
 
 @dataclass(frozen=True, slots=True)
 class CaseMeasured:
-    """One repeat of a question. packed: as `packed` makes it, one measurement for each engine."""
+    """One repeat of a case. packed: as `packed` makes it, one measurement for each engine."""
 
     key: str
     packed: bytes
@@ -29,14 +29,14 @@ class CaseMeasured:
 
 @dataclass(frozen=True, slots=True)
 class CaseDone:
-    """All that was wanted of a question has been told."""
+    """All that was wanted of a case has been told."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class CaseFailed:
-    """Why there is no more of a question."""
+    """Why there is no more of a case."""
 
     key: str
     error: SlmError

@@ -9,81 +9,71 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_slmserve.options.table import Options
-from pytest_slmserve.plan.cases import Question
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, Message, TaskStarted, UserNote, packed
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage, SlmError
-from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.workloads import Workload
+from pytest_slmserve.schema.records import ReplicaGroup
 from pytest_slmserve.telemetry.host_probe import Host, probe
-
-ReplicaGroup = tuple[Measurement, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTask:
-    """What a node is sent for. questions: of one engine, their workloads left at home. hashes: of these, which travel
-    once for all errands. known: what the session has of each question already. environment: of the other nodes."""
+    """What a node is sent for. keys: of one engine's cases. known: the repeats of each that the session has already.
+    environment: of the other nodes."""
 
     options: Options
     environment: Environment
     repeats: int
-    questions: tuple[Question, ...]
-    hashes: tuple[tuple[str, ...], ...]
+    keys: tuple[str, ...]
     known: tuple[tuple[ReplicaGroup, ...], ...]
 
 
 def errand_of(
-    options: Options, environment: Environment, questions: Sequence[Question], known: Sequence[tuple[ReplicaGroup, ...]]
+    options: Options, environment: Environment, keys: Sequence[str], known: Sequence[Sequence[ReplicaGroup]]
 ) -> EngineTask:
     """A node has no archive and resumes nothing, and sees no GPUs but those that its engine was given."""
     there = replace(options, ray="", ray_env="", ray_resource="", records="", export="", resume=False, plan=False)
-    return EngineTask(
-        replace(there, tensor_parallel_size=(1,), baseline=""),
-        environment,
-        options.repeats,
-        tuple(replace(question, workloads=()) for question in questions),
-        tuple(tuple(workload.hash for workload in question.workloads) for question in questions),
-        tuple(known),
-    )
+    there = replace(there, tensor_parallel_size=(1,), baseline="")
+    return EngineTask(there, environment, options.repeats, tuple(keys), tuple(map(tuple, known)))
 
 
-def run_errand(engine_task: EngineTask, workloads: Mapping[str, Workload]) -> Iterator[Message]:
+def run_errand(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[Message]:
     """A Ray task, whose results are messages."""
     import ray
 
     yield TaskStarted(ray.get_runtime_context().get_node_id())
-    yield from carried_out(engine_task, workloads)
+    yield from carried_out(engine_task, cases)
 
 
-def carried_out(engine_task: EngineTask, workloads: Mapping[str, Workload]) -> Iterator[Message]:
-    """Messages until the engine has stopped. workloads: by their hashes."""
-    open_keys = [question.key for question in engine_task.questions]
+def carried_out(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[Message]:
+    """Messages until the engine has stopped. cases: of all errands, by their keys; they travel once."""
+    open_keys = list(engine_task.keys)
     try:
         with closing(_session(engine_task)) as session:
             session.devices.hold()
-            for question, hashes, known in zip(engine_task.questions, engine_task.hashes, engine_task.known):
-                asked = replace(question, workloads=tuple(workloads[each] for each in hashes))
-                for found in known:
-                    session.keep(asked, found)
-                yield from _answered(session, asked, engine_task.repeats)
-                open_keys.remove(asked.key)
+            for key, known in zip(engine_task.keys, engine_task.known):
+                case = replace(cases[key], environment=session.planner.environment(cases[key].engine))
+                for group in known:
+                    session.executor.keep(case, group)
+                yield from _measured(session, key, case, engine_task.repeats)
+                open_keys.remove(key)
             yield from map(UserNote, session.notes)
     except SlmError as error:
         for key in open_keys:
             yield CaseFailed(key, error)
 
 
-def _answered(session: Session, question: Question, repeats: int) -> Iterator[Message]:
-    """What ends one question ends no other: the next may have an engine that runs."""
+def _measured(session: Session, key: str, case: Case, repeats: int) -> Iterator[Message]:
+    """What ends one case ends no other: the next may have an engine that runs."""
     try:
-        for found in session.answers(question, repeats):
-            yield CaseMeasured(question.key, packed(found))
+        for group in session.executor.iter_repeats(case, repeats):
+            yield CaseMeasured(key, packed(group))
     except SlmError as error:
-        yield CaseFailed(question.key, error)
+        yield CaseFailed(key, error)
     else:
-        yield CaseDone(question.key)
+        yield CaseDone(key)
 
 
 def _session(engine_task: EngineTask) -> Session:

@@ -198,7 +198,7 @@ def test_halves_of_few_steps_are_not_compared():
 
 
 def test_trustworthy_counts_the_valid_and_tells_the_reasons():
-    made = [measurement(), measurement(repeat=1, preempted=1)]
+    made = [(measurement(),), (measurement(repeat=1, preempted=1),)]
     assert trustworthy("opt-1.3b[8]", made)
     verdict = trustworthy("opt-1.3b[8]", made, wanted=2)
     assert not verdict and "1 of 2 measurements are valid, 2 are wanted: 1 preemptions" in verdict.why
@@ -221,8 +221,8 @@ def now_and_then(low, high):
 
 
 @pytest.mark.parametrize("made", [measurement(), sensed()], ids=["no sensors", "healthy"])
-def test_what_nothing_is_said_against_is_sound(made):
-    assert is_clean(made) and problems(made) == degradations(made) == ()
+def test_what_nothing_is_said_against_is_clean(made):
+    assert is_clean((made,)) and problems(made) == degradations(made) == ()
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_what_nothing_is_said_against_is_sound(made):
 def test_what_makes_a_window_invalid_is_a_problem(columns, why):
     made = sensed(**columns)
     assert why in only(made)
-    assert degradations(made) == () and not is_clean(made)
-    assert not trustworthy("opt-1.3b[8]", [made])
+    assert degradations(made) == () and not is_clean((made,))
+    assert not trustworthy("opt-1.3b[8]", [(made,)])
 
 
 @pytest.mark.parametrize(
@@ -249,11 +249,11 @@ def test_what_makes_a_window_invalid_is_a_problem(columns, why):
         ({"SM_ACTIVE": now_and_then(0.8, None)}, "DCGM_FI_PROF_SM_ACTIVE is missing"),
     ],
 )
-def test_what_degrades_a_window_is_no_problem_but_it_is_not_sound(columns, why):
+def test_what_degrades_a_window_is_no_problem_but_it_is_not_clean(columns, why):
     made = sensed(**columns)
     [reason] = degradations(made)
-    assert why in reason and problems(made) == () and not is_clean(made)
-    assert trustworthy("opt-1.3b[8]", [made]), "it stands, and the table says how"
+    assert why in reason and problems(made) == () and not is_clean((made,))
+    assert trustworthy("opt-1.3b[8]", [(made,)]), "it stands, and the table says how"
 
 
 def test_where_both_kinds_are_found_all_of_it_is_the_problem():
@@ -261,6 +261,6 @@ def test_where_both_kinds_are_found_all_of_it_is_the_problem():
     assert [text.split()[0] for text in problems(made)] == ["1", "the"] and degradations(made) == ()
 
 
-def test_a_broken_run_is_not_sound_whatever_the_sensors_say():
+def test_a_broken_run_is_not_clean_whatever_the_sensors_say():
     made = sensed(measurement(preempted=2))
-    assert not is_clean(made) and only(made).startswith("2 preemptions") and degradations(made) == ()
+    assert not is_clean((made,)) and only(made).startswith("2 preemptions") and degradations(made) == ()

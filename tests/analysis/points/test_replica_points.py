@@ -16,17 +16,14 @@ from pytest_slmserve.analysis.compare.replicas import (
     name_of,
     replicas_keep_the_tail,
     replicas_pay,
-    trustworthy,
 )
 from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.validity import check, is_clean, trustworthy
 from pytest_slmserve.analysis.points.replica_points import (
-    check_group,
-    common_span,
     gain_over,
-    is_clean_group,
     latency_ratio,
+    replica_groups,
     shared_points,
-    shared_runs,
     summarize_shared,
     system_throughput,
 )
@@ -77,7 +74,7 @@ def test_what_all_serve_is_added_up():
 def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
     slow, fast = together(400.0, 800.0)
     seen = summarize_shared((slow, fast))
-    each = [window.latency(run) for run in common_span([slow.run, fast.run])]
+    each = [window.latency(run) for run in window.common_span([slow.run, fast.run])]
     assert seen.largest_e2e_s == pytest.approx(max(one.e2e_s for one in each))
     requests = [one.requests for one in each]
     pooled = sum(one.e2e_s * n for one, n in zip(each, requests)) / sum(requests)
@@ -88,7 +85,7 @@ def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
 
 def test_rates_are_of_the_span_that_all_windows_have_in_common():
     first, second = together(400.0, 400.0, began_s=(100.0, 100.5))
-    runs = common_span([first.run, second.run])
+    runs = window.common_span([first.run, second.run])
     spans = [(run.began_s + run.window_s[0], run.began_s + run.window_s[1]) for run in runs]
     assert spans[0] == pytest.approx(spans[1])
     assert spans[0][0] == pytest.approx(100.5 + second.run.window_s[0])
@@ -99,6 +96,7 @@ def test_windows_with_nothing_in_common_have_no_rate():
     first, second = together(400.0, 400.0, began_s=(100.0, 900.0))
     seen = summarize_shared((first, second))
     assert seen.output_tokens_per_s is None and seen.sum_tokens_per_s == pytest.approx(800.0)
+    assert check(first, second)[0] == ("the windows of the replicas have no time in common",)
 
 
 def test_the_sensors_are_of_all():
@@ -113,9 +111,9 @@ def test_the_sensors_are_of_all():
 @given(st.permutations(range(3)))
 def test_records_come_in_any_order_and_a_lost_one_makes_no_run(order):
     members = together(100.0, 200.0, 300.0)
-    (found,) = shared_runs([members[i] for i in order])
+    (found,) = replica_groups([members[i] for i in order])
     assert list(found) == members
-    assert shared_runs(members[:2]) == [] == shared_runs([measurement()])
+    assert replica_groups(members[:2]) == [] == replica_groups([measurement()])
 
 
 # Points
@@ -133,9 +131,10 @@ def test_repeats_make_a_point_and_invalid_ones_are_left_out():
     assert (found.concurrency, found.loads, found.sharing) == (16, (8, 8), "mps")
     assert found.left_out == 1 and "replica 1: 1 requests failed" in found.problems[0]
     assert len(found.records) == 4
-    verdict = trustworthy("two", found, 3)
+    groups = replica_groups(runs)
+    verdict = trustworthy("two", groups, 3)
     assert not verdict and "2 of 3 runs are valid, 3 are wanted: replica 1" in verdict.why
-    assert trustworthy("two", found, 2)
+    assert trustworthy("two", groups, 2)
 
 
 @pytest.mark.parametrize(
@@ -143,14 +142,14 @@ def test_repeats_make_a_point_and_invalid_ones_are_left_out():
 )
 def test_what_one_loses_and_another_gains_is_steady(factors, caught):
     members = tuple(slowed(m, factor) for m, factor in zip(together(400.0, 400.0, steps=200), factors))
-    found, doubts = check_group(members)
+    found, doubts = check(*members)
     assert [text.partition(" not steady")[0] for text in found] == ["opt-1.3b:"] * caught and not doubts
-    assert is_clean_group(members) is not caught
+    assert is_clean(members) is not caught
 
 
 def test_of_different_models_each_is_to_be_steady():
     pair = together(400.0, 400.0, models=["opt-125m", "opt-1.3b"], steps=200)
-    found, _ = check_group((slowed(pair[0], 1.25), slowed(pair[1], 0.84)))
+    found, _ = check(slowed(pair[0], 1.25), slowed(pair[1], 0.84))
     assert [text.partition(" not steady")[0] for text in found] == ["opt-125m:", "opt-1.3b:"]
 
 
@@ -255,4 +254,4 @@ def test_one_engine_measured_for_comparison_is_no_point_of_a_sweep():
     assert [p.concurrency for p in found.points] == [8, 32] and len(found.measurements) == 3
     assert found.one_engine(16).repeats == pytest.approx((990.0,))
     assert found.one_engine(8).repeats == pytest.approx((800.0,)) and found.one_engine(64) is None
-    assert shared_runs([one]) == [] and one.key != replace(one, replica=None).key
+    assert replica_groups([one]) == [] and one.key != replace(one, replica=None).key

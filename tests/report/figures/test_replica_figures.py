@@ -13,7 +13,7 @@ from strategies import H200, measurement, planted_telemetry, point, shared_point
 
 from pytest_slmserve.analysis.compare.replicas import HOW
 from pytest_slmserve.analysis.metrics.summary import Summary
-from pytest_slmserve.analysis.points.replica_points import SharedPoint, gain_over
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, gain_over
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stored.claims import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Curve
@@ -40,7 +40,7 @@ def alone(rates=(1000.0, 1000.0), concurrency: int = 96, **figures: object) -> P
     return replace(point(concurrency, rates), each=each, **figures)
 
 
-def curve(*shared: SharedPoint, points=(), model: str = "opt-1.3b", environment: Environment = H200) -> Curve:
+def curve(*shared: ReplicaPoint, points=(), model: str = "opt-1.3b", environment: Environment = H200) -> Curve:
     made = (measurement(model=model, environment=environment),)
     return Curve(subject=model, points=tuple(points) or (alone(),), shared=shared, measurements=made)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from strategies import H200, measurement, point, shared_point
 
-from pytest_slmserve.analysis.points.replica_points import SharedPoint
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.tables.replicas import LEGEND, alone_at, replica_report
@@ -33,19 +33,19 @@ T_975_OF_2 = 4.3027  # Student's t, two degrees of freedom
 
 
 def curve(
-    *shared: SharedPoint, model: str = "opt-1.3b", environment: Environment = H200, points: tuple[Point, ...] = ()
+    *shared: ReplicaPoint, model: str = "opt-1.3b", environment: Environment = H200, points: tuple[Point, ...] = ()
 ) -> Curve:
     alone = points or (replace(point(96, [1000.0, 1000.0]), e2e_s=24.6, e2e_p99_s=25.1),)
     made = (measurement(model=model, environment=environment),)
     return Curve(subject=model, points=alone, shared=shared, measurements=made)
 
 
-def text_of(curves: Sequence[Curve], shared: Sequence[SharedPoint]) -> str:
+def text_of(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> str:
     """Pieces stand apart, as in the report."""
     return "\n\n".join(replica_report(curves, shared))
 
 
-def report(*curves: Curve, others: tuple[SharedPoint, ...] = ()) -> str:
+def report(*curves: Curve, others: tuple[ReplicaPoint, ...] = ()) -> str:
     return text_of(curves, [*dict.fromkeys(s for c in curves for s in c.shared), *others])
 
 
@@ -220,7 +220,7 @@ def test_what_stands_against_those_used_is_told():
     ]
 
 
-def pair(**figures: object) -> SharedPoint:
+def pair(**figures: object) -> ReplicaPoint:
     made = shared_point(
         2, (2200.0,), models=("opt-125m", "opt-1.3b"), loads=(64, 32), each_tokens_per_s=(1800.0, 400.0)
     )

@@ -144,7 +144,7 @@ def test_cut_missing_invalid_and_partly_valid_points_are_named():
 def test_the_report_and_the_item_say_alike_what_was_left_out():
     made = [measurement(8, 100.0, repeat=i, failures=3 * (i == 2)) for i in range(3)]
     text = sweep_report(curve_of("opt-1.3b", made))
-    item = trustworthy("opt-1.3b-8", made, 2)
+    item = trustworthy("opt-1.3b-8", [(m,) for m in made], 2)
     assert (
         item
         and item.why == "2 of 3 measurements are valid, 2 are wanted: " + text.split("are used: ")[1].split("\n")[0]

@@ -13,7 +13,7 @@ import pytest
 from simulated_sessions import MODEL
 
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.plan.cases import Question
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.costs import PlannedItem
 from pytest_slmserve.run.ray.driver import Cluster
 from pytest_slmserve.run.ray.messages import CaseMeasured, Message, TaskStarted
@@ -73,12 +73,12 @@ class StandIn:
     def remote(self, **words: Any) -> Callable[..., Any]:
         return lambda function: SimpleNamespace(options=lambda **words: SimpleNamespace(remote=self.task))
 
-    def task(self, engine_task: Any, workloads: Any) -> Task:
-        engine_task, workloads = pickle.loads(pickle.dumps((engine_task, workloads)))
+    def task(self, engine_task: Any, cases: Any) -> Task:
+        engine_task, cases = pickle.loads(pickle.dumps((engine_task, cases)))
         living = [row for row in self.rows if row["Alive"]]
         node = living[len(self.sent) % len(living)]
-        self.sent.append((node["NodeName"], [question.loads[0].concurrency for question in engine_task.questions]))
-        cells = {q.key: (q.engine.model.rpartition("/")[2], q.loads[0].concurrency) for q in engine_task.questions}
+        self.sent.append((node["NodeName"], [cases[key].concurrency for key in engine_task.keys]))
+        cells = {key: (cases[key].engine.model.rpartition("/")[2], cases[key].concurrency) for key in engine_task.keys}
 
         def ends(message: Message) -> Exception | None:
             left = self.ends.get(cells[message.key]) if isinstance(message, CaseMeasured) else None
@@ -87,7 +87,7 @@ class StandIn:
             node["Alive"] = name not in ("NodeDiedError", "LocalRayletDiedError")
             return getattr(self.exceptions, name)()
 
-        return Task(node["NodeID"], carried_out(engine_task, workloads), ends)
+        return Task(node["NodeID"], carried_out(engine_task, cases), ends)
 
     def wait(self, streams: Sequence[Task], **words: Any) -> tuple[Sequence[Task], Sequence[Task]]:
         return streams[:1], streams[1:]
@@ -109,22 +109,22 @@ class Run:
 
     def __init__(self, session: Session, ray: StandIn) -> None:
         self.session, self.ray = session, ray
-        self.questions = {(model, n): self._question(model, n) for model in (MODEL, OTHER) for n in LOADS}
+        self.cases = {(model, n): self._case(model, n) for model in (MODEL, OTHER) for n in LOADS}
         nodes = nodes_of(ray.nodes())
-        self.cluster = session.remote_executor = Cluster(ray, session.options, nodes, session.host)
-        cells = [PlannedItem(str(cell), question.engine, 1.0) for cell, question in self.questions.items()]
-        self.cluster.send(session, list(self.questions.values()), cells)
+        self.cluster = session.executor.remote = Cluster(ray, session.options, nodes, session.host)
+        cells = [PlannedItem(str(cell), case.engine, 1.0) for cell, case in self.cases.items()]
+        self.cluster.send(session, list(self.cases.values()), cells)
 
-    def _question(self, model: str, concurrency: int) -> Question:
+    def _case(self, model: str, concurrency: int) -> Case:
         planner = self.session.planner
-        return self.session.question(planner.spec(model), planner.workload(model), planner.load(concurrency))
+        return planner.case(planner.spec(model), [planner.workload(model)], [planner.load(concurrency)])
 
     def failures(self) -> dict[tuple[str, int], str]:
         """What each item of the run fails with, asked in their order; those that pass are not in it."""
         found = {}
-        for cell, question in self.questions.items():
+        for cell, case in self.cases.items():
             try:
-                assert len(self.session.answered(question, 2)) == 2
+                assert len(self.session.executor.measure(case, 2)) == 2
             except EngineFailed as error:
                 found[cell] = str(error)
         self.cluster.close()
@@ -213,7 +213,7 @@ def test_where_no_other_node_is_left_each_cell_that_is_missing_says_so(run):
     missing = {(MODEL, n) for n in LOADS} | {(OTHER, n) for n in LOADS[1:]}
     assert failures.keys() <= missing and {(OTHER, n) for n in LOADS[1:]} <= failures.keys()
     assert "node-0 (00000000) died, and no other node has 1 GPU for 3 cells of opt-1.3b" in failures[OTHER, 2]
-    assert on_cluster.made().keys() == on_cluster.questions.keys() - failures.keys()
+    assert on_cluster.made().keys() == on_cluster.cases.keys() - failures.keys()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
 
 @pytest.fixture
 def asked(tmp_path):
-    """A session with its questions: `session, questions = asked()`."""
+    """A session with its cases: `session, cases = asked()`."""
     sessions = []
 
     def of(*loads, **words):
@@ -28,26 +28,25 @@ def asked(tmp_path):
         session = Session.from_options(read_options(given, {}, {}), tmp_path)
         sessions.append(session)
         spec, workload = session.planner.spec("opt-125m"), session.planner.workload("opt-125m")
-        return session, [session.question(spec, workload, session.planner.load(n)) for n in loads]
+        return session, [session.planner.case(spec, [workload], [session.planner.load(n)]) for n in loads]
 
     yield of
     for session in sessions:
         session.close()
 
 
-def told(session, questions, known=None, environment=None):
+def told(session, cases, known=None, environment=None):
     """All messages of an engine_task that has been through pickle, as one that travels has."""
-    none = [()] * len(questions)
-    engine_task = errand_of(session.options, environment or session.host.environment, questions, known or none)
-    workloads = {w.hash: w for question in questions for w in question.workloads}
-    return list(carried_out(*pickle.loads(pickle.dumps((engine_task, workloads)))))
+    by_key, none = {case.key: case for case in cases}, [()] * len(cases)
+    engine_task = errand_of(session.options, environment or session.host.environment, list(by_key), known or none)
+    return list(carried_out(*pickle.loads(pickle.dumps((engine_task, by_key)))))
 
 
 def test_each_repeat_is_told_as_it_ends_under_the_key_that_it_was_asked_by(asked):
-    session, questions = asked(4, 8)
-    messages = told(session, questions)
+    session, cases = asked(4, 8)
+    messages = told(session, cases)
     kinds = [(type(m), m.key) for m in messages if not hasattr(m, "note")]
-    first, second = (question.key for question in questions)
+    first, second = (case.key for case in cases)
     assert kinds == [(CaseMeasured, first)] * 2 + [(CaseDone, first)] + [(CaseMeasured, second)] * 2 + [
         (CaseDone, second)
     ]
@@ -57,24 +56,24 @@ def test_each_repeat_is_told_as_it_ends_under_the_key_that_it_was_asked_by(asked
 
 
 def test_what_is_known_is_not_measured_again(asked):
-    session, questions = asked(4)
-    first = next(m for m in told(session, questions) if isinstance(m, CaseMeasured))
-    again = told(session, questions, [(unpacked(first.packed),)])
+    session, cases = asked(4)
+    first = next(m for m in told(session, cases) if isinstance(m, CaseMeasured))
+    again = told(session, cases, [(unpacked(first.packed),)])
     assert sum(isinstance(m, CaseMeasured) for m in again) == 1
 
 
 def test_an_engine_that_dies_ends_its_question_and_no_other(asked):
-    session, questions = asked(4, 64, 8, engine_arg=["die_at=64"])
-    messages = told(session, questions)
+    session, cases = asked(4, 64, 8, engine_arg=["die_at=64"])
+    messages = told(session, cases)
     (failed,) = (m for m in messages if isinstance(m, CaseFailed))
-    assert failed.key == questions[1].key and isinstance(failed.error, EngineFailed)
-    assert [m.key for m in messages if isinstance(m, CaseDone)] == [questions[0].key, questions[2].key]
+    assert failed.key == cases[1].key and isinstance(failed.error, EngineFailed)
+    assert [m.key for m in messages if isinstance(m, CaseDone)] == [cases[0].key, cases[2].key]
 
 
 def test_a_node_that_came_later_and_is_of_another_kind_measures_nothing(asked):
-    session, questions = asked(4, 8)
-    messages = told(session, questions, environment=replace(session.host.environment, gpu_name="H100"))
-    assert [m.key for m in messages] == [question.key for question in questions]
+    session, cases = asked(4, 8)
+    messages = told(session, cases, environment=replace(session.host.environment, gpu_name="H100"))
+    assert [m.key for m in messages] == [case.key for case in cases]
     assert all(
         "is of another kind (gpu_name H100 on the others, simulated on this one)" in str(m.error) for m in messages
     )
@@ -91,9 +90,8 @@ def test_what_keeps_a_node_from_beginning_is_told_of_every_question(asked, monke
 def test_several_engines_are_one_message(asked):
     session, _ = asked()
     spec = session.planner.replicas(["opt-125m"] * 2)
-    workloads, loads = [session.planner.workload("opt-125m")] * 2, [session.planner.load(8)] * 2
-    question = session.question_of_replicas(spec, workloads, loads)
-    found = [unpacked(m.packed) for m in told(session, [question]) if isinstance(m, CaseMeasured)]
+    case = session.planner.replicas_case(spec, 16)
+    found = [unpacked(m.packed) for m in told(session, [case]) if isinstance(m, CaseMeasured)]
     assert [len(members) for members in found] == [2, 2]
     assert {m.replica.set for members in found for m in members} and all(m.replica.count == 2 for m in found[0])
 

@@ -1,0 +1,256 @@
+"""The cases of a run: what the options and a marker's words have each kind of test measure."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.options.table import Options
+from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
+from pytest_slmserve.plan.sweeps import workload_spec
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, kv_capacity
+from pytest_slmserve.schema.literals import Batching, Sharing
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.workloads import Request, Workload
+from pytest_slmserve.workload.arrivals import job
+
+USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
+ENOUGH_FOR_A_REPLICA = 32  # requests in flight
+WAIT_S = 0.1  # that a dynamic batch waits for more requests
+
+# Points of sweeps
+
+
+def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
+    """The points of the planned sweeps, or those that a marker names, of the models that were chosen; all of them where
+    none was chosen. Raises BadUsage for an unknown model."""
+    variant, chosen = variant_of(words), planner.options.models
+    if "points" not in words:
+        planned = [(model, load) for model in planner.models for load in planner.sweep(model).loads]
+        return [_point(planner, model, load, variant) for model, load in planned]
+    found = []
+    for model, concurrency in words["points"]:
+        if not chosen or planner.swept(model):
+            load = planner.load(concurrency, variant)
+            why = planner.misfit(model) or planner.overload(model, load, variant)
+            found.append(_point(planner, model, load, variant, why))
+    return found
+
+
+def _point(
+    planner: Planner,
+    model: str,
+    load: ClosedLoop,
+    variant: MarkerOverrides = AS_THE_OPTIONS_SAY,
+    why: str | None = None,
+) -> Case:
+    name = f"{short_name(model)}-{load.concurrency}"
+    if why:
+        return Case(id=name, model=model, skip_reason=why)
+    return planner.case(planner.spec(model), [planner.workload(model, variant)], [load], model=model, id=name)
+
+
+def variant_of(words: Mapping[str, Any]) -> MarkerOverrides:
+    return MarkerOverrides(words.get("lengths"), words.get("starts"))
+
+
+# Replicas
+
+
+def replica_cases(planner: Planner) -> list[Case]:
+    """For each model of the run one engine alone, then the numbers of replicas by each way of sharing."""
+    found = []
+    for model in planner.models:
+        load, urls = replica_load(model), len(planner.options.endpoint)
+        load -= load % urls if urls else 0
+        name = f"{short_name(model)}-{load}"
+        found.append(_one_of_replicas(planner, model, load, f"{name}-x1"))
+        for how, count in ways_to_replicate(planner.options):
+            found.append(_replicas(planner, model, count, how, load, f"{name}-x{count}-{how}"))
+    return found
+
+
+def _one_of_replicas(planner: Planner, model: str, concurrency: int, name: str) -> Case:
+    load = planner.load(concurrency)
+    if why := planner.overload(model, load):
+        return Case(id=name, model=model, skip_reason=why)
+    try:
+        alone = ReplicaSpec((planner.spec(model),), "urls" if planner.platform == "remote" else "time-slicing")
+    except BadUsage as error:  # on several GPUs, say, which no set of replicas shares
+        return Case(id=name, model=model, skip_reason=error.problem)
+    return planner.case(alone, [planner.workload(model)], [load], model=model, id=name)
+
+
+def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concurrency: int, name: str) -> Case:
+    if why := planner.unshareable([model] * count, sharing, concurrency):
+        return Case(id=name, model=model, skip_reason=why)
+    return planner.replicas_case(planner.replicas([model] * count, sharing), concurrency, model=model, id=name)
+
+
+def replica_load(model: str) -> int:
+    """Requests in flight in all replicas of a model: 3, 6, 12 ..., which two, three and four of them divide, up to the
+    paper's largest batch of the model (arXiv:2404.03353, table 1), or to 96."""
+    largest = PUBLISHED.get(short_name(model), 96)
+    return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))
+
+
+def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
+    """How, and how many engines: by the options, or all URLs of an endpoint (two of one are told to be missing)."""
+    if options.endpoint:
+        return [("urls", max(2, len(options.endpoint)))]
+    return [(how, n) for how in options.sharing for n in options.replicas if n > 1]
+
+
+# A model on several GPUs
+
+
+def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
+    """For each model one engine on each number of GPUs under each load, then replicas with a GPU each under the loads
+    that give them enough to do. An endpoint has none."""
+    options = planner.options
+    if options.endpoint:
+        return []
+    most = options.plan_gpus if options.plan else None
+    usual = [n for n in USUAL_GPUS if n <= (most or n)]  # a run there would skip the others
+    degrees = options.tensor_parallel_size if options.source["tensor_parallel_size"] != "default" else usual
+    loads = {model: options.concurrency or usual_loads(model) for model in models}
+    wide = [_on_gpus(planner, m, n, load, loads[m][-1]) for m in models for n in degrees for load in loads[m]]
+    return wide + [
+        _replicas(
+            planner, m, n // options.tensor_parallel_size[0], "gpus", load, f"{short_name(m)}-{load}-replicas{n}"
+        )
+        for m in models
+        for n in degrees
+        for load in loads[m]
+        if n > degrees[0] and load >= n * ENOUGH_FOR_A_REPLICA
+    ]  # fmt: skip
+
+
+def _on_gpus(planner: Planner, model: str, gpus: int, concurrency: int, largest: int) -> Case:
+    """One engine over so many GPUs. largest: of the loads that it is measured under."""
+    name = f"{short_name(model)}-{concurrency}-tp{gpus}"
+    try:
+        spec = planner.spec_on(model, gpus, largest)
+    except BadUsage as error:
+        return Case(id=name, model=model, skip_reason=error.problem)
+    load = planner.load_on(spec, concurrency, largest)
+    case = planner.case(spec, [planner.workload(model)], [load], model=model, id=name)
+    planner.compares(case)
+    return case
+
+
+def usual_loads(model: str) -> tuple[int, ...]:
+    """Of tests of tensor parallelism. In the place of the nearest is the one under which replicas on one GPU are
+    measured: so all that can be done with several GPUs is known under one load, and costs no cell more."""
+    common = replica_load(model)
+    nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
+    return tuple(common if load == nearest else load for load in USUAL_LOADS)
+
+
+# Jobs
+
+
+def job_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
+    """The jobs that a marker names for this mode ("gpu" or "cpu"), of the models that were chosen; the simulated engine
+    has those of a GPU. Raises BadUsage for words that say nothing."""
+    found: Sequence[Mapping[str, Any]] = words["jobs"].get("cpu" if planner.platform == "cpu" else "gpu", ())
+    known = list(inspect.signature(job_case).parameters)[1:]
+    for facts in found:
+        if unknown := set(facts) - set(known):
+            raise BadUsage(f"a job has no {', '.join(sorted(unknown))}", ", ".join(known))
+        if facts.get("batching") not in (None, *get_args(Batching)):
+            raise BadUsage(f"a job has no batching {facts['batching']!r}", " or ".join(get_args(Batching)))
+    chosen = planner.options.models
+    return [job_case(planner, **facts) for facts in found if not chosen or planner.swept(facts["model"])]
+
+
+def job_case(
+    planner: Planner,
+    model: str,
+    requests: int,
+    rate: float = math.inf,
+    lengths: tuple[int, int] | None = None,
+    shorter: int = 1,
+    kv_requests: int | None = None,
+    max_num_seqs: int | None = None,
+    batching: Batching | None = None,
+) -> Case:
+    """One job of a model, as many requests as its workload has. Raises BadUsage for an unknown model.
+
+    requests, rate: as of an open loop. lengths: prompt and output tokens; None: natural lengths, the outputs divided by
+    `shorter`. kv_requests: the KV cache holds so many of its requests at full length, and no more; None: as the options
+    say. max_num_seqs: the most sequences in the engine at once; None: as the options say. batching: by Transformers, in
+    batches made one after the other, "none", "static" or "dynamic"; None: continuously, by vLLM.
+    """
+    arrivals = "at-once" if rate == math.inf else f"{rate:g}-per-s"
+    kv, how = "" if kv_requests is None else f"-kv-for-{kv_requests}", "" if batching is None else f"-{batching}"
+    name = f"{short_name(model)}-{'natural' if lengths is None else lengths[1]}-{arrivals}{kv}{how}"
+    why = planner.misfit(model)
+    if why is None:
+        spec, workload = planner.spec(model), sized_workload(planner, model, requests, lengths or (None, None))
+        workload = workload if shorter == 1 else shortened(workload, shorter)
+        why = _job_misfit(spec, workload, kv_requests, max_num_seqs)
+    if why is not None:
+        return Case(id=name, model=model, skip_reason=why)
+    if spec.platform != "remote":
+        spec = spec if max_num_seqs is None else replace(spec, max_num_seqs=max_num_seqs)
+        if batching is not None:
+            spec = batched(spec, batching)
+        elif kv_requests is not None:
+            spec = with_kv_cache(spec, kv_requests, workload.longest)
+    return planner.case(spec, [workload], [job(requests, rate, planner.options.seed)], model=model, id=name)
+
+
+def _job_misfit(spec: EngineSpec, workload: Workload, kv_requests: int | None, max_num_seqs: int | None) -> str | None:
+    if spec.platform == "remote":
+        own = kv_requests is not None or max_num_seqs is not None
+        return "sets limits of its engine, and an endpoint has its own" if own else None
+    if workload.longest > spec.max_model_len:
+        return f"requests of {workload.longest} tokens do not fit its {spec.max_model_len} positions"
+    capacity = kv_capacity(spec, workload.longest)
+    if kv_requests is not None and capacity is not None and capacity < kv_requests:
+        return f"the KV cache holds {capacity} requests of {workload.longest} tokens"
+    return None
+
+
+def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:
+    """The same engine whose KV cache holds so many requests of `longest` tokens: by its bytes; on the CPU, where they
+    are whole GiB, by its blocks."""
+    size, per_token = block_size_of(spec), kv_bytes_per_token(spec)
+    if per_token is None:
+        raise BadUsage(f"{spec.model}: the bytes of its KV cache are not known", "--slm-dtype float16")
+    blocks = requests * -(-longest // size) + NULL_BLOCKS
+    if spec.platform == "cpu":
+        return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
+    return replace(spec, kv_cache_bytes=blocks * size * per_token)
+
+
+def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
+    """The same model in Transformers, which knows nothing of vLLM's arguments."""
+    extra = spec.extra if spec.platform == "simulated" else ()
+    how: tuple[tuple[str, Any], ...] = (("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
+    return replace(spec, interface="transformers", tensor_parallel_size=1, extra=(*extra, *how))
+
+
+def sized_workload(
+    planner: Planner, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
+) -> Workload:
+    """So many requests; lengths: None for those of the options, a pair of None for natural ones."""
+    spec = replace(workload_spec(planner.options, planner.platform), requests=requests)
+    if lengths is not None:
+        spec = spec.with_lengths(*lengths)
+    return planner.requests(model, spec)
+
+
+def shortened(workload: Workload, by: int) -> Workload:
+    """The same prompts, with outputs of a fraction of their length."""
+    requests = tuple(Request(r.prompt, max(1, r.output_tokens // by)) for r in workload.requests)
+    return Workload(workload.spec, requests, f"{workload.source}, outputs over {by}")

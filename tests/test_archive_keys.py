@@ -1,0 +1,79 @@
+"""Keys of the committed archives: a stored measurement answers a run only as long as both compute the same keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_slmserve.analysis.points.job_points import job_points
+from pytest_slmserve.analysis.points.replica_points import all_groups, group_key, replica_groups
+from pytest_slmserve.analysis.points.sweep_points import by_series
+from pytest_slmserve.archive.store import Contents, read
+from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.schema.loads import ClosedLoop, load_facts
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, short_hash
+
+TESTS = Path(__file__).parent
+ARCHIVES = sorted((TESTS.parent / "benchmarks" / "baselines").glob("*.jsonl.xz"))
+ARCHIVES += sorted((TESTS / "data").glob("archive-format-*.jsonl"))
+KEYS = json.loads((TESTS / "data" / "archive-keys.json").read_text("utf-8"))
+
+
+def told(keys: Iterable[str]) -> list[object]:
+    """Number of distinct keys, and 16 digits of a hash over them."""
+    distinct = sorted(set(keys))
+    return [len(distinct), hashlib.sha256("\n".join(distinct).encode()).hexdigest()[:16]]
+
+
+def keys_of(contents: Contents) -> dict[str, list[object]]:
+    """Every kind of key of an archive; kinds that it has none of are left out."""
+    ms: Sequence[Measurement] = contents.measurements
+    plans = [session.plan.get(name, ()) for session in contents.sessions for name in ("sweeps", "beside")]
+    points = job_points(ms)
+    kinds: dict[str, Iterable[str]] = {
+        "measurement": (m.key for m in ms),
+        "id": (m.id for m in ms),
+        "engine": (m.spec.key for m in ms),
+        "environment": (m.environment.key for m in ms),
+        "environment per GPU": (m.environment.per_gpu_key for m in ms),
+        "workload": (m.workload.hash for m in ms),
+        "load": (short_hash(load_facts(m.load)) for m in ms),
+        "series": (
+            series_key(m.spec, m.workload.hash, m.load, m.environment) for m in ms if isinstance(m.load, ClosedLoop)
+        ),
+        "curves": by_series(ms),
+        "job points": (short_hash([p.spec.key, p.workload.hash, p.environment.key]) for p in points),
+        "sets": (m.replica.set for m in ms if m.replica),
+        "replicas": map(group_key, replica_groups(ms)),
+        "plans": (key for plan in plans for key in plan),
+    }
+    found = {kind: told(keys) for kind, keys in kinds.items()}
+    return {kind: each for kind, each in found.items() if each[0]}
+
+
+def case_of(group: ReplicaGroup) -> Case:
+    """The case that a repeat was measured for. Of its workloads the hashes are enough for a key."""
+    part, specs = group[0].replica, tuple(m.spec for m in group)
+    engines: EngineSpec | ReplicaSpec = specs[0]
+    if part:
+        engines = ReplicaSpec(specs, part.sharing, part.pinned, part.thread_percentage)
+    workloads = tuple(SimpleNamespace(hash=m.workload.hash) for m in group)
+    return Case(engines, workloads, tuple(m.load for m in group), group[0].environment)  # type: ignore[arg-type]
+
+
+def test_every_committed_archive_has_its_keys_written_down():
+    assert set(KEYS) == {path.name for path in ARCHIVES}
+
+
+@pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.name.partition(".jsonl")[0])
+def test_the_keys_of_an_archive_are_what_they_were(path):
+    contents = read(path)
+    assert keys_of(contents) == KEYS[path.name]
+    groups = all_groups(contents.measurements)
+    assert groups and all(case_of(group).key == group_key(group) for group in groups)
