@@ -59,7 +59,7 @@ def _point(
 
 
 def variant_of(words: Mapping[str, Any]) -> MarkerOverrides:
-    return MarkerOverrides(words.get("lengths"), words.get("starts"))
+    return MarkerOverrides(words.get("lengths"), words.get("ramp_up"))
 
 
 # Replicas

@@ -118,7 +118,7 @@ def closed_loop(load: dict[str, Any], output_tokens: Sequence[int], gated: bool)
         load.get("settle_lifetimes", 0.0),
         load.get("window_s", 0.0),
         load["requests"],
-        load.get("starts", "burst"),
+        load.get("ramp_up", "burst"),
         gated,
     )
 
