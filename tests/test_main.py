@@ -109,13 +109,20 @@ def test_a_failing_claim_is_1(tmp_path, capsys):
     assert (status, err) == (1, "") and "FAILS" in out and "no plateau up to 128 in flight" in out
 
 
-def test_an_expected_failure_that_holds_is_1(tmp_path, capsys):
-    rows = (
-        *table.ROWS,
-        claim.ClaimRow("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails"),
-    )
-    status, out, _ = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(), rows=rows))
-    assert status == 1 and "HOLDS, UNEXPECTED" in out
+FAILING = claim.ClaimRow("throughput-plateau", "opt-1.3b", parameters={"tolerance": 0.1}, expected="fails")
+
+
+def test_an_expected_failure_that_holds_is_1(tmp_path, capsys, monkeypatch):
+    stored = archive(tmp_path / "a.jsonl", measured(), rows=table.ROWS)
+    monkeypatch.setattr(table, "ROWS", (*table.ROWS, FAILING))
+    status, out, _ = run(capsys, "report", stored)
+    assert status == 1 and "HOLDS, UNEXPECTED" in out and "its run expected that it holds" in " ".join(out.split())
+
+
+def test_a_stored_expectation_is_printed_and_todays_table_rules(tmp_path, capsys):
+    status, out, _ = run(capsys, "report", archive(tmp_path / "a.jsonl", measured(), rows=(*table.ROWS, FAILING)))
+    assert status == 0 and "UNEXPECTED" not in out
+    assert " ".join(out.split()).count("its run expected that it fails") == 1
 
 
 def test_an_undecided_claim_is_10(tmp_path, capsys):

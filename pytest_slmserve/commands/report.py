@@ -167,6 +167,7 @@ def judged_again(
     contents: Contents, strict: bool, slo: Slo | None = None
 ) -> tuple[Sequence[Curve], Sequence[Judged], str]:
     """Curves, verdicts and the text about them. Raises BadArchive where the stored claims or plans are none."""
+    from pytest_slmserve.analysis.claims import table
     from pytest_slmserve.analysis.points.job_points import job_points
     from pytest_slmserve.analysis.points.replica_points import shared_points
     from pytest_slmserve.analysis.stored.claims import judge_all, rows_from
@@ -176,13 +177,14 @@ def judged_again(
     curves = curves_of(contents)
     shared, jobs = shared_points(contents.measurements), job_points(contents.measurements)
     known = with_jobs(curves, jobs)
-    judged = judge_all(known, rows_from(contents.claims))
+    judged = judge_all(known, table.ROWS, rows_from(contents.claims))
     lines = run_lines(curves, judged, shared=shared, jobs=jobs, strict=strict, slo=slo)
     return known, judged, "\n".join(text for text, _ in lines)
 
 
 def merged(archives: Sequence[Contents]) -> Contents:
-    """Records of all, each once; sessions by the time they started, so that the last one's claims rule."""
+    """Records of all, each once; sessions by the time they started, the last one's claims being those that were
+    expected."""
     from pytest_slmserve.analysis.stored.claims import unique
     from pytest_slmserve.archive.store import Contents
 

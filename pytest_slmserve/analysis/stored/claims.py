@@ -30,7 +30,7 @@ def unique(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 def rows_from(stored: Mapping[str, Any]) -> tuple[claim.ClaimRow, ...]:
-    """The claims' rows that a session stored, and ours for claims it does not have. Raises BadArchive."""
+    """The claims' rows that a session stored, and today's for claims it does not have. Raises BadArchive."""
     try:
         rows = tuple(lookup.row_from_record(facts) for facts in stored.get("rows", ()))
         known = {row.claim for row in rows}
@@ -80,9 +80,14 @@ def planned_curve(
     return replace(curve, beside=(any(sweeps) or compared) and not sweep)
 
 
-def judge_all(curves: Sequence[Curve], rows: tuple[claim.ClaimRow, ...]) -> list[Judged]:
-    """Every claim that a curve can be judged by, and those that are arithmetic. Raises BadArchive for rows that do not
-    fit their claims. Verdicts on several curves of one model are told apart by their subjects."""
+def judge_all(
+    curves: Sequence[Curve], rows: tuple[claim.ClaimRow, ...], stored: tuple[claim.ClaimRow, ...] = ()
+) -> list[Judged]:
+    """Verdicts on every claim that a curve can be judged by, and on those that are arithmetic, each with its row.
+
+    Verdicts on several curves of one model are told apart by their subjects. stored: rows of the run that measured; a
+    verdict says where they expected something else. Raises BadArchive for rows that do not fit their claims.
+    """
     labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
 
     def can_be_judged(claim: claim.Claim, curve: Curve) -> bool:
@@ -102,7 +107,7 @@ def judge_all(curves: Sequence[Curve], rows: tuple[claim.ClaimRow, ...]) -> list
                 return found
 
     return [
-        _judge(claim.name, curve, label, rows, curves)
+        _judge(claim.name, curve, label, rows, stored, curves)
         for claim in table.CLAIMS
         for curve, label in _of_arithmetic(claim.name) or judged_by(claim)
     ]
@@ -113,12 +118,22 @@ def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
     return [(Curve(subject=model), model) for model in table1.ARITHMETIC.get(claim, ())]
 
 
-def _judge(name: str, curve: Curve, label: str, rows: tuple[claim.ClaimRow, ...], curves: Sequence[Curve]) -> Judged:
+def _judge(
+    name: str,
+    curve: Curve,
+    label: str,
+    rows: tuple[claim.ClaimRow, ...],
+    stored: tuple[claim.ClaimRow, ...],
+    curves: Sequence[Curve],
+) -> Judged:
     here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
     try:
         interface, ramp_up = here.spec.interface if here.spec else None, here.load.ramp_up if here.load else None
         row = lookup.row_for(name, curve.subject, here.environment, interface, ramp_up, rows)
-        return replace(lookup.judge_row(name, curve, row, curves), subject=label), row
+        then = lookup.row_for(name, curve.subject, here.environment, interface, ramp_up, stored) if stored else row
+        verdict = lookup.judge_row(name, curve, row, curves)
+        changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
+        return replace(verdict, subject=label, why=verdict.why + changed), row
     except (SlmError, *UNUSABLE) as error:
         raise unusable(f"the parameters of {name}", error) from None
 

@@ -36,7 +36,7 @@ def test_a_copy_is_no_repeat():
     assert unique([*made, *made]) == made
 
 
-def test_stored_rows_rule_and_ours_fill_what_they_lack():
+def test_stored_rows_are_read_and_todays_fill_what_they_lack():
     mine = replace(table.ROWS[0], parameters={"tolerance": 0.5})
     rows = rows_from({"rows": [lookup.row_to_record(mine)]})
     assert lookup.row_for(mine.claim, "opt-1.3b", rows=rows).parameters == {"tolerance": 0.5}
