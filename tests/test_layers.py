@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -153,6 +154,82 @@ def cycle(sources: Sources) -> list[str]:
     return []
 
 
+def classes_of_one_name(sources: Sources) -> list[str]:
+    """Names of classes that stand more than once: nobody can search for them."""
+    nodes = [node for text in sources.values() for node in ast.walk(ast.parse(text))]
+    found = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return sorted(name for name, count in found.items() if count > 1)
+
+
+# First words of docstrings that say nothing of what is returned: prepositions, pronouns, words of a question.
+NO_SUBJECT = frozenset(
+    [
+        "after",
+        "among",
+        "as",
+        "at",
+        "because",
+        "before",
+        "beside",
+        "between",
+        "by",
+        "for",
+        "from",
+        "how",
+        "if",
+        "in",
+        "into",
+        "it",
+        "its",
+        "like",
+        "of",
+        "on",
+        "our",
+        "so",
+        "than",
+        "that",
+        "their",
+        "these",
+        "they",
+        "this",
+        "those",
+        "to",
+        "under",
+        "until",
+        "upon",
+        "what",
+        "when",
+        "where",
+        "whether",
+        "which",
+        "while",
+        "who",
+        "why",
+        "with",
+        "without",
+    ]
+)
+
+
+def docstrings(sources: Sources) -> Iterator[tuple[str, str]]:
+    """Every docstring, with the module and the line that it is in."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for module, text in sources.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, documented) and (found := ast.get_docstring(node)):
+                yield f"{module}:{getattr(node, 'lineno', 1)}", found
+
+
+def without_a_subject(sources: Sources) -> list[str]:
+    """Places of docstrings that begin with no noun and no verb of their own."""
+    started = ((place, text.lower().split()) for place, text in docstrings(sources))
+    return [
+        place
+        for place, words in started
+        if words[0].strip("`\"'.,:;()") in NO_SUBJECT or words[:2] in (["the", "same"], ["the", "other"])
+    ]
+
+
 def function_lengths(sources: Sources) -> list[int]:
     """Lines of every function, docstring included."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -172,6 +249,7 @@ RULES: dict[str, Callable[[Sources], Sequence[object]]] = {
     "the load generator needs only the standard library": foreign_to_the_load_generator,
     "pacing is pure": impure_pacing,
     "no cycles": cycle,
+    "no class name stands twice": classes_of_one_name,
 }
 SOUND = {"schema": "", "schema.errors": "", "engines.base": "", WORKER: "", PACING: "import heapq"}
 PLANTED = [
@@ -198,6 +276,7 @@ PLANTED = [
     ("pacing is pure", {PACING: "def admit():\n    from torch import Tensor"}),
     ("no cycles", {"a": "from pytest_slmserve.b import x", "b": "def f():\n    from pytest_slmserve import a"}),
     ("no cycles", {"a": "from pytest_slmserve.a.b import x", "a.b": "import pytest_slmserve.a"}),
+    ("no class name stands twice", {"schema.errors": "class A: ...", "engines.base": "class A: ..."}),
     *(
         ("imports point down", {lower: f"from pytest_slmserve.{upper} import x", upper: ""})
         for upper, lower in pairwise(ROOMS)
@@ -235,10 +314,31 @@ def test_allowed_imports_are_not_found() -> None:
     assert {rule: find({**SOUND, **allowed_here}) for rule, find in RULES.items()} == {rule: [] for rule in RULES}
 
 
-def test_functions_stay_small() -> None:
+def test_functions_are_as_long_as_their_one_thought() -> None:
     lengths = function_lengths(package())
-    assert median(lengths) <= 10
+    assert median(lengths) >= 6, "a thought is split over many functions"
     assert quantiles(lengths, n=10)[-1] <= 35
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    sources = package()
+    assert len(without_a_subject(sources)) <= 0.03 * len(list(docstrings(sources)))
+
+
+@pytest.mark.parametrize("text", ["Of a job.", "What it takes.", "The same of several.", "`Which` of them."])
+def test_a_docstring_without_a_subject_is_found(text: str) -> None:
+    assert without_a_subject({"a": f'"""{text}"""', "b": '"""Seconds of a step."""'}) == ["a:1"]
+
+
+def test_the_root_holds_the_rooms_and_nothing_else() -> None:
+    entries = {path.name for path in FOLDER.iterdir()} - {"__pycache__", "benchmarks"}
+    assert entries == {*ROOMS, "__init__.py", "__main__.py", "py.typed"}
+
+
+def test_each_room_says_in_one_sentence_or_two_what_lives_there() -> None:
+    told = {name: ast.get_docstring(ast.parse(text)) or "" for name, text in package().items() if name in ROOMS}
+    assert told.keys() == set(ROOMS)
+    assert [name for name, text in told.items() if not 10 <= len(text.split()) <= 40] == []
 
 
 def test_folders_are_at_most_two_deep() -> None:

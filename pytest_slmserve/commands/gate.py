@@ -42,7 +42,7 @@ def gate(given: argparse.Namespace) -> int:
     if not rows:
         raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
     external.check_columns(rows, SIDES)
-    series = decision.Series(given.path.stem, given.direction, tuple(map(_pair, rows)))
+    series = decision.PairSeries(given.path.stem, given.direction, tuple(map(_pair, rows)))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
     print(as_json(report.comparison_facts(found)) if given.json else report.text([found]))
     return status_of(found.outcome)

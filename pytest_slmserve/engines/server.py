@@ -271,7 +271,7 @@ def write_plugin(folder: Path) -> None:
     found = folder / "slm_trace-0.dist-info"
     found.mkdir()
     (found / "METADATA").write_text("Metadata-Version: 2.1\nName: slm-trace\nVersion: 0\n", "utf-8")
-    (found / "entry_points.txt").write_text("[vllm.stat_logger_plugins]\nslm_trace = slm_trace:Trace\n", "utf-8")
+    (found / "entry_points.txt").write_text("[vllm.stat_logger_plugins]\nslm_trace = slm_trace:TraceWriter\n", "utf-8")
 
 
 def trace_file(folder: Path) -> Path:

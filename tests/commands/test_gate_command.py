@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.gate.decision import GateCriteria, Series, gate
+from pytest_slmserve.analysis.gate.decision import GateCriteria, PairSeries, gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.gate.comparisons import WORDS
 
@@ -103,7 +103,7 @@ def test_text_has_the_table_and_the_reason(tmp_path, capsys):
 def test_the_verdict_is_that_of_the_gate(tmp_path, capsys, direction):
     for seed in range(30):
         made = pairs_of(1.02, 0.02, 12, seed)
-        (expected,) = gate([Series("rate", direction, tuple(made))], GateCriteria())
+        (expected,) = gate([PairSeries("rate", direction, tuple(made))], GateCriteria())
         status, found = asked(capsys, write(tmp_path, *lines(made)), direction)
         assert (found["outcome"], found["decided_at"]) == (WORDS[expected.outcome], expected.decided_at)
         assert status == {State.HOLDS: 0, State.FAILS: 1, State.UNDECIDED: 10}[expected.outcome]

@@ -80,7 +80,7 @@ def test_a_request_asks_for_exactly_so_many_tokens():
 def test_vllm_finds_the_plugin_on_its_path(tmp_path):
     write_plugin(tmp_path)
     (entry,) = PathDistribution(tmp_path / "slm_trace-0.dist-info").entry_points
-    assert (entry.group, entry.value) == ("vllm.stat_logger_plugins", "slm_trace:Trace")
+    assert (entry.group, entry.value) == ("vllm.stat_logger_plugins", "slm_trace:TraceWriter")
 
 
 def test_an_interface_that_is_none_is_refused():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, Series, gate, next_look
+from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries, gate, next_look
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.run.gate import order
 
@@ -64,17 +64,17 @@ def measured(cost: float, better: Better) -> float:
     return 5000.0 * math.exp(-cost) if better == "higher" else 0.02 * math.exp(cost)
 
 
-def session(planted: Planted, chance: random.Random, pairs: int, directions: tuple[Better, ...]) -> list[Series]:
+def session(planted: Planted, chance: random.Random, pairs: int, directions: tuple[Better, ...]) -> list[PairSeries]:
     rows = [log_costs(planted, chance, number) for number in range(1, pairs + 1)]
     columns = [tuple((measured(a, d), measured(b, d)) for a, b in costs) for costs, d in zip(zip(*rows), directions)]
-    return [Series(f"endpoint {i}", d, pairs) for i, (pairs, d) in enumerate(zip(columns, directions))]
+    return [PairSeries(f"endpoint {i}", d, pairs) for i, (pairs, d) in enumerate(zip(columns, directions))]
 
 
-def first(series: list[Series], n: int) -> list[Series]:
-    return [Series(each.name, each.better, each.pairs[:n], each.margin) for each in series]
+def first(series: list[PairSeries], n: int) -> list[PairSeries]:
+    return [PairSeries(each.name, each.better, each.pairs[:n], each.margin) for each in series]
 
 
-def looked_at(series: list[Series], terms: GateCriteria) -> tuple[State, int, tuple[Comparison, ...]]:
+def looked_at(series: list[PairSeries], terms: GateCriteria) -> tuple[State, int, tuple[Comparison, ...]]:
     """Outcome, pairs and comparisons of a gate that ends at the first look that decides, or at the last."""
     done = 0
     while (n := next_look(done, terms)) is not None:

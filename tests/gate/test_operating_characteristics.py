@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 from sessions import DIRECTIONS, Planted, first, heavy, looked_at, many, measured, session
 
-from pytest_slmserve.analysis.gate.decision import GateCriteria, Pair, Series, gate, next_look
+from pytest_slmserve.analysis.gate.decision import GateCriteria, Pair, PairSeries, gate, next_look
 from pytest_slmserve.analysis.verdict import State, all_of
 
 PASS, FAIL, INCONCLUSIVE = State.HOLDS, State.FAILS, State.UNDECIDED
@@ -221,7 +221,7 @@ ABSENT = (None, math.nan, math.inf, -math.inf, 0.0, -1.0)
 QUIET = session(Planted(sd=0.001, worse=UNCHANGED), random.Random(8), 12, DIRECTIONS)
 
 
-def with_gap(series: Series, at: int, value: float | None, side: int) -> Series:
+def with_gap(series: PairSeries, at: int, value: float | None, side: int) -> PairSeries:
     baseline, candidate = series.pairs[at]
     gap: Pair = (baseline, value) if side else (value, candidate)
     return replace(series, pairs=(*series.pairs[:at], gap, *series.pairs[at + 1 :]))

@@ -65,7 +65,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class ReplicaComparison:
     """rows: all, by replicas, limit and settings. best: the most throughput of several engines without preemption, None
     where all preempted. alike: others of several engines that the noise does not tell from it. others: the best of one
     engine for each other value of the settings, with the gain of `best` over it."""
@@ -81,7 +81,7 @@ class Comparison:
         return self.best.gain if self.best else None
 
 
-def compare(sets: Sequence[EngineSet]) -> Comparison:
+def compare(sets: Sequence[EngineSet]) -> ReplicaComparison:
     """Order does not matter. Raises TooFewPoints where one side has nothing.
 
     The noise is pooled over all sets that did not preempt; without repeats there are no intervals.
@@ -99,7 +99,7 @@ def compare(sets: Sequence[EngineSet]) -> Comparison:
     rows = tuple(_compared(s, baseline, alone, rate_noise, latency_noise) for s in found)
     several = [s for s in found if s.replicas > 1 and not s.preempted]
     most = _most(several)
-    result = Comparison(baseline=baseline, best=next((r for r in rows if r.engines is most), None), rows=rows)
+    result = ReplicaComparison(baseline=baseline, best=next((r for r in rows if r.engines is most), None), rows=rows)
     return (
         result
         if most is None

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.gate.decision import (
     Comparison,
     GateCriteria,
     Pair,
-    Series,
+    PairSeries,
     decisions,
     log_costs,
     margin_of,
@@ -65,7 +65,7 @@ class Calibration:
         return tuple(name for name, rates in self.worse.items() if rates.fail < MIN_POWER)
 
 
-def noise_of(series: Sequence[Series]) -> PairNoise:
+def noise_of(series: Sequence[PairSeries]) -> PairNoise:
     """From A/A pairs; those with a value missing are left out. Centred: an order effect is no difference of sides; and
     stretched by what that takes from the variance of so few."""
     columns = [log_costs(each) for each in series]
@@ -76,7 +76,7 @@ def noise_of(series: Sequence[Series]) -> PairNoise:
     return PairNoise(tuple(each.name for each in series), tuple(centred))
 
 
-def calibrate(noise: PairNoise, series: Sequence[Series], terms: GateCriteria, gates: int = GATES) -> Calibration:
+def calibrate(noise: PairNoise, series: Sequence[PairSeries], terms: GateCriteria, gates: int = GATES) -> Calibration:
     """Rates of drawn gates. series: tells each endpoint's direction and margin."""
     drawn = random.Random(SEED)
     worse = {}
@@ -88,7 +88,7 @@ def calibrate(noise: PairNoise, series: Sequence[Series], terms: GateCriteria, g
 
 def _rates(
     noise: PairNoise,
-    series: Sequence[Series],
+    series: Sequence[PairSeries],
     terms: GateCriteria,
     gates: int,
     drawn: random.Random,
@@ -103,7 +103,11 @@ def _rates(
 
 
 def _drawn_gate(
-    noise: PairNoise, series: Sequence[Series], terms: GateCriteria, drawn: random.Random, planted: Mapping[str, float]
+    noise: PairNoise,
+    series: Sequence[PairSeries],
+    terms: GateCriteria,
+    drawn: random.Random,
+    planted: Mapping[str, float],
 ) -> tuple[State, int]:
     rows = [_flipped(row, drawn) for row in drawn.choices(noise.costs, k=terms.pairs)]
     made = [_planted(each, [row[i] for row in rows], planted.get(each.name, 0.0)) for i, each in enumerate(series)]
@@ -121,7 +125,7 @@ def _flipped(row: Sequence[float], drawn: random.Random) -> list[float]:
     return [sign * cost for cost in row]
 
 
-def _planted(series: Series, costs: Sequence[float], worse: float) -> Series:
+def _planted(series: PairSeries, costs: Sequence[float], worse: float) -> PairSeries:
     """Pairs that have these costs and are worse by so much."""
     pairs: tuple[Pair, ...] = tuple((1.0, math.exp(series.sign * (cost + worse))) for cost in costs)
     return replace(series, pairs=pairs)

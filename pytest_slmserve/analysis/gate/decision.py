@@ -53,7 +53,7 @@ class GateCriteria:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class PairSeries:
     """What one endpoint was in each pair, in the order of measuring. margin: its own; None: that of the terms."""
 
     name: str
@@ -87,7 +87,7 @@ class Comparison:
     decided_at: int | None = None
 
 
-def gate(series: Sequence[Series], terms: GateCriteria) -> tuple[Comparison, ...]:
+def gate(series: Sequence[PairSeries], terms: GateCriteria) -> tuple[Comparison, ...]:
     """Judge the gated endpoints, at most four, together. Raises BadUsage for more, or none, for two of one name, and
     for endpoints of which not every pair has a place, be it empty."""
     if not 1 <= len(series) <= MAX_GATED:
@@ -102,7 +102,7 @@ def gate(series: Sequence[Series], terms: GateCriteria) -> tuple[Comparison, ...
     return tuple(_comparison(each, terms, decided.get(each.name), len(series)) for each in series)
 
 
-def shown(series: Series, terms: GateCriteria) -> Comparison:
+def shown(series: PairSeries, terms: GateCriteria) -> Comparison:
     """An endpoint that is not gated: its ratio, and never an outcome."""
     return _comparison(series, terms, None, 1)
 
@@ -115,7 +115,7 @@ def next_look(done: int, terms: GateCriteria) -> int | None:
 # Decisions
 
 
-def decisions(series: Sequence[Series], terms: GateCriteria) -> dict[str, tuple[State, int]]:
+def decisions(series: Sequence[PairSeries], terms: GateCriteria) -> dict[str, tuple[State, int]]:
     """By endpoint: the outcome and the look at which it was known; those that are not decided are not there.
 
     One that passed is looked at again as long as others are open: what it fails by then counts, for the boundaries of
@@ -167,7 +167,7 @@ def _t(costs: Sequence[float], against: float = 0.0) -> float:
     return math.copysign(math.inf, distance) if distance else 0.0
 
 
-def log_costs(series: Series) -> list[float | None]:
+def log_costs(series: PairSeries) -> list[float | None]:
     """Of each pair the logarithm of its cost ratio, positive where the candidate is worse; None where missing."""
     return [None if ratio is None else series.sign * ratio for ratio in map(_log_ratio, series.pairs)]
 
@@ -183,7 +183,7 @@ def _is_there(value: float | None) -> bool:
     return value is not None and math.isfinite(value) and value > 0
 
 
-def margin_of(series: Series, terms: GateCriteria) -> float:
+def margin_of(series: PairSeries, terms: GateCriteria) -> float:
     """Its own, or that of the gate."""
     return terms.margin if series.margin is None else series.margin
 
@@ -191,7 +191,7 @@ def margin_of(series: Series, terms: GateCriteria) -> float:
 # What is shown
 
 
-def _comparison(series: Series, terms: GateCriteria, decision: tuple[State, int] | None, family: int) -> Comparison:
+def _comparison(series: PairSeries, terms: GateCriteria, decision: tuple[State, int] | None, family: int) -> Comparison:
     outcome, at = decision or (State.UNDECIDED, None)
     margin, ratios = margin_of(series, terms), [r for r in map(_log_ratio, series.pairs) if r is not None]
     if not ratios:
@@ -208,7 +208,7 @@ def _comparison(series: Series, terms: GateCriteria, decision: tuple[State, int]
     )
 
 
-def _missing(series: Series) -> str:
+def _missing(series: PairSeries) -> str:
     """Which value is not there; empty where all are."""
     for number, pair in enumerate(series.pairs, 1):
         for side, value in zip(("baseline", "candidate"), pair):

@@ -15,7 +15,7 @@ from typing import get_args
 
 from pytest_slmserve.analysis.device.gpu_figures import watched
 from pytest_slmserve.analysis.gate.calibration import Calibration, weakened
-from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, Pair, Series, gate, shown
+from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, Pair, PairSeries, gate, shown
 from pytest_slmserve.analysis.gate.outputs import Answers, Outputs, compare_outputs
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
@@ -280,7 +280,7 @@ def weaker(gated: Gated, calibration: Calibration) -> Gated:
     return replace(gated, gated=tuple(weakened(each, calibration) for each in gated.gated))
 
 
-def gated_series(pairs: Sequence[PairOfLaunches]) -> list[Series]:
+def gated_series(pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
     """Of the gated endpoints of which something was measured."""
     return [made for each in GATED if (made := _series(each, pairs)) is not None]
 
@@ -291,12 +291,12 @@ def _shown_of(pairs: Sequence[PairOfLaunches]) -> tuple[Endpoint, ...]:
     return tuple(each for each in SHOWN if each.load != SMALL or not alone)
 
 
-def _series(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> Series | None:
+def _series(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> PairSeries | None:
     """None where neither side has a value in any pair: no sensor, say."""
     values: tuple[Pair, ...] = tuple((endpoint.read(p.baseline), endpoint.read(p.candidate)) for p in pairs)
     if all(value is None for pair in values for value in pair):
         return None
-    return Series(endpoint.label, endpoint.better, values, endpoint.margin)
+    return PairSeries(endpoint.label, endpoint.better, values, endpoint.margin)
 
 
 def _nothing_counts(dropped: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from slm_steps import resolved, step_row  # this folder is on the path, its pack
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 
-class Trace(StatLoggerBase):  # type: ignore[misc]
+class TraceWriter(StatLoggerBase):  # type: ignore[misc]
     """A line for each step, on its way as soon as the step is known: our client reads none before the run is over."""
 
     def __init__(self, vllm_config: Any, *_: Any, **__: Any) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_slmserve.analysis.compare.external_replicas import Compared, Comparison, EngineSet
+from pytest_slmserve.analysis.compare.external_replicas import Compared, EngineSet, ReplicaComparison
 from pytest_slmserve.analysis.stats.estimates import Interval, percent
 from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.report.as_json import plain
@@ -17,7 +17,7 @@ from pytest_slmserve.report.text_table import Column, named, table
 MOST_OTHERS = 3  # other baselines that the text names
 
 
-def text(found: Comparison, columns: Columns, notes: Sequence[str] = ()) -> str:
+def text(found: ReplicaComparison, columns: Columns, notes: Sequence[str] = ()) -> str:
     """Table and findings. notes: what is known beside."""
     pairs = [*findings(found, columns), *(("note", note) for note in (*_notes(found, columns), *notes))]
     if any(row.at_equal_total for row in found.rows):
@@ -25,7 +25,7 @@ def text(found: Comparison, columns: Columns, notes: Sequence[str] = ()) -> str:
     return "\n".join([table(found.rows, _columns(found, columns)), "", named(pairs)])
 
 
-def _columns(found: Comparison, columns: Columns) -> tuple[Column[Compared], ...]:
+def _columns(found: ReplicaComparison, columns: Columns) -> tuple[Column[Compared], ...]:
     def setting(name: str) -> Column[Compared]:
         return Column(name, lambda row: dict(row.engines.settings)[name], "left")
 
@@ -46,7 +46,7 @@ def _columns(found: Comparison, columns: Columns) -> tuple[Column[Compared], ...
     )
 
 
-def _settings(found: Comparison) -> list[str]:
+def _settings(found: ReplicaComparison) -> list[str]:
     """Names of settings in which sets differ."""
     names = [name for name, _ in {pair for row in found.rows for pair in row.engines.settings}]
     return sorted({name for name in names if names.count(name) > 1})
@@ -62,12 +62,12 @@ def _range(gain: Interval | None) -> str:
     return f"{hundredths(gain.low, signed=True)} to {hundredths(gain.high, signed=True)}"
 
 
-def _mark(row: Compared, found: Comparison) -> str:
+def _mark(row: Compared, found: ReplicaComparison) -> str:
     best = "<-- best" if row is found.best else ""
     return "; ".join(row.engines.point.problems) or ("baseline" if row.engines is found.baseline else best)
 
 
-def findings(found: Comparison, columns: Columns) -> Iterator[tuple[str, str]]:
+def findings(found: ReplicaComparison, columns: Columns) -> Iterator[tuple[str, str]]:
     """Pairs of what is looked at and what was found."""
     one = f"{_called(found.baseline, found)} with {figure(found.baseline.rate, 4)} {columns.throughput}"
     if found.best is None or found.best.gain is None:
@@ -86,7 +86,7 @@ def findings(found: Comparison, columns: Columns) -> Iterator[tuple[str, str]]:
         yield "other baseline", f"and {len(found.others) - MOST_OTHERS} more; --json has all"
 
 
-def _called(engines: EngineSet, found: Comparison) -> str:
+def _called(engines: EngineSet, found: ReplicaComparison) -> str:
     """ "2 engines of 256 (chunked_prefill=False)" """
     shown = _settings(found)
     settings = ", ".join(f"{name}={value}" for name, value in engines.settings if name in shown)
@@ -101,7 +101,7 @@ def _gain(gain: Interval) -> str:
     return f"{_share(gain)} %{f' (95 %: {_range(gain)} %)' if _range(gain) else ''}{doubt}"
 
 
-def _costs(best: Compared, found: Comparison, columns: Columns) -> Iterator[str]:
+def _costs(best: Compared, found: ReplicaComparison, columns: Columns) -> Iterator[str]:
     """Latency, and energy where power is known, beside the baseline's."""
     if best.latency:
         yield f"{figure(best.latency.value)} times its {columns.latency}"
@@ -110,7 +110,7 @@ def _costs(best: Compared, found: Comparison, columns: Columns) -> Iterator[str]
         yield f"{milliseconds(ours)} instead of {milliseconds(theirs)} mJ per token"
 
 
-def _not_chosen(found: Comparison, best: EngineSet) -> Iterator[str]:
+def _not_chosen(found: ReplicaComparison, best: EngineSet) -> Iterator[str]:
     """What has more but preempted, on either side, and what comes next."""
     for engines in (row.engines for row in found.rows if row.engines.preempted):
         rival = best if engines.replicas > 1 else found.baseline
@@ -125,7 +125,7 @@ def _not_chosen(found: Comparison, best: EngineSet) -> Iterator[str]:
         yield f"the noise does not tell the best from {', '.join(_called(one, found) for one in found.alike)}"
 
 
-def _notes(found: Comparison, columns: Columns) -> Iterator[str]:
+def _notes(found: ReplicaComparison, columns: Columns) -> Iterator[str]:
     """What a reader of the numbers alone should know."""
     if found.baseline.limit == max(row.engines.limit for row in found.rows if row.engines.replicas == 1):
         yield f"no larger {columns.knob} of one engine was tried: the best of one may be more, and the gain less"
@@ -135,7 +135,7 @@ def _notes(found: Comparison, columns: Columns) -> Iterator[str]:
         yield "nothing was repeated: the noise is not known, and there are no intervals"
 
 
-def as_json(found: Comparison, columns: Columns, notes: Sequence[str] = ()) -> str:
+def as_json(found: ReplicaComparison, columns: Columns, notes: Sequence[str] = ()) -> str:
     """One object. Seconds, joules and shares, nothing rounded; null is what is not known."""
     rows = [_row(row, found) for row in found.rows]
     record = {
@@ -151,7 +151,7 @@ def as_json(found: Comparison, columns: Columns, notes: Sequence[str] = ()) -> s
     return json.dumps(plain(record), indent=2, allow_nan=False)
 
 
-def _row(row: Compared, found: Comparison) -> dict[str, Any]:
+def _row(row: Compared, found: ReplicaComparison) -> dict[str, Any]:
     return {
         **_facts(row.engines),
         "gain": row.gain,

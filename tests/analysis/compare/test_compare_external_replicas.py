@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from published import served
 from strategies import rates
 
-from pytest_slmserve.analysis.compare.external_replicas import Comparison, EngineSet, compare
+from pytest_slmserve.analysis.compare.external_replicas import EngineSet, ReplicaComparison, compare
 from pytest_slmserve.schema.errors import TooFewPoints
 
 CHUNKED, PLAIN = (("chunked", "yes"),), (("chunked", "no"),)
@@ -43,7 +43,7 @@ def any_sets(draw: st.DrawFn) -> list[EngineSet]:
     return found
 
 
-def gains(found: Comparison) -> list[float]:
+def gains(found: ReplicaComparison) -> list[float]:
     """All numbers that say how much more there is."""
     seen = [i for row in found.rows for i in (row.gain, row.at_equal_total)] + [gain for _, gain in found.others]
     return [end for i in seen if i is not None for end in (i.value, i.low, i.high) if end is not None]

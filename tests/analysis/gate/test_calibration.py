@@ -8,17 +8,17 @@ import random
 import pytest
 
 from pytest_slmserve.analysis.gate.calibration import calibrate, noise_of, weakened
-from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, Series
+from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, PairSeries
 from pytest_slmserve.analysis.verdict import State
 
 TERMS = GateCriteria()
 GATES = 200
 
 
-def noisy(sd: float, name: str = "tokens/s", n: int = 12, bias: float = 0.0, margin: float | None = None) -> Series:
+def noisy(sd: float, name: str = "tokens/s", n: int = 12, bias: float = 0.0, margin: float | None = None) -> PairSeries:
     chance = random.Random(name)
     pairs = tuple((1.0, math.exp(-bias + chance.gauss(0, sd))) for _ in range(n))
-    return Series(name, "higher", pairs, margin)
+    return PairSeries(name, "higher", pairs, margin)
 
 
 def test_a_quiet_runner_finds_everything_and_alarms_nobody():
@@ -44,7 +44,7 @@ def test_an_order_effect_of_the_calibration_is_no_slowness():
 
 def test_a_pair_with_a_missing_value_is_left_out():
     one, other = noisy(0.01, n=6), noisy(0.01, "latency", n=6)
-    other = Series("latency", "lower", (*other.pairs[:3], (1.0, None), *other.pairs[4:]))
+    other = PairSeries("latency", "lower", (*other.pairs[:3], (1.0, None), *other.pairs[4:]))
     noise = noise_of([one, other])
     assert len(noise.costs) == 5 and noise.names == ("tokens/s", "latency")
     assert [sum(column) for column in zip(*noise.costs)] == pytest.approx([0.0, 0.0], abs=1e-12)

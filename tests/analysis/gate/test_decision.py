@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_slmserve.analysis.gate import decision as module
-from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, Series, gate, hodges_lehmann, next_look
+from pytest_slmserve.analysis.gate.decision import Comparison, GateCriteria, PairSeries, gate, hodges_lehmann, next_look
 from pytest_slmserve.analysis.stats.estimates import student_interval
 from pytest_slmserve.analysis.stats.group_sequential import boundaries, looks_until
 from pytest_slmserve.analysis.verdict import State, all_of
@@ -25,9 +25,9 @@ HALF = math.log1p(TERMS.margin) / 2
 CRITICAL = {family: boundaries((4, 6, 8, 12), 12, TERMS.alpha / family) for family in (1, 2, 3, 4)}
 
 
-def costly(*log_costs: float, name: str = "latency", margin: float | None = None) -> Series:
+def costly(*log_costs: float, name: str = "latency", margin: float | None = None) -> PairSeries:
     """Pairs of which the candidate's cost is so much above that of the baseline, as a logarithm."""
-    return Series(name, "lower", tuple((7.0, 7.0 * math.exp(cost)) for cost in log_costs), margin)
+    return PairSeries(name, "lower", tuple((7.0, 7.0 * math.exp(cost)) for cost in log_costs), margin)
 
 
 def with_t(t: float, mean: float, n: int = 4) -> list[float]:
@@ -36,12 +36,12 @@ def with_t(t: float, mean: float, n: int = 4) -> list[float]:
     return [mean + spread, mean - spread] * (n // 2)
 
 
-def one(series: Series, terms: GateCriteria = TERMS) -> Comparison:
+def one(series: PairSeries, terms: GateCriteria = TERMS) -> Comparison:
     (found,) = gate([series], terms)
     return found
 
 
-def outcomes(*series: Series, terms: GateCriteria = TERMS) -> list[State]:
+def outcomes(*series: PairSeries, terms: GateCriteria = TERMS) -> list[State]:
     return [found.outcome for found in gate(series, terms)]
 
 
@@ -178,14 +178,14 @@ def test_overall(seen, expected):
 
 @pytest.mark.parametrize(("cost", "outcome"), [(0.0, PASS), (0.01, PASS), (0.05, FAIL), (-0.2, PASS)])
 def test_no_spread_at_all(cost, outcome):
-    found = one(Series("s to start", "lower", ((10.0, 10.0 * math.exp(cost)),) * 4))
+    found = one(PairSeries("s to start", "lower", ((10.0, 10.0 * math.exp(cost)),) * 4))
     assert found.outcome is outcome and found.sd == 0 and found.decided_at == 4
     assert found.ratio is not None and found.ratio.low == pytest.approx(found.ratio.high) == found.ratio.value
     assert found.detectable == pytest.approx(math.expm1(HALF))
 
 
 def test_values_at_the_ends_of_what_a_float_holds():
-    huge = Series("latency", "lower", ((1e-300, 1e300), (1e300, 1e-300)) * 2)
+    huge = PairSeries("latency", "lower", ((1e-300, 1e300), (1e300, 1e-300)) * 2)
     assert one(huge).outcome is INCONCLUSIVE
     assert one(replace(huge, pairs=((1e-300, 1e300),) * 4)).outcome is FAIL
     assert one(replace(huge, pairs=((1e300, 1e-300),) * 4)).outcome is PASS
@@ -201,18 +201,20 @@ def test_a_failure_that_was_seen_before_something_went_missing_says_why_it_faile
 
 def test_which_value_is_missing_is_said():
     pairs = costly(*[0.0] * 4).pairs
-    assert "pair 3 has no value of the candidate" in one(Series("x", "lower", (*pairs[:2], (1.0, None), pairs[3]))).why
-    assert "pair 1 has no value of the baseline" in one(Series("x", "lower", ((None, None), *pairs))).why
+    assert (
+        "pair 3 has no value of the candidate" in one(PairSeries("x", "lower", (*pairs[:2], (1.0, None), pairs[3]))).why
+    )
+    assert "pair 1 has no value of the baseline" in one(PairSeries("x", "lower", ((None, None), *pairs))).why
 
 
 def test_nothing_but_missing_values():
-    found = one(Series("x", "lower", ((None, None),) * 12))
+    found = one(PairSeries("x", "lower", ((None, None),) * 12))
     assert (found.outcome, found.n, found.ratio, found.sd) == (INCONCLUSIVE, 0, None, None)
 
 
 def test_an_endpoint_without_values_still_counts_in_the_family():
     between = costly(*with_t(fmean((CRITICAL[2][0], CRITICAL[1][0])), 0.2))
-    nothing = Series("nothing", "lower", ((None, None),) * 4)
+    nothing = PairSeries("nothing", "lower", ((None, None),) * 4)
     assert outcomes(between) == [FAIL] and outcomes(between, nothing) == [INCONCLUSIVE] * 2
 
 
@@ -294,7 +296,7 @@ def test_of_few_values_the_interval_is_students(n):
 
 def test_the_ratio_is_candidate_over_baseline_in_either_direction():
     pairs = ((100.0, 110.0),) * 6
-    faster, slower = one(Series("rate", "higher", pairs)), one(Series("time", "lower", pairs))
+    faster, slower = one(PairSeries("rate", "higher", pairs)), one(PairSeries("time", "lower", pairs))
     assert faster.ratio is not None and faster.ratio == slower.ratio and faster.ratio.value == pytest.approx(1.1)
     assert faster.worse == pytest.approx(-math.log(1.1)) == pytest.approx(-slower.worse)
     assert (faster.outcome, slower.outcome) == (PASS, FAIL)
@@ -400,8 +402,8 @@ def test_a_worse_candidate_is_not_judged_better(log_costs, more):
 
 
 def test_what_passed_early_and_turns_bad_while_others_are_open_fails():
-    turned = Series("turned", "lower", (*[(1.0, 1.0 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 1.2)] * 8))
-    noisy = Series("noisy", "lower", tuple((1.0, 1.0 + 0.06 * (-1) ** i) for i in range(12)))
+    turned = PairSeries("turned", "lower", (*[(1.0, 1.0 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 1.2)] * 8))
+    noisy = PairSeries("noisy", "lower", tuple((1.0, 1.0 + 0.06 * (-1) ** i) for i in range(12)))
     early = {c.name: c.outcome for c in gate([replace(s, pairs=s.pairs[:4]) for s in (turned, noisy)], GateCriteria())}
     assert early["turned"] is State.HOLDS and early["noisy"] is State.UNDECIDED
     late = {c.name: c for c in gate([turned, noisy], GateCriteria())}
@@ -409,6 +411,6 @@ def test_what_passed_early_and_turns_bad_while_others_are_open_fails():
 
 
 def test_why_it_failed_is_told_by_the_pairs_that_decided():
-    recovers = Series("latency", "lower", (*[(1.0, 1.1 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 0.9)] * 8))
+    recovers = PairSeries("latency", "lower", (*[(1.0, 1.1 + 0.001 * i) for i in (1, -1, 1, -1)], *[(1.0, 0.9)] * 8))
     (found,) = gate([recovers], GateCriteria())
     assert found.outcome is State.FAILS and "costs 10 % more in the first 4 pairs" in found.why
