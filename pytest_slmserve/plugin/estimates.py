@@ -1,4 +1,4 @@
-"""What the items of a run will take, in seconds: what they measure, less what is known already."""
+"""Estimates of the time that the items of a run take, in seconds: what they measure, less what is measured already."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
 
 
 def gate_estimate_s(session: Session, model: str) -> float:
-    """Of a clear case: it ends at the next look at its pairs."""
+    """Seconds that a model's gate takes in a clear case, which ends at the next look at its pairs."""
     uncounted, measured = launches_left(session, model)
     spec, workload = session.planner.spec(model), session.planner.workload(model)
     each = sum(repeat_estimate_s(spec, workload, load) for load in loads_of(session, model))
@@ -64,7 +64,7 @@ def gate_estimate_s(session: Session, model: str) -> float:
 
 
 def estimate_notes(options: Options) -> list[str]:
-    """What the prices of a plan leave open."""
+    """Notes on what the estimates of a plan leave open."""
     adaptive = options.sweep == "adaptive" and not options.gate
     clear = (
         f"a gate is priced as a clear case, {FIRST_LOOKS[0]} pairs; one that is not takes up to {options.gate_pairs}"
@@ -74,7 +74,8 @@ def estimate_notes(options: Options) -> list[str]:
 
 
 def seconds_left(session: Session, items: Sequence[Any]) -> Callable[[Progress], float]:
-    """From the progress of a measurement to the end of `items`, the first of which it belongs to.
+    """A function from the progress of a measurement to the seconds until `items` end; the measurement belongs to the
+    first item.
 
     The items are priced once: that hashes each of their keys, too much to do twice a second beside what is measured.
     """

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def slm_session(request: pytest.FixtureRequest) -> Session:
-    """What this run holds: options, host, engines, archive, measurements."""
+    """The session of this run: options, host, engines, archive, measurements."""
     return request.config.stash[SESSION]
 
 
@@ -250,7 +250,7 @@ def slm_alone(slm_session: Session, slm_model: str) -> Callable[[], None]:
 
 @pytest.fixture(scope="session")
 def slm_baseline(request: pytest.FixtureRequest) -> StoredBaseline:
-    """What `--slm-baseline` names; tests that ask for it are skipped without."""
+    """The stored baseline that `--slm-baseline` names; without that option, tests that request it are skipped."""
     if BASELINE not in request.config.stash:
         pytest.skip("nothing to be held against: needs --slm-baseline")
     return request.config.stash[BASELINE]
@@ -300,8 +300,9 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 
 @pytest.fixture
 def slm_gpu_sampler(slm_session: Session) -> Watching:
-    """`with slm_gpu_sampler() as watched:` reads the sensors beside the block; then `watched` has the rows, the figures
-    and the verdict over them. What it reads is chosen by `--slm-telemetry`."""
+    """Reads the sensors beside a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
+    and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage where the run reads no
+    sensors."""
     from pytest_slmserve.plugin.gpu_sampler import watching
     from pytest_slmserve.schema.errors import BadUsage
 
@@ -313,7 +314,8 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
 
 @pytest.fixture
 def dcgm(slm_gpu_sampler: Watching) -> Watching:
-    """The same under a familiar name: fields are keyed by DCGM's numbers, whoever is asked."""
+    """Alias of `slm_gpu_sampler` under a familiar name: fields are keyed by DCGM's numbers, whichever source is
+    read."""
     return slm_gpu_sampler
 
 
@@ -335,7 +337,7 @@ class BenchmarkReporter:
 
 
 class NoReporter:
-    """Without pytest-benchmark there is nobody to show it to."""
+    """Shows no point: stands in for `BenchmarkReporter` without pytest-benchmark."""
 
     @pytest.fixture
     def slm_carrier(self) -> Carry:

@@ -18,7 +18,7 @@ NOBODY, NOTHING = Samples(*[()] * 8), Steps(*[()] * 7)
 
 @dataclass(repr=False)
 class SampledBlock:
-    """What was seen; there is nothing before the block has ended, and asking raises BadUsage."""
+    """Sensor readings over a block; there are none before the block has ended, and reading them raises BadUsage."""
 
     environment: Environment
     run: Run | None = None

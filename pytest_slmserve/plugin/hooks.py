@@ -211,7 +211,8 @@ def _refuse(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _skip(measured: list[pytest.Item]) -> None:
-    """Without a mode nothing is measured; a runner that is there to measure may forbid that."""
+    """Skips what measures, since a run without a mode measures nothing. Raises UsageError where SLM_REQUIRE_GPU=1 says
+    that the runner is there to measure."""
     if measured and os.environ.get("SLM_REQUIRE_GPU") == "1":
         raise pytest.UsageError(f"slmserve: SLM_REQUIRE_GPU=1, but {measured[0].nodeid} {NEEDS_A_MODE}")
     for item in measured:
@@ -219,8 +220,8 @@ def _skip(measured: list[pytest.Item]) -> None:
 
 
 def _leave_out_others(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With a mode and no path given, only what measures is run: that is what the mode was given for. A gate is run
-    alone: what else would be measured could wait, and its engines would not be fresh."""
+    """Deselects what does not measure, where a mode and no path was given: the mode was given to measure. A gate runs
+    alone: other measurements could wait, and its engines would not be fresh."""
     gate = config.stash[SESSION].options.gate
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     others = [item for item in items if (gate and is_measured(item) and not is_gate(item)) or _is_other(item, named)]

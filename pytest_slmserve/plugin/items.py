@@ -1,4 +1,4 @@
-"""What the hooks and the fixtures need to know of a test item: what it measures, and on which engine."""
+"""Properties of a test item that the hooks and the fixtures need: what it measures, and on which engine."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def asks_as_it_goes(item: Any) -> bool:
 
 
 def asks_the_engine(item: Any) -> bool:
-    """Of one that has no parameter that says what it measures: does it need the engine of its marker for itself? One
-    that reads does not, nor one that makes up replicas."""
+    """Decides whether an item without a parameter that says what it measures needs the engine of its marker for itself.
+    An item that only reads does not, nor one that makes up replicas."""
     asked = AS_IT_GOES & set(item.fixturenames)
     return asked != {"slm_replicas"} and bool(asked or not is_reader(item))
 
@@ -131,7 +131,7 @@ def is_late(item: Any) -> bool:
 
 
 def part_of(item: Any) -> int:
-    """Of its engine's cells; 0 where they are not divided."""
+    """The number of the part of its engine's cells that an item belongs to; 0 where they are not divided."""
     return int(item.stash.get(PART, 0))
 
 
@@ -145,7 +145,7 @@ def is_skipped(item: Any) -> bool:
 
 
 def skip_reason(session: Session, item: Any) -> str | None:
-    """Why an item cannot be carried out in this mode; None if it can."""
+    """The reason why an item cannot be carried out in this mode; None if it can."""
     from pytest_slmserve.schema.catalog import short_name
 
     marker = item.get_closest_marker("slm")
@@ -201,7 +201,7 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
 
 
 def _names(word: str, pairs: Any) -> list[str]:
-    """Of what a marker gives an engine. Raises BadUsage."""
+    """Names of the pairs that a marker gives an engine as `word`. Raises BadUsage where they are no pairs."""
     from pytest_slmserve.schema.errors import BadUsage
 
     try:
@@ -218,13 +218,14 @@ def spec_from_marker(session: Session, words: dict[str, Any]) -> EngineSpec:
 
 
 def cases_of_items(items: Sequence[Any]) -> list[Case]:
-    """Each once, in the order of the items."""
+    """The distinct cases of the items that are not skipped, in the order of the items."""
     found = (case_of(item) for item in items if not is_skipped(item))
     return list({case.key: case for case in found if case}.values())
 
 
 def case_of(item: Any) -> Case | None:
-    """What its parameter has it measure; None where it measures nothing, or only its body knows what."""
+    """The case that an item's parameter has it measure; None where it measures nothing, or only its body determines
+    what."""
     from pytest_slmserve.plan.cases import Case
 
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()

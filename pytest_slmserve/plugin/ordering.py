@@ -22,12 +22,13 @@ from pytest_slmserve.run.session import Session
 
 
 def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Those that cannot be carried out in this mode are skipped from now on, and each item knows whether it comes late,
-    and to which part of its engine's cells it belongs. Raises BadUsage for markers that say nothing.
+    """Sorts the items into the order in which they run, and skips those that cannot be carried out in this mode. Each
+    item then records whether it comes late, and to which part of its engine's cells it belongs. Raises BadUsage for
+    markers that say nothing.
 
-    Engines in the order of their first item, or as they are to begin on several GPUs; claims and advice after the
-    points they read; those that read more than one engine's come last, when what is measured alone has been. So does
-    what is skipped: no engine ends for it.
+    Engines come in the order of their first item, or as they are to begin on several GPUs. Claims and advice come after
+    the points they read. Items that read more than one engine's points come last, when what is measured alone has been.
+    So does what is skipped: no engine ends for it.
     """
     for item in items:
         if why := skip_reason(session, item):
@@ -47,9 +48,9 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
 
 
 def call_late(session: Session, items: Sequence[Any], divided: Container[Any]) -> None:
-    """Those that read what more than one engine measured come when all have, or one that is `divided`. Where cells are
-    measured once more, alone, in the end, every reader waits for that: what it judges would change behind it. Raises
-    BadUsage for an unknown claim."""
+    """Marks the items that come late: readers of more than one engine's measurements, or of an engine that is
+    `divided`. They run when all of those have been measured. Where cells are measured once more, alone, in the end,
+    every reader waits for that: its inputs would change after its verdict. Raises BadUsage for an unknown claim."""
     there = [item for item in items if is_reader(item) and not is_skipped(item)]
     alone = any(map(measures_alone, there))
     for item in there:

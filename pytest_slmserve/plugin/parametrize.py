@@ -20,7 +20,8 @@ NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of i
 
 
 def parameters_of(fixture: str, session: Session, marker: pytest.Mark | None) -> list[Any]:
-    """Those of a fixture that the options parametrise. Raises BadUsage for a marker that they do not fit."""
+    """Parameters of a fixture that the options parametrise. Raises BadUsage for a marker that does not fit the
+    options."""
     words: Mapping[str, Any] = marker.kwargs if marker else {}
     match fixture:
         case "slm_gate":
@@ -81,8 +82,8 @@ def _no_jobs() -> Exception:
 
 
 def gate_parameters(session: Session) -> list[Any]:
-    """For each model of the run what a gate compares, where one was asked for. Raises BadUsage for a gate that could
-    not be carried out."""
+    """Parameters of `slm_gate`: each model of the run with each endpoint that a gate compares; a single None where no
+    gate was requested. Raises BadUsage for a gate that could not be carried out."""
     from pytest_slmserve.run.gate import check_gate
 
     if not session.options.gate:
@@ -108,8 +109,8 @@ def model_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
 
 
 def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
-    """Of the models that a claim's marker names, those that can be judged here: where models were chosen, all that the
-    claim reads must be among them; else all must fit. Raises BadUsage for an unknown claim or model."""
+    """Models that a claim's marker names and that can be judged here. Where models were chosen, all that the claim
+    reads must be among them; else all must fit. Raises BadUsage for an unknown claim or model."""
 
     def there(model: str) -> bool:
         return session.planner.swept(model) if session.options.models else session.planner.misfit(model) is None

@@ -1,4 +1,4 @@
-"""What the fixtures of points and jobs hand out: a case of this run that can be measured, and replicas."""
+"""Objects that the fixtures of points and jobs hand out: a case of this run that can be measured, and replicas."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ProgressLine:
         self.shown = True
 
     def wait(self, text: str) -> None:
-        """Of what is measured elsewhere."""
+        """Shows `text` on what is measured elsewhere, on a terminal only."""
         if self.writer.hasmarkup:
             self.write(f"item {self.number} of {len(self.items)} | {text}")
             self.shown = True

@@ -14,8 +14,8 @@ from pytest_slmserve.schema.records import Measurement
 
 
 def cases_by_engine(session: Session, items: Sequence[Any]) -> Iterator[Case]:
-    """What the items will measure on each engine, as far as it is known before they run: without a workload and a load
-    where only a test's body knows them. Those that only read measure nothing."""
+    """Cases that the items will measure on each engine, as far as determined before they run. They lack a workload and
+    a load where only a test's body determines them. Items that only read measure nothing."""
     for item in items:
         if is_skipped(item) or is_reader(item) or is_gate(item) or not is_measured(item):
             continue

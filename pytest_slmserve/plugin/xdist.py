@@ -39,7 +39,8 @@ ALONE = {
 
 
 def workers_for(platform: Platform) -> int:
-    """As many as `-n auto` means. Raises BadUsage."""
+    """The number of workers that `-n auto` means: visible GPUs, simulated GPUs (no more than cores), or NUMA nodes.
+    Raises BadUsage."""
     match platform:
         case "cuda":
             return len(visible_gpus())
@@ -50,7 +51,8 @@ def workers_for(platform: Platform) -> int:
 
 
 def session_of(config: pytest.Config, options: Options) -> Session:
-    """Of a worker, or of the controller of several. Raises BadUsage where several could not do it."""
+    """The session of a worker, or of the controller of several. Raises BadUsage where several workers could not carry
+    out the options."""
     if given := getattr(config, "workerinput", None):
         session = Session.from_options(options, config.rootpath, GpuLease(GpuSlot(**given[SEAT]), given["workerid"]))
         config.pluginmanager.register(Worker(session), "slmserve-worker")
@@ -77,7 +79,7 @@ class Controller:
         self.problem = ""
 
     def pytest_sessionstart(self) -> None:
-        """Before xdist starts its workers: the GPUs are ours, and the archive."""
+        """Takes the GPUs and the archive before xdist starts its workers. Raises UsageError where it cannot."""
         try:
             self.free = open_for(self.session, self.workers)
         except SlmError as error:
@@ -97,7 +99,7 @@ class Controller:
         return EngineScheduling(config, log, lambda: agreed(folder, SCOPES))
 
     def gather(self, session: pytest.Session) -> None:
-        """All workers are through, or have been stopped."""
+        """Merges the workers' results when all are through, or have been stopped."""
         self.problem = gather_all(self.session)
         if self.problem:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
@@ -108,7 +110,7 @@ class Controller:
 
 
 class Worker:
-    """One of them. Its archive and its outcome are in the shared folder."""
+    """The hooks of one worker. Its archive and its outcome are in the shared folder."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -116,7 +118,8 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """What is measured already is known to a worker that replaces one that crashed."""
+        """Gathers what is measured already, for a worker that replaces one that crashed; agrees with the others on the
+        scopes."""
         lease = self.session.lease
         assert lease
         gather_others(self.session)
@@ -124,7 +127,8 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """What reads several engines comes when all have been measured."""
+        """Gathers what the others measured before the first late item: it reads several engines, and runs when all have
+        been measured."""
         if not self.gathered and is_late(item):
             gather_others(self.session)
             self.gathered = True
@@ -169,7 +173,7 @@ def parts_in_order(session: Session, lease: GpuLease, items: Sequence[pytest.Ite
 def _parts_and_ranks(
     lease: GpuLease, items: Sequence[pytest.Item], cells: Sequence[PlannedItem]
 ) -> dict[str, tuple[int, int]]:
-    """Of each item with a cell that an engine is to serve, by its id."""
+    """The part and the rank of each item with a cell that an engine is to serve, by the item's id."""
     groups, places = groups_of(cells), len(lease.slot.devices)
     if all(group.gpus <= places for group in groups):  # else one is refused when it is to start, or has a place's cores
         groups = divided(groups, places)

@@ -1,5 +1,5 @@
-"""Which worker of pytest-xdist gets which items: all of an engine to one worker, and at the very end, when nobody
-measures any more, what reads the measurements of several."""
+"""Schedules items on the workers of pytest-xdist: all of an engine on one worker. Items that read the measurements of
+several engines come at the very end, when nobody measures any more."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
                 self._reschedule(other)
 
     def remove_node(self, node: Any) -> str | None:
-        """One that crashed: the item that it was at is over, with a failure, and the rest of its engine is the next to
-        be given away. xdist would try that item again."""
+        """Removes a crashed node and returns the item that it was running, None where nothing was left. That item is
+        over, with a failure, and the rest of its engine is the next to be given away. xdist would try that item
+        again."""
         work = self.assigned_work.pop(node)
         left = {scope: {item: done for item, done in unit.items() if not done} for scope, unit in work.items()}
         left = {scope: unit for scope, unit in left.items() if unit}
@@ -62,7 +63,7 @@ class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
         return crashed
 
     def _reschedule(self, node: Any) -> None:
-        """Twice: of one item alone a worker does not know that it may run it."""
+        """Gives a node work, twice: of one item alone a worker does not know that it may run it."""
         for _ in range(2):
             if not node.shutting_down and node in self.registered_collections:  # one that is new has to collect first
                 self._give(node)
@@ -85,8 +86,8 @@ class EngineScheduling(LoadScopeScheduling):  # type: ignore[misc]
             super()._assign_work_unit(node)
 
     def _assign_last(self, node: Any) -> None:
-        """One of them, and the rest when nobody else has anything to do; until then the queue has what is left, be it
-        nothing, or xdist would take the run for finished."""
+        """Assigns one of the late items, and the rest when no other node has anything to do. Until then the queue has
+        what is left, be it nothing, or xdist would take the run for finished."""
         left, given = self.workqueue[LAST], self.assigned_work[node].setdefault(LAST, {})
         through = not any(self._pending_of(self.assigned_work[other]) for other in self._others(node))
         items = [*left][: len(left) if through else 1 - len(given)]

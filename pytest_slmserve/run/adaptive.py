@@ -38,7 +38,7 @@ class AdaptiveSweeps:
                 self.session.notes.append(f"{where}: {error.problem.partition(chr(10))[0]}")
 
     def wanted(self, model: str) -> Wanted | None:
-        """What to measure next."""
+        """The next measurement of the model's adaptive sweep, or None where no further one is worth its time."""
         session, tolerance = self.session, self.session.verdicts.adaptive(model)
         assert tolerance is not None, "asked of a full sweep"
         sweep, tokens = session.planner.sweep(model), session.planner.workload(model).mean_output_tokens
@@ -60,8 +60,9 @@ class AdaptiveSweeps:
         self.session.executor.measure(case, wanted.repeats, wanted.why)
 
     def repeats(self, model: str, concurrency: int) -> int | None:
-        """How often the sweep wanted this load, once it has been carried out: once where it was known and is not
-        needed, None where it was not measured. Raises what kept the load from being measured."""
+        """The number of repeats that the sweep requested of this load, after carrying out the whole sweep. It is 1 for
+        a load that was measured already and is not needed, None for one that was not measured. Raises the error that
+        kept the load from being measured."""
         self.carry_out(model)
         failed_at, error = self.failed.get(model, (None, None))
         if error and failed_at == concurrency:
@@ -70,5 +71,6 @@ class AdaptiveSweeps:
         return self.asked.get((model, concurrency), 1 if known else None)
 
     def why_not(self, model: str, concurrency: int) -> str:
-        """Why a load was not measured, with what the law says of it."""
+        """The reason why a load was not measured. For a load that was not needed, it adds the saturation law's
+        prediction, if any, and the law's error on measured loads."""
         return skip_note(self.session.verdicts.curve(model), concurrency)

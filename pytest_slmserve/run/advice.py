@@ -1,4 +1,4 @@
-"""What to deploy, by what a run has measured so far."""
+"""Deployment advice from what a run has measured so far."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ FEWEST_LOADS = 2  # the law of a step has two parameters
 
 
 def advice_of(session: Session, model: str, slo_itl: str | None, efficiency: float) -> Advice:
-    """As `slmserve advise --model` would from the run's archive.
+    """The advice on one model, as `slmserve advise --model` would give it from the run's archive.
 
-    Raises Undecided where fewer than two loads can be judged by, BadUsage where a wish cannot be understood.
+    Raises Undecided where fewer than two loads are usable, BadUsage where `slo_itl` or `efficiency` is invalid.
     """
     if not 0 < efficiency < 1:
         raise BadUsage(f"an efficiency of {efficiency:g} is no share between 0 and 1", "efficiency=0.1")
@@ -34,7 +34,8 @@ def advice_of(session: Session, model: str, slo_itl: str | None, efficiency: flo
 
 
 def _undecided(session: Session, name: str, why: str) -> Undecided:
-    """Told at the end of the run too: of a test that is undecided, pytest shows no reason."""
+    """An Undecided error, whose reason is also noted for the end of the run: pytest shows no reason for an undecided
+    test."""
     said = f"no advice on {name}: {why}"
     if said not in session.notes:
         session.notes.append(said)

@@ -22,7 +22,7 @@ CLAIM = "no-worse-than-the-baseline"
 
 @dataclass
 class StoredBaseline:
-    """What `--slm-baseline` names: an archive, or a baseline that was kept. notes: what a reader has to know of it."""
+    """The archive or the stored baseline that `--slm-baseline` names. notes: what a reader has to know of it."""
 
     session: Session
     measurements: Sequence[Measurement]
@@ -39,7 +39,8 @@ class StoredBaseline:
         return cls(session, there.measurements, (*there.notes, WARNING))
 
     def judge(self, model: str) -> Verdict:
-        """Every load of one model that both have; the verdicts on each stand in the report. Measures nothing."""
+        """The verdict on every load of one model that both sides have; the verdicts on each stand in the report.
+        Measures nothing."""
         alone = (m for curve in self.session.verdicts.curves() for m in curve.measurements)
         shared = (m for m in self.session.results.measurements() if not m.alone)
         there = of_model(self.measurements, short_name(model))
@@ -50,7 +51,8 @@ class StoredBaseline:
         return _together(short_name(model), found)
 
     def _tell(self, there: Sequence[Measurement], here: Sequence[Measurement]) -> None:
-        """What a reader has to know of both, each sentence once."""
+        """Adds notes to the session: on the baseline, on cells that only one side has, and warnings on cells of both.
+        Each sentence appears once."""
         before, now = cells(there), cells(here)
         pairs = ((before[cell][0], now[cell][0]) for cell in before if cell in now)
         said = [*self.notes, *on_one_side(there, here), *(text for pair in pairs for text in warnings(*pair))]

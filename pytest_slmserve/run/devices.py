@@ -1,4 +1,4 @@
-"""What engines run on: the devices with their locks and sensors, and the one engine, or set of replicas, that runs."""
+"""Devices with their locks and sensors, and the one engine, or set of replicas, that runs on them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Devices:
 
     @classmethod
     def from_options(cls, planner: Planner, lease: GpuLease | None = None) -> Devices:
-        """With sensors, where there are any to be read. Raises SensorFailed or BadUsage where those that were asked for
-        are not there."""
+        """The devices of a run, with sensors where any can be read. Raises SensorFailed or BadUsage where requested
+        sensors are missing."""
         found = cls(planner, Pool(start_replicas=partial(_start_replicas, host=planner.host)), lease)
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
@@ -64,7 +64,7 @@ class Devices:
             self.lock(devices)
 
     def lock(self, devices: Sequence[str]) -> None:
-        """Until the session ends. Raises DeviceBusy."""
+        """Locks devices until the session ends; a simulated run and a run on a cluster lock none. Raises DeviceBusy."""
         if (
             self.planner.platform == "simulated" or self.planner.options.ray
         ):  # a formula disturbs nobody, a cluster none here
@@ -82,12 +82,14 @@ class Devices:
     # Engines
 
     def engine(self, spec: EngineSpec) -> Engine:
-        """The one that runs, or one that is started. Raises BadUsage, DeviceBusy, EngineFailed."""
+        """The engine of `spec`: the one that runs, or one that is started. Raises BadUsage, DeviceBusy,
+        EngineFailed."""
         with self._room_for(spec):
             return self.pool.engine(spec)
 
     def replicas(self, spec: ReplicaSpec) -> ReplicaEngines:
-        """The same of several at once."""
+        """The set of replicas of `spec`: the one that runs, or one that is started. Raises BadUsage, DeviceBusy,
+        EngineFailed."""
         with self._room_for(spec):
             return self.pool.replicas(spec)
 
@@ -144,7 +146,8 @@ class Devices:
         return self._samplers[devices]
 
     def own_sampler(self) -> Sampler | None:
-        """For blocks of a user's tests: what is read beside engines, or imagined sensors beside a simulated one."""
+        """A sampler for blocks of a user's tests: the sensors read beside engines, or simulated ones beside a simulated
+        engine. None where the run reads no sensors."""
         options = self.planner.options
         if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
             gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]

@@ -1,4 +1,4 @@
-"""What differs between what an archive holds and what a run asks for."""
+"""Differences between what an archive holds and what a run requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ CLAUSES = 3
 def kind_of(
     spec: EngineSpec, environment: Environment, workload: str | None, load: Load | None
 ) -> tuple[str | None, ...]:
-    """Equal where one engine is measured in the same way. workload, load: None where only a test's body knows them."""
+    """A key that is equal where one engine is measured in the same way. workload, load: None where only a test's body
+    determines them."""
     return _key(spec), _key(environment), workload, str(load_facts(load)) if load else None
 
 
@@ -32,8 +33,9 @@ def _key(of: EngineSpec | Environment) -> str:
 
 
 def difference(stored: Sequence[Measurement], cases: Sequence[Case]) -> str:
-    """What differs between the two that are most alike. "There" is the archive, "here" the run. cases: of one engine
-    each, without a workload and a load where only a test's body knows them."""
+    """The differences between the measurement and the case that are most alike: three clauses at most, and the number
+    of further ones. "There" is the archive, "here" the run. cases: of one engine each, without a workload and a load
+    where only a test's body determines them."""
     kinds = list({kind_of(m.spec, m.environment, m.workload.hash, m.load): m for m in stored}.values())
     pairs = [(m, case) for m in kinds[:LOOKED_AT] for case in cases[:LOOKED_AT]]
     fewest = min((clauses(m, q) for m, q in pairs), key=len)
@@ -57,7 +59,7 @@ def clauses(m: Measurement, case: Case) -> list[str]:
 
 
 def _requests(there: WorkloadReference, here: WorkloadReference) -> str:
-    """How the requests of two workloads differ: their lengths, or what they were made of."""
+    """A clause on how the requests of two workloads differ: their mean lengths in tokens, or what they were made of."""
     lengths = [f"{w.mean_prompt_tokens:.0f}/{w.mean_output_tokens:.0f}" for w in (there, here)]
     if lengths[0] != lengths[1]:
         return f"requests of {lengths[0]} tokens there, {lengths[1]} here"

@@ -77,7 +77,7 @@ class Executor:
         return missing_repeats(known, repeats or self.repeats, is_clean)
 
     def count_missing(self, case: Case) -> int:
-        """How many those are, if each of them is clean."""
+        """The number of repeats of a case that are still to be made, if each new one is clean."""
         return count_missing(self.results.repeats.get(case.key, ()), self.repeats, is_clean)
 
     def keep(self, case: Case, group: ReplicaGroup) -> None:
@@ -130,5 +130,6 @@ def missing_repeats(known: Sequence[T], repeats: int, is_clean: Callable[[T], bo
 
 
 def count_missing(known: Sequence[T], repeats: int, is_clean: Callable[[T], bool]) -> int:
-    """How many that are, if each that is made is clean."""
+    """The number of repeats still to be made, if each new one is clean; as in `missing_repeats`, an unclean one has a
+    single second chance."""
     return max(0, min(repeats - sum(map(is_clean, known)), repeats - len(known) + SECOND_CHANCES))

@@ -78,12 +78,13 @@ class Gates:
         return found
 
     def waiver(self, model: str, endpoint: str) -> Waiver | None:
-        """Who answers for a regression here, if anybody does, or did."""
+        """The waiver of a regression of this model's endpoint on this device, valid or expired, with its owner; None
+        where there is none."""
         device = self.session.host.environment.gpu_name or self.session.platform
         return waiver_for(self.waivers, model, endpoint, device)
 
     def of(self, model: str) -> Gated:
-        """Raises what ended it: EngineFailed, say."""
+        """The gate of a model, run at the first request. Raises the error that ended it, such as EngineFailed."""
         if error := self.failed.get(model):
             cause = error.problem.partition(" ends with\n")[0]  # the log's end was shown once
             raise type(error)(f"the gate of {short_name(model)} was broken off: {cause}", error.hint)
@@ -151,7 +152,7 @@ def launches_left(session: Session, model: str) -> tuple[int, int]:
 
 
 def repeat_command(options: Options, model: str) -> str:
-    """What to type for this gate alone."""
+    """The pytest command line that repeats the gate of this model alone."""
     return shlex.join(["pytest", *as_words(options, ("models", "plan")), f"--slm-models={model}"])
 
 
@@ -184,13 +185,14 @@ def _calibrated(gated: Gated, place: NoiseKey) -> StoredNoise:
 
 
 def _numbers(terms: GateCriteria, found: Sequence[Measurement]) -> list[int]:
-    """Of the pairs that may still be made."""
+    """Numbers of the pairs that may still be measured."""
     there = {pair.number for pair in pairs_of(found)}
     return [number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there]
 
 
 def _is_over(gated: Gated, calibrating: bool = False) -> bool:
-    """At a planned look the outcome is asked for; between two it is none of our business. A calibration has no look."""
+    """Decides whether a gate ends: all pairs measured, too many dropped, or an outcome that is settled at a planned
+    look. Between two looks the outcome counts for nothing. A calibration has no look."""
     there, dropped = len(gated.pairs), len(gated.dropped)
     if there >= gated.terms.pairs or dropped > MAX_DROPPED:
         return True
@@ -207,8 +209,8 @@ def order(number: int) -> tuple[Side, Side]:
 
 
 def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
-    """What each side is: the engine of the options, with the interpreter, variables and arguments of its own. Raises
-    BadUsage for an argument of the wrong type."""
+    """The specification of each side: the engine of the options, with the side's own interpreter, variables and
+    arguments. Raises BadUsage for an argument of the wrong type."""
     with naming("the baseline"):
         baseline = _side(spec, options.baseline_python, options.baseline_env, options.baseline_engine_arg)
     with naming("the candidate"):
@@ -262,8 +264,9 @@ class OneGate:
         self.loads = loads_of(session, model)
 
     def go_on(self) -> tuple[list[Measurement], Gated | None]:
-        """What the archive that is resumed has of this gate, and what that says; takes its name. Of several the last;
-        of the same terms only: a gate whose terms changed after a look at it would err more often than they say."""
+        """The measurements of this gate in the resumed archive, and their outcome; the gate takes over the stored id.
+        Returns an empty list and None where nothing fits. Of several fitting gates the last counts. The terms must be
+        the same: a gate whose terms changed after a look at it would err more often than they say."""
         if not self.session.resumes:
             return [], None
         contents = read(self.session.source, skip_damaged=self.session.options.skip_damaged)
@@ -303,8 +306,8 @@ class OneGate:
             list(self._in_turn([(side, WARM_UP) for side in self.cold(found)]))
 
     def pairs(self, numbers: Sequence[int]) -> Generator[list[Measurement]]:
-        """Each pair when it has ended. Where there are cores for it two are launched at once, and wait for their turns:
-        imports take as long as the rest of a start."""
+        """Yields each pair when it has ended. Where the host has enough cores, two pairs are launched at once and wait
+        for their turns. Imports take as long as the rest of a start."""
         at_once = PAIRS_AT_ONCE if (self.session.host.environment.cores or 0) >= MANY_CORES else 1
         for first in range(0, len(numbers), at_once):
             some = numbers[first : first + at_once]
@@ -312,7 +315,8 @@ class OneGate:
                 yield from ([*one, *other] for one, other in zip(launches, launches))
 
     def _in_turn(self, asked: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """What a fresh launch of each side measured. asked: with the number of its pair, or `WARM_UP`."""
+        """Yields what a fresh launch of each side measured, an empty list for a warm-up. asked: each side with the
+        number of its pair, or `WARM_UP`."""
         with ExitStack() as undo:
             launches = [(self.specs[side], undo.enter_context(self._caches(side))) for side, _ in asked]
             starts = undo.enter_context(abreast(self.session.devices.pool, launches))

@@ -1,4 +1,4 @@
-"""What several workers have found becomes one run: known to the worker that judges last, and to their controller."""
+"""Merges what several workers measured into one run, for the worker that judges last and for the controller."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_for(session: Session, workers: int) -> list[GpuSlot]:
 
 
 def gather_others(session: Session) -> None:
-    """In a worker: what the others have measured so far, and asked for, is known here too."""
+    """Adds to a worker's session what the other workers have measured and requested so far."""
     assert session.lease
     own, records = session.lease.part, Path(session.lease.slot.records)
     _know(session, _written(path for path in parts_of(records) if path != own))
@@ -47,8 +47,8 @@ def gather_others(session: Session) -> None:
 
 
 def gather_all(session: Session) -> str:
-    """In the controller, in the end: all that the workers have is in the archive and known here. Why they could not
-    carry out their options, if so."""
+    """Merges all that the workers have into the archive and the controller's session, at the end of the run. Returns
+    the reason why the workers could not carry out their options, or an empty string."""
     records = Path(session.options.records)
     found, outcomes = _written(parts_of(records)), outcomes_of(folder_of_parts(records))
     order = {short_name(model): rank for rank, model in enumerate(session.planner.models)}
@@ -84,7 +84,8 @@ def measure_alone(session: Session, model: str) -> None:
 
 
 def save_outcome(session: Session, problem: str = "") -> None:
-    """In a worker: for the others and the controller."""
+    """Saves a worker's outcome for the other workers and the controller. problem: why its options cannot be carried
+    out."""
     assert session.lease
     session.lease.save(
         Outcome(
@@ -103,7 +104,8 @@ def _written(parts: Iterable[Path]) -> list[Measurement]:
 
 
 def _know(session: Session, measurements: list[Measurement]) -> None:
-    """Those that are not known yet. They were asked for, whatever became of the worker that made them."""
+    """Adds the measurements that the session does not have yet. Their cases count as requested, whatever became of the
+    worker that measured them."""
     results = session.results
     ids = {m.id for repeats in results.repeats.values() for group in repeats for m in group}
     groups = all_groups([m for m in measurements if m.id not in ids])

@@ -25,8 +25,8 @@ LOOK_S = 0.05  # between two looks whether GPUs are free
 
 @dataclass(frozen=True, slots=True)
 class GpuSlot:
-    """Where a worker works. records: the archive of the run; own: the number of its place; devices: of all places, in
-    the order of the host; visible: the same as CUDA_VISIBLE_DEVICES calls them, none of a simulated host; cores: of
+    """The place of a worker on the host. records: the archive of the run. own: the number of its place. devices: of all
+    places, in the order of the host. visible: their names in CUDA_VISIBLE_DEVICES, none on a simulated host. cores: of
     each place, its part of the CPU."""
 
     records: str
@@ -44,7 +44,8 @@ class GpuSlot:
         return [tuple(range(first, first + count)) for first in range(0, last + 1, count)]
 
     def sit(self, at: Sequence[int]) -> None:
-        """This process and all that it starts have the cores of these places, and see their GPUs first."""
+        """Pins this process and all that it starts to the cores of these places, and lists their GPUs first in
+        CUDA_VISIBLE_DEVICES."""
         if any(self.cores) and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {core for place in at for core in self.cores[place]})
         if self.visible:  # by their numbers where those were given: not every vLLM understands a UUID
@@ -57,7 +58,7 @@ class GpuSlot:
 
 
 def seats(host: Host, count: int, records: Path, widest: int = 1) -> list[GpuSlot]:
-    """One for each worker, in the order of the GPUs. widest: GPUs of an engine, or processes on the CPU. Raises
+    """The place of each worker, in the order of the GPUs. widest: GPUs of an engine, or processes on the CPU. Raises
     BadUsage for more workers than GPUs or cores, and for an engine on more than they have."""
     if host.gpus and count > len(host.gpus):
         there = f"{len(host.gpus)} GPU{'s' if len(host.gpus) > 1 else ''}"
@@ -85,13 +86,14 @@ def _check_width(host: Host, found: Sequence[GpuSlot], widest: int) -> None:
 
 
 def cores_here() -> frozenset[int]:
-    """That we may use; none where the system does not say."""
+    """The CPU cores that this process may use; an empty set where the system does not report them."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def equal_parts(near: Sequence[frozenset[int]], ours: Sequence[int]) -> list[tuple[int, ...]]:
-    """For each worker as many of the cores near its GPU as for every other, neighbours together, none for two: what is
-    measured on different numbers of cores is not compared. Where the cores near some GPU are too few, of all."""
+    """Parts of the cores, one for each worker: equally many, near its GPU, adjacent, none for two workers. Measurements
+    on different numbers of cores are not compared. Where the cores near some GPU are too few, the parts are taken from
+    all cores."""
     sharers = [sum(not here.isdisjoint(there) for there in near) for here in near]
     each = min((len(cores) // sharing for cores, sharing in zip(near, sharers)), default=0)
     if each == 0:
@@ -106,8 +108,8 @@ def equal_parts(near: Sequence[frozenset[int]], ours: Sequence[int]) -> list[tup
 
 @dataclass(slots=True)
 class Outcome:
-    """What a worker can tell besides measurements. requested: keys of its cases; swept: models whose sweeps it has
-    planned; reused: ids of measurements that it took from the archive; judged, notes: as of a session."""
+    """A worker's report besides its measurements. requested: keys of its cases. swept: models whose sweeps it has
+    planned. reused: ids of measurements that it took from the archive. judged, notes: as of a session."""
 
     requested: tuple[str, ...] = ()
     swept: tuple[str, ...] = ()
@@ -119,7 +121,8 @@ class Outcome:
 
 @dataclass(slots=True)
 class GpuLease:
-    """What a worker has in the shared folder. name: of the worker."""
+    """A worker's part of the shared folder: its archive, its outcome, and the locks of the GPUs that it holds. name: of
+    the worker."""
 
     slot: GpuSlot
     name: str
@@ -127,7 +130,7 @@ class GpuLease:
 
     @property
     def part(self) -> Path:
-        """Its archive."""
+        """The path of the worker's own archive."""
         return part_of(Path(self.slot.records), self.name)
 
     @property
@@ -181,8 +184,8 @@ class GpuLease:
         return self.folder / f"{device}.lock"
 
     def agreed(self, name: str, decide: Callable[[], Any]) -> Any:
-        """What the first worker of a run that asks has decided, for all of them, as JSON gives it back: what a later
-        one would decide may be something else by then."""
+        """The decision of the first worker that requests it, for all workers of the run, as JSON gives it back. A later
+        worker might decide differently by then."""
         path = _agreement(self.folder, name)
         with locked(path.with_suffix(".lock")):
             if not path.exists():
@@ -194,12 +197,13 @@ class GpuLease:
 
 
 def outcomes_of(folder: Path) -> list[Outcome]:
-    """What workers of this run have told; they are processes of ours on this host."""
+    """The outcomes that workers of this run have saved. The workers are the run's own processes on this host, so their
+    pickles are trusted."""
     return [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("*.outcome"))]
 
 
 def agreed(folder: Path, name: str) -> Any:
-    """What the workers of this run have agreed on."""
+    """The decision `name` that the workers of this run have agreed on, as plain JSON values."""
     return json.loads(_agreement(folder, name).read_text("utf-8"))
 
 
@@ -208,7 +212,7 @@ def _agreement(folder: Path, name: str) -> Path:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Writes a file whole or not at all."""
     path.with_suffix(".new").write_bytes(data)
     path.with_suffix(".new").replace(path)
 

@@ -40,7 +40,7 @@ class Verdicts:
     _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
 
     def plan(self) -> dict[str, Any]:
-        """What the archive keeps of the sweeps, as plain JSON values: this run judges by the same."""
+        """The plan of the sweeps that the archive keeps, as plain JSON values; this run judges by the same plan."""
         sweeps = {
             self.planner.series(model): _facts(sweep, self.adaptive(model))
             for model, sweep in self.planner.sweeps.items()
@@ -50,7 +50,8 @@ class Verdicts:
         return {"sweeps": sweeps, **beside}
 
     def curve(self, model: str) -> Curve:
-        """What is known of a planned sweep so far, with other loads that users' tests requested on the same curve."""
+        """The curve of a planned sweep as measured so far, with other loads that users' tests requested on the same
+        curve."""
         sweep, series = self.planner.sweep(model), self.planner.series(model)
         if not sweep.loads:  # each is cut, so it is in no plan
             return curve_of(short_name(model), (), cut=sweep.cut, adaptive=self.adaptive(model))
@@ -86,7 +87,8 @@ class Verdicts:
         return self._curves[1]
 
     def _measurements(self) -> list[Measurement]:
-        """Of what this run requested, and what it knows from an archive of the sweeps that it has begun."""
+        """Measurements of the cases that this run requested, and those that an archive has of the sweeps that the run
+        has begun."""
         own = list(self.results.measurements())
         there = by_series(own)
         begun = [model for model in self.planner.sweeps if self.planner.series(model) in there]
@@ -94,7 +96,7 @@ class Verdicts:
         return [*own, *self.results.measurements(further)]
 
     def row(self, name: str, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> claim.ClaimRow:
-        """What is expected of a claim here."""
+        """The expectation of a claim for this model on this host."""
         planner = self.planner
         ramp_up = variant.ramp_up or planner.options.ramp_up
         return lookup.row_for(name, model, planner.host.environment, planner.interface, ramp_up)
@@ -113,7 +115,8 @@ class Verdicts:
         return verdict
 
     def _curve_on_gpus(self, model: str) -> Curve:
-        """What is known of a model on the fewest GPUs, which has what it served on more."""
+        """The curve of a model on the fewest GPUs, which includes what the model served on more; an empty curve where
+        there is none."""
         mine = [curve for curve in self.curves() if curve.subject == short_name(model)]
         return next(filter(on_several_gpus, mine), Curve(subject=short_name(model)))
 

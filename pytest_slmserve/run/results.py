@@ -1,4 +1,4 @@
-"""What a run knows: repeats by the key of their case, whoever made them, and which cases this run requested."""
+"""Results of a run: repeats by the key of their case, whoever made them, and the cases that this run requested."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Results:
             yield from (m for group in self.repeats.get(key, ()) for m in group)
 
     def shared_points(self) -> tuple[ReplicaPoint, ...]:
-        """What replicas served in this run, in the order measured."""
+        """Points that replicas served in this run, in the order measured."""
         return shared_points(self.measurements())
 
     def job_points(self) -> tuple[JobPoint, ...]:

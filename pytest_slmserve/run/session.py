@@ -73,7 +73,7 @@ class Session:
 
     @property
     def results(self) -> Results:
-        """What is known so far."""
+        """The results of this run so far."""
         return self.executor.results
 
     @property
@@ -90,7 +90,7 @@ class Session:
 
     @property
     def notes(self) -> list[str]:
-        """One sentence each, for the end of the run."""
+        """Notes of one sentence each, for the end of the run."""
         return self.planner.notes
 
     def open(self) -> None:
@@ -105,7 +105,8 @@ class Session:
             self.open_archive()
 
     def open_archive(self) -> None:
-        """With what workers of a run that was killed have left beside it. Raises BadUsage or BadArchive."""
+        """Opens the archive, adds what workers of a killed run left beside it, and resumes where requested. Raises
+        BadUsage or BadArchive."""
         path = Path(self.options.records)
         resumes = self.resumes  # asked before the archive is made
         archive = self._undo.enter_context(Archive.open(path))  # repairs a torn end, so it comes first
@@ -120,7 +121,7 @@ class Session:
 
     @property
     def lease(self) -> GpuLease | None:
-        """Of a worker, which measures beside others."""
+        """The lease of a worker, which measures beside others; None where the session is no worker's."""
         return self.devices.lease
 
     @property
@@ -164,7 +165,7 @@ class Session:
         self.reused.update(m.id for group in valid for m in group)
 
     def engine(self, spec: EngineSpec) -> Engine:
-        """A running one. Raises BadUsage, DeviceBusy, EngineFailed."""
+        """A running engine of `spec`. Raises BadUsage, DeviceBusy, EngineFailed."""
         return self.devices.engine(spec)
 
     @property
@@ -180,7 +181,8 @@ class Session:
 
 
 def _host(options: Options, platform: Platform, root: Path) -> Host:
-    """This one."""
+    """The host here, as probed for the options' engine. Raises BadUsage where the platform cannot run; a plan assumes a
+    host instead."""
     try:
         python, variables = options.engine
         return probe(platform, python, dict(variables), root)

@@ -43,8 +43,9 @@ ADVISED = ("max_num_seqs", "max_model_len", "kv_cache_memory_bytes", "gpu_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """How it is verified. margin: how far from what was predicted is still as predicted, a share. sharing: of the
-    device by several engines. records: the archive to append to. python: an interpreter in place of the records'."""
+    """Options of a verification. margin: the share by which a measured value may differ from its prediction and still
+    agree. sharing: of the device by several engines. records: the archive to append to. python: an interpreter in place
+    of the records'."""
 
     repeats: int = 2
     margin: float = MARGIN
@@ -210,7 +211,7 @@ def _session_for(trial: VerifyCase, terms: VerifyOptions) -> Session:
 
 
 def _options(spec: EngineSpec, terms: VerifyOptions) -> Options:
-    """Of the environment and the ini file nothing is taken: the records say how it is measured."""
+    """Options that measure `spec` as the records say; they take nothing from the environment or the ini file."""
     given = {
         MODES[spec.platform]: True,
         "python": spec.python,
@@ -234,7 +235,7 @@ def check_host(trial: VerifyCase, here: Environment) -> None:
 def verify(
     session: Session, alone: Sequence[VerifyCase], joint: SharedVerifyCase | None, terms: VerifyOptions
 ) -> Verification:
-    """Each model alone, then all that are to share the device."""
+    """The verification of each model alone, then of all that are to share the device."""
     seen = [_alone(session, trial, terms) for trial in alone]
     started = all(each.point for each in seen)
     together = _together(session, joint, seen, terms) if joint and started else None

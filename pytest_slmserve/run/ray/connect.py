@@ -76,8 +76,8 @@ def _unreachable(address: str, told: str) -> BadUsage:
 
 
 def hosts_of(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, Host]:
-    """What each node says of itself, of all but those that Ray still lists although they are gone. Raises BadUsage
-    where one cannot measure, or does not answer."""
+    """The host that each node reports, without the nodes that Ray still lists although they are gone. Raises BadUsage
+    where a node cannot measure, or does not answer."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(max_calls=1, num_cpus=0, max_retries=0)(look_around)

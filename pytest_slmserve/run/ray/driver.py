@@ -213,7 +213,7 @@ class Cluster:
                     session.notes.append(note)
 
     def _how(self, sent: Submission, error: Exception) -> str:
-        """How a task ended before its time, for people."""
+        """Describes how a task ended before its time, for people; marks its node as dead if the node died."""
         name, problems = self._name(sent.node) if sent.node else "a node", self.ray.exceptions
         if isinstance(error, problems.OutOfMemoryError):
             return f"{name} ran out of memory"
@@ -224,8 +224,8 @@ class Cluster:
         return f"{name} died"
 
     def _died(self, sent: Submission, how: str) -> None:
-        """What has not come is sent once more, but for a cell that was being measured when a task ended for the second
-        time; what has come is never measured again."""
+        """Sends once more what has not come, except a cell during which a task ended for the second time. After
+        MOST_LOST lost tasks everything missing of the engine fails. What has come is never measured again."""
         sent.open = {key: case for key, case in sent.open.items() if self._is_open(case)}
         if self._closed:
             return
@@ -252,7 +252,7 @@ class Cluster:
         self._submit(sent)
 
     def _strand(self) -> None:
-        """Nobody will take what waits for a node that has died."""
+        """Cancels and fails what waits for a node, where no living node has room for it."""
         living = self._living()
         for stream, sent in list(self._sent.items()):
             if sent.node is None and not any(map(sent.need.fits, living)):
@@ -290,7 +290,7 @@ class Cluster:
 
 
 def quiet_s(groups: Sequence[Group]) -> float:
-    """After how long a silence of the whole cluster something must be wrong: far more than the longest cell takes."""
+    """Seconds of silence of the whole cluster that indicate a failure: far more than the longest cell takes."""
     prices = [start_estimate_s(g.engine) + max((cell.seconds for cell in g.cells), default=0.0) for g in groups]
     return LEAST_QUIET_S + PATIENCE * max(prices, default=0.0)
 
@@ -304,7 +304,7 @@ def _too_often(lost: Sequence[str], what: str) -> EngineFailed:
 
 
 def _all(lost: Sequence[str]) -> str:
-    """Each once."""
+    """The distinct reasons in `lost`, joined by " and " for a message."""
     return " and ".join(dict.fromkeys(lost))
 
 

@@ -1,4 +1,5 @@
-"""What a node tells while it measures. Measurements come in the words of the archive: small, and read by its rules."""
+"""Messages that a node sends while it measures. Measurements are encoded as in the archive: small, and read by its
+rules."""
 
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ class CaseMeasured:
 
 @dataclass(frozen=True, slots=True)
 class CaseDone:
-    """All that was wanted of a case has been told."""
+    """The end of a case: all that was requested of it has been sent."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class CaseFailed:
-    """Why there is no more of a case."""
+    """The error that ended a case: no more of it comes."""
 
     key: str
     error: SlmError

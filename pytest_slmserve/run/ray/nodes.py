@@ -1,4 +1,4 @@
-"""Which nodes of a cluster can measure, whether they are of one kind, and what an engine needs of them."""
+"""Nodes of a cluster that can measure, whether they are of one kind, and what an engine needs of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a task takes of its node while it runs. resource: "" or one that the node must have."""
+    """The resources that a task takes of its node while it runs. resource: "" or one that the node must have."""
 
     gpus: int
     cpus: int
@@ -54,8 +54,8 @@ def _node(row: Mapping[str, Any]) -> Node:
 
 
 def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
-    """Those on which cells are measured. The simulated engine takes the GPUs of a cluster that has some, so that how
-    cells spread can be tried. Raises BadUsage where there is none."""
+    """The nodes on which cells are measured. The simulated engine takes the GPUs of a cluster that has some, to try out
+    how cells spread. Raises BadUsage where there is none."""
     with_gpus, with_cpus = [n for n in nodes if n.gpus], [n for n in nodes if n.cpus]
     found = {"cuda": with_gpus, "simulated": with_gpus or with_cpus}.get(platform, with_cpus)
     if not found:

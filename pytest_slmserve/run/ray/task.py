@@ -1,4 +1,4 @@
-"""What runs on a node: a session of its own, which measures one engine's cells and tells of each as it ends."""
+"""A task on a node: a session of its own, which measures one engine's cells and reports each as it ends."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pytest_slmserve.telemetry.host_probe import Host, probe
 
 @dataclass(frozen=True, slots=True)
 class EngineTask:
-    """What a node is sent for. keys: of one engine's cases. known: the repeats of each that the session has already.
-    environment: of the other nodes."""
+    """The work that a node is sent. keys: of one engine's cases. known: the repeats of each that the session has
+    already. environment: of the other nodes."""
 
     options: Options
     environment: Environment
@@ -66,7 +66,7 @@ def carried_out(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[
 
 
 def _measured(session: Session, key: str, case: Case, repeats: int) -> Iterator[Message]:
-    """What ends one case ends no other: the next may have an engine that runs."""
+    """Measures one case and yields its messages. An error ends no other case: the next may have an engine that runs."""
     try:
         for group in session.executor.iter_repeats(case, repeats):
             yield CaseMeasured(key, packed(group))
