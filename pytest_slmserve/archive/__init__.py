@@ -1,1 +1,1 @@
-"""What is on disk: archives, baselines, calibrations, waivers and results of other tools. Nothing here judges them."""
+"""Files on disk: archives, baselines, calibrations, waivers and results of other tools. Nothing here judges them."""

@@ -133,7 +133,7 @@ def find_baseline(folder: Path, device: str, vllm: str | None = None) -> Path:
 
 
 def _slug(text: str) -> str:
-    """As it may stand in a file's name, whatever it was."""
+    """Text for a file's name, in lower case: "-" for all but letters, digits, "." and "+", and no "nvidia-" first."""
     plain = re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-.")
     return plain.removeprefix("nvidia-")
 
@@ -143,7 +143,8 @@ def _release_of(path: Path) -> str:
 
 
 def _judged(measurements: Sequence[Measurement]) -> list[tuple[Measurement, str | None]]:
-    """With each, why it is no part of a baseline. Of several engines on one device all are, or none is."""
+    """Pairs of a measurement and the reason why it is no part of a baseline, None if it is one. Of several engines on
+    one device all are, or none is."""
     groups = {id(m): group for group in all_groups(measurements) for m in group}
     return [(m, _obstacle(m, groups.get(id(m), ()))) for m in measurements]
 

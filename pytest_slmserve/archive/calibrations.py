@@ -1,4 +1,4 @@
-"""What is known of a runner's own noise: one file beside the archive, an entry for each model and place."""
+"""The file of a runner's own noise, beside the archive: an entry for each model and place."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NAME = "calibration.json"
 
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
-    """Where noise was measured, and by which terms it was judged: another driver, load or margin is another place,
-    and a start that compiles is noisy in another way."""
+    """The place where noise was measured, and the terms by which it was judged. Another driver, load or margin is
+    another place, and a start that compiles is noisy in another way."""
 
     model: str
     loads: tuple[int, ...]
@@ -55,7 +55,7 @@ def beside(records: Path) -> Path:
 
 
 def find(path: Path, place: NoiseKey) -> StoredNoise | None:
-    """What is known of a place, if anything. Raises BadUsage where the file cannot be read."""
+    """The stored noise of a place, None if there is none. Raises BadUsage where the file cannot be read."""
     return next((kept for kept in read(path) if kept.place == place), None)
 
 

@@ -118,7 +118,8 @@ def _sensed_columns(columns: Mapping[int, Sequence[float | None]]) -> dict[str, 
 
 
 def _sensed(number: int, values: Sequence[float | None]) -> list[int | None] | int | None:
-    """In whole multiples of the sensor's resolution; one value for a column that never changes."""
+    """Differences of the values in whole multiples of the sensor's resolution; one value for a column that never
+    changes."""
     whole = [None if value is None else _whole(value * per_unit(number)) for value in values]
     return whole[0] if len(set(whole)) == 1 else _differences(whole)
 
@@ -222,7 +223,7 @@ def built(cls: type, facts: dict[str, Any]) -> Any:
 
 
 def typed(kind: Any, value: Any) -> Any:
-    """What JSON holds as the annotation `kind` has it: lists become tuples, objects dataclasses. Raises TypeError."""
+    """A JSON value as the annotation `kind` has it: lists become tuples, objects dataclasses. Raises TypeError."""
     origin, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         return built(kind, value)
@@ -296,7 +297,7 @@ def _failed_of(facts: dict[str, Any]) -> Failures | None:
 
 
 def _stream_of(facts: dict[str, Any]) -> Stream:
-    """Its numbers are few, so they are plain."""
+    """The stream of a record, whose numbers are few and therefore plain. Raises ValueError for bins of 0 s or less."""
     scheduled = facts.get("scheduled_s")
     found = Stream(
         bin_s=typed(float, facts["bin_s"]),

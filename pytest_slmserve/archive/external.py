@@ -236,7 +236,7 @@ def _same(cell: object, wanted: str) -> bool:
 
 
 def _values(rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> str:
-    """What stands in the first column that was asked for something it does not hold."""
+    """Values of the first column in which no row meets its condition, 12 at most, as the hint of an error."""
     for name, wanted in pairs:
         seen = dict.fromkeys(str(row.cells.get(name)) for row in rows)
         if not any(_same(row.cells.get(name), wanted) for row in rows):
@@ -273,7 +273,7 @@ def yes_or_no(kinds: Sequence[str]) -> bool:
 
 
 def text_of(row: Row, name: str) -> str:
-    """What stands in the cell; nothing where there is none."""
+    """Text of a cell without surrounding spaces; empty where there is no cell."""
     cell = row.cells.get(name)
     return "" if cell is None else str(cell).strip()
 

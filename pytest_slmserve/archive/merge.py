@@ -59,7 +59,7 @@ def parts_of(records: Path) -> list[Path]:
 
 
 def folder_of_parts(records: Path) -> Path:
-    """Where they are, with whatever else their writers share."""
+    """The folder of an archive's parts, and of whatever else their writers share."""
     return records.with_name(f"{records.name}.parts")
 
 
@@ -77,8 +77,9 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
 
 
 def move(parts: Iterable[Path], into: Archive) -> Merged:
-    """The same, and each part is removed when all of it is on disk in `into`. A torn end is moved to `<part>.torn`. A
-    part that holds what cannot be used, or that another process writes to, stays, and a note says why."""
+    """Merge as `merge` does, and remove each part when all of it is on disk in `into`. A torn end is moved to
+    `<part>.torn`. A part that holds what cannot be used, or that another process writes to, stays, and a note says
+    why."""
     merged, union = Merged(), _Union(into)
     _sync(into.path.parent)  # a new archive has its name there when the first part goes
     for part in parts:
@@ -165,7 +166,7 @@ class _Union:
 
 
 def _checked(found: ScannedLines, line: bytes) -> dict[str, Any]:
-    """What a line says, of a measurement without its numbers. Raises where it is damaged."""
+    """Facts of a line, of a measurement without its numbers. Raises where the line is damaged."""
     if not line.startswith(BULK):
         decode(found, line)
         return facts_of(line)

@@ -46,7 +46,8 @@ _DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, Arithme
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """How an archive of a suffix is packed. magic: how each piece begins. unpacker: a new one for each piece."""
+    """The packing of archives that have one suffix. magic: how each piece begins. unpacker: a new one for each
+    piece."""
 
     name: str
     magic: bytes
@@ -77,7 +78,7 @@ class RunHeader:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an archive holds, in the order written. `notes`: one sentence for each thing that could not be used."""
+    """Contents of an archive, in the order written. `notes`: one sentence for each thing that could not be used."""
 
     measurements: tuple[Measurement, ...]
     sessions: tuple[RunHeader, ...]
@@ -308,8 +309,8 @@ def _unpack(packing: _Packing, raw: bytes, start: int) -> tuple[bytes, int | Non
 
 
 def found_in(path: Path, lines: Iterable[bytes | None], take: Take) -> ScannedLines:
-    """What `take` makes of the lines, and why it could not of some. Raises BadArchive where a session is of a newer
-    format, or no line is one of an archive."""
+    """Results of `take` for the lines, and the reasons why it failed for some. Raises BadArchive where a session is of
+    a newer format, or no line is one of an archive."""
     found = ScannedLines()
     number = 0
     for number, line in enumerate(lines, 1):
@@ -377,7 +378,7 @@ def decode(found: ScannedLines, line: bytes) -> None:
 
 
 def engine_before(found: ScannedLines, facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
-    """That of a measurement, which a line before it describes. Raises ValueError where none does."""
+    """The engine of a measurement, as a line before it describes it. Raises ValueError where none does."""
     if facts["engine"] not in found.engines:
         raise ValueError(f"no line before it describes its engine {facts['engine']!r}")
     return found.engines[facts["engine"]]

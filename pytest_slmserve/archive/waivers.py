@@ -10,7 +10,8 @@ from pytest_slmserve.schema.errors import BadUsage
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
-    """In the order written. Raises BadUsage for a file that is not there, is no JSON, or holds what is no waiver."""
+    """The waivers of a file, in the order written. Raises BadUsage for a file that is not there, is no JSON, or holds
+    what is no waiver."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -158,7 +158,7 @@ def frozen(value: Any) -> Any:
 
 
 def telemetry(text: str) -> str:
-    """Who is asked about the device: a name, or the page of a dcgm-exporter."""
+    """Parse a source of telemetry: a name, the address of a dcgm-exporter or the URL of its page. Raises ValueError."""
     name, equals, address = text.partition("=")
     if text in TELEMETRY or (name == "dcgm" and equals and address) or text.startswith(("http://", "https://")):
         return text
@@ -166,7 +166,8 @@ def telemetry(text: str) -> str:
 
 
 def ray_address(text: str) -> str:
-    """Of a cluster that this host is in: results stream to a driver, which a client from outside is not."""
+    """Parse the address of a cluster that has this host as a node. Results stream to a driver, which a client from
+    outside is not. Raises ValueError."""
     host, colon, port = text.rpartition(":")
     if text == "auto" or (host and colon and port.isdecimal() and "/" not in host):
         return text

@@ -49,7 +49,7 @@ def read_options(
 
 
 def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
-    """What to type for these options: all that are not their default, wherever they came from."""
+    """Words of a command line that gives these options: all that are not their default, wherever they came from."""
     told = [opt for opt in OPTS if options.source[opt.name] != "default" and opt.name not in leave_out]
     return [word for opt in told for word in _words(opt, getattr(options, opt.name))]
 
@@ -65,13 +65,14 @@ def _words(opt: Opt, value: Any) -> list[str]:
 
 
 def _text(opt: Opt, name: str, value: Any) -> str:
-    """As it stands where it is read as what it is: "5" as a text is not 5."""
+    """Text of NAME=VALUE that is read as this value again: "5" as a text is not 5."""
     plain = f"{name}={value}"
     return plain if opt.read(plain) == (name, value) else f"{name}={json.dumps(value)}"
 
 
 def _check_gate(options: Options) -> None:
-    """What was typed for this run must mean something in it. An ini file may hold it for other runs."""
+    """Check that options typed for this run have a use in it, as those of a gate do in a gate. An ini file may hold
+    them for other runs. Raises BadUsage."""
     typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
     lost = next((opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)), None)
     if lost and not options.gate and not (options.baseline and lost == "--slm-gate-margin"):
@@ -90,7 +91,8 @@ def _check_gate(options: Options) -> None:
 
 
 def _check_endpoint(options: Options) -> None:
-    """What needs an engine of ours is refused: of a server that runs already it would say nothing."""
+    """Refuse options that need an engine started here: they would say nothing about a server that runs already. Raises
+    BadUsage."""
     if options.gate:
         flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
         why = "rests on pairs of fresh launches, and a server that runs already is not ours to launch"
@@ -107,7 +109,8 @@ def _check_endpoint(options: Options) -> None:
 
 
 def _check_ray(options: Options) -> None:
-    """What decides as it goes cannot be sent to a cluster beforehand, and what is elsewhere is not in it."""
+    """Refuse options that do not fit a run on a Ray cluster. Measurements that decide as they go cannot be sent to it
+    beforehand, and an endpoint is not in it. Raises BadUsage."""
     lost = next((o.flag for o in OPTS if o.name.startswith("ray_") and options.source[o.name] == "command line"), None)
     if lost and not options.ray:
         raise BadUsage(f"{lost} is for the nodes of a Ray cluster, and none was named", f"--slm-ray auto {lost} ...")

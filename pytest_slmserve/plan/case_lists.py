@@ -66,7 +66,8 @@ def variant_of(words: Mapping[str, Any]) -> MarkerOverrides:
 
 
 def replica_cases(planner: Planner) -> list[Case]:
-    """For each model of the run one engine alone, then the numbers of replicas by each way of sharing."""
+    """Cases of replicas: for each model of the run one engine alone, then each number of replicas by each way of
+    sharing."""
     found = []
     for model in planner.models:
         load, urls = replica_load(model), len(planner.options.endpoint)
@@ -103,7 +104,8 @@ def replica_load(model: str) -> int:
 
 
 def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
-    """How, and how many engines: by the options, or all URLs of an endpoint (two of one are told to be missing)."""
+    """Pairs of sharing and number of engines: those of the options, or all URLs of an endpoint. One URL counts as two,
+    so that the case reports the missing one."""
     if options.endpoint:
         return [("urls", max(2, len(options.endpoint)))]
     return [(how, n) for how in options.sharing for n in options.replicas if n > 1]
@@ -113,8 +115,9 @@ def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
 
 
 def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
-    """For each model one engine on each number of GPUs under each load, then replicas with a GPU each under the loads
-    that give them enough to do. An endpoint has none."""
+    """Cases on several GPUs: for each model one engine on each number of GPUs under each load. Sets of replicas, each
+    with GPUs of its own, follow under loads of at least ENOUGH_FOR_A_REPLICA requests for each GPU. An endpoint has
+    none."""
     options = planner.options
     if options.endpoint:
         return []
@@ -148,8 +151,9 @@ def _on_gpus(planner: Planner, model: str, gpus: int, concurrency: int, largest:
 
 
 def usual_loads(model: str) -> tuple[int, ...]:
-    """Of tests of tensor parallelism. In the place of the nearest is the one under which replicas on one GPU are
-    measured: so all that can be done with several GPUs is known under one load, and costs no cell more."""
+    """Numbers of requests in flight under which tests of tensor parallelism measure `model`. The load of replicas on
+    one GPU (`replica_load`) replaces the nearest of USUAL_LOADS. So one load compares all uses of several GPUs, at the
+    cost of no further cell."""
     common = replica_load(model)
     nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
     return tuple(common if load == nearest else load for load in USUAL_LOADS)
@@ -222,8 +226,8 @@ def _job_misfit(spec: EngineSpec, workload: Workload, kv_requests: int | None, m
 
 
 def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:
-    """The same engine whose KV cache holds so many requests of `longest` tokens: by its bytes; on the CPU, where they
-    are whole GiB, by its blocks."""
+    """A copy of `spec` whose KV cache holds `requests` requests of `longest` tokens. It sets the bytes of the cache, or
+    on the CPU, where those are whole GiB, its blocks. Raises BadUsage where the bytes of a token are unknown."""
     size, per_token = block_size_of(spec), kv_bytes_per_token(spec)
     if per_token is None:
         raise BadUsage(f"{spec.model}: the bytes of its KV cache are not known", "--slm-dtype float16")
@@ -234,7 +238,8 @@ def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:
 
 
 def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
-    """The same model in Transformers, which knows nothing of vLLM's arguments."""
+    """A copy of `spec` that serves the model by Transformers, on one GPU, with this batching. It drops vLLM's
+    arguments, which Transformers does not have; the simulated engine keeps its own."""
     extra = spec.extra if spec.platform == "simulated" else ()
     how: tuple[tuple[str, Any], ...] = (("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
     return replace(spec, interface="transformers", tensor_parallel_size=1, extra=(*extra, *how))
@@ -243,7 +248,8 @@ def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
 def sized_workload(
     planner: Planner, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
 ) -> Workload:
-    """So many requests; lengths: None for those of the options, a pair of None for natural ones."""
+    """A workload of so many requests for `model`. lengths: prompt and output tokens; None: those of the options; a pair
+    of None: natural ones."""
     spec = replace(workload_spec(planner.options, planner.platform), requests=requests)
     if lengths is not None:
         spec = spec.with_lengths(*lengths)
@@ -251,6 +257,6 @@ def sized_workload(
 
 
 def shortened(workload: Workload, by: int) -> Workload:
-    """The same prompts, with outputs of a fraction of their length."""
+    """A copy of `workload` with the same prompts, and output lengths divided by `by`, of one token at least."""
     requests = tuple(Request(r.prompt, max(1, r.output_tokens // by)) for r in workload.requests)
     return Workload(workload.spec, requests, f"{workload.source}, outputs over {by}")

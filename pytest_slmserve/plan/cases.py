@@ -19,7 +19,7 @@ NOWHERE = Environment()
 
 @dataclass(frozen=True, eq=False)  # no slots: its key takes a while to compute, and is kept
 class Case:
-    """What can be measured: one engine, or several that share a device, with a workload and a load for each.
+    """One thing to measure: an engine, or several that share a device, with a workload and a load for each.
 
     engines: as they are to share the device. A set of one is an engine that larger sets are compared with, and no point
     of a sweep. None: this host cannot have them, and skip_reason says why.
@@ -36,12 +36,13 @@ class Case:
 
     @property
     def engine(self) -> Engines:
-        """What is to be started: of a set of one its engine, which may run for other cases already."""
+        """The engines to start: the set of replicas, or of a set of one its engine, which may run for other cases
+        already."""
         return self.engines if isinstance(self.engines, ReplicaSpec) and len(self.engines) > 1 else self.each[0]
 
     @property
     def each(self) -> tuple[EngineSpec, ...]:
-        """Its engines. Raises ValueError where this host cannot have them."""
+        """Specifications of the case's engines. Raises ValueError where this host cannot have them."""
         match self.engines:
             case ReplicaSpec(engines):
                 return engines
@@ -69,7 +70,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What is measured, in a few words."""
+        """A short title for people: the model and its load, or the set of replicas and its requests in flight."""
         if isinstance(self.engine, EngineSpec):
             return point_title(self.engine, self.loads[0])
         return f"{engine_title(self.engine)} at {self.concurrency}"

@@ -74,8 +74,8 @@ def duration_s(load: ClosedLoop, lifetime_s: float) -> float:
 
 
 def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:
-    """The same of a job: the time until its last request has come, or that of the work there is, whichever is longer,
-    and the time of the last request. On an H200 prompts were seen to take 4e14 operations per second."""
+    """Seconds that one job will take, roughly. The estimate is the longer of two times: that of all work, and that of
+    all arrivals and the last request. Prompts take 4e14 operations per second, as measured on an H200."""
     prompt, output, requests = workload.mean_prompt_tokens, workload.mean_output_tokens, job.requests or 0
     if spec.interface == "transformers" and spec.platform != "simulated":
         return _batched_estimate_s(spec, job, workload)

@@ -1,4 +1,5 @@
-"""What to run, in which order, and what it will cost. Arithmetic: needs no GPU and starts nothing."""
+"""Engine specifications that the options give on each platform, with its defaults. Arithmetic: needs no GPU and starts
+nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ ENGINE_ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {ALIBI: (("attention_
 
 
 def unserved(architecture: str, platform: Platform, vllm: str | None) -> str | None:
-    """Why no engine serves it here; None where one should."""
+    """The reason why no engine of this platform and release of vLLM serves the architecture; None where one should."""
     if architecture == ALIBI and platform == "cpu":
         return "its attention has biases (ALiBi), which vLLM's CPU backend has not"
     last = LAST_RELEASE.get(architecture)
@@ -102,7 +103,8 @@ def engine_spec(
 
 
 def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
-    """What answers at a URL, as its server calls it: of its limits nothing is known."""
+    """The specification of the server at `url`, with `model` as that server calls it. The server's own limits are
+    unknown."""
     allowed = options.allow_prefix_cache
     return EngineSpec(
         model,

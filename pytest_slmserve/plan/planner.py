@@ -1,4 +1,4 @@
-"""What the options mean on this host: models, engines, requests, sweeps, and the keys they are known by."""
+"""The planner of a run: what the options mean on this host, as models, engines, requests, sweeps and their keys."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from pytest_slmserve.workload.tokens import VOCABULARY
 
 @dataclass(frozen=True, slots=True)
 class MarkerOverrides:
-    """How the marker of an item departs from the options. lengths: prompt and output tokens of its requests; ramp_up:
-    of its closed loop; None: as the options say."""
+    """Settings in which the marker of an item departs from the options. lengths: prompt and output tokens of its
+    requests; ramp_up: of its closed loop; None: as the options say."""
 
     lengths: tuple[int, int] | None = None
     ramp_up: RampUp | None = None
@@ -57,7 +57,7 @@ class Planner:
 
     @property
     def interface(self) -> Interface:
-        """By which requests come in."""
+        """The interface through which requests come in: that of the options, or "endpoint" for a remote server."""
         return "endpoint" if self.platform == "remote" else self.options.interface
 
     @cached_property
@@ -82,7 +82,7 @@ class Planner:
         return why is None
 
     def misfit(self, model: str) -> str | None:
-        """Why a model cannot be served here; None if it can. Raises BadUsage for an unknown one."""
+        """The reason why a model cannot be served here; None if it can. Raises BadUsage for an unknown one."""
         if self.platform == "remote":
             return None
         shape_of(model)
@@ -93,7 +93,7 @@ class Planner:
         return None
 
     def overload(self, model: str, load: ClosedLoop, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str | None:
-        """Why a load would measure preemption; None if it would not."""
+        """The reason why a load would measure preemption; None if it would not, or if the capacity is unknown."""
         longest = self.workload(model, variant).longest
         capacity = kv_capacity(self.spec(model), longest)
         if capacity is None or capacity >= load.concurrency:
@@ -108,7 +108,8 @@ class Planner:
         return self.requests(model, spec)
 
     def requests(self, model: str, spec: WorkloadSpec) -> Workload:
-        """Those of `spec` for `model`; models of one vocabulary share them."""
+        """The workload of `spec` for `model`, built once. Models of one vocabulary share it, unless the options name a
+        dataset."""
         if self.platform == "remote" and known_shape(model) is None:
             return self._workload_of_unknown(spec)
         shape = shape_of(model)
@@ -118,7 +119,8 @@ class Planner:
         return self._workloads[name]
 
     def _workload_of_unknown(self, spec: WorkloadSpec) -> Workload:
-        """Of an endpoint's model of which nothing is known: ids that most models have, or text by a tokenizer."""
+        """The workload for an endpoint's model of unknown shape: ids that most models have, or text by the tokenizer of
+        `spec`. Raises BadUsage for text without a tokenizer."""
         if spec.source == "sharegpt" and not spec.tokenizer:
             raise BadUsage(
                 "--slm-dataset: the text needs a tokenizer, and that of this model is not known",
@@ -158,7 +160,8 @@ class Planner:
         return replace(load, settle_lifetimes=load.settle_lifetimes * -(-largest // spec.max_num_seqs))
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
-        """What it runs on, as locks and sensors know it. Raises BadUsage for a GPU that is not there."""
+        """Names of the devices that `spec` runs on, as locks and sensors use them. Raises BadUsage for a GPU that is
+        not there."""
         if self.platform == "remote":
             engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
             return tuple(url_lock(engine.url) for engine in engines)
@@ -194,7 +197,7 @@ class Planner:
         return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
     def unshareable(self, models: Sequence[str], sharing: Sharing, concurrency: int) -> str | None:
-        """Why engines of `models` cannot serve that many requests in all on this device; None if they can."""
+        """The reason why engines of `models` cannot serve so many requests in all on this device; None if they can."""
         try:
             spec = self.replicas(models, sharing)
         except BadUsage as error:
@@ -215,8 +218,8 @@ class Planner:
         return self.sweeps[model]
 
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
-        """Where `spec` is measured: this host, with what the specification's own interpreter holds, and the cores of
-        all of its GPUs where each has a part of them."""
+        """The environment that `spec` is measured in: this host, with the versions that the specification's own
+        interpreter has. Its cores are those of all of its GPUs, where each GPU has a part of them."""
         return self._environment(engine_alone(spec)).on(gpus_of(spec))
 
     def _environment(self, spec: EngineSpec) -> Environment:
@@ -259,7 +262,7 @@ class Planner:
         self.beside.add(series_key(spec, workload.hash, load, case.environment))
 
     def series(self, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str:
-        """What identifies the curve of a model, be it a planned sweep or not."""
+        """The key that identifies the curve of a model, whether a sweep of it is planned or not."""
         spec = self.spec(model)
         return series_key(spec, self.workload(model, variant).hash, self.load(1, variant), self.environment(spec))
 
@@ -298,7 +301,7 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
 
 
 def uneven(concurrency: int, replicas: int) -> str | None:
-    """Why so many requests cannot be put in flight in so many replicas, the same number in each; None if they can."""
+    """The reason why so many requests in flight cannot be divided evenly among so many replicas; None if they can."""
     if concurrency >= replicas and concurrency % replicas == 0:
         return None
     return f"{concurrency} requests in flight cannot be divided evenly among {replicas} replicas"

@@ -44,7 +44,7 @@ class Group:
 
     @property
     def least_s(self) -> float:
-        """It takes no less, however it is divided."""
+        """Seconds that the group takes at least, however it is divided."""
         if not self.divisible:
             return self.seconds
         return start_estimate_s(self.engine) + max(map(seconds_of, self.by_load.values()))
@@ -55,7 +55,8 @@ def seconds_of(cells: Sequence[PlannedItem]) -> float:
 
 
 def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
-    """By engine, in the order first met. Cells without one take no GPU: they read, or hold launches of their own."""
+    """Groups of cells by engine, in the order in which the engines first occur. Cells without an engine are left out,
+    for they take no GPU: they read, or hold launches of their own."""
     found: dict[Engines, list[PlannedItem]] = {}
     for cell in cells:
         if cell.engine is not None:
@@ -64,9 +65,9 @@ def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
 
 
 def in_order(groups: Sequence[Group]) -> list[Group]:
-    """As they are to begin: first what others are compared with, so that a run that is cut off can say what more GPUs
-    gain; then the widest, for an engine on many GPUs would wait long for the last of them; then the longest, for one
-    that begins late is what all wait for."""
+    """Groups in the order in which they are to begin. First are those that others are compared with, so that a run that
+    is cut off can say what more GPUs gain. Then come the widest, for an engine on many GPUs would wait long for the
+    last of them. Within one width the longest is first, for all wait for one that begins late."""
     spans: dict[tuple[str, str], set[int]] = {}
     for group in groups:
         spans.setdefault(_subject(group), set()).add(group.gpus)
@@ -90,7 +91,8 @@ WORTH = 0.05  # more divisions have to end so much sooner, for each costs a star
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and when a group runs. gpus: which; begins_s, ends_s: since the beginning of the run."""
+    """A group with the GPUs and the time of its run. gpus: their indices; begins_s, ends_s: seconds since the beginning
+    of the run."""
 
     group: Group
     gpus: tuple[int, ...]
@@ -99,8 +101,9 @@ class Placement:
 
 
 def spread(groups: Sequence[Group], gpus: int) -> list[Placement]:
-    """In their order, each on the GPUs that are free soonest: at most twice the least possible where each takes one
-    GPU, less 1/gpus (Graham 1966, "Bounds for certain multiprocessing anomalies").
+    """Placements of the groups, taken in the order of `in_order`, each on the GPUs that are free soonest. Where each
+    takes one GPU, the last end is at most 2 - 1/gpus times the least possible (Graham 1966, "Bounds for certain
+    multiprocessing anomalies").
 
     Raises BadUsage where an engine wants more GPUs than there are.
     """
@@ -129,8 +132,9 @@ def least_s(groups: Sequence[Group], gpus: int) -> float:
 
 
 def divided(groups: Sequence[Group], gpus: int) -> list[Group]:
-    """The same groups, each of another engine, with those in parts that all would wait for: the fewest divisions whose
-    end is within WORTH of that of more. Raises BadUsage as `spread` does."""
+    """Groups after division: an engine that all would wait for is served in parts, each a group of its own. They have
+    the fewest divisions whose end is within WORTH of that of more. groups: each of another engine. Raises BadUsage as
+    `spread` does."""
     whole = {group.engine: group for group in groups}
     steps = [spread(groups, gpus)]
     while step := _one_divided(steps[-1], whole, gpus):
@@ -140,8 +144,8 @@ def divided(groups: Sequence[Group], gpus: int) -> list[Group]:
 
 
 def _one_divided(placed: Sequence[Placement], whole: Mapping[Engines, Group], gpus: int) -> list[Placement]:
-    """With more parts of an engine that all wait for, so that it ends sooner and the whole no later; nothing where no
-    number of parts does that."""
+    """Placements with more parts of one engine that all wait for, so that it ends sooner and the whole no later. The
+    list is empty where no number of parts does that."""
     awaited = next((p.group.engine for p in _awaited(placed) if whole[p.group.engine].divisible), None)
     if awaited is None:
         return []
@@ -159,7 +163,7 @@ def _one_divided(placed: Sequence[Placement], whole: Mapping[Engines, Group], gp
 
 
 def _awaited(placed: Sequence[Placement]) -> Iterator[Placement]:
-    """What ends last, what that waited for, and so on."""
+    """Placements that delay the end: those that end last, those that they waited for, and so on."""
     ends_s = makespan_s(placed)
     while before := [placement for placement in placed if placement.ends_s == ends_s]:
         yield from before
@@ -169,7 +173,7 @@ def _awaited(placed: Sequence[Placement]) -> Iterator[Placement]:
 
 
 def _end_s(placed: Sequence[Placement], engine: Engines) -> float:
-    """When all parts of an engine are through."""
+    """Seconds from the beginning of the run until all parts of an engine have ended."""
     return max(placement.ends_s for placement in placed if placement.group.engine == engine)
 
 

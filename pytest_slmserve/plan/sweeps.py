@@ -51,8 +51,8 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
 
 
 def source_of(options: Options) -> Source:
-    """By the name of --slm-dataset: traces are CSV or JSON lines, ShareGPT is one array. Raises BadUsage for a trace
-    that is asked for text, or for nothing."""
+    """The source of requests by the name of --slm-dataset: traces are CSV or JSON lines, ShareGPT is one array. Without
+    a dataset it is the shipped lengths. Raises BadUsage where the options want fixed lengths of a trace."""
     if not options.dataset:
         return "lengths"
     if not options.dataset.endswith(TRACES):

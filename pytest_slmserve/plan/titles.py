@@ -12,7 +12,7 @@ Engines = EngineSpec | ReplicaSpec
 
 
 def engine_title(spec: Engines) -> str:
-    """What starts, in a few words."""
+    """A short title of an engine or a set of replicas, for people: "opt-125m on 2 GPUs"."""
     if isinstance(spec, EngineSpec):
         if spec.interface == "transformers":
             return f"{spec.model} in Transformers, batching {dict(spec.extra).get('batching')}"
@@ -23,7 +23,7 @@ def engine_title(spec: Engines) -> str:
 
 
 def point_title(spec: EngineSpec, load: Load) -> str:
-    """What is measured, in a few words."""
+    """A short title of a model under a load, for people: "opt-125m at 64"."""
     name = short_name(spec.model)
     return f"{name} at {load.concurrency}" if isinstance(load, ClosedLoop) else f"{name}, {load.title}"
 

@@ -23,7 +23,7 @@ OPT_POSITIONS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a `config.json` says of a model, as far as speed and memory depend on it.
+    """The shape of a model as its `config.json` gives it, as far as speed and memory depend on it.
 
     parameters: number of weights, or None where the architecture is not one whose weights we can count.
     """
@@ -55,8 +55,9 @@ class Shape:
         return 2 * bytes_per_value * self.layers * max(self.kv_heads, gpus) * self.head_size
 
     def indivisible(self, gpus: int) -> str | None:
-        """Why tensor parallelism cannot divide the model among so many GPUs, None if it can: each takes as many heads,
-        and as many columns of the feed-forward layers, and KV heads are divided evenly or held as often."""
+        """The reason why tensor parallelism cannot divide the model among so many GPUs; None if it can. Each GPU takes
+        equally many heads and columns of the feed-forward layers. KV heads are divided evenly, or each is held by
+        equally many GPUs."""
         config = dict(self.config)
         feed_forward = config.get("ffn_dim") or config.get("intermediate_size") or gpus
         if self.heads % gpus or int(feed_forward) % gpus:
@@ -121,7 +122,8 @@ def llama_parameters(config: Mapping[str, Any]) -> int:
 
 
 def qkv_biases(config: Mapping[str, Any]) -> int:
-    """What Qwen2 has beside a Llama-like model: biases of queries, keys and values (arXiv:2407.10671)."""
+    """Weights that Qwen2 has beside those of a Llama-like model: biases of queries, keys and values
+    (arXiv:2407.10671)."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     return int(config["num_hidden_layers"] * (hidden // heads) * (heads + 2 * kv_heads))
@@ -187,7 +189,7 @@ def shape_from_config(name: str, config: Mapping[str, Any]) -> Shape:
 
 
 def _entry(config: Mapping[str, Any], name: str) -> Any:
-    """By its usual name, or by that of an older architecture. Raises KeyError."""
+    """The value of an entry, found by its usual name or by that of an older architecture. Raises KeyError."""
     for word in (name, *OTHER_WORDS[name]):
         if word in config:
             return config[word]
@@ -329,7 +331,8 @@ KNOWN_AS = {known: name for name in CATALOGUE for known in (name, _on_hub(name).
 
 
 def hub_name(model: str) -> str:
-    """Where real weights come from: the Hub's name of a catalogue model; a folder stays what it is."""
+    """The name to load real weights by: the Hub's name of a catalogue model; any other name, such as a folder, is
+    unchanged."""
     name = catalogue_name(model)
     return _on_hub(name) if name else model
 

@@ -18,7 +18,7 @@ OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is a
 
 @dataclass(frozen=True)  # no slots, as of a workload
 class Environment:
-    """Where it was measured. Every field may be None: not measured."""
+    """The device, versions and host of a measurement. Every field may be None: not measured."""
 
     platform: str | None = None
     gpu_name: str | None = None
@@ -66,13 +66,14 @@ class Environment:
         return self.on(1).key
 
     def on(self, gpus: int) -> Environment:
-        """Of an engine on so many GPUs: it has the parts of all of them, if the cores are divided."""
+        """The environment of an engine on so many GPUs: with the cores of all of them, if the cores are divided among
+        GPUs."""
         if not (self.of_gpus and self.cores):
             return self
         return replace(self, cores=self.cores // self.of_gpus * gpus, of_gpus=gpus)
 
     def of(self, spec: EngineSpec) -> Environment:
-        """Where `spec` is measured, on this host."""
+        """The environment of `spec` on this host: with its URL, if it is an endpoint."""
         return replace(self, url=spec.url) if spec.url else self
 
 

@@ -17,7 +17,7 @@ class SlmError(Exception):
 
 @contextmanager
 def naming(who: str, kind: type[SlmError] = SlmError) -> Iterator[None]:
-    """What goes wrong meanwhile, if it is of this kind, is said to be of `who`."""
+    """Context manager that raises errors of this kind again, with `who` before their problem."""
     try:
         yield
     except kind as error:

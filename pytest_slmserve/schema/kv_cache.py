@@ -1,4 +1,4 @@
-"""How many KV blocks an engine has and how many requests fit in them, from shapes alone."""
+"""Arithmetic of the KV cache: the blocks that an engine has and the requests that fit in them, from shapes alone."""
 
 from __future__ import annotations
 

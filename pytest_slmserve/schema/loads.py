@@ -106,7 +106,8 @@ class OpenLoop:
 
     @property
     def judged_by(self) -> JudgedBy:
-        """Which requests count: those sent in the window, or those that ended in it, which are all of a job."""
+        """The rule by which requests count: those "sent" in the window, or those that "ended" in it, which are all of a
+        job."""
         return "sent" if self.requests is None else "ended"
 
     @property
@@ -137,7 +138,7 @@ class OpenLoop:
 
     @property
     def step_windows_s(self) -> list[tuple[float, float]]:
-        """From and until when the requests of each step are judged, in seconds since the run began."""
+        """Begin and end of each step's window, whose requests are judged, in seconds since the run began."""
         ends = accumulate(seconds for _, seconds in self.steps)
         return [(end - seconds + self.settle_s, end) for (_, seconds), end in zip(self.steps, ends, strict=True)]
 
@@ -146,18 +147,19 @@ Load = ClosedLoop | OpenLoop
 
 
 def is_steady(load: Load) -> TypeGuard[ClosedLoop]:
-    """Whether a window is judged in which so many requests are in flight: a point of a sweep."""
+    """Check whether a load is a closed loop whose window is judged, with so many requests in flight: a point of a
+    sweep."""
     return isinstance(load, ClosedLoop) and load.requests is None
 
 
 def is_job(load: Load) -> TypeGuard[OpenLoop]:
-    """Whether it is a number of requests that come by a schedule and are served to the end."""
+    """Check whether a load is a number of requests that come by a schedule and are served to the end."""
     return isinstance(load, OpenLoop) and load.requests is not None
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """What a record keeps of a load, in the words on disk. Beside what each kind always had, a field is kept where it
-    is not the default."""
+    """Facts of a load as a record keeps them, in the words on disk. A closed loop keeps all fields. An open loop keeps
+    those that its kind always had, and each other that is not the default."""
     if isinstance(load, ClosedLoop):
         return to_stored({**asdict(load), "kind": "closed_loop"})
     always = {"requests", "rate", "seed"} if is_job(load) else {"arrivals", "rate", "settle_s", "window_s"}

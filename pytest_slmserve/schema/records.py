@@ -16,7 +16,7 @@ from pytest_slmserve.schema.workloads import WorkloadReference
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: phase is "ramp", "settle", "window" or "over"."""
+    """Progress of a run: phase is "ramp", "settle", "window" or "over"."""
 
     phase: str
     elapsed_s: float
@@ -27,8 +27,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What the engine made of its specification, as it reports itself when it is ready. weight_bytes: on all of its
-    GPUs together."""
+    """Settings that the engine derived from its specification, as it reports them when it is ready. weight_bytes: on
+    all of its GPUs together."""
 
     kv_blocks: int | None = None
     block_size: int | None = None
@@ -89,7 +89,7 @@ class Failures:
         return len(self.request)
 
     def kept(self, rows: Sequence[int]) -> Failures:
-        """These rows of it."""
+        """A copy with only these rows, in their order."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return Failures(**{name: values and tuple(values[row] for row in rows) for name, values in columns.items()})
 
@@ -113,7 +113,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What sensors said during a run, one row per reading, in the order taken. None is "not known".
+    """Readings of the sensors during a run, one row per reading, in the order taken. None is "not known".
 
     sources: who answered. time_s: when a reading was taken, in seconds since the run began. span_s: length of the time
     before it that its ratios are means over. columns: by number (`pytest_slmserve.sensors`), SI units and ratios of 1.
@@ -136,7 +136,7 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What the client of a server saw of the tokens, beside each request's first and last.
+    """Measurements of the tokens by the client of a server, beside each request's first and last.
 
     tokens: received in successive spans of `bin_s` from `begins_s` on, since the run began. gaps: a histogram of the
     times between successive pieces of a request that lie in the window; `counts` has at i those from
@@ -170,11 +170,11 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one load did to one engine. `window_s`: from and to, in seconds since the run began, which was at `began_s`
-    of the host's monotonic clock (None for an engine with a clock of its own). steps: none where a server does not tell
-    them. failures: how many requests failed, of which the samples have no row; failed: their own rows, None where there
-    are none, or where it was not noted when each was sent. stream: where there was a client. derived: what was computed
-    of it, by name (`analysis/once.py`)."""
+    """Results of one load on one engine. `window_s`: from and to, in seconds since the run began. `began_s`: that
+    beginning by the host's monotonic clock; None for an engine with a clock of its own. steps: none where a server
+    does not report them. failures: number of failed requests, of which the samples have no row. failed: their own rows;
+    None where there are none, or where it was not noted when each was sent. stream: where there was a client. derived:
+    results computed from the run, by name (`analysis/once.py`)."""
 
     samples: Samples
     steps: Steps
@@ -206,7 +206,8 @@ class Replica:
     thread_percentage: int | None = None
 
     def key(self, alone: str) -> str:
-        """Of a measurement that has the key `alone` but for what it was measured beside."""
+        """The key of this engine's measurement. alone: its key without regard to the engines that it was measured
+        beside."""
         return short_hash([alone, self.set, self.index])
 
 

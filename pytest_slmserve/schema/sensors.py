@@ -1,4 +1,5 @@
-"""What sensors can tell, by number. NVIDIA's DCGM has given its fields numbers; what it has none for has one of ours.
+"""Quantities that sensors report, by number. NVIDIA's DCGM numbers its fields; a quantity that has no such field has a
+number of ours.
 
 Names of DCGM's fields change between releases (4.6 renamed most), numbers do not: everything here is keyed by them.
 """
@@ -88,5 +89,6 @@ def per_unit(number: int) -> float:
 
 
 def rounded(number: int, value: float | None) -> float | None:
-    """To the sensor's resolution, as an archive keeps it: what a run prints, a report on its records prints too."""
+    """The value rounded to the sensor's resolution, as an archive keeps it. So a report on the records of a run prints
+    what the run printed."""
     return None if value is None else round(value * per_unit(number)) / per_unit(number)

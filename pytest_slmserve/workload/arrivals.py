@@ -1,4 +1,4 @@
-"""When requests are sent: seconds since the beginning of a load, the same for one seed on every machine.
+"""Times at which requests are sent: seconds since the beginning of a load, the same for one seed on every machine.
 
 Every process but a replayed trace is one of unit rate, whose time is then stretched: a gap of 1 becomes 1/rate
 seconds, in a ramp by the rate of the step it falls into. For a Poisson process this is exact (an inhomogeneous one is a
@@ -35,7 +35,7 @@ TOLD_BY: dict[Process, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests are sent, whatever becomes of those before them: an open loop.
+    """A process that sends requests whatever becomes of those before them: an open loop.
 
     constant: every 1/rate seconds, the first at 0. poisson: independent of each other, `rate` of them per second.
     gamma: gaps of a gamma distribution with mean 1/rate and shape `burstiness`, as vLLM names it: 1 is Poisson, less
@@ -70,7 +70,7 @@ class Arrivals:
 
 
 def schedule(arrivals: Arrivals) -> tuple[float, ...]:
-    """When each request is to be sent: seconds since the beginning, ascending, the first at 0 or later.
+    """Times at which to send the requests: seconds since the beginning, ascending, the first at 0 or later.
 
     By chance there may be none. Two may come at the same instant: in a trace, and where gaps are very uneven.
     """

@@ -51,7 +51,7 @@ def build_workload(spec: WorkloadSpec, shape: Shape, *, tokenizer: Tokenize | No
 
 
 def tokenizer_of(spec: WorkloadSpec, shape: Shape) -> Tokenize:
-    """What the text of a specification is cut by. Raises BadUsage where there is none."""
+    """The tokenizer that cuts the text of a specification. Raises BadUsage where there is none."""
     if spec.tokenizer:
         return named_tokenizer(spec)
     if spec.as_vllm:
@@ -63,7 +63,7 @@ def tokenizer_of(spec: WorkloadSpec, shape: Shape) -> Tokenize:
 
 
 def named_tokenizer(spec: WorkloadSpec) -> Tokenize:
-    """That of the specification, which names one."""
+    """The tokenizer that the specification names, with special tokens where its requests are vLLM's own."""
     return hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
 
 
@@ -153,7 +153,7 @@ def _sampled(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str
 
 
 def _maker(spec: WorkloadSpec, tokenize: Tokenize) -> Callable[[Sequence[Conversation]], Iterator[Request]]:
-    """How conversations, in their order, become requests; lazily, since tokenising is what costs time."""
+    """A function that makes requests of conversations, in their order; lazily, since tokenising is what costs time."""
     match spec.prompt_tokens, spec.output_tokens:
         case int(prompt), int(output):
             return lambda picked: (Request(ids, output) for ids in _joined(_tokens(picked, 0, tokenize), prompt))

@@ -53,7 +53,7 @@ def _packaged() -> Path:
 
 
 def follows(rule: Rule, conversation: Conversation) -> bool:
-    """Whether a conversation counts under a rule; its first two turns are then prompt and reply.
+    """Check whether a conversation counts under a rule; its first two turns are then prompt and reply.
 
     vllm: two turns at least, whatever the roles, as vLLM's own benchmark takes them. human-first: besides, a human
     asks and the model replies, as the authors of arXiv:2503.08311 filter (of the splits, many begin with a reply).
@@ -186,7 +186,7 @@ def _not_sharegpt(path: Path, found: str) -> BadDataset:
 
 
 def _kind(value: Any) -> str:
-    """What a value of JSON is, for people; never its text."""
+    """The kind of a JSON value, for people; never its text."""
     match value:
         case dict():
             return _object(list(value))

@@ -52,7 +52,7 @@ class Trace:
     source: str
 
     def arrivals(self, speed: float = 1.0) -> Arrivals:
-        """The same requests at the same times, `speed` times as fast."""
+        """The arrivals of the trace's requests at its times, `speed` times as fast."""
         return Arrivals("trace", offsets_s=tuple(row.offset_s for row in self.rows), speed=speed)
 
 
@@ -153,7 +153,8 @@ def _stamped(path: Path) -> Iterator[tuple[int, Stamped]]:
 
 
 def _format(path: Path, first: str, rest: Iterable[str]) -> tuple[Callable[[str], Stamped], Iterable[tuple[int, str]]]:
-    """How a line is read, and the lines that are rows, by the first line of the file."""
+    """The parser of a line, and the lines that are rows with their numbers, by the first line of the file. Raises
+    BadDataset where that is of no trace."""
     if first.lstrip().startswith("{"):
         return _mooncake, enumerate(chain([first], rest), start=1)
     names = [name.strip() for name in first.split(",")]
@@ -169,7 +170,8 @@ def _azure(columns: Sequence[int], line: str) -> Stamped:
 
 
 def _nanoseconds(instant: str) -> int:
-    """Of 2023-11-16 18:15:46.6805900, since any beginning; a float or a datetime would lose the last digits."""
+    """Nanoseconds since 1970 of an instant such as 2023-11-16 18:15:46.6805900. A float or a datetime would lose the
+    last digits. Raises ValueError."""
     match = INSTANT.fullmatch(instant)
     if match is None:
         raise ValueError
