@@ -1,2 +1,1 @@
-"""What serves: engines behind one interface, how they are launched, shared and loaded. Nothing here judges a
-measurement."""
+"""Engines behind one interface: how they are launched, shared and loaded. Nothing here judges a measurement."""

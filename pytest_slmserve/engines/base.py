@@ -52,14 +52,14 @@ def ignore_progress(progress: Progress) -> None:
 
 
 class WindowBarrier(Protocol):
-    """Where engines that are measured at once wait for each other. begins_s: when all of them begin, by the host's
-    monotonic clock."""
+    """A barrier at which engines that are measured at the same time wait for each other. begins_s: when all of them
+    begin, by the host's monotonic clock."""
 
     begins_s: float
 
     def settled(self) -> tuple[float, float]:
-        """This engine's load has settled; waits until all have, and says from when to when the window is. Raises
-        EngineFailed where one of the others will not."""
+        """Report that this engine's load has settled, and wait until all have. Returns the begin and the end of the
+        common window, by the host's monotonic clock. Raises EngineFailed where another engine will not settle."""
 
 
 class Engine(Protocol):

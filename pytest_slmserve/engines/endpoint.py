@@ -1,4 +1,4 @@
-"""Whatever answers at a URL as OpenAI's server does, with streaming: another vLLM, SGLang, TGI, llama.cpp ..."""
+"""Endpoints that answer at a URL as OpenAI's server does, with streaming: another vLLM, SGLang, TGI, llama.cpp ..."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class EndpointEngine:
         return self._asked(self.body(Request((5, 6, 7), 2)))
 
     def _told(self, text: str) -> str:
-        """Some repeat the key that they refuse."""
+        """The first characters of a server's text, without our key: some servers repeat the key that they refuse."""
         return (text.replace(self._key, "[hidden]") if self._key else text)[:TOLD]
 
     def _asked(self, body: str) -> tuple[int, str, str]:
@@ -110,8 +110,8 @@ class EndpointEngine:
         return self._chats or TOKEN_IDS in self.without
 
     def body(self, request: Request) -> str:
-        """Of one request, in the words of the URL's interface: its text where it has one; else ids for completions, and
-        words for a chat."""
+        """The JSON body of one request, for the URL's interface. The prompt is the request's text where it has one;
+        else token ids for completions, words for a chat or a server that refuses ids."""
         asked = completion(request, self.spec.model)
         own = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
         asked["prompt"] = own or request.text or self._as_it_is(request)
@@ -126,7 +126,7 @@ class EndpointEngine:
         return text_of(request) if self._in_words else list(request.prompt)
 
     def start(self) -> None:
-        """Somebody else has started it."""
+        """Do nothing: somebody else has started the server."""
 
     def load_requests(self, workload: Workload) -> None:
         if self._client.has(workload):
@@ -153,7 +153,8 @@ class EndpointEngine:
         return replace(run, stream=replace(run.stream, without=self.without, salt=salt, cache_lookups=seen))
 
     def _lookups(self) -> tuple[int, int] | None:
-        """Of its cache of prefixes, as long as it tells."""
+        """Prompt tokens that the server has looked up in its prefix cache, and found there, since it began. None from
+        the first time that it does not report them."""
         found = lookups(self.spec.url, self._headers) if self._counts else None
         self._counts = found is not None
         return found
@@ -167,7 +168,7 @@ class EndpointEngine:
 
 
 def hint_of(status: int) -> str:
-    """What to do about an answer that is not 200."""
+    """The hint for an answer whose HTTP status is not 200: what the user can change."""
     match status // 100:
         case 3:
             return "the URL that it leads to: requests do not follow"
@@ -192,6 +193,7 @@ def check_endpoints(urls: Sequence[str], models: Sequence[str]) -> None:
 
 
 def error_in(stream: str) -> str | None:
-    """What a server that has begun to stream says against it."""
+    """The first line of data with an "error" in a stream that a server has begun, without its prefix; None where there
+    is none."""
     lines = (line.removeprefix("data:").strip() for line in stream.splitlines() if line.startswith("data:"))
     return next((line for line in lines if '"error"' in line), None)

@@ -22,7 +22,8 @@ GENERATE = WORKER.with_name("hf_worker.py")
 
 
 class BatchedEngine(OfflineEngine):
-    """Its process is another; for the rest it is driven as vLLM's engine is."""
+    """An engine of Transformers' generate(): it has another worker process, and is otherwise driven as vLLM's engine
+    is."""
 
     worker = GENERATE
 
@@ -50,7 +51,8 @@ class BatchedEngine(OfflineEngine):
 
 
 def batching_of(spec: EngineSpec) -> dict[str, Any]:
-    """How it batches: from the specification's further arguments. Raises BadUsage where they do not say."""
+    """The worker's arguments of batching: `batching` and `wait_s` (seconds) from the specification's further arguments,
+    `batch` from `max_num_seqs`. Raises BadUsage where the further arguments have no `batching`."""
     extra = dict(spec.extra)
     try:
         return {"batching": extra["batching"], "batch": spec.max_num_seqs, "wait_s": extra.get("wait_s", 0.0)}
@@ -60,15 +62,16 @@ def batching_of(spec: EngineSpec) -> dict[str, Any]:
 
 
 def times_of(load: Load) -> tuple[float, ...]:
-    """When each request comes. Raises BadUsage for users who send when they are answered: a static batch would wait for
-    those that wait for it."""
+    """The time at which each request of a job arrives, in seconds since its beginning. Raises BadUsage for users who
+    send when they are answered: a static batch would wait for those that wait for it."""
     if not is_job(load):
         raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
     return load.times
 
 
 class SimulatedBatches(SimulatedEngine):
-    """The same by the formula of the simulated engine: a step of B slots takes (b_half + B)/t_inf, ended or not."""
+    """A simulated engine that makes batches one after the other. A step of B slots takes (b_half + B)/t_inf seconds,
+    the formula of `SimulatedEngine`, whether their requests have ended or not."""
 
     def __init__(self, spec: EngineSpec, extra_env: Mapping[str, str] | None = None) -> None:
         super().__init__(spec, extra_env=extra_env)

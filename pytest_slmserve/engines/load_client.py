@@ -1,4 +1,4 @@
-"""Our load generator as an engine's interface has it: a process of its own, that puts loads on a URL."""
+"""The load generator as an engine uses it: a process of its own that puts loads on a URL."""
 
 from __future__ import annotations
 
@@ -82,14 +82,15 @@ def completion(request: Request, model: str) -> dict[str, Any]:
 
 
 def run_of(told: Mapping[str, Any], workload: Workload, steps: Sequence[Sequence[Any]] = ()) -> Run:
-    """What the client told, as a Run. steps: rows of its server's trace, where there is one."""
+    """The columns that the client reports, as a Run. steps: rows of its server's trace, where there is one."""
     samples = _with_prompts(told["samples"], workload)
     run = run_from({**told, "samples": samples, "steps": [*zip(*steps)]})
     return replace(run, stream=_stream(told))
 
 
 def _with_prompts(samples: Sequence[Sequence[Any]], workload: Workload) -> list[Sequence[Any]]:
-    """Where a request was cut off before its server told how many tokens its prompt has, we do."""
+    """The columns of the samples with every prompt's tokens counted: by the workload where a request was cut off before
+    its server reported the count."""
     columns = list(samples)
     if columns:
         known = zip(columns[REQUEST], columns[PROMPT_TOKENS], strict=True)

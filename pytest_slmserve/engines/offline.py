@@ -70,7 +70,7 @@ class OfflineEngine(StaggeredEngine):
             self._finish_start()
 
     def arguments(self, model: str) -> dict[str, Any]:
-        """What its process is told first. model: a folder or a Hub name."""
+        """The first message to the engine's process: its arguments. model: a folder or a Hub name."""
         return engine_arguments(self.spec, model)
 
     def _finish_start(self) -> None:
@@ -132,7 +132,8 @@ class OfflineEngine(StaggeredEngine):
         return problem
 
     def close(self) -> None:
-        """Politely where it waits for us; in the middle of a load it would not hear that before the load's end."""
+        """Stop the process: politely where it waits for us, at once in the middle of a load, whose end it would await
+        first."""
         polite, self.ready = self.ready, False
         if not polite:
             return self.child.kill()

@@ -81,7 +81,8 @@ class Pool:
         return self._hold(spec, extra_env)
 
     def take(self, engine: Waiting) -> Engine:
-        """It is the turn of one that was launched before, and is the pool's from now on. Raises EngineFailed."""
+        """Start an engine that was launched before, for it is its turn; it is the pool's from now on, in place of what
+        ran. Raises EngineFailed."""
 
         def started(spec: EngineSpec) -> Engine:
             engine.start()
@@ -92,7 +93,9 @@ class Pool:
         return engine
 
     def replicas(self, spec: ReplicaSpec) -> ReplicaEngines:
-        """The same for several engines at once."""
+        """The running replicas for `spec`, started if they are not what runs, or if one of them has failed.
+
+        Raises EngineFailed where they do not start; those that did not are not tried again."""
         return self._held(self._start_replicas, spec)
 
     def _held(self, start: Callable[[Spec], Started], spec: Spec) -> Started:

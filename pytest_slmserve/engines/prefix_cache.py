@@ -31,11 +31,10 @@ COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Which ids of each prompt are its own: after the first come `salt`, drawn for these requests, and the number of
-    the round. A cache keeps what begins alike, so all that follows is new to it.
+    """The ids that make each prompt new: after its first come `salt`, drawn for these requests, and the number of the
+    round. A cache keeps what begins alike, so all that follows is new to it.
 
-    words: prompts are common words, two for each id. largest: id of the requests.
-    """
+    words: prompts are common words, two for each id. largest: id of the requests."""
 
     salt: tuple[int, int]
     words: bool
@@ -43,7 +42,7 @@ class Fresh:
 
     @property
     def mark(self) -> str:
-        """What stands for these ids in a body."""
+        """The placeholder of these ids in a body; in quotes where prompts are lists of ids."""
         return MARK if self.words else f'"{MARK}"'
 
     @property
@@ -51,7 +50,7 @@ class Fresh:
         return [self._text((*self.salt, self._id(number))) for number in range(ROUNDS)]
 
     def prompt(self, ids: tuple[int, ...]) -> list[int | str] | str | None:
-        """With the mark in it; None for one that is too short."""
+        """The prompt with the mark in it, as words or as a list of ids; None for one that is too short."""
         place = FRESH * (2 if self.words else 1)
         if len(ids) <= place + 1:
             return None
@@ -67,14 +66,15 @@ class Fresh:
 
 
 def fresh(workload: Workload, words: bool, draw: Callable[[int], int] = secrets.randbelow) -> Fresh:
-    """For one hand-over of these requests."""
+    """The fresh ids for one hand-over of these requests, with a salt that is drawn for it."""
     largest = max(max(request.prompt, default=0) for request in workload.requests)
     span = max(1, largest - LEAST_ID)
     return Fresh((LEAST_ID + draw(span), LEAST_ID + draw(span)), words, largest)
 
 
 def text_of(request: Request) -> str:
-    """About as many tokens of text: common words, one token each for most tokenizers. The server counts them."""
+    """Text of about as many tokens as the prompt: common words, one token each for most tokenizers. The server counts
+    them."""
     return words_of(request.prompt)
 
 

@@ -118,7 +118,8 @@ class ServerEngine(StaggeredEngine):
             time.sleep(LOOK_S)
 
     def _healthy(self) -> bool:
-        """Of several front ends one answers; that the others are there too is known as they tell their limits."""
+        """Report whether the server is ready: it answers, and each of several front ends has reported its limits. Only
+        one of them answers, which says nothing of the others."""
         try:
             answered = self._asked("GET", "/health")[0] == 200
         except (OSError, http.client.HTTPException):
@@ -131,7 +132,8 @@ class ServerEngine(StaggeredEngine):
         return status, text
 
     def _facts(self) -> dict[str, Any]:
-        """Its limits, by our plugin; what its model process knows, where vLLM's developer endpoint is there."""
+        """The server's limits, by our plugin; and what its model process reports, where vLLM's developer endpoint is
+        there. Raises EngineFailed where the plugin has written nothing."""
         try:
             told: dict[str, Any] = trace_lines(self.child.folder)[0]
         except (OSError, IndexError):
@@ -172,8 +174,8 @@ class ServerEngine(StaggeredEngine):
         return [row for row in trace_lines(self.child.folder, after) if row[0] >= began_s]
 
     def _await_idle(self) -> None:
-        """What was cut off at the end of a load is served on until its server has noticed: no longer when the next load
-        begins."""
+        """Wait until the server makes no more steps, at most ANSWER_S seconds. It serves requests that the load's end
+        cut off until it notices; that must be over when the next load begins."""
         seen, until = -1, time.monotonic() + ANSWER_S
         while (size := trace_file(self.child.folder).stat().st_size) != seen and time.monotonic() < until:
             seen = size
@@ -217,7 +219,7 @@ def start_server(
 
 
 def server_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
-    """As of the engine without HTTP, so that the interfaces can be compared."""
+    """The server's arguments: those of the engine without HTTP, so that the interfaces can be compared, and its own."""
     engine = {name: value for name, value in engine_arguments(spec, model).items() if name not in NOT_OF_A_SERVER}
     counted = {"enable_prompt_tokens_details": True} if spec.caches_prefixes else {}
     ours = {"served_model_name": NAME, "disable_uvicorn_access_log": True, "middleware": GUARD}
@@ -267,7 +269,7 @@ def free_port() -> int:
 
 
 def write_plugin(folder: Path) -> None:
-    """What makes vLLM find our plugin: the entry point of a distribution on its path."""
+    """Write into `folder`, which is on vLLM's path, a distribution whose entry point makes vLLM find our plugin."""
     found = folder / "slm_trace-0.dist-info"
     found.mkdir()
     (found / "METADATA").write_text("Metadata-Version: 2.1\nName: slm-trace\nVersion: 0\n", "utf-8")
@@ -279,14 +281,15 @@ def trace_file(folder: Path) -> Path:
 
 
 def tellers(folder: Path) -> int:
-    """How many have told their limits: front ends, or engines behind one."""
+    """The number of front ends, or of engines behind one, that have reported their limits."""
     with suppress(OSError), trace_file(folder).open("rb") as file:
         return sum(line.startswith(b"{") for line in file)
     return 0
 
 
 def trace_lines(folder: Path, after: int = 0) -> list[Any]:
-    """What the plugin has told, from so many bytes on: its limits first, then a row for each step."""
+    """The lines that the plugin has written from byte `after` on, as values: its limits first, then a row for each
+    step."""
     with trace_file(folder).open("rb") as file:
         file.seek(after)
         return [json.loads(line) for line in file if line.endswith(b"\n")]

@@ -159,7 +159,8 @@ class SimulatedEngine:
 
     @property
     def waits_s(self) -> float:
-        """What a step adds to the work of its GPUs: all-reduces after the attention and the feed-forward of a layer."""
+        """The seconds that a step adds to the work of its GPUs: all-reduces after the attention and the feed-forward of
+        a layer."""
         return 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.shape.layers * self.faults.all_reduce_s
 
     def law(self, workload: Workload) -> tuple[float, float]:
@@ -170,7 +171,8 @@ class SimulatedEngine:
         return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
 
     def drawn_law(self, workload: Workload) -> tuple[float, float]:
-        """The same of all its GPUs in one run, whose speed is a little off."""
+        """The law of all its GPUs in one run, whose speed is a little off: t_inf in output tokens/s, and b_half in
+        sequences."""
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise))
         return (
@@ -179,7 +181,7 @@ class SimulatedEngine:
         )  # of the work; what a step waits for is another part of it
 
     def start(self) -> None:
-        """It has no device to wait for."""
+        """Do nothing: the engine has no device to wait for."""
 
     def load_requests(self, workload: Workload) -> None:
         check_fits(self.spec, workload)
@@ -287,7 +289,8 @@ class SimulatedEngine:
 
 
 def _due(loop: ClosedLoopPacer | SchedulePacer, state: _Simulation) -> int:
-    """How many users start now; where there is nothing to do until the next one is due, it is then."""
+    """The number of users to start now. Where there is nothing to do until the next one is due, the clock moves on to
+    that time first."""
     if isinstance(loop, SchedulePacer):
         if not state.in_flight and loop.next_s is not None:
             state.now = max(state.now, loop.next_s)

@@ -1,4 +1,4 @@
-"""Where a launch of a gate finds compiled code, and leaves it."""
+"""Caches of compiled code: where a launch of a gate finds such code, and leaves it."""
 
 from __future__ import annotations
 
@@ -41,5 +41,6 @@ def caches(how: Caches, side: Side, specs: Mapping[Side, EngineSpec]) -> Iterato
 
 
 def _may_differ(specs: Mapping[Side, EngineSpec]) -> bool:
-    """In their code, of which nothing is known but who runs it and by which variables."""
+    """Report whether the sides may run different code: whether they differ in interpreter or variables. There is no
+    other fact about their code here."""
     return len({(spec.python, spec.env) for spec in specs.values()}) > 1

@@ -10,10 +10,10 @@ from typing import IO, Any
 
 
 def try_lock(file: IO[Any] | int, *, shared: bool = False) -> bool:
-    """Whether an open file, or a descriptor, is locked now, until it is closed: not where another holds the lock.
+    """Lock an open file, or a descriptor, until it is closed. Returns False, without waiting, where another holds the
+    lock.
 
-    shared: beside other shared locks. Raises OSError where the file system has no locks.
-    """
+    shared: beside other shared locks. Raises OSError where the file system has no locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,9 +1,8 @@
-"""What an engine is told to load: real weights by their name, or for dummy ones a folder that describes the model.
+"""Models for an engine to load: real weights by their name, or for dummy ones a folder that describes the model.
 
-Such a folder lies in the same place at every start. vLLM keeps what torch.compile and Triton made in a folder that is
-named by a hash, and the path of the model goes into that hash (`ModelConfig.compute_hash`, `compilation/backends.py`;
-vLLM 0.26): in a new place everything would be compiled again.
-"""
+Such a folder lies in the same place at every start: in a new place vLLM would compile everything again. It keeps what
+torch.compile and Triton made in a folder that is named by a hash. The path of the model goes into that hash
+(`ModelConfig.compute_hash`, `compilation/backends.py`; vLLM 0.26)."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def kept(name: str, files: Mapping[str, str]) -> Path:
 
 
 def own_cache() -> Path:
-    """Where what can be made again is kept, by the XDG Base Directory Specification."""
+    """The folder for what can be made again, in the user's cache by the XDG Base Directory Specification."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-slmserve"
 
 

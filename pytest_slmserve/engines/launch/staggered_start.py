@@ -22,14 +22,14 @@ class StartTurn:
         self.extra_env: Mapping[str, str] = {"SLM_TURN": str(self._file)} if held else {}
 
     def give(self) -> None:
-        """What it waited until now is no part of its start."""
+        """Give the engine its turn: what it has waited for that until now is no part of its start."""
         if since := self._waiting_since():
             self._waited_s = max(0.0, time.time() - since)
         self._file.touch()
 
     def await_import(self, child: Child, within_s: float) -> None:
-        """Until all its processes wait, or it has ended, of which its start will tell. Raises EngineFailed after that
-        many seconds."""
+        """Wait until all processes of the engine wait for their turn, or it has ended, which its start will report.
+        Raises EngineFailed after `within_s` seconds."""
         until = time.monotonic() + within_s
         while not self._waiting_since() and child.process.poll() is None:
             if time.monotonic() > until:
@@ -38,7 +38,7 @@ class StartTurn:
 
     @property
     def start_s(self) -> float:
-        """Since it was launched, less what it waited for its turn."""
+        """Seconds since the engine was launched, less what it waited for its turn."""
         return time.monotonic() - self._began - self._waited_s
 
     def _waiting_since(self) -> float | None:
@@ -48,13 +48,14 @@ class StartTurn:
 
 
 class StaggeredEngine:
-    """Of an engine that can be launched before its turn: the wait for it, and the start."""
+    """The base of an engine that can be launched before its turn: the wait for the turn, and the start."""
 
     child: Child
     _turn: StartTurn
 
     def await_turn(self) -> None:
-        """Until one that was held has imported what it needs. Raises EngineFailed where it takes too long."""
+        """Wait until an engine that was held has imported what it needs, or has ended. Raises EngineFailed where it
+        takes more than START_S seconds."""
         self._turn.await_import(self.child, START_S)
 
     def start(self) -> None:

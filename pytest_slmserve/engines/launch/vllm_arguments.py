@@ -101,11 +101,12 @@ def placement_env(
 
 
 def bound_to(cores: Collection[int], processes: int) -> str:
-    """As many cores for each of an engine's processes, neighbours together, in the words of vLLM's CPU backend."""
+    """The CPU cores of each of an engine's processes, in the syntax of vLLM's CPU backend: as many for each, neighbours
+    together."""
     there, each = sorted(cores), max(1, len(cores) // processes)
     return "|".join(",".join(map(str, there[i * each : (i + 1) * each])) for i in range(processes))
 
 
 def own_cores() -> Collection[int]:
-    """Those that we may run on."""
+    """The CPU cores that this process may run on; all where the system does not say."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

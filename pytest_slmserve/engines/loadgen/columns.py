@@ -1,4 +1,4 @@
-"""What a run found, as columns for one line of JSON. Times are `time.monotonic()`, in seconds."""
+"""The results of a run, as columns for one line of JSON. Times are `time.monotonic()`, in seconds."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def gap_bin(gap_s: float) -> int:
 
 
 def merged(parts: Sequence[Message]) -> Message:
-    """What several client processes found, as one."""
+    """The columns of several client processes, merged into those of one: rows in the order sent, counts added."""
     columns = [zip(*part["samples"], part["scheduled"] or repeat_none(part)) for part in parts]
     rows = sorted((row for part in columns for row in part), key=lambda row: row[1])
     *samples, scheduled = zip(*rows) if rows else ((),)

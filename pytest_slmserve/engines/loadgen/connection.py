@@ -60,7 +60,7 @@ class Connection:
         return [(data, told[0][2] if told else b"")]
 
     def send(self, data: bytes) -> None:
-        """As much as goes; the rest is kept in `unsent`. Raises OSError."""
+        """Send as much of `data` as the socket takes, and keep the rest in `unsent`. Raises OSError."""
         try:
             sent = self.socket.send(data)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -99,7 +99,7 @@ class SecureConnection(Connection):
         return select.EPOLLIN
 
     def receive(self) -> list[Piece]:
-        """Until nothing is left in the TLS layer, of which epoll knows nothing."""
+        """The pieces that are there, read until nothing is left in the TLS layer, which epoll does not see."""
         pieces: list[Piece] = []
         with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
             while len(pieces) < PIECES or self._tls_holds_more:
@@ -114,7 +114,8 @@ class SecureConnection(Connection):
 
 
 def address_of(host: str, port: int) -> Address:
-    """Of the host's addresses the first that answers; where none does, its last. Raises OSError of a host without."""
+    """The first of the host's addresses that accepts a connection; the last one where none does. Raises OSError for a
+    host without an address."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, kind, protocol, _, where in found[:-1]:
         with socket.socket(family, kind, protocol) as trial, suppress(OSError):

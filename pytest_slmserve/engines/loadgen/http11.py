@@ -98,7 +98,8 @@ class Response:
             self.reusable, self._next = False, self._until_closed
 
     def _leftover(self, data: bytes) -> bytes:
-        """After the end: whatever else came was not asked for."""
+        """Discard bytes after the response's end, which no request caused: with any, the connection is not reusable.
+        Returns no bytes."""
         self.reusable = self.reusable and not data
         return b""
 

@@ -135,7 +135,7 @@ class LoadRun:
         return self.told + PROGRESS_S
 
     def _look(self, say: Say, driver: Driver) -> None:
-        """Now and then: what lasts too long, and what there is to tell."""
+        """Look after the run now and then: end requests that last too long, and report progress."""
         now = time.monotonic()
         if now < self._next_look:
             return

@@ -128,7 +128,8 @@ class ProcessesRun:
         return {"event": "progress", "phase": phase, "elapsed_s": max(m["elapsed_s"] for m in told), **sums}
 
     def _open(self) -> None:
-        """When all have settled, but for those that gave up; as the parent says, where this run is one of several."""
+        """Open the common window once all processes have settled, except those that have ended. The parent sets the
+        window where this run is one of several."""
         waiting = self._settled - self._done.keys()
         if self._opened or not waiting or len(self._settled | self._done.keys()) < len(self.parts):
             return

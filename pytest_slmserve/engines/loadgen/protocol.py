@@ -1,4 +1,4 @@
-"""What the client and its parent say to each other, and the part of one client process in it."""
+"""The messages between the client and its parent, and the part of one client process in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 
 class Ended(Exception):
-    """The other end was closed."""
+    """The error of a socket whose other end was closed."""
 
 
 class Lines:
@@ -73,7 +73,8 @@ class StreamingClient:
 
 
 def converse(end: socket.socket) -> None:
-    """Until the parent says `close`, or is gone."""
+    """Start a client and serve the parent's messages until one is `close`, or the parent is gone. A client that cannot
+    start reports `failed`."""
     lines = Lines(end)
     try:
         greeting = lines.hear()

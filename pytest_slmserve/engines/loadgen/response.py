@@ -1,4 +1,4 @@
-"""What a server says to one request: pieces of bytes with their times in, tokens with their times out."""
+"""The response of a server to one request: pieces of bytes with their times in, tokens with their times out."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class Answer:
             raise RequestFailed("no tokens", f"the stream was complete without a token{counted}")
 
     def _begins(self) -> bool:
-        """Whether it is a stream of events, as far as is known."""
+        """Report whether the response is a stream of events, by its status and content type as far as they have
+        come."""
         kind = self.response.headers.get("content-type", "")
         self._streams = self.response.status == 200 and "text/event-stream" in kind
         return self._streams
@@ -123,7 +124,8 @@ class Answer:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """As json.loads has it, which looks for blanks around the value first. Raises ValueError."""
+    """The event that `text` holds as JSON. `json.loads`, which first looks for blanks around the value, parses it only
+    where something follows the value. Raises ValueError."""
     value, end = DECODER.raw_decode(text)
     event: dict[str, Any] = value if end == len(text) else json.loads(text)
     return event

@@ -1,4 +1,4 @@
-"""Which request of a schedule, which waits for nobody, is sent when, and until when."""
+"""Schedules of an open loop, which wait for nobody: which request is sent when, and until when."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class OpenLoopPacer:
 
     @property
     def next_s(self) -> float | None:
-        """When the next one is due, which nobody knows (inf) until another has ended; None: all were sent."""
+        """The time at which the next request is due, in seconds since the beginning; None once all were sent. It is inf
+        while `most` are in flight, for nobody can know it until another has ended."""
         if self.sent == len(self.schedule):
             return None
         return math.inf if self._places is not None and not self._places else self.schedule[self.sent]
@@ -67,7 +68,8 @@ def most_within(schedule: Sequence[float], seconds: float) -> int:
 
 
 def part_of(load: dict[str, Any], index: int, count: int) -> dict[str, Any]:
-    """What one of `count` client processes does of a load: every count-th request, and as large a part of the users."""
+    """The part of a load that one of `count` client processes sends: every count-th request, and as large a part of the
+    users."""
     mine = {**load, "part": [index, count]}
     if "schedule" in load:
         mine["schedule"] = load["schedule"][index::count]
@@ -82,5 +84,6 @@ def parts_of(load: dict[str, Any], processes: int) -> list[dict[str, Any]]:
 
 
 def _divided(load: dict[str, Any]) -> dict[str, int]:
-    """Its numbers of which each process has a part."""
+    """The numbers of a load that the processes divide among them: `requests`, `concurrency` and `most`, where it has
+    them."""
     return {name: load[name] for name in ("requests", "concurrency", "most") if load.get(name) is not None}

@@ -86,17 +86,18 @@ class Streams:
         self._to_read: deque[RequestStream] = deque()
 
     def start_count(self) -> None:
-        """Of the next run."""
+        """Set the counts of pieces and tokens, and the doubt of the stamps, to zero for the next run."""
         self.pieces = self.pieces_read = self.tokens_read = 0
         self.doubt_s = self.most_doubt_s = 0.0
 
     @property
     def tokens_so_far(self) -> int:
-        """What is still unread counts as one a piece."""
+        """The tokens received in this run so far; a piece that is still unread counts as one."""
         return self.tokens_read + self.pieces - self.pieces_read
 
     def connect_ahead(self, count: int) -> None:
-        """Until so many connections wait for a request, or one of them fails, or it takes too long."""
+        """Open connections until `count` of them wait for a request, one of them fails, or CONNECT_S seconds have
+        passed."""
         self.turn(0.0)  # which drops those that were closed since the last run
         until = time.monotonic() + CONNECT_S
         refused = self._refused
@@ -108,7 +109,7 @@ class Streams:
                 self.turn(0.01)
 
     def send(self, stream: RequestStream) -> None:
-        """On a connection that waits, else on a new one, as soon as it is open."""
+        """Send a stream's request on a connection that waits, else on a new one, as soon as it is open."""
         stream.asked = time.monotonic()
         stream.deadline = stream.asked + self.timeout_s
         self.in_flight[stream] = None
@@ -332,7 +333,8 @@ class Streams:
             self.ended.append(stream)
 
     def _arrival(self, clock: Clock, told: bytes, stream: RequestStream) -> float:
-        """Of a piece: the kernel's stamp, unless it cannot be true, as after the time of day was set."""
+        """The time at which a piece arrived, in monotonic seconds: by the kernel's stamp, else when it was fetched. A
+        stamp that cannot be true is not used, as after the time of day was set."""
         fetched, ahead, _ = clock
         if told:
             seconds, nanoseconds = STAMP.unpack(told)
@@ -345,7 +347,7 @@ class Streams:
     # Ends
 
     def _leave(self, stream: RequestStream) -> None:
-        """Its connection waits for another, if it may."""
+        """Take a stream off its connection, which then waits for another if it may, and is closed otherwise."""
         del self.in_flight[stream]
         connection, stream.connection = stream.connection, None
         if connection is None:

@@ -1,4 +1,4 @@
-"""Whom requests go to, and what must never be told of them."""
+"""The server that requests go to, and the secrets that no message about them may repeat."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ HIDDEN, SHORTEST = "[hidden]", 4  # shorter ones are no secrets, and parts of an
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes. head: its bytes up to the length of its body. secrets: values of headers, longest first."""
+    """The server that requests go to. head: a request's bytes up to the length of its body. secrets: values of headers,
+    longest first."""
 
     host: str
     port: int

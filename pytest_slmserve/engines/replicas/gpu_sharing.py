@@ -51,7 +51,7 @@ def start_replicas(
 
 
 def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
-    """Why these replicas cannot share the device in this way, in one sentence; None where nothing speaks against it."""
+    """The reason that these replicas cannot share the device in this way, in one sentence; None where they can."""
     if spec.platform == "cpu" and not all(cores_of_each(len(spec), pinned=True)):
         return f"{len(spec)} engines of vLLM's CPU backend need a core each"
     if spec.platform == "simulated" or spec.sharing in ("time-slicing", "gpus", "urls"):

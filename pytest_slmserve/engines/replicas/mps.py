@@ -64,7 +64,7 @@ class Mps:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What of a GPU decides whether MPS can run on it. mode: NVML's compute mode."""
+    """The properties of a GPU that decide whether MPS can run on it. mode: NVML's compute mode."""
 
     uuid: str
     mig: bool
@@ -88,7 +88,7 @@ def card(gpu: str | int) -> Card:
 
 
 def unable(gpu: str | int, look: Callable[[str | int], Card] = card) -> str | None:
-    """Why MPS cannot run here, in one sentence; None where nothing speaks against it."""
+    """The reason that MPS cannot run here, in one sentence; None where nothing prevents it."""
     if platform.system() != "Linux":
         return f"MPS runs on Linux, and this is {platform.system()}"
     if program() is None:
@@ -134,7 +134,7 @@ class MpsDaemon:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client's environment needs, whatever else is in it; clients run as our user."""
+        """The variables that a client's environment needs, whatever else is in it; clients run as our user."""
         share = self.config.active_thread_percentage
         return self._shared | ({} if share is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share)})
 

@@ -30,7 +30,8 @@ class HeldEngine(Engine, Protocol):
     """One that does not touch the device before its turn."""
 
     def start(self) -> None:
-        """It is its turn: returns when it is ready. Raises EngineFailed where it does not start."""
+        """Start the engine, for it is its turn; returns when it is ready. Raises EngineFailed where it does not
+        start."""
 
 
 class EngineLaunch(Protocol):
@@ -86,7 +87,8 @@ class ReplicaEngines:
             self._undo.callback(engine.close)
 
     def _start_in_turn(self, memory_used: Callable[[], int] | None) -> None:
-        """With a GPU each the first compiles, and the others, who find that done, start side by side."""
+        """Start the engines one after the other, each once the device's memory is stable. With a GPU each the first
+        compiles, and the others, which find that done, start side by side."""
         if self.spec.sharing == "gpus":
             self._start(0)
             with ThreadPoolExecutor(len(self.spec)) as pool:
@@ -184,7 +186,7 @@ class SharedWindow:
         return self._window
 
     def give_up(self) -> None:
-        """Nobody needs to wait any more."""
+        """Release all that wait at the barrier: nobody needs to wait any more."""
         self._barrier.abort()
 
 
@@ -241,15 +243,16 @@ def _culprit(parts: Sequence[ReplicaThread]) -> ReplicaThread | None:
 
 
 def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:
-    """Our CPU cores in equal parts, neighbours together; empty ones, for "all", where they are not to be pinned or
-    there are fewer cores than replicas."""
+    """The CPU cores of each replica: ours in equal parts, neighbours together. Parts are empty, for "all", where they
+    are not to be pinned or there are fewer cores than replicas."""
     ours = sorted(os.sched_getaffinity(0)) if pinned and hasattr(os, "sched_getaffinity") else []
     each = len(ours) // replicas
     return [tuple(ours[i * each : (i + 1) * each]) for i in range(replicas)]
 
 
 def wait_until_stable(read: Callable[[], int], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Until as many readings in a row are the same; goes on after a while, for then the engine's own check decides."""
+    """Wait until STABLE_READINGS readings in a row are the same, at most STABLE_WITHIN_S seconds: then the engine's own
+    check decides."""
     readings = [read()]
     for _ in range(round(STABLE_WITHIN_S / STABLE_S)):
         sleep(STABLE_S)

@@ -43,7 +43,7 @@ class Parent:
 
     @property
     def waits(self) -> bool:
-        """Has it heard nothing for a while?"""
+        """Report whether the parent has heard nothing for PROGRESS_S seconds."""
         return time.monotonic() - self.told > PROGRESS_S
 
 
@@ -144,7 +144,8 @@ class BatchServer:
     def generate(
         self, rows: Sequence[int], tokens: int, stamps: list[float], before: Sequence[Any] = ()
     ) -> list[list[int]]:
-        """So many tokens for each; stamps: gets the time of each step."""
+        """The ids of `tokens` tokens for each of these prompts, served as one batch. stamps: gets the monotonic time of
+        each step."""
         import torch
 
         prompts = [self.prompts[row] for row in rows]

@@ -15,7 +15,7 @@ OPEN = ("/health", "/metrics")
 
 
 class Guard:
-    """Around an ASGI application. The key is that of SLM_KEY, whose name vLLM does not know."""
+    """Middleware around an ASGI application. The key is that of SLM_KEY, whose name vLLM does not know."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

@@ -15,8 +15,8 @@ LOOK_S = 0.05
 
 
 def await_turn() -> None:
-    """Until the file that SLM_TURN names is there; at once without that variable. A file beside it says that we wait,
-    and since when. Our guardian ends the wait."""
+    """Wait until the file that SLM_TURN names is there; return at once without that variable. A file beside it says
+    that we wait, and since when. Our guardian ends the wait."""
     if turn := os.environ.get("SLM_TURN"):
         Path(f"{turn}.{os.getpid()}").touch()
         while not Path(turn).exists():

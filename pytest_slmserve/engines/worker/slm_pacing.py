@@ -1,5 +1,5 @@
-"""When the next request is sent or the next batch made, and in which phase a load is. Pure: counts and times in,
-decisions out."""
+"""Pacing of a load: when the next request is sent or the next batch made, and in which phase the load is. Pure: counts
+and times in, decisions out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ClosedLoopPacer:
         self.given: tuple[float, float] | None = None
 
     def users_due(self) -> int:
-        """How many users to start now; ask at the beginning, then after every step."""
+        """The number of users to start now; ask at the beginning, then after every step."""
         share = 1 + int(self.steps * self.concurrency / self.lifetime_steps) if self.staggered else self.concurrency
         due = min(self.concurrency, share)
         due, self.started = due - self.started, due
@@ -84,7 +84,8 @@ class ClosedLoopPacer:
         return self.staggered or (periods >= 2 and rest == 0)
 
     def sent_s(self, number: int, elapsed_s: float) -> float:
-        """From when a request's latency counts, since the beginning: here from when a user is free to send it."""
+        """The time from which a request's latency counts, in seconds since the beginning: here when a user is free to
+        send it."""
         return elapsed_s
 
     def next_request(self) -> int | None:
@@ -104,7 +105,8 @@ class ClosedLoopPacer:
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """From and to; None for a loop that has no window, or that ended before its window did."""
+        """The begin and the end of the window; None for a loop that has no window, or that ended before its window
+        did."""
         if self.opened_at is None or self.closed_at is None or self.requests is not None:
             return None
         return self.opened_at, self.closed_at
@@ -141,16 +143,16 @@ class SchedulePacer:
 
     @property
     def next_s(self) -> float | None:
-        """When the next one is due; None: all were."""
+        """The time at which the next request is due, in seconds since the beginning; None once all were due."""
         return self.times[self.due] if self.due < len(self.times) else None
 
     def arrive(self, elapsed_s: float) -> None:
-        """So much time has passed."""
+        """Count as due all requests whose time has come after `elapsed_s` seconds."""
         while self.due < len(self.times) and self.times[self.due] <= elapsed_s:
             self.due += 1
 
     def users_due(self) -> int:
-        """How many users to start now."""
+        """The number of users to start now: one for each request that became due since the last call."""
         due, self.started = self.due - self.started, self.due
         return due
 
@@ -175,12 +177,13 @@ class SchedulePacer:
 def next_batch(
     batching: str, times: Sequence[float], first: int, now: float, most: int, wait_s: float
 ) -> tuple[float, int]:
-    """When the next batch starts, and how many requests it has, the `first` that waits among them.
+    """The time at which the next batch starts, and how many requests it has, the `first` that waits among them.
 
-    times: when each request comes, ascending, all since one beginning, as `now` is, from when on the engine is free.
+    times: when each request comes, ascending. now: from when on the engine is free. All times are in seconds since one
+    beginning.
     none: each request alone. static: `most` requests, or all that are left; it waits until they are there. dynamic: as
-    many as have come, `most` at most; it starts when these are there, or when the first has waited for `wait_s`.
-    """
+    many as have come, `most` at most; it starts when these are there, or when the first has waited for `wait_s`. Raises
+    ValueError for another way to batch."""
     last = min(first + most, len(times)) - 1
     match batching:
         case "none":

@@ -1,5 +1,5 @@
-"""What vLLM says of its steps and limits, as plain values. Duck-typed: its classes are not stable between releases, so
-every field may be missing."""
+"""Plain values of vLLM's steps and limits. Duck-typed: its classes are not stable between releases, so every field may
+be missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def resolved(config: Any) -> dict[str, Any]:
 
 
 def event_loop() -> str | None:
-    """That of the front end, by its package; None outside of one."""
+    """The package of the front end's event loop, by name; None outside of a loop."""
     try:
         return type(asyncio.get_running_loop()).__module__.split(".")[0]
     except RuntimeError:

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def distributed() -> bool:
-    """Can vLLM's command line tell its version? It does, whatever it is asked for."""
+    """Report whether vLLM's command line can tell its version. It does so whatever it is asked for."""
     try:
         return bool(version("vllm"))
     except PackageNotFoundError:

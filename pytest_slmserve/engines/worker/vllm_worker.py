@@ -122,7 +122,8 @@ class Server:
     async def run(
         self, load: dict[str, Any], at: float | None = None, kind: type[WorkerRun] | None = None
     ) -> dict[str, Any]:
-        """at: when it begins, together with others; None: now, and alone."""
+        """Put `load` on the engine, and return its result as a message. at: when it begins, together with others; None:
+        now, and alone."""
         self.runs += 1
         StepTrace.rows = []
         gc.collect()
@@ -137,7 +138,7 @@ class Server:
 
 
 def greedy(tokens: int) -> Any:
-    """So many tokens, the likeliest each, told when all are there."""
+    """The sampling parameters for exactly `tokens` tokens, the likeliest each, reported when all are there."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -315,7 +316,7 @@ class Profiled(WorkerRun):
         self.loop.open(now, now + PROFILED_S)
 
     async def tried(self, name: str) -> None:
-        """What goes wrong here is told, and spoils nothing."""
+        """Call the engine's method `name`, and keep in `problem` what goes wrong, so that it spoils nothing."""
         method = getattr(self.server.engine, name, None)
         if method is None:
             self.problem = "this vLLM has no profiler by that name"
@@ -327,8 +328,9 @@ class Profiled(WorkerRun):
 
 
 def profiler_arguments(known: type, folder: str) -> dict[str, Any]:
-    """For traces of the kernels and of what launches them, without Python's stacks, which slow it down. Releases before
-    0.13 take the folder from a variable, which 0.16 no longer knows (vllm-project/vllm#29912, #33536)."""
+    """The engine's arguments for traces of the kernels and of what launches them, without Python's stacks, which slow
+    it down. Releases before 0.13 take the folder from a variable, which 0.16 no longer knows (vllm-project/vllm#29912,
+    #33536)."""
     if "profiler_config" not in {field.name for field in fields(known)}:
         os.environ["VLLM_TORCH_PROFILER_DIR"] = folder
         return {}
