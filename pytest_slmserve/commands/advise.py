@@ -61,7 +61,8 @@ def add(commands: Commands) -> None:
 
 
 def add_verify(command: Parser) -> None:
-    """What is measured of an advice, and how. What is not given is None: nothing of it is for records alone."""
+    """Adds the options that verify an advice by measurement. An option not given is None: none of them applies to
+    records alone."""
     group = command.add_argument_group("to verify it, on the kind of host that was measured on")
     what = "start the engines as advised, measure, and compare with what was predicted"
     group.add_argument("--verify", action="store_true", help=what)
@@ -107,7 +108,7 @@ def advise(given: argparse.Namespace) -> int:
 
 
 def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
-    """Those of the model that was asked about; all where none was."""
+    """The curves of the requested model; all curves where none was requested."""
     return [curve for curve in curves if model is None or curve.subject == short_name(model)]
 
 
@@ -150,7 +151,7 @@ def teller() -> Callable[[str, Progress], None]:
 
 
 def terms_of(given: argparse.Namespace) -> VerifyOptions | None:
-    """How the advice is to be verified, if it is. Raises BadUsage where a number is out of range."""
+    """The options of verifying the advice; None without --verify. Raises BadUsage where a number is out of range."""
     words = {"repeats": given.repeats, "margin": given.verify_margin, "sharing": given.sharing}
     words |= {"records": given.records, "python": given.python}
     chosen = {name: value for name, value in words.items() if value is not None}

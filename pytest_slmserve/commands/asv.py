@@ -55,7 +55,7 @@ def asv(given: argparse.Namespace) -> int:
 
 
 def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: str | None) -> Iterator[str]:
-    """What was left out, and what was taken together."""
+    """Notes on measurements left out, and on hosts whose launches were taken together."""
     from pytest_slmserve.analysis.points.sweep_points import concurrency_of
     from pytest_slmserve.report.export.asv import kind, release_of
     from pytest_slmserve.report.numbers import counted
@@ -82,7 +82,7 @@ def machines(found: Sequence[Seen], machine: str | None) -> dict[str, Environmen
 
 
 def checked_name(machine: str | None) -> str | None:
-    """It becomes the name of a folder."""
+    """Returns the machine's name, which becomes the name of a folder. Raises BadUsage where it cannot be one."""
     if machine is not None and (machine != Path(machine).name or machine in ("", "..")):
         raise BadUsage(f"--machine {machine!r} is no name of a folder", "--machine gpu-runner-1")
     return machine

@@ -162,7 +162,7 @@ def _facts(found: Baseline) -> dict[str, Any]:
 
 
 def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Of each model and load. repeats: the valid ones, of those measured."""
+    """A row for each model and load. repeats: the valid ones, of those measured."""
     from pytest_slmserve.analysis.stored.baseline import cells, served
 
     rows = []
@@ -199,7 +199,7 @@ def _told(left_out: Iterable[LeftOut]) -> list[str]:
 
 
 def _line(measurements: Sequence[Measurement], facts: Iterable[tuple[str, str]]) -> str:
-    """What is known, several values of one thing beside each other."""
+    """Known facts on one line, several values of one fact beside each other."""
     from pytest_slmserve.schema.specs import GIB
 
     told = []
@@ -212,7 +212,7 @@ def _line(measurements: Sequence[Measurement], facts: Iterable[tuple[str, str]])
 
 
 def _values(measurements: Iterable[Measurement], name: str) -> list[Any]:
-    """Of one entry of the environment, each once, in the order met; none where it is not known."""
+    """The distinct values of one entry of the environment, in the order met; none where it is not known."""
     seen = (getattr(m.environment, name) for m in measurements)
     return list(dict.fromkeys(value for value in seen if value is not None))
 

@@ -1,4 +1,4 @@
-"""What all commands share: exit statuses, how wrong usage is told, and how a command is added."""
+"""Elements that all commands share: exit statuses, messages for wrong usage, and the function that adds a command."""
 
 from __future__ import annotations
 

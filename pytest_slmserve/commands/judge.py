@@ -106,7 +106,7 @@ def judge(given: argparse.Namespace) -> int:
 
 
 def replicas(given: argparse.Namespace) -> int:
-    """What several engines on one device serve over one, from external results."""
+    """Compares several engines on one device with one engine, from external results."""
     from pytest_slmserve.analysis.compare.external_replicas import compare
     from pytest_slmserve.archive.external_replicas import engine_sets, remarks
     from pytest_slmserve.report.external import replicas

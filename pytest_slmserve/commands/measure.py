@@ -139,7 +139,7 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
 
 
 def valid(measurement: Measurement, terms: ValidityCriteria) -> bool:
-    """With every step of a ramp."""
+    """Validity of a measurement together with every step of a ramp."""
     from pytest_slmserve.analysis.metrics.ramp import steps_of
     from pytest_slmserve.analysis.metrics.validity import problems
 
@@ -147,7 +147,7 @@ def valid(measurement: Measurement, terms: ValidityCriteria) -> bool:
 
 
 def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> str:
-    """What is printed: of one load, of a ramp, or of several rates."""
+    """The printed result: of one load, of a ramp, or of several rates."""
     from pytest_slmserve.analysis.metrics.ramp import steps_of
     from pytest_slmserve.report.as_json import as_json
     from pytest_slmserve.report.loads import open_loop, single_load
@@ -163,7 +163,7 @@ def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> 
 
 
 def told(progress: Progress) -> None:
-    """How it is going, on a line that is written over."""
+    """Prints the progress on a terminal line that is written over."""
     if sys.stderr.isatty():
         rate = "" if progress.tokens_per_s is None else f", {progress.tokens_per_s:,.0f} tokens/s"
         print(

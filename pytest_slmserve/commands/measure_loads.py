@@ -1,4 +1,4 @@
-"""What `measure` puts on a server, by its arguments: when requests are sent, and until when."""
+"""Loads that `measure` puts on a server, by its arguments: when requests are sent, and until when."""
 
 from __future__ import annotations
 
@@ -169,7 +169,8 @@ def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
 
 
 def ramp(given: argparse.Namespace) -> OpenLoop:
-    """Its last step goes on for as long as a step settles, so that it ends under load as the others do."""
+    """The ramp that the arguments describe. Its last step continues for the settling time of a step, so that it ends
+    under load as the others do. Raises BadUsage for arguments that no ramp has."""
     from pytest_slmserve.workload.arrivals import Arrivals
 
     if given.num_prompts is not None:

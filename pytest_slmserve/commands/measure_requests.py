@@ -1,4 +1,4 @@
-"""Which requests `measure` sends, by its arguments: of lengths that were typed, of conversations, or of a trace."""
+"""Requests that `measure` sends, by its arguments: of typed lengths, of conversations, or of a trace."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def longest(given: argparse.Namespace) -> int:
 
 
 def requests_in_order(given: argparse.Namespace, trace: Trace) -> Workload:
-    """With the lengths of a trace, one after the other."""
+    """Synthetic requests with the lengths of a trace, one after the other."""
     from pytest_slmserve.schema.workloads import Workload
     from pytest_slmserve.workload.requests import synthetic_requests
 
@@ -99,8 +99,8 @@ def requests_in_order(given: argparse.Namespace, trace: Trace) -> Workload:
 
 
 def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
-    """As many for each load as it sends, none of them twice while there are enough: a server's cache of prefixes would
-    answer a repeat, within a load or in the next one, from what it has kept."""
+    """One workload per load, with as many requests as the load sends, all distinct while there are enough. A server's
+    prefix cache would answer a repeat, within a load or in the next one, from what it has kept."""
     numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
     whole = workload_of(given, min(sum(numbers), DISTINCT))
     endless = cycle(whole.requests)
@@ -108,7 +108,8 @@ def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 
 def workload_of(given: argparse.Namespace, number: int) -> Workload:
-    """So many requests, or as many as the conversations are enough for."""
+    """A workload of `number` requests, or of as many as the conversations allow. Raises BadDataset where no
+    conversation fits."""
     from pytest_slmserve.schema.workloads import Workload
     from pytest_slmserve.workload.requests import named_tokenizer, requests_of
 

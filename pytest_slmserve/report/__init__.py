@@ -1,1 +1,1 @@
-"""What people read: tables, figures, texts and exports of what the analysis found. Nothing here decides a verdict."""
+"""Output of the analysis for readers: tables, figures, texts and exports. Nothing here decides a verdict."""

@@ -14,8 +14,8 @@ from pytest_slmserve.report.tables.run import run_lines
 
 
 def write_for_others(gates: Sequence[Gated], records: Path) -> str:
-    """What gates found, for who reads it elsewhere: JSON and Markdown beside the records, and the page of a GitHub
-    workflow where there is one. Says where, or why it could not: what was measured is in the records anyway."""
+    """Writes the gates' findings for other tools: JSON and Markdown beside the records, and a GitHub workflow's page if
+    there is one. Returns the paths, or the reason for failure: the records hold the measurements anyway."""
     beside, markdown = records.parent / "gate.json", as_markdown(gates)
     try:
         beside.parent.mkdir(parents=True, exist_ok=True)

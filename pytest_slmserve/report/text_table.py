@@ -1,4 +1,4 @@
-"""How text is laid out on a terminal: tables, broken lines, names with what is said of them."""
+"""Layout of text on a terminal: tables, broken lines, names with their descriptions."""
 
 from __future__ import annotations
 

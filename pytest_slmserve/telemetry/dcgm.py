@@ -60,7 +60,8 @@ _KEPT_S = 30.0  # how long the engine keeps values for us, who only want the las
 
 
 def why_blank(value: float) -> str | None:
-    """Why DCGM has no value, where its value says so. Integers as int: a float cannot tell the large ones apart."""
+    """The reason why DCGM has no value, where its value is a blank; None otherwise. Integers come as int: a float
+    cannot tell the large ones apart."""
     for base in (BLANK_INT32, BLANK_INT64, BLANK_FP64):
         if base <= value < base + len(WHY_BLANK):
             return WHY_BLANK[int(value - base)]

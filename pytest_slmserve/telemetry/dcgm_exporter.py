@@ -1,4 +1,4 @@
-"""What a dcgm-exporter shows on its page (NVIDIA/dcgm-exporter, etc/default-counters.csv and METRICS.md).
+"""Values on the page of a dcgm-exporter (NVIDIA/dcgm-exporter, etc/default-counters.csv and METRICS.md).
 
 Its values have no times and are those of its last collection, every 30 s unless it was told otherwise: fine for a
 fleet, poor for a short window. The page is text of Prometheus' exposition format.
@@ -24,7 +24,7 @@ _TIMEOUT_S = 2.0
 
 
 def of_device(page: Sequence[Sample], device_uuid: str) -> dict[int, float]:
-    """What the page says of one GPU, by number, in DCGM's units; metrics without a number are passed over.
+    """Values of one GPU on the page, by number, in DCGM's units; metrics without a number are passed over.
 
     The GPU is the one of that UUID or, where neither we nor the page know one, the only one.
     """
@@ -99,7 +99,7 @@ class ExporterSource:
 
 
 def _same(page: Mapping[int, float], last: Mapping[int, float]) -> bool:
-    """By their text, in which NaN equals NaN."""
+    """Equality of two pages by the text of their values, in which NaN equals NaN."""
     return page.keys() == last.keys() and all(repr(page[number]) == repr(last[number]) for number in page)
 
 

@@ -22,7 +22,8 @@ class Gpm:
         self._samples: deque[tuple[float, Any]] = deque()  # the baseline, and those that are still too young for one
 
     def leave_out_refused(self) -> dict[int, str]:
-        """Why numbers are left out from now on. Asks over no time at all: values mean nothing then, refusals do."""
+        """Drops the metrics that the GPU refuses, and returns the reason for each number. Samples over no time at all:
+        values mean nothing then, refusals do."""
         held: list[Any] = []
         try:
             held += [self._sample()]

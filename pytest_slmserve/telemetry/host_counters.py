@@ -109,7 +109,7 @@ def _family(pid: int) -> Family:
 
 
 def own_pids() -> set[int]:
-    """This process and its descendants, looked up every LIST_S: one that is younger may be missing."""
+    """The ids of our process and its descendants, looked up every LIST_S: one that is younger may be missing."""
     return {process.pid for process in _family(os.getpid()).members(time.monotonic())}
 
 
@@ -204,7 +204,8 @@ def waited_seconds(pressure: Path) -> float:
 
 
 def limiting_cgroup(proc: Path, cgroup: Path) -> tuple[Path, float] | None:
-    """Our own cgroup of version 2, or the nearest above it, that has a CPU quota, and the quota in cores."""
+    """The nearest cgroup of version 2 with a CPU quota, from our own upwards, and the quota in cores. None where there
+    is no such cgroup."""
     lines = (proc / "self" / "cgroup").read_text("utf-8").splitlines()
     own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), None)
     if own is None:

@@ -1,4 +1,4 @@
-"""Where we are: the GPU, the interpreter that has vLLM, the host. Asked once, before any engine starts."""
+"""Probe of the host, its GPU and the interpreter that has vLLM, done once before any engine starts."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ IMAGINED_GPUS = tuple(Gpu(f"simulated-{i}", "simulated", 0, "", "") for i in ran
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a plan needs to know. `device` names what a lock is held on; `warnings` are for the user. gpus: those that
-    engines may take, in order, of which `device` is the first."""
+    """Properties of a host that a plan needs. `device` names what a lock is held on; `warnings` are for the user. gpus:
+    those that engines may take, in order, of which `device` is the first."""
 
     environment: Environment
     device: str
@@ -71,12 +71,12 @@ def probe(platform: Platform, python: str = "", env: dict[str, str] | None = Non
 
 
 def remote(root: Path | None = None) -> Environment:
-    """This host, whose client measures what answers somewhere: of that host nothing is known."""
+    """Environment of the client's host for a remote endpoint: nothing is known of the endpoint's own host."""
     return this_host("remote", root)
 
 
 def this_host(platform: Platform, root: Path | None) -> Environment:
-    """What is true of this host whatever serves on it."""
+    """Environment entries that hold for this host whatever serves on it."""
     return Environment(
         platform=platform,
         operating_system=system.platform(),
@@ -102,8 +102,8 @@ def first_gpu() -> Gpu:
 
 @functools.cache
 def visible_gpus() -> tuple[Gpu, ...]:
-    """Those that engines may take, in order: as CUDA_VISIBLE_DEVICES has them, else all. Raises BadUsage where there
-    is none."""
+    """The GPUs that engines may take, in order: as CUDA_VISIBLE_DEVICES lists them, else all. Raises BadUsage where
+    there is none."""
     import pynvml
 
     try:
@@ -144,12 +144,13 @@ def near_cores(gpu: Gpu) -> frozenset[int]:
 
 
 def numa_nodes() -> int:
-    """Of this host; 1 where it does not say."""
+    """Number of NUMA nodes of this host; 1 where it does not say."""
     return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
 
 
 def unlike(gpus: Sequence[Gpu]) -> str | None:
-    """Why these GPUs cannot be taken together: what one kind gives would be held for the other's. None if they can."""
+    """The reason why these GPUs cannot be taken together; None if they can. Results of one kind would otherwise be
+    mistaken for the other's."""
     kinds = dict.fromkeys(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in gpus)
     return f"GPUs of different kinds are visible ({'; '.join(kinds)})" if len(kinds) > 1 else None
 
@@ -166,7 +167,7 @@ def memory_used(uuid: str) -> int:
 
 
 def visible_names() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls the GPUs, in its order; those that are not there are named too."""
+    """The names that CUDA_VISIBLE_DEVICES gives the GPUs, in its order; those that are not there are named too."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(MOST_GPUS)] if visible is None else [name.strip() for name in visible.split(",")]
 
@@ -185,7 +186,7 @@ def _text(value: str | bytes) -> str:
 
 
 def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
-    """What `python` holds. Raises BadUsage where it is no interpreter."""
+    """Versions of Python, vLLM and torch of the interpreter `python`, and its path. Raises BadUsage if it is none."""
     try:
         done = subprocess.run(
             [python, str(VERSIONS)], capture_output=True, text=True, timeout=PROBE_S, env={**os.environ, **env}

@@ -203,7 +203,7 @@ class NvmlSource:
         return self._first({field: self._field_refusal(field, answer) for field, answer in zip(FIELDS, answers)})
 
     def _field_refusal(self, field: Field, answer: Any) -> str | None:
-        """Why the GPU does not have the field; None where it does, or may have it."""
+        """The reason why the GPU does not have the field; None where it does, or may have it."""
         if answer.nvmlReturn in REFUSED or (answer.nvmlReturn and field.wide):
             return _reason(self._nv, answer.nvmlReturn)
         if field.wide and answer.valueType not in WIDE_TYPES:
@@ -216,7 +216,7 @@ class NvmlSource:
         return self._first({ask: _refusal(self._nv, ask.function, self._device, *ask.arguments) for ask in rows})
 
     def _first(self, refusals: Mapping[Row, str | None]) -> tuple[Row, ...]:
-        """Of each number the first row that is not refused; where all are, why."""
+        """The first row of each number that is not refused; `unsupported` keeps the reason where all are."""
         found: dict[int, Row] = {}
         for row, why in refusals.items():
             if why is None:

@@ -54,7 +54,7 @@ def _call(nv: Any, function: str, *arguments: Any) -> Any:
 
 
 def _said(error: Any) -> str:
-    """What NVML said to a call. Raises SensorFailed where that means that it will say nothing more."""
+    """Text of NVML's error for a call. Raises SensorFailed where it means that the GPU will not answer any more."""
     if error.value in LOST:
         raise SensorFailed(
             f"the GPU does not answer any more: {error}", "nvidia-smi, and the kernel's log for an Xid"
@@ -63,12 +63,12 @@ def _said(error: Any) -> str:
 
 
 def _reason(nv: Any, code: int) -> str:
-    """What NVML said of one value among several."""
+    """Text of NVML's error code for one value among several."""
     return f"NVML says {nv.NVMLError(code)}"
 
 
 def _refusal(nv: Any, function: str, *arguments: Any) -> str | None:
-    """Why NVML refuses the call for good; None where it answers, or fails in a way that may pass."""
+    """The reason why NVML refuses the call for good; None where it answers, or fails in a way that may pass."""
     try:
         _call(nv, function, *arguments)
     except nv.NVMLError as error:

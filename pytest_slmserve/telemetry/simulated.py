@@ -1,4 +1,4 @@
-"""What the sensors of an imagined device say: of a run of the simulated engine, or right now. They say so by name."""
+"""Sensors of a simulated device: of a run of the simulated engine, or live. Their names say that they are simulated."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def simulated(
 
 
 def _times(opens: float, closes: float) -> tuple[float, ...]:
-    """From one reading before the window to one after it."""
+    """Times of readings in seconds, from one before the window to one after it."""
     count = int((closes - opens) / INTERVAL_S) + 3
     return tuple(round(opens + (i - 1) * INTERVAL_S, 6) for i in range(count))
 

@@ -1,4 +1,5 @@
-"""Which sources answer on this host; each is imported where it is asked for, for each needs something of its own."""
+"""Selection of the sources that answer on this host. Each is imported on demand, for each needs something of its
+own."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def _sources(choice: str, devices: Sequence[str], interval_s: float) -> tuple[li
 
 
 def _several(each: Sequence[Sequence[SensorSource]], notes: list[str]) -> list[SensorSource]:
-    """Of all GPUs, or of none: a part of them would be taken for the whole."""
+    """A source over all GPUs, or none: a part of them would be taken for the whole."""
     if all(each):
         return [SeveralGpus(each)]
     for source in (source for sources in each for source in sources):

@@ -1,4 +1,4 @@
-"""What a check hands to the page, and where it looks."""
+"""A finding that a check hands to the page, and the folders that it reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a host keeps what is read here."""
+    """Folders where a host keeps what the checks read."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")

@@ -36,7 +36,7 @@ def of_host(places: Places) -> list[Finding]:
 
 
 def of_cores(places: Places, usable: int, total: int) -> Finding:
-    """Those that we may run on, by affinity and by the cgroup's quota."""
+    """Finding on the cores that we may run on, by affinity and by the cgroup's quota."""
     limit = None
     with suppress(OSError):
         limit = limiting_cgroup(places.proc, places.sys / "fs" / "cgroup")
@@ -54,7 +54,7 @@ def of_cores(places: Places, usable: int, total: int) -> Finding:
 
 
 def _threads_per_core(root: Path) -> int | None:
-    """From a list such as 0,64 or 0-1."""
+    """Number of threads of one core, from a list such as 0,64 or 0-1; None where it cannot be read."""
     with suppress(OSError, ValueError):
         text = (root / "devices/system/cpu/cpu0/topology/thread_siblings_list").read_text("utf-8")
         ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
@@ -68,7 +68,7 @@ def of_a_second(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> list[Finding]:
-    """What the CPUs did over a second in which we do nothing."""
+    """Findings on the work of the CPUs over a second in which we do nothing."""
     source.read(clock())
     sleep(1.0)
     values = source.read(clock()).values
@@ -137,7 +137,7 @@ Free = Callable[[Path], int]
 
 
 def free_bytes(path: Path) -> int:
-    """Of the file system that holds the path, or would."""
+    """Free bytes of the file system that holds the path, or would hold it."""
     there = next(place for place in (path, *path.parents) if place.exists())
     return shutil.disk_usage(there).free
 
@@ -153,7 +153,7 @@ def of_shared_memory(places: Places, free: Free = free_bytes) -> Finding:
 
 
 def of_cache(places: Places, free: Free = free_bytes) -> Finding:
-    """Where vLLM keeps what it compiled: without it the first start of every model takes longer."""
+    """Finding on the folder where vLLM keeps compiled code: without it the first start of every model takes longer."""
     base = Path(places.env.get("XDG_CACHE_HOME", places.home / ".cache"))
     folder = Path(places.env.get("VLLM_CACHE_ROOT", base / "vllm")).expanduser()
     found = free(folder)

@@ -1,4 +1,4 @@
-"""What can run: interpreters, telemetry sources, extras; and whether another run already does."""
+"""Checks of the software: interpreters, telemetry sources, extras; and of another run in progress."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def of_telemetry(device: str, choose: Choose = open_sampler) -> Finding:
 
 
 def _lacks(source: SensorSource) -> Iterable[tuple[int, str]]:
-    """What a GPU's source has not of the profiling counters; of others nobody is warned."""
+    """Profiling counters that a GPU's source lacks, each with the reason; other missing counters cause no warning."""
     unsupported: dict[int, str] = getattr(source, "unsupported", {})
     return [(number, why) for number, why in unsupported.items() if number in PROFILED]
 

@@ -1,4 +1,4 @@
-"""What to type: `vllm serve` for what the advisor found."""
+"""Commands that deploy the advice: `vllm serve` with the settings that the advisor found."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def line(words: Sequence[str]) -> str:
 
 
 def lines(words: Sequence[str], width: int) -> str:
-    """The same, broken for a terminal where a shell may be broken: before an option."""
+    """One command on several lines of a terminal, continued for a shell and broken only before an option."""
     rows: list[str] = []
     for option in _options(words):
         if rows and len(rows[-1]) + len(option) + len(CONTINUED) < width:

@@ -59,7 +59,8 @@ def _bound(seen: Ceiling | None) -> dict[str, Any] | None:
 
 
 def _on_several(curve: Curve) -> Iterator[dict[str, Any]]:
-    """What to deploy there, where there was a choice."""
+    """The best deployments for each number of GPUs and concurrency with a choice, one dict per pair; nothing without a
+    choice."""
     for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
         chosen = {
             f"best_{wish}": {"deployment": name_of(one), **facts(one, "engines", "tensor_parallel_size"), wish: value}

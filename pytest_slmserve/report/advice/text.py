@@ -1,4 +1,4 @@
-"""What the advisor says: a table, the reasons, the commands."""
+"""Text of the advice: a table, the reasons, the commands."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _memory(advice: Advice) -> str:
 
 
 def no_memory(advice: Advice) -> str:
-    """Why the memory is not known."""
+    """The reason why the memory that a model needs is unknown."""
     return advice.subject.engine.no_footprint if advice.subject.engine else "the model is not known: --model NAME"
 
 
@@ -212,7 +212,7 @@ def _times(bound: Ceiling) -> str:
 
 
 def why(bound: Ceiling) -> str:
-    """What a bound rests on, with its number."""
+    """The resource that a bound rests on, with its measured value."""
     match bound.unit:
         case "host":
             return f"the host: no kernel runs for {percent(max(0.0, 1 - bound.busy))} of the time"
@@ -240,7 +240,8 @@ def _replicas(fit: ReplicaAdvice, advice: Advice) -> str:
 
 
 def _costs(advice: Advice) -> str:
-    """Of the batch advised, of the largest load and of one request; each batch once."""
+    """Cost of a million output tokens at the advised batch, the largest load and one request. It names each batch once
+    and is empty where no cost is known."""
     offers = {o.batch: o for o in (advice.advised, advice.largest, advice.single) if o is not None and o.cost}
     what = {advice.subject.usable[-1].concurrency: ", the largest measured", 1: ", alone"} if offers else {}
     said = [
@@ -252,7 +253,7 @@ def _costs(advice: Advice) -> str:
 
 
 def general(plan: Plan, source: ResultSource) -> Iterator[str]:
-    """What is said of all models."""
+    """Notes that concern all models of a plan."""
     yield from (f"note: {note}" for note in source.notes)
     if not plan.advices:
         yield "note: no sweep was measured"

@@ -1,4 +1,4 @@
-"""What was predicted of engines beside what they served: as text, and as facts for JSON."""
+"""Predictions for the engines beside the measured results: as text, and as facts for JSON."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _ends(seen: Interval | None) -> str:
 
 
 def _together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
-    """What several engines served at once, against one alone and against the bound."""
+    """Throughput of several engines that served at once, compared with one engine alone and with the bound."""
     point = seen.point
     said = f"together, by {seen.sharing}: {engines(seen.models)} at {listed(seen.loads)} in flight"
     if point is None or not point.valid:

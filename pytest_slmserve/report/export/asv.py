@@ -57,8 +57,9 @@ SERVING, STARTING = ("model", "concurrency"), ("model",)  # names of the paramet
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkHost:
-    """What one result file is of. curve: by what values lie on one curve of the page, where they are of one machine; a
-    new driver begins another. torch is not among it: a release of vLLM brings its own."""
+    """Identity of one result file: machine, release and the parameters of its curve. curve: values that place results
+    of one machine on one curve of the page; a new driver begins another. It excludes torch, because a release of vLLM
+    brings its own."""
 
     machine: str
     release: str
@@ -90,7 +91,7 @@ class Value:
 
 
 def seen(measurements: Iterable[Measurement]) -> list[Seen]:
-    """Those of sweeps of one engine that are valid, in the order measured."""
+    """The valid measurements from sweeps of one engine, in the order measured."""
     found = []
     for m in sorted(measurements, key=lambda m: (m.measured_at, m.launch)):
         if concurrency_of(m) is not None:
@@ -100,7 +101,7 @@ def seen(measurements: Iterable[Measurement]) -> list[Seen]:
 
 
 def values(found: Iterable[Seen], machine: str | None = None) -> dict[BenchmarkHost, list[Value]]:
-    """What they say, by the file it goes to.
+    """Benchmark values of the measurements, grouped by the result file that they go to.
 
     machine: its name; by default that of the GPU, or of the CPU. Raises BadUsage where one name is for several kinds,
     or a record is of no release.
@@ -123,14 +124,15 @@ def kind(environment: Environment) -> str:
 
 
 def release_of(environment: Environment) -> str:
-    """As the package index has it: what comes after a "+" tells the build. Raises BadUsage where no vLLM served."""
+    """The vLLM release as the package index names it, without the build after a "+". Raises BadUsage where no vLLM
+    served."""
     if environment.vllm is None:
         raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
     return environment.vllm.partition("+")[0]
 
 
 def settings(spec: EngineSpec) -> str:
-    """What an engine was told, in words, with a hash of what they leave out too."""
+    """The engine's settings in words, with a hash that also covers the settings that the words leave out."""
     facts = {name: value for name, value in spec.facts.items() if name not in NO_SETTINGS}
     limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
     return f"{spec.facts['weights']} {spec.dtype}, {limits}, {short_hash(facts)[:6]}"

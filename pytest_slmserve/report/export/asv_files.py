@@ -33,7 +33,7 @@ Axes = list[list[str]]  # values of each parameter, as asv writes them
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Of a release, in the ledger."""
+    """The commit of a release, as the ledger stores it."""
 
     hash: str
     authored_s: int
@@ -52,7 +52,8 @@ def path_of(place: BenchmarkHost, commit: Commit) -> str:
 
 
 def result_file(place: BenchmarkHost, commit: Commit, found: Iterable[Value], old: File | None = None) -> File:
-    """What asv would have written, had it measured this. old: what is there; what was not measured now is kept.
+    """The result file that asv would have written for these values. old: the existing file; its results that were not
+    measured now are kept.
 
     Raises BadUsage where asv_runner is not installed, and one of UNUSABLE where `old` is no such file.
     """
@@ -91,7 +92,7 @@ def facts_of(samples: Sequence[float]) -> Facts:
 
 
 def _short(value: float) -> float:
-    """As asv writes statistics."""
+    """A float rounded to five significant digits, as asv writes statistics."""
     return float(f"{value:.4e}") if isinstance(value, float) else value
 
 
@@ -127,8 +128,8 @@ def _by_number(text: str) -> tuple[float, str]:
 
 
 def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
-    """What all result files hold together: asv shows no parameter that is not listed here. old: what is there; what is
-    not ours in it is kept."""
+    """The index of benchmarks in all result files: asv shows no parameter that it does not list. old: the existing
+    file; its benchmarks that are not ours are kept."""
     keys: dict[str, set[tuple[str, ...]]] = {}
     for file in results:
         for name, row in rows_of(file).items():
@@ -156,6 +157,6 @@ def _benchmark(name: str, axes: Axes) -> File:
 
 
 def machine_file(name: str, environment: Environment) -> File:
-    """What is known of a machine: None is left out."""
+    """The properties of a machine as asv stores them; a value of None is left out."""
     known = {"cpu": environment.cpu, "gpu": environment.gpu_name, "num_cpu": environment.cores}
     return {"machine": name, "version": 1, **{key: str(value) for key, value in known.items() if value is not None}}

@@ -68,7 +68,8 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
 
 
 def _latencies(measurement: Measurement, rows: Sequence[int]) -> Iterator[tuple[str, float]]:
-    """Of what was measured; a request that did not finish has no part in it, as in vLLM's."""
+    """Latency statistics of the measurement by vLLM's names; a request that did not finish is left out, as vLLM
+    does."""
     seen = [each for each in (request_latency(measurement.run.samples, row) for row in rows) if each.finished]
     columns = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
     for name, attribute in columns.items():
@@ -88,7 +89,7 @@ def _figures(name: str, values: Sequence[float]) -> Iterator[tuple[str, float]]:
 
 
 def _of_gaps(gaps: GapHistogram) -> Iterator[tuple[str, float]]:
-    """Their deviation is of the middles of their bins, 1 % wide."""
+    """ITL statistics from the gap histogram, in ms. The deviation uses the middles of the bins, which are 1 % wide."""
     average = gaps.mean_s or math.nan
     square = sum((gaps.middle_s(i) - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
     yield "mean_itl_ms", 1e3 * average

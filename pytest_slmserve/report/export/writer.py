@@ -23,7 +23,7 @@ EXAMPLE = f"{FORMAT}=results/, for a file of each, or {FORMAT}=results.json"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Where results go. slo: None is no goodput."""
+    """The destination of exported results. slo: None means no goodput."""
 
     path: Path
     slo: Slo | None = None
@@ -44,7 +44,7 @@ class Export:
 
 
 def export_to(text: str, slo: Slo | None = None) -> Export:
-    """Of an option's words: `vllm-bench=PATH`. Raises BadUsage."""
+    """The export that an option's text names: `vllm-bench=PATH`. Raises BadUsage for any other text."""
     name, _, path = text.partition("=")
     if name != FORMAT or not path:
         raise BadUsage(f"{text!r} is no export", EXAMPLE)

@@ -111,7 +111,8 @@ def _costs(best: Compared, found: ReplicaComparison, columns: Columns) -> Iterat
 
 
 def _not_chosen(found: ReplicaComparison, best: EngineSet) -> Iterator[str]:
-    """What has more but preempted, on either side, and what comes next."""
+    """Rejected alternatives: engine sets that served more but preempted, on either side, then the runner-up and the
+    sets within noise of the best."""
     for engines in (row.engines for row in found.rows if row.engines.preempted):
         rival = best if engines.replicas > 1 else found.baseline
         if engines.rate > rival.rate and (engines.replicas > 1 or engines.eligible):
@@ -126,7 +127,7 @@ def _not_chosen(found: ReplicaComparison, best: EngineSet) -> Iterator[str]:
 
 
 def _notes(found: ReplicaComparison, columns: Columns) -> Iterator[str]:
-    """What a reader of the numbers alone should know."""
+    """Caveats for a reader of the numbers alone."""
     if found.baseline.limit == max(row.engines.limit for row in found.rows if row.engines.replicas == 1):
         yield f"no larger {columns.knob} of one engine was tried: the best of one may be more, and the gain less"
     if columns.power and any(row.engines.point.power_w is None for row in found.rows):

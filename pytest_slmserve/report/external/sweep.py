@@ -98,7 +98,7 @@ def entries(curve: Curve, found: Plan) -> list[dict[str, Any]]:
 
 
 def _notes(curve: Curve, found: Plan, columns: Columns, notes: Sequence[str]) -> Iterator[str]:
-    """What a reader of the numbers alone should know."""
+    """Caveats for a reader of the numbers alone."""
     yield from notes
     yield from found.advices[0].decision.notes
     if found.wish.slo is None:
@@ -109,7 +109,8 @@ def _notes(curve: Curve, found: Plan, columns: Columns, notes: Sequence[str]) ->
 
 
 def _little(curve: Curve, columns: Columns) -> Iterator[str]:
-    """What output rate times latency says of the requests in flight, and of the mean that was reported."""
+    """Findings by Little's law, output rate times latency: the requests in flight, and the error of the reported
+    mean."""
     if columns.output_throughput is None:
         if columns.running is not None:
             yield f"{columns.running} is not checked by Little's law: no --output-throughput"
@@ -132,7 +133,8 @@ def _little(curve: Curve, columns: Columns) -> Iterator[str]:
 
 
 def _bias(biases: Sequence[tuple[float, Point, float]], product: str, columns: Columns) -> Iterator[str]:
-    """By how much the mean of running requests that was reported misses."""
+    """The deviation of the reported mean of running requests from Little's law, one line; nothing without comparable
+    points."""
     if not biases:
         return
     off, worst, batch = max(biases, key=lambda entry: abs(entry[0]))

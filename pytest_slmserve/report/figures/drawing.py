@@ -1,4 +1,4 @@
-"""What all pictures share: their colours and axes, and how one is written."""
+"""Elements that all pictures share: colours, axes, and the writer of files."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def has_valid(curve: Curve) -> bool:
 
 
 def shown(curves: Sequence[Curve]) -> list[Shown]:
-    """Those that have a valid point, of a sweep or of replicas, in the order given. Raises BadUsage where none has."""
+    """The curves with a valid point, of a sweep or of replicas, in the order given. Raises BadUsage where none has
+    one."""
     found = list(filter(has_valid, curves))
     if not found:
         raise BadUsage("there is no valid point to draw", "slmserve report says what is wrong")
@@ -174,7 +175,7 @@ def load_axis(axes: Any, sweeps: Sequence[Shown]) -> None:
 
 
 def _apart(loads: Sequence[int], most: int) -> set[int]:
-    """At most so many of them, far enough from each other on a logarithmic axis; the largest always."""
+    """The loads to label: at most `most`, far enough apart on a logarithmic axis; always includes the largest."""
     least = math.log(loads[-1] / loads[0]) / most
     kept = [loads[-1]]
     for load in reversed(loads):
@@ -184,7 +185,7 @@ def _apart(loads: Sequence[int], most: int) -> set[int]:
 
 
 def share_axis(axes: Any, axis: Any) -> None:
-    """From 0 to 100 %, with room for the dots at the ends."""
+    """Limits an axis to 0 to 100 %, with room for the dots at the ends."""
     (axes.set_ylim if axis is axes.yaxis else axes.set_xlim)(-0.02, 1.04)
     axis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
 
@@ -209,14 +210,15 @@ def key_below(figure: Any, more: Iterable[Any] = ()) -> None:
 
 
 def _columns(width_inches: float, names: Sequence[str]) -> int:
-    """As few rows as fit into the width, all about as long."""
+    """Number of columns that gives as few rows as fit into the width, all about equally long."""
     most = max(1, int(width_inches / (0.6 + 0.07 * max(map(len, names)))))
     rows = math.ceil(len(names) / most)
     return math.ceil(len(names) / rows)
 
 
 def save(figure: Any, path: Path) -> None:
-    """In the format of the path's suffix. Raises BadUsage where that is none, or the path cannot be written."""
+    """Writes the figure in the format of the path's suffix. Raises BadUsage where that is no format, or the path cannot
+    be written."""
     try:
         figure.savefig(path, dpi=DOTS_PER_INCH)
     except OSError as error:

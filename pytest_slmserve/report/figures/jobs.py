@@ -28,7 +28,7 @@ BATCHINGS = ("none", "static", "dynamic", CONTINUOUS)
 
 
 def job_pictures(jobs: Sequence[JobPoint]) -> list[Picture]:
-    """Those that there are jobs for."""
+    """The pictures of jobs for which there are valid jobs to draw."""
     valid = [job for job in jobs if job.valid]
     lengths = _by_model(valid, grid_of, lambda p: p.output_tokens)
     drawn = [
@@ -45,7 +45,7 @@ def _by_model(
     chosen: Callable[[Sequence[JobPoint]], list[JobPoint]],
     varied: Callable[[JobPoint], Any],
 ) -> list[list[JobPoint]]:
-    """Of each model the jobs that belong together, where they differ in what is drawn."""
+    """Comparable jobs of each model and host, kept where the drawn quantity takes more than one value."""
     groups = [chosen(group) for group in grouped(jobs, lambda p: (p.model, p.environment.key))]
     return [group for group in groups if len({varied(p) for p in group}) > 1]
 

@@ -109,8 +109,8 @@ def _replica_latency(lines: Sequence[Line]) -> Picture:
 
 
 def _replica_device(lines: Sequence[Line]) -> Picture:
-    """What the device did with one engine on it, and with each number of replicas (arXiv:2404.03353, figure 7). Busy
-    is by the profiling counters where they are known, else as NVML samples it."""
+    """Picture of the device's use by one engine and by each number of replicas (arXiv:2404.03353, figure 7). Busy comes
+    from the profiling counters where they are known, else from NVML's samples."""
     busy = BUSY if any(_values(BUSY, line.pairs) for line in lines) else UTIL
     known = [each for each in (busy, *DEVICE) if any(_values(each, line.pairs) for line in lines)]
     if not known:
@@ -203,8 +203,8 @@ def _ratio_panel(
 
 
 def _reach(axes: Any, lines: Sequence[Line], drawn: Sequence[Ratio]) -> None:
-    """Of the axis that all panels share: to the ends of the intervals, but not to less than half of a value or more
-    than twice it: what was repeated once has an interval of any width."""
+    """Sets the limits of the axis that all panels share, to the ends of the intervals. An interval counts only from
+    half of its value to twice it: what was repeated once has an interval of any width."""
     ratios = [ratio for line in lines for of in drawn for _, ratio, _ in _ratios(line.pairs, of)]
     lows = (max(r.value / 2, r.value if r.low is None else r.low) for r in ratios)
     highs = (min(r.value * 2, r.value if r.high is None else r.high) for r in ratios)

@@ -198,7 +198,7 @@ def _descending(limit: int | None) -> int:
 
 
 def _place(spent: Spent) -> tuple[int, str]:
-    """From the smallest model on, sweeps of one model side by side."""
+    """Sort key that orders sweeps from the smallest model on and keeps sweeps of one model together."""
     return list(PUBLISHED).index(spent.sweep.curve.subject), spent.sweep.name
 
 

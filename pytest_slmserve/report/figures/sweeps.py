@@ -34,7 +34,8 @@ SAMPLES = 60  # of a smooth line
 
 
 def pictures(curves: Sequence[Curve], jobs: Sequence[JobPoint] = ()) -> list[Picture]:
-    """What can be drawn, and what cannot. Raises BadUsage where matplotlib is missing, or no point is valid."""
+    """All pictures of the sweeps and jobs; one that cannot be drawn holds the reason instead. Raises BadUsage where
+    matplotlib is missing, or no point is valid."""
     of_jobs = job_pictures(jobs)
     known = [] if of_jobs and not any(map(has_valid, curves)) else shown(curves)
     replicas = [*(replica_pictures(known) if known else []), *(gpus_pictures(known) if known else []), *of_jobs]

@@ -1,4 +1,5 @@
-"""Why a side is slower, in words and small tables: where its time went, and what is not the same on both sides."""
+"""Reasons why a side is slower, in words and small tables: the parts of its time, and the differences between both
+sides."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def split_text(split: Split) -> str:
 
 
 def findings(split: Split) -> Iterator[str]:
-    """Which part explains most of the change, by steps and by the GPU; what is unknown, and why."""
+    """The part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
     change = split.total.relative
     if change is None or abs(change) < NOTABLE:
         yield f"time per request changed by less than {percent(NOTABLE)}: there is nothing to explain at this load"
@@ -84,7 +85,7 @@ def _times(scale: float, change: Change) -> Change:
 
 
 def _difference(value: float, beside: str) -> str:
-    """With as many decimals as the value beside it."""
+    """A signed difference with as many decimals as the value beside it."""
     text = f"{value:+,.{len(beside.partition('.')[2])}f}"
     return text if text.strip("+-0.,") else text[1:]
 
@@ -110,7 +111,7 @@ def _explained(split: Split) -> Iterator[str]:
 
 
 def _unsplit(split: Split) -> str:
-    """Why prefill and decode cannot be told apart."""
+    """The reason why prefill and decode cannot be told apart."""
     if unnamed := [name for name, side in _sides(split) if not side.with_prompt]:
         return f"prefill and decode unknown: no step is known to hold a prompt ({_joined(unnamed)})"
     seen = f"{split.baseline.alone} and {split.candidate.alone}"

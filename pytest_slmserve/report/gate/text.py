@@ -1,4 +1,4 @@
-"""What a gate found for a model: as text at the end of a run, as Markdown for a pull request, as facts for JSON."""
+"""Findings of a gate for a model: text at the end of a run, Markdown for a pull request, facts for JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CACHES = {
 
 
 def gate_text(gated: Gated) -> str:
-    """What was compared, the table, why it failed if it did, and what does not count."""
+    """Text of a gate: what was compared, the table, the diagnosis if it failed, and the launches that do not count."""
     found = text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
     pieces = [title(gated), *(f"  {side}: {words}" for side, words in _sides(gated)), f"  {caches_text(gated)}"]
     pieces += ["", found, *_exact(gated)]
@@ -43,7 +43,7 @@ def title(gated: Gated) -> str:
 
 
 def diagnosis(gated: Gated) -> Diagnosis:
-    """From the launches that count."""
+    """Diagnosis of a gate from the launches that count."""
     baseline, candidate = (measurements(gated, side) for side in SIDES)
     return diagnose(baseline, candidate)
 
@@ -60,8 +60,8 @@ def _exact(gated: Gated) -> Iterator[str]:
 
 
 def caches_text(gated: Gated) -> str:
-    """Which compiled code there was, and what compiling it or reading it took of a start, where the engines tell: a
-    cache is warm where it is hit."""
+    """State of the compilation caches, and the seconds that compiling or reading took of a start where engines report
+    it. A cache is warm where it is hit."""
     sides = ((side, [m.resolved.compile_s for m in measurements(gated, side)]) for side in SIDES)
     told = {side: median(known) for side, values in sides if (known := [s for s in values if s is not None])}
     if len(told) < len(SIDES):
@@ -71,7 +71,7 @@ def caches_text(gated: Gated) -> str:
 
 
 def outputs_text(gated: Gated) -> str:
-    """Whether both sides give the same tokens; nothing where nobody asked them."""
+    """Comparison of both sides' tokens, same or different; empty where none were requested."""
     seen = gated.answers
     if seen is None:
         return ""
@@ -85,7 +85,7 @@ def outputs_text(gated: Gated) -> str:
 
 
 def calibration_text(model: str, calibration: Calibration, measured_at: str) -> str:
-    """What gates of a model can find on this runner."""
+    """The detection rates of a model's gates on this runner, from a calibration."""
     seen, margin = calibration.unchanged, percent(calibration.terms.margin)
     worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in calibration.worse.items())
     return (
@@ -96,7 +96,7 @@ def calibration_text(model: str, calibration: Calibration, measured_at: str) -> 
 
 
 def _sides(gated: Gated) -> Iterator[tuple[Side, str]]:
-    """What each side was, from its first launch that counts."""
+    """Description of each side, from its first launch that counts."""
     for side in SIDES if gated.pairs else ():
         each = gated.pairs[0].launch(side).measurements
         loads = " and ".join(str(m.load.max_concurrency) for m in each)
@@ -105,7 +105,7 @@ def _sides(gated: Gated) -> Iterator[tuple[Side, str]]:
 
 
 def engine_words(measurement: Measurement) -> str:
-    """What its specification asks for beyond the model: interpreter, limits, variables and arguments."""
+    """Settings of the engine's specification beyond the model: interpreter, limits, variables and arguments."""
     spec = measurement.spec
     words = [spec.python] if spec.python else []
     words += [f"max_num_seqs {spec.max_num_seqs:,}", f"max_num_batched_tokens {spec.max_num_batched_tokens:,}"]
@@ -117,7 +117,7 @@ def engine_words(measurement: Measurement) -> str:
 
 
 def as_markdown(gates: Sequence[Gated]) -> str:
-    """For the summary of a workflow, or a comment on a pull request."""
+    """Gates as Markdown for the summary of a workflow, or for a comment on a pull request."""
     return "\n".join(line for gated in gates for line in _markdown(gated))
 
 

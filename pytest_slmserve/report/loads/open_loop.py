@@ -1,4 +1,4 @@
-"""What a server made of several rates of requests, each measured by itself or as a step of a ramp: for `measure`."""
+"""Results of a server at several request rates, each measured by itself or as a step of a ramp: for `measure`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def ramp_facts(measurement: Measurement, terms: ValidityCriteria) -> dict[str, A
 
 
 def _told(points: Sequence[Measurement]) -> Iterator[str]:
-    """What is so at all rates, then what is of one."""
+    """Notes that hold at all rates, then notes on single rates."""
     each = [list(told_of(m)) for m in points]
     common = [text for text in each[0] if all(text in told for told in each)]
     yield from common
@@ -146,7 +146,7 @@ def _goodput(points: Sequence[Measurement], terms: ValidityCriteria, slo: Slo) -
 
 
 def found_in(points: Sequence[Measurement], terms: ValidityCriteria) -> tuple[Peak | None, HighestLoad | None]:
-    """Where goodput peaks, and up to which rate enough requests are good, by the valid points."""
+    """The peak of goodput and the highest rate at which enough requests are good, by the valid points."""
     stands = [(m, not problems(m, terms.failed_share)) for m in points]
     valid = [(m, served) for m, stand in stands if stand and (served := good(m, terms.slo))]
     invalid = [_rate(m) for m, stand in stands if not stand]
@@ -173,12 +173,12 @@ def _doubts(points: Sequence[Measurement], terms: ValidityCriteria) -> list[str]
 
 
 def _process(m: Measurement) -> str:
-    """What the arrivals of loads have in common that differ in their rate: "gamma 1"."""
+    """The arrival process that loads of different rates have in common: "gamma 1"."""
     assert isinstance(m.load, OpenLoop)
     return m.load.arrivals.partition(",")[0]
 
 
 def _rate(m: Measurement) -> float:
-    """Of the load as it was asked for: the schedule's own rate is chance's."""
+    """The requested rate of the load; the schedule's own rate is random."""
     assert isinstance(m.load, OpenLoop)
     return m.load.rate

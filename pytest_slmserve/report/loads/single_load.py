@@ -1,4 +1,4 @@
-"""What one load on one server found, as a page of text or as facts for JSON: for `measure`."""
+"""Results of one load on one server, as a page of text or as facts for JSON: for `measure`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from pytest_slmserve.schema.stored_names import from_stored
 
 @dataclass(frozen=True, slots=True)
 class ValidityCriteria:
-    """By what loads are judged. slo: None is no goodput. attainment: the share of good requests that is enough.
-    failed_share: of requests, that may fail without making a measurement invalid."""
+    """Criteria for judging loads. slo: None means no goodput. attainment: the share of good requests that suffices.
+    failed_share: share of requests that may fail without making a measurement invalid."""
 
     slo: Slo | None = None
     attainment: float = ATTAINMENT
@@ -42,7 +42,7 @@ STRICT = ValidityCriteria()
 
 
 def latencies(measurement: Measurement) -> dict[str, Percentiles]:
-    """By name, in seconds; ITL of the gaps in the window."""
+    """Latency percentiles by name, in seconds; ITL is of the gaps in the window."""
     seen, stream = latencies_of(measurement), measurement.run.stream
     found = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2e": seen.e2e_s, "normalized": seen.normalized_latency_s}
     return found | ({"itl": gap_percentiles(gap_histogram(stream.gaps))} if stream else {})
@@ -61,7 +61,7 @@ def failed_text(measurement: Measurement) -> str:
 
 
 def single_load_facts(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
-    """What was asked of whom, and the figures."""
+    """The server, the load and the measured figures, as facts for JSON."""
     return {
         "id": measurement.id,
         **facts(measurement.spec, "model", "interface", "url"),
@@ -100,7 +100,7 @@ def as_text(measurement: Measurement, terms: ValidityCriteria = STRICT) -> str:
 
 
 def _load(m: Measurement) -> str:
-    """What was put on the server, and, where there was a schedule, how the client kept it."""
+    """Description of the load on the server, with the client's adherence to its schedule where there was one."""
     delay = delay_of(m.run)
     late = f", late by {milliseconds(delay.p99_s)} ms (p99) at most" if delay else ""
     match m.load:
@@ -111,7 +111,8 @@ def _load(m: Measurement) -> str:
 
 
 def _held_back(m: Measurement) -> Iterator[str]:
-    """Who waited before a server heard of it."""
+    """Line on requests that the client held back: their number, and the mean and p99 wait of all in seconds; nothing
+    where it had no such limit."""
     if held := held_back(m.run):
         yield (
             f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
@@ -120,7 +121,7 @@ def _held_back(m: Measurement) -> Iterator[str]:
 
 
 def request_lines(m: Measurement) -> Iterator[str]:
-    """Who was asked, and for how much."""
+    """The model and server of the requests, then their mean prompt and output tokens."""
     prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
     yield f"{m.spec.model} at {m.spec.url or f'the {m.spec.interface} interface'}"
     source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
@@ -128,7 +129,8 @@ def request_lines(m: Measurement) -> Iterator[str]:
 
 
 def told_of(m: Measurement) -> Iterator[str]:
-    """What else its server was asked for, what it did otherwise than was asked, and what it does not tell."""
+    """Notes on the load's server: extra request fields, refused fields, early ends, counting of tokens, prefix cache.
+    They include what the server does not report."""
     for say in (further, without, _ended_early, chunks, _cached):
         yield from say(m)
 
@@ -166,13 +168,13 @@ def further(m: Measurement) -> Iterator[str]:
 
 
 def without(m: Measurement) -> Iterator[str]:
-    """What its server did not let us ask for."""
+    """Request fields that the server refused."""
     if m.run.stream and m.run.stream.without:
         yield f"asked without {', '.join(m.run.stream.without)}, which this server refuses"
 
 
 def chunks(m: Measurement) -> Iterator[str]:
-    """How its tokens were counted, where a chunk is not one by the server's own count."""
+    """The method of counting tokens, where a chunk is not one token by the server's own count."""
     stream = m.run.stream
     if stream is None or not any(m.run.samples.finished):
         return
@@ -183,7 +185,7 @@ def chunks(m: Measurement) -> Iterator[str]:
 
 
 def _cached(m: Measurement) -> Iterator[str]:
-    """Where the prompts came from, as far as is known."""
+    """The origin of the prompts, and the share of tokens from a prefix cache as far as known."""
     seen, stream = cache_hit_share(m.run), m.run.stream
     own = "no prompt begins like another's" if stream and stream.salt else "prompts as the seed or the file has them"
     if seen is None:
@@ -193,7 +195,7 @@ def _cached(m: Measurement) -> Iterator[str]:
 
 
 def _ended_early(m: Measurement) -> Iterator[str]:
-    """Of a request of known length, fewer tokens than were asked for."""
+    """Number of requests of a known length that returned fewer tokens than requested; nothing where none did."""
     asked, came = m.workload.spec.output_tokens, finished_output_tokens(m.run)
     early = sum(tokens < asked for tokens in came) if asked else 0
     if early:

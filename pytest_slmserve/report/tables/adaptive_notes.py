@@ -1,4 +1,4 @@
-"""What is said of the loads that an adaptive sweep did not measure: why not, and what the law says of them."""
+"""Notes on loads that an adaptive sweep did not measure: the reason, and the saturation law's prediction."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def skip_note(curve: Curve, concurrency: int) -> str:
 
 
 def _trust(curve: Curve) -> str:
-    """How far the law misses loads that were measured."""
+    """The saturation law's largest error at a measured load, given only its neighbours."""
     missed = law_error(curve.points)
     if missed is None:
         return "too few points for a prediction"

@@ -1,4 +1,4 @@
-"""What a sweep shows, one line each: plateau, Pareto front, saturation law, roofline, and how far to trust it."""
+"""Findings of a sweep, one line each: plateau, Pareto front, saturation law, roofline, and how far to trust it."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _front(curve: Curve) -> str:
 
 
 def _law(curve: Curve, b_half: float | None) -> tuple[str, Fit | None]:
-    """What the saturation law says, and the law where it describes the curve."""
+    """The saturation law's result as text, and the law itself where it describes the curve, else None."""
     try:
         law = fit(curve.points, b_half)
     except TooFewPoints as error:
@@ -191,7 +191,8 @@ def _little(curve: Curve) -> str:
 
 
 def _unsettled(curve: Curve) -> str | None:
-    """Where requests/s x mean E2E is not the batch: E2E looks back over a whole request, the batch does not."""
+    """Warning where requests/s x mean E2E is not the batch; None where it is. E2E looks back over a whole request, the
+    batch does not."""
     seen = [
         (p.requests_per_s * p.e2e_s / p.batch - 1, p.concurrency)
         for p in curve.valid
@@ -208,7 +209,8 @@ def _unsettled(curve: Curve) -> str | None:
 
 
 def _outside_the_engine(curve: Curve) -> str | None:
-    """Where an engine holds much less than was sent to its server, though it has room: the server is the limit."""
+    """Warning where an engine with room holds far less than its server received: the server is the limit. None
+    otherwise."""
     if curve.spec is None or curve.spec.interface != "server":
         return None
     room = curve.spec.max_num_seqs

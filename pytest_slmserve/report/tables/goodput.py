@@ -1,4 +1,4 @@
-"""How many requests of a sweep were served well enough: a table below that of its points."""
+"""Goodput of a sweep's requests: a table below that of its points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the serving stack costs: a row for each load that was measured without and through the server."""
+"""Cost of the serving stack: a row for each load that was measured both without the server and through it."""
 
 from __future__ import annotations
 

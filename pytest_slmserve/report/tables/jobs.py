@@ -1,4 +1,4 @@
-"""What jobs found: a row for each, of so many requests that arrived at a rate and were served to the end."""
+"""Results of jobs: a row for each number of requests that arrived at a rate and were served to the end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def _burstiness(load: OpenLoop) -> str:
 
 
 def _place(point: JobPoint) -> tuple[str, str, float, float, int]:
-    """Those that belong together stand together; rates from all at once down."""
+    """Sort key of a job: model, batching, output tokens, falling rate, KV blocks. Related rows stay together, with
+    rates in order from all requests at once down."""
     return point.model, point.batching, point.output_tokens, -point.load.rate, point.kv_blocks or 0
 
 

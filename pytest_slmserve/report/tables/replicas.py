@@ -1,4 +1,4 @@
-"""What several engines on one device served: a row for each set of them, below one engine alone under that load."""
+"""Throughput of several engines on one device: a row for each set, below one engine alone under that load."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ SENSED: tuple[Column[Entry], ...] = (
 
 
 def replica_report(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[str]:
-    """What was served and what the sensors saw, two tables for each kind of host, and how to read them; nothing where
-    no replicas were measured. One model's rows are together; sets of different models come last."""
+    """Tables of throughput and of sensor values for each kind of host, then a legend; nothing without measured
+    replicas. One model's rows are together; sets of different models come last."""
     for points in grouped(shared, lambda p: p.environment.per_gpu_key):
         alike = sorted(grouped(points, lambda p: p.model or p.models), key=lambda alike: not alike[0].model)
         entries = [entry for each in alike for entry in _entries(each, curves)]
@@ -132,7 +132,8 @@ def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
 
 
 def _turns(point: ReplicaPoint, curves: Sequence[Curve]) -> str:
-    """Of different models: what they serve together, in units of what each serves alone under its own load."""
+    """Combined throughput of different models in units of what each serves alone under its own load, as text; empty
+    where unknown."""
     own = [_rate_alone(model, load, point, curves) for model, load in zip(point.models, point.loads)]
     together = system_throughput(point, [rate or 0.0 for rate in own])
     if together is None:

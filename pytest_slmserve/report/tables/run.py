@@ -90,7 +90,7 @@ def _is_of_a_sweep(curve: Curve) -> bool:
 
 
 def heading(curve: Curve) -> Iterator[str]:
-    """What was measured, on what, how often."""
+    """Lines on the measured subject, the hardware and the number of measurements."""
     spec, where = curve.spec, curve.environment
     if spec is None or where is None:
         yield f"{curve.subject}: nothing was measured"
@@ -134,7 +134,7 @@ def load_text(load: ClosedLoop) -> str:
 
 
 def _limits(spec: EngineSpec, resolved: Sequence[Resolved]) -> str:
-    """As the engines report them; several values where launches differ."""
+    """The engine's limits as the engines report them; several values where launches differ."""
 
     def each(name: str) -> str:
         values = {getattr(r, name) for r in resolved}
@@ -195,7 +195,7 @@ def point_table(curve: Curve) -> str:
 
 
 def remarks(curve: Curve) -> Iterator[str]:
-    """What the table does not show, and why."""
+    """Remarks on points that the table does not show, with reasons."""
     for reason in dict.fromkeys(why for _, why in curve.cut):
         loads = listed(concurrency for concurrency, why in curve.cut if why == reason)
         yield hanging(f"cut: {loads} in flight: {reason}", 2)

@@ -1,4 +1,4 @@
-"""What the sensors saw: a row per point of a sweep, and the energy of a token over all models."""
+"""Values of the sensors: a row per point of a sweep, and the energy of a token over all models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sensor_table(curve: Curve) -> str:
 
 
 def legend(curves: Sequence[Curve]) -> str:
-    """How to read the columns that the tables of these sweeps have."""
+    """Explanation of the columns in the tables of these sweeps."""
     shown = {column for curve in curves for column in telling(_sensed(curve), COLUMNS)}
     return " ".join(column.about for column in COLUMNS if column in shown and column.about)
 

@@ -37,7 +37,8 @@ def gpus_report(curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
-    """What to deploy on several GPUs, by what was measured of each model there; nothing where there was no choice."""
+    """Advice on deployments over several GPUs, by the measurements of each model there; nothing where there was no
+    choice."""
     for curve in curves:
         if on_several_gpus(curve):
             for text in _answers(curve, deployments(curve)):
@@ -113,7 +114,7 @@ def _waiting(found: Sequence[Deployment]) -> Iterator[str]:
 
 
 def _each_gpu(curve: Curve) -> Iterator[str]:
-    """Of the largest load of each engine over several GPUs: what each of them took and did."""
+    """Power and activity of each GPU at the largest load of each engine over several GPUs."""
     for wide in curve.wider:
         if not wide.valid or wide.spec is None:
             continue
@@ -129,7 +130,7 @@ def _each_gpu(curve: Curve) -> Iterator[str]:
 
 
 def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
-    """What to deploy on so many GPUs, by each of three wishes, where there was a choice."""
+    """The best deployment for each number of GPUs and each of three wishes, where there was a choice."""
     for gpus, load, best in best_on_several(curve, found):
         wishes = [
             f"{WISHES[wish][0]}: {name_of(one)} ({figure(value)}{WISHES[wish][1]})"
@@ -141,8 +142,8 @@ def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
 def best_on_several(
     curve: Curve, found: Sequence[Deployment]
 ) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
-    """For each number of GPUs and load with a choice, what serves each wish best, and how well; a wish of which
-    something is not known of all is left out."""
+    """The best deployment and its value for each wish, per number of GPUs and load with a choice. Leaves out a wish
+    with an unknown value for any deployment."""
     by_gpus = sorted((one for one in found if one.gpus > 1), key=lambda one: (one.gpus, one.concurrency))
     for (gpus, load), under in groupby(by_gpus, key=lambda one: (one.gpus, one.concurrency)):
         choices = list(under)
