@@ -1,1 +1,1 @@
-"""What the sensors say about a window, in figures, and whether they can be believed."""
+"""Figures of a window from sensor readings, and whether these readings can be trusted."""

@@ -1,4 +1,4 @@
-"""What sensors said of a run's window, as figures. None is "not known", also where there was no telemetry at all."""
+"""Figures of a run's window from its sensor readings. None is "not known", also where there was no telemetry at all."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class SensorWindow:
         return self.window_s[1] - self.window_s[0]
 
     def value(self, number: int, row: int) -> float | None:
-        """What one row says of one sensor."""
+        """Reading of one sensor in one row; None where it is missing or not finite."""
         column = self.telemetry.columns.get(number, ())
         found = column[row] if row < len(column) else None
         return found if found is not None and math.isfinite(found) else None
@@ -134,13 +134,14 @@ class SensorWindow:
         return [value for _, value in self._told(number)]
 
     def mean(self, number: int) -> float | None:
-        """Weighted by time."""
+        """Mean of one sensor's readings, weighted by time; None without readings."""
         readings = self.known(number)
         weights = sum(reading.weight_s for reading in readings)
         return sum(reading.value * reading.weight_s for reading in readings) / weights if weights > 0 else None
 
     def share_grown(self, counter: int) -> float | None:
-        """Of a counter of seconds: its growth over the time between its first and last reading; None below two."""
+        """Growth of a counter of seconds over the time between its first and last reading, as a share; None below
+        two."""
         readings = self.known(counter)
         seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
         return (readings[-1].value - readings[0].value) / seconds if seconds > 0 else None
@@ -227,8 +228,8 @@ def decode_figures(run: Run) -> DecodeFigures:
 
 
 def _prompt_times(run: Run) -> list[tuple[float, float]]:
-    """From and to of the steps that processed prompts, with the step before and the one after: a trace has the time at
-    which a step's output was seen, and an engine runs a step ahead of it."""
+    """Start and end times of the steps that processed prompts, with the step before and the one after. A trace has the
+    time at which a step's output was seen, and an engine runs a step ahead of it."""
     times = run.steps.time_s
     ends = len(times) - 1
     steps = (i for i, tokens in enumerate(run.steps.prompt_tokens) if tokens)
@@ -250,12 +251,14 @@ def _belongs(at_s: float, span_s: float | None, window_s: tuple[float, float]) -
 
 
 def _power_w(watch: SensorWindow) -> float | None:
-    """None where there is a counter that cannot be believed: another method would hide it."""
+    """Mean power in W by the energy counter, else by the power readings. None where the counter cannot be trusted:
+    another method would hide it."""
     return _counter_w(watch) if len(watch.known(ENERGY)) > 1 else _integrated_w(watch)
 
 
 def _counter_w(watch: SensorWindow) -> float | None:
-    """Of the energy counter; None where it falls (restarted or wrapped), or stands still, which no powered GPU does."""
+    """Mean power in W by the energy counter; None below two readings. None too where it falls (restarted or wrapped),
+    or stands still, which no powered GPU does."""
     readings = watch.known(ENERGY)
     if len(readings) < 2 or any(b.value < a.value for a, b in pairwise(readings)):
         return None

@@ -1,4 +1,4 @@
-"""What the sensors of several GPUs say, as of one: what adds up is added, what is a ratio is the mean."""
+"""Telemetry of several GPUs as of one: what adds up is added, what is a ratio is the mean."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def together(telemetry: Telemetry) -> Telemetry:
 
 
 def each_gpu(telemetry: Telemetry) -> tuple[Telemetry, ...]:
-    """The same telemetry with the columns of one GPU each; the host's stand with the first, and so do the notes."""
+    """Copies of the telemetry, one with the columns of each GPU; the first also has the host's columns and the
+    notes."""
     return tuple(
         replace(
             telemetry,

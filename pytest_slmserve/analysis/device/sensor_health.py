@@ -100,7 +100,7 @@ def health(
 
 
 def _of_all(gpus: Sequence[Health]) -> Health:
-    """Of an engine on several GPUs: as bad as the worst of them, which is named."""
+    """Health of an engine on several GPUs: the state of the worst one, and reasons that name their GPU."""
     states: tuple[HealthState, ...] = ("invalid", "degraded", "unknown", "ok")
     state = min((gpu.state for gpu in gpus), key=states.index)
     return Health(state, tuple(f"GPU {i}: {text}" for i, gpu in enumerate(gpus) for text in gpu.reasons))
@@ -123,7 +123,8 @@ def _coverage(seen: _Seen) -> Iterator[Finding]:
 
 
 def _gaps(seen: _Seen) -> Iterator[Finding]:
-    """Of a GPU's sensors: some of them tell of a moment only. The host's are counters, which miss nothing."""
+    """Yield a finding where a GPU's sensors have no reading for too long, since some report a moment only. The host's
+    sensors are counters, which miss nothing."""
     telemetry, (opens, closes) = seen.watch.telemetry, seen.watch.window_s
     if not any(number < OURS for number in telemetry.columns):
         return
@@ -237,7 +238,8 @@ def _dead_counters(seen: _Seen) -> Iterator[Finding]:
 
 
 def _impossible_ratios(seen: _Seen) -> Iterator[Finding]:
-    """Of the GPU: Linux adds up pressure every two seconds, so one reading may hold what belongs to the one before."""
+    """Yield a finding where a ratio of the GPU is below 0 or above `RATIO_END`. The host's are not checked. Linux adds
+    up pressure every two seconds, so one reading may hold what belongs to the one before."""
     for number in (n for n in seen.watch.telemetry.columns if n < OURS):
         sensor, values = SENSORS.get(number), seen.watch.values(number)
         wrong = [v for v in values if not 0 <= v <= RATIO_END]

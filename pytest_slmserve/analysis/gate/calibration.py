@@ -1,4 +1,4 @@
-"""What a gate can tell on this runner: its false alarms and its power, from pairs in which nothing differed.
+"""False-alarm rate and power of a gate on this runner, from pairs in which nothing differed.
 
 Pairs of an A/A run are centred, given a random sign, drawn again and again, and judged by the gate itself. All
 endpoints of a pair are drawn together, for they are noisy together. A drawn gate looks as a real one does, and stops as
@@ -66,8 +66,8 @@ class Calibration:
 
 
 def noise_of(series: Sequence[PairSeries]) -> PairNoise:
-    """From A/A pairs; those with a value missing are left out. Centred: an order effect is no difference of sides; and
-    stretched by what that takes from the variance of so few."""
+    """Noise of A/A pairs; pairs with a missing value are left out. Costs are centred, since an order effect is no
+    difference of sides. They are stretched by what centring takes from the variance of so few pairs."""
     columns = [log_costs(each) for each in series]
     whole = [row for row in zip(*columns) if None not in row]
     means = [fmean(column) for column in zip(*whole)]

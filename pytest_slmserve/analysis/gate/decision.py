@@ -54,7 +54,8 @@ class GateCriteria:
 
 @dataclass(frozen=True, slots=True)
 class PairSeries:
-    """What one endpoint was in each pair, in the order of measuring. margin: its own; None: that of the terms."""
+    """Values of one endpoint in each pair, in the order of measurement. margin: the endpoint's own; None: that of the
+    criteria."""
 
     name: str
     better: Better
@@ -63,7 +64,7 @@ class PairSeries:
 
     @property
     def sign(self) -> float:
-        """By which the logarithm of a ratio becomes that of a cost ratio."""
+        """Factor that turns the logarithm of a ratio into that of a cost ratio: 1 where lower is better, else -1."""
         return 1.0 if self.better == "lower" else -1.0
 
 
@@ -116,9 +117,9 @@ def next_look(done: int, terms: GateCriteria) -> int | None:
 
 
 def decisions(series: Sequence[PairSeries], terms: GateCriteria) -> dict[str, tuple[State, int]]:
-    """By endpoint: the outcome and the look at which it was known; those that are not decided are not there.
+    """Decided endpoints by name: the outcome and the look at which it was reached; undecided endpoints are absent.
 
-    One that passed is looked at again as long as others are open: what it fails by then counts, for the boundaries of
+    An endpoint that passed is tested again as long as others are open. A failure then counts, for the boundaries of
     failing take no account of passes.
     """
     costs = {each.name: log_costs(each) for each in series}
@@ -168,7 +169,8 @@ def _t(costs: Sequence[float], against: float = 0.0) -> float:
 
 
 def log_costs(series: PairSeries) -> list[float | None]:
-    """Of each pair the logarithm of its cost ratio, positive where the candidate is worse; None where missing."""
+    """Logarithms of the cost ratios, one per pair, positive where the candidate is worse; None where a value is
+    missing."""
     return [None if ratio is None else series.sign * ratio for ratio in map(_log_ratio, series.pairs)]
 
 
@@ -184,7 +186,7 @@ def _is_there(value: float | None) -> bool:
 
 
 def margin_of(series: PairSeries, terms: GateCriteria) -> float:
-    """Its own, or that of the gate."""
+    """Margin of an endpoint, as a share: its own, or that of the gate."""
     return terms.margin if series.margin is None else series.margin
 
 
@@ -209,7 +211,7 @@ def _comparison(series: PairSeries, terms: GateCriteria, decision: tuple[State, 
 
 
 def _missing(series: PairSeries) -> str:
-    """Which value is not there; empty where all are."""
+    """Message that names the first missing value by pair and side; empty where all are present."""
     for number, pair in enumerate(series.pairs, 1):
         for side, value in zip(("baseline", "candidate"), pair):
             if not _is_there(value):
@@ -258,7 +260,7 @@ def hodges_lehmann(values: Sequence[float]) -> Interval:
 
 
 def _ranks_beyond(n: int, tail: float) -> int:
-    """How many of the means lie beyond the interval on each side: the largest k with P(rank sum <= k) <= tail."""
+    """Number of the means that lie beyond the interval on each side: the largest k with P(rank sum <= k) <= tail."""
     ways = [1]
     for rank in range(1, n + 1):
         longer = [*ways, *[0] * rank]

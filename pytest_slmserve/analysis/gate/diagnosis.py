@@ -1,4 +1,4 @@
-"""Why one side is slower than the other: where the time of its requests goes, and what its engine was.
+"""Diagnosis of a difference between two sides: where the time of their requests goes, and how their engines differ.
 
 Two sides, two views of the same time, each of which adds up to all of it:
 
@@ -74,7 +74,8 @@ class Change:
 
     @property
     def relative(self) -> float | None:
-        """None of a baseline that is not positive: what prompts add may be nothing but noise."""
+        """Change as a share of the baseline; None where the baseline is not positive, since what prompts add may be
+        only noise."""
         return self.absolute / self.baseline if self.baseline > 0 else None
 
 
@@ -98,12 +99,14 @@ class Windows:
 
     @property
     def total_s(self) -> float:
-        """Per request, as are all below: seconds of the engine, not of a user's waiting."""
+        """Seconds of the engine per request, as are all below, and not a user's waiting time."""
         return self.seconds / self.requests
 
     @property
     def decode_s(self) -> float | None:
-        """None where too few steps only decode, or no row names a prompt, so that nobody knows which do."""
+        """Seconds per request if no step held a prompt: the steps times the mean step that only decodes. None where
+        fewer than `FEWEST_ALONE` steps only decode. None too where no row names a prompt, so that steps that only
+        decode cannot be recognized."""
         if self.alone < FEWEST_ALONE or not self.with_prompt:
             return None
         return self.steps * self.alone_s / self.alone / self.requests
@@ -204,7 +207,7 @@ def explaining(parts: Sequence[Change]) -> tuple[Change, float] | None:
 
 
 def start_ups(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[StartUp, ...]:
-    """Of each model that was started on both sides, by engines that say how long it took."""
+    """Start-up times of each model that was started on both sides, by engines that report how long it took."""
     before, after = _ready_s(baseline), _ready_s(candidate)
     return tuple(StartUp(m, Change("start-up", before[m], after[m])) for m in before if m in after)
 
@@ -232,8 +235,9 @@ def _split(before: Sequence[Measurement], after: Sequence[Measurement]) -> Split
 
 
 def _reach(measurement: Measurement) -> int:
-    """How many rows before the one that names a prompt its work may have held up: the one that was seen late, and one
-    for each further step that the longest prompt takes. What a step may hold is less by the sequences it decodes."""
+    """Number of rows before the row naming a prompt that its work may have delayed. One is the row that was seen late;
+    each further step that the longest prompt takes adds one. The room of a step for prompt tokens is less by the
+    sequences it decodes."""
     spec, resolved, load = measurement.spec, measurement.resolved, measurement.load
     room = (resolved.max_num_batched_tokens or spec.max_num_batched_tokens) - (load.max_concurrency or 0)
     return max(1, math.ceil(max(measurement.run.samples.prompt_tokens, default=0) / max(1, room)))
@@ -255,7 +259,8 @@ def _side(measurements: Sequence[Measurement], reach: int) -> Windows:
 
 
 def _decodes_only(run: Run, step: int, reach: int) -> bool:
-    """At the very end of a trace nobody knows what the next rows would have named."""
+    """True where neither the row of `step` nor the next `reach` rows name a prompt. False at the very end of a trace,
+    where the next rows are unknown."""
     rows = run.steps.prompt_tokens[step : step + reach + 1]
     return len(rows) == reach + 1 and not any(rows)
 
@@ -271,7 +276,8 @@ def _requests(measurement: Measurement) -> float:
 
 
 def _ready_s(measurements: Iterable[Measurement]) -> dict[str, float]:
-    """By model; each launch counts once, however often it was measured."""
+    """Mean seconds until an engine was ready, by model; each launch counts once, however often it was measured. Models
+    without a reported time are left out."""
     launches: dict[str, dict[str, float | None]] = {}
     for m in measurements:
         launches.setdefault(short_name(m.spec.model), {})[m.launch] = m.resolved.ready_s
@@ -309,7 +315,8 @@ def _of_resolved(measurement: Measurement) -> Facts:
 
 
 def _of_spec(measurement: Measurement) -> Facts:
-    """Its pairs by their own names: `extra.block_size`, `env.VLLM_LOGGING_LEVEL`."""
+    """Fields of the engine specification by name, its pairs by their own names: `extra.block_size`,
+    `env.VLLM_LOGGING_LEVEL`."""
     spec = measurement.spec
     names = [f.name for f in fields(EngineSpec) if f.name not in NO_LIMITS | {"env", "extra"}]
     pairs = {f"{kind}.{name}": value for kind in ("extra", "env") for name, value in getattr(spec, kind)}
@@ -326,7 +333,7 @@ def _differing(before: Sequence[Facts], after: Sequence[Facts]) -> Iterator[Diff
 
 
 def _values(values: Iterable[Any], text: Callable[[Any], str]) -> tuple[str | None, ...]:
-    """Each once, in an order that does not depend on who was measured first; the unknown is last."""
+    """Distinct values as text, in an order that does not depend on who was measured first; the unknown is last."""
     texts = {None if value is None else text(value) for value in values}
     return tuple(sorted(texts, key=lambda each: (each is None, each or "")))
 

@@ -47,7 +47,8 @@ class Launch:
 
     @property
     def outputs(self) -> Outputs:
-        """Of whichever measurement asked for them."""
+        """Greedy output tokens of each request, from the first measurement that has them; empty where none requested
+        them."""
         return next((m.paired.outputs for m in self.measurements if m.paired and m.paired.outputs), ())
 
 
@@ -101,9 +102,9 @@ class Exact:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What a gate found for one model. pairs: those that count. dropped: why others do not, a sentence each. gated,
-    shown: comparisons by endpoint, exact: verdicts on what is no matter of chance; none of an endpoint of which nothing
-    was measured."""
+    """Findings of a gate for one model. pairs: those that count. dropped: why others do not, a sentence each. gated,
+    shown: comparisons by endpoint. exact: verdicts on quantities that are no matter of chance. Endpoints without any
+    measured value are absent, except in `exact` where a value is needed or no pair counts."""
 
     model: str
     gate: str
@@ -117,13 +118,13 @@ class Gated:
 
     @property
     def answers(self) -> Answers | None:
-        """Whether both sides give the same tokens; None where nobody asked them."""
+        """Comparison of the greedy tokens of both sides; None where they were not requested."""
         baseline, candidate = ([pair.launch(side).outputs for pair in self.pairs] for side in SIDES)
         return compare_outputs(baseline, candidate)
 
     @property
     def outcome(self) -> State:
-        """Of the comparisons, and of what is no matter of chance."""
+        """Combined outcome of the gated comparisons and of the verdicts on what is no matter of chance."""
         return all_of([*(each.outcome for each in self.gated), *(each.state for each in self.exact)])
 
     @property
@@ -135,14 +136,14 @@ class Gated:
 
     @property
     def failing_load(self) -> Load | None:
-        """That of the first endpoint that fails by how it was served; None where none does."""
+        """Load of the first failing endpoint that is read at a load; None where no such endpoint fails."""
         failed = {each.name for each in self.gated if each.outcome is State.FAILS}
         which = next((each.load for each in GATED if each.label in failed and each.load is not None), None)
         return None if which is None else self.pairs[0].baseline.measurements[which].load
 
     def verdict(self, endpoint: str) -> Verdict | None:
-        """For a test; None where the pairs that count tell nothing of it, undecided where no pair counts. Raises
-        KeyError for an unknown endpoint."""
+        """Verdict on an endpoint, for a test. None where the pairs that count have no value of it; undecided where no
+        pair counts. Raises KeyError for an unknown endpoint."""
         if endpoint in (each.name for each in EXACT):
             return next((each for each in self.exact if each.claim == endpoint), None)
         label = next((each.label for each in GATED if each.name == endpoint), None)
@@ -230,7 +231,7 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
 
 
 def _launches(members: Sequence[Measurement]) -> list[Launch]:
-    """Of one pair, in the order of time. The last measurement of a load counts: the one before it could not be
+    """Launches of one pair, in the order of time. The last measurement of a load counts: the one before it could not be
     trusted."""
     launches: dict[str, list[Measurement]] = {}
     for m in sorted(members, key=attrgetter("measured_at")):
@@ -255,7 +256,8 @@ def _number(measurement: Measurement) -> int:
 
 
 def judge_gate(measurements: Sequence[Measurement], terms: GateCriteria) -> Gated:
-    """From the records of one gate. A pair with a measurement that cannot be trusted does not count, and says why."""
+    """Findings of one gate from its records. A pair with an invalid or degraded measurement does not count; `dropped`
+    has the reason."""
     everything = pairs_of(measurements)
     pairs = tuple(pair for pair in everything if not pair.problems)
     dropped = tuple(f"pair {p.number}: {p.problems[0]}" for p in everything if p.problems)
@@ -276,23 +278,25 @@ def judge_gate(measurements: Sequence[Measurement], terms: GateCriteria) -> Gate
 
 
 def weaker(gated: Gated, calibration: Calibration) -> Gated:
-    """In view of a runner's noise: what passes there says nothing where a worsening would mostly be missed."""
+    """The gate's findings in view of a runner's noise. A pass becomes inconclusive where the noise would mostly hide a
+    worsening by the margin."""
     return replace(gated, gated=tuple(weakened(each, calibration) for each in gated.gated))
 
 
 def gated_series(pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
-    """Of the gated endpoints of which something was measured."""
+    """Series of the gated endpoints of which something was measured."""
     return [made for each in GATED if (made := _series(each, pairs)) is not None]
 
 
 def _shown_of(pairs: Sequence[PairOfLaunches]) -> tuple[Endpoint, ...]:
-    """Where there is one load it is the large one as well as the small, and once is enough."""
+    """Endpoints to show, without those of the small load where there is one load only. That load is the large one as
+    well as the small, and once is enough."""
     alone = all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
     return tuple(each for each in SHOWN if each.load != SMALL or not alone)
 
 
 def _series(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> PairSeries | None:
-    """None where neither side has a value in any pair: no sensor, say."""
+    """Values of an endpoint in each pair; None where neither side has a value in any pair, as without a sensor."""
     values: tuple[Pair, ...] = tuple((endpoint.read(p.baseline), endpoint.read(p.candidate)) for p in pairs)
     if all(value is None for pair in values for value in pair):
         return None
@@ -312,7 +316,8 @@ def _exact(first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequenc
 def _exactly(
     endpoint: Exact, first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]
 ) -> Verdict | None:
-    """By the worst pair; None where no launch has a value and none need have one."""
+    """Verdict on an exact quantity by the worst pair. None where no launch has a value and none need have one.
+    Undecided where no pair counts, or a value is missing."""
     undecided = partial(Verdict.undecided, endpoint.name, short_name(first.spec.model))
     seen = [(endpoint.read(pair.baseline), endpoint.read(pair.candidate)) for pair in pairs]
     known = [(before, after) for before, after in seen if before and after is not None]
@@ -329,7 +334,7 @@ def _untold(endpoint: Exact) -> str:
 
 
 def _worst(endpoint: Exact, model: str, known: Sequence[tuple[float, float]]) -> Verdict:
-    """Of the pair that leaves the least room to its bound."""
+    """Verdict by the pair that leaves the least room to its bound; value and bound are ratios to the baseline."""
     sign = 1 if endpoint.least else -1
     before, after = min(known, key=lambda pair: sign * (pair[1] / endpoint.bound(pair[0])))
     bound = endpoint.bound(before)

@@ -35,7 +35,7 @@ class Answers:
 
 
 def compare_outputs(baseline: Sequence[Outputs], candidate: Sequence[Outputs]) -> Answers | None:
-    """From the launches of each side; None where one side was not asked."""
+    """Comparison of the tokens from the launches of each side; None where one side was not requested to answer."""
     if not any(baseline) or not any(candidate):
         return None
     before, after = (next(filter(None, side)) for side in (baseline, candidate))

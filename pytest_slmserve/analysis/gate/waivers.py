@@ -39,9 +39,9 @@ NAMES = tuple(f.name for f in fields(Waiver))
 
 
 def waivers_of(rows: object, where: str) -> tuple[Waiver, ...]:
-    """From plain JSON values: a list of objects that have every field of a waiver as text, and no other.
+    """Waivers from plain JSON values: a list of objects that have every field of a waiver as text, and no other.
 
-    where: what they were read from, for messages. Raises BadUsage: which row, which field, what is wrong with it.
+    where: the source of the values, for messages. Raises BadUsage: which row, which field, what is wrong with it.
     """
     if not isinstance(rows, list):
         raise BadUsage(f"{where} holds no list of waivers", EXAMPLE)
@@ -91,7 +91,8 @@ def _text(row: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _day(text: str, where: str) -> date:
-    """Of one form only, which every Python release reads."""
+    """A date from text of the one form YYYY-MM-DD, which every Python release reads. Raises BadUsage for any other
+    text."""
     try:
         if (day := date.fromisoformat(text)).isoformat() == text:
             return day

@@ -1,4 +1,4 @@
-"""How long requests of a job waited because no more than so many may be in flight at a time.
+"""Waiting time of a job's requests under a limit on the requests in flight.
 
 It is no part of their latencies, which tell of the server: a request is due when it may be sent. But users waited, and
 a gateway that holds requests back only moves where they do.
@@ -15,7 +15,8 @@ from pytest_slmserve.schema.records import Run
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Of all requests that were sent. requests: how many waited at all. mean_s, p99_s, max_s: over all of them."""
+    """Waiting times in seconds, over all requests that were sent. requests: number that waited at all. mean_s, p99_s,
+    max_s: over all sent requests, those that did not wait included."""
 
     requests: int
     mean_s: float
@@ -24,7 +25,8 @@ class HeldBack:
 
 
 def held_back(run: Run) -> HeldBack | None:
-    """None where there was no such limit, or nothing was sent."""
+    """Waiting times of a run's requests; None where the load had no limit on requests in flight, or nothing was
+    sent."""
     waited = run.stream.waited_s if run.stream else ()
     if not waited:
         return None

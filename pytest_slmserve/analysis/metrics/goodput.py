@@ -55,7 +55,7 @@ class Slo:
         return {name: bound for name, bound in found if bound is not None}
 
     def __str__(self) -> str:
-        """As `parse_slo` takes it."""
+        """The SLO as text that `parse_slo` accepts, such as ttft:200ms,e2e:5s."""
         return ",".join(f"{name}:{_duration(bound)}" for name, bound in self.bounds.items())
 
 
@@ -98,7 +98,8 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Of the requests sent in the window, whenever they ended; of a closed loop, of those that ended in it.
+    """Requests that met an SLO, and their rate, among the requests sent in the window, whenever they ended. In a closed
+    loop: among those that ended in the window.
 
     good: finished, every SLO met. dropped: did not finish (failed or cut off); they meet no SLO. per_s: the good ones /
     seconds of the window. attainment: good / requests; by_slo: the same for each SLO alone, in the order of the SLO.
@@ -147,7 +148,8 @@ def goodput(
 
 
 def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
-    """Of the requests that its kind of load is judged by, and of those that failed."""
+    """Goodput over the requests by which this kind of load is judged, failed ones included. None where the SLO bounds
+    the gaps between tokens, which a record does not keep by request."""
     run = measurement.run
     return goodput(run.samples, run.window_s, slo, rows=judged_rows(measurement), failed=judged_failures(measurement))
 
@@ -171,7 +173,8 @@ def together(found: Sequence[Goodput]) -> Goodput | None:
 
 
 def _met(seen: RequestLatency, longest_gap_s: float | None, slo: Slo) -> dict[str, bool]:
-    """Which bounds a request kept; nothing for one that did not finish."""
+    """Verdicts by SLO name, True where the request kept that bound; an empty mapping for a request that did not
+    finish."""
     if not seen.finished:
         return {}
     values = {

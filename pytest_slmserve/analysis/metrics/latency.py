@@ -27,8 +27,8 @@ from pytest_slmserve.schema.records import Failures, Measurement, Run, Samples
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of one latency, in seconds. A percentile is None where there is no request, or where it falls among those that
-    never came so far; mean is of the `known` ones, None unless they are all of `requests`."""
+    """Percentiles of one latency, in seconds. A percentile is None without requests, or where it falls among requests
+    that never came so far. mean: over the `known` ones, None unless they are all of `requests`."""
 
     requests: int
     known: int
@@ -77,7 +77,8 @@ def sent_in(samples: Samples, window_s: tuple[float, float]) -> list[int]:
 
 
 def request_latency(samples: Samples, row: int) -> RequestLatency:
-    """What one request saw. One that did not finish has, if it came so far, the time to its first token."""
+    """Latencies of one request, a row of the samples. A request that did not finish has only its time to first token,
+    if that token came."""
     sent, first, last = samples.sent_s[row], samples.first_token_s[row], samples.last_token_s[row]
     ttft = None if first is None else first - sent
     if not samples.finished[row] or last is None:
@@ -94,16 +95,16 @@ def request_latency(samples: Samples, row: int) -> RequestLatency:
 
 @once
 def open_loop_latencies(run: Run) -> Latencies:
-    """Of the requests sent in the window, whenever they ended; one that failed never did.
+    """Latencies of the requests sent in the window, whenever they ended; a failed request counts as never ended.
 
-    Of an older record, which does not say when the failed ones were sent, they are not among them.
+    An older record does not say when its failed requests were sent, so they are left out.
     """
     return latencies(run.samples, sent_in(run.samples, run.window_s), _within(run.failed, "sent_s", run.window_s))
 
 
 @once
 def closed_loop_latencies(run: Run) -> Latencies:
-    """Of the requests that finished with their last token in the window."""
+    """Latencies of the requests that finished with their last token in the window."""
     return latencies(run.samples, finished_in_window(run))
 
 
@@ -114,8 +115,9 @@ def judged_rows(measurement: Measurement) -> Sequence[int]:
 
 
 def judged_failures(measurement: Measurement) -> int:
-    """How many failed of the requests that count: all of a number of requests; else those sent in an open loop's
-    window, or that failed in that of any other load; all of the run where the record does not say when."""
+    """Number of failed requests among those by which the load is judged. A load with a fixed number of requests counts
+    all of its failures. An open loop counts those sent in its window; any other load, those that failed in it. A record
+    without failure times counts all failures of the run."""
     run = measurement.run
     if run.failed is None or measurement.load.requests is not None:
         return run.failures
@@ -128,13 +130,13 @@ def _within(failed: Failures | None, column: str, window_s: tuple[float, float])
 
 
 def latencies_of(measurement: Measurement) -> Latencies:
-    """Of the requests that its kind of load is judged by."""
+    """Latencies of the requests by which this kind of load is judged: sent in the window, or finished in it."""
     sent = measurement.load.judged_by == "sent"
     return open_loop_latencies(measurement.run) if sent else closed_loop_latencies(measurement.run)
 
 
 def latencies(samples: Samples, rows: Sequence[int], failed: int = 0) -> Latencies:
-    """Of these rows of the samples, and of so many requests that failed."""
+    """Latencies of the given rows of the samples and of `failed` further requests, which count as never answered."""
     never = RequestLatency(None, None, None, None, single=False)
     seen = [request_latency(samples, row) for row in rows] + [never] * failed
     return Latencies(
@@ -148,7 +150,7 @@ def latencies(samples: Samples, rows: Sequence[int], failed: int = 0) -> Latenci
 
 
 def percentiles(values: Sequence[float | None]) -> Percentiles:
-    """Of values in seconds, None being one that is longer than all others, by how much is not known."""
+    """Percentiles and mean of `values` in seconds; None among them is longer than all others, by an unknown amount."""
     known = [value for value in values if value is not None]
     padded = sorted(known) + [math.inf] * (len(values) - len(known))
     return Percentiles(
@@ -191,14 +193,14 @@ class GapHistogram:
 
     @property
     def mean_s(self) -> float | None:
-        """Exact where their sum is known; else of the middles of their bins. None of nothing."""
+        """Mean gap in seconds: exact where `sum_s` is present, else from the middles of the bins. None without gaps."""
         if not self.gaps:
             return None
         middles = (self.middle_s(index) * count for index, count in self.counts.items())
         return (math.fsum(middles) if self.sum_s is None else self.sum_s) / self.gaps
 
     def middle_s(self, index: int) -> float:
-        """Of a bin, on the scale of logarithms; `least_s` of the one below all."""
+        """Middle of bin `index` on the logarithmic scale, in seconds; `least_s` for the bin below all others."""
         return self.least_s * math.pow(self.growth, index + 0.5) if index >= 0 else self.least_s
 
     def percentile(self, share: float) -> float | None:
@@ -216,7 +218,8 @@ class GapHistogram:
 
 
 def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
-    """Of {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}; JSON makes the indices words."""
+    """A histogram from its JSON form, {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}. JSON
+    makes the indices strings; they become integers again. `sum_s` may be missing."""
     counts = {int(index): int(count) for index, count in facts["counts"].items()}
     sum_s = None if facts.get("sum_s") is None else float(facts["sum_s"])
     return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, sum_s)

@@ -1,4 +1,5 @@
-"""How much of the prompts a cache of prefixes served: that was not computed, and a rate with it is another rate."""
+"""Share of the prompt tokens that a prefix cache served. Cached tokens were not computed, so a rate with them is a
+different rate."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ class Cached:
 
 
 def cache_hit_share(run: Run) -> Cached | None:
-    """By the requests that ended in the window, where their server or engine counts for each; else by the counters of
-    a server over the whole load, in which its other users are too. None where nobody tells."""
+    """Share of the prompt tokens served by a prefix cache, and the source of the count. Per-request counts of the
+    requests that ended in the window come first, where the server or engine reports them. Otherwise a server's counters
+    cover the whole load, its other users included. None where neither is reported."""
     found, ended = run.samples.cached_tokens, window.finished_in_window(run)
     if any(count is not None for count in found) and ended:  # some servers leave out a count of 0
         prompts = sum(run.samples.prompt_tokens[i] for i in ended)
@@ -34,7 +36,8 @@ def cache_hit_share(run: Run) -> Cached | None:
 
 
 def cache_hit_problems(measurement: Measurement) -> Iterator[str]:
-    """Why the load was lighter than it looks, unless that was asked for."""
+    """Yield a problem where a prefix cache served more than `BOUND` of the prompt tokens and the specification does not
+    allow that. The load was then lighter than it looks."""
     seen = cache_hit_share(measurement.run)
     if seen and seen.share > BOUND and not measurement.spec.allow_prefix_cache:
         yield (

@@ -29,7 +29,8 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
 
 
 def _within(run: Run, number: int, window_s: tuple[float, float], settle_s: float) -> Run:
-    """What failed in a step, settling included, is of the step; where it is not known when, of each."""
+    """The run with one step's window, its gaps between tokens and its failures, those of its settling time included.
+    Where failure times are unknown, each step keeps all failures of the run."""
     stream = run.stream and _stream_of(run.stream, number)
     if run.failed is None:
         return replace(run, window_s=window_s, stream=stream)

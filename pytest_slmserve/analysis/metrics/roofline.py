@@ -1,4 +1,5 @@
-"""What a GPU could do at most with a model, and how near a measurement came. Nothing is faster than its roofline."""
+"""Roofline: the highest throughput of a model that a GPU's data sheet allows, and how near a measurement came. Nothing
+is faster than its roofline."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ OTHER_WORDS = {"MIG", "NVL", "D", "LAPTOP"}  # a slice of the card, or a variant
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one request asks of a GPU. parameters: weights that each token is multiplied with. heads_width: query heads
-    x head size x layers. Tokens and bytes."""
+    """Work of one request on a GPU, in tokens and bytes. parameters: weights that each token is multiplied with.
+    heads_width: query heads x head size x layers."""
 
     parameters: float
     weight_bytes: float
@@ -74,16 +75,16 @@ class Work:
 
     @property
     def prefill_flops(self) -> float:
-        """Of one request's prompt; attention is causal, so half of the square."""
+        """FLOPs of one request's prompt; attention is causal, so it takes half of the square."""
         return 2 * self.parameters * self.prompt_tokens + 2 * self.heads_width * self.prompt_tokens**2
 
     @property
     def token_flops(self) -> float:
-        """Of one decoded token."""
+        """FLOPs of one decoded token, at the mean context."""
         return 2 * self.parameters + 4 * self.heads_width * self.context
 
     def token_bytes(self, batch: float) -> float:
-        """Read per decoded token: its share of the weights, and all of its own context."""
+        """Bytes read per decoded token: its share of the weights, and all of its own context."""
         return self.weight_bytes / batch + self.context * self.kv_bytes_per_token
 
 
@@ -105,8 +106,8 @@ def peaks_of(gpu_name: str | None) -> Peaks | None:
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Of all GPUs of an engine together, as if none ever waited for another; None where their data sheet is not
-    listed."""
+    """Peak rates of all GPUs of an engine together, as if none ever waited for another. None where their data sheet is
+    not listed."""
     peaks, gpus = peaks_of(environment.gpu_name), spec.tensor_parallel_size
     if peaks is None or gpus == 1:
         return peaks

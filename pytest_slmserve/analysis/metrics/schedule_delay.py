@@ -29,7 +29,7 @@ SHARE_OF_TTFT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ScheduleDelay:
-    """Of the requests scheduled in the window.
+    """Rates, and delays of sending in seconds, of the requests scheduled in the window.
 
     requested_per_s: scheduled / seconds of the window. achieved_per_s: sent in the window, whenever they were
     scheduled, / the same. unsent: scheduled in the window, never sent. mean_s, p99_s, max_s: of the delays of those
@@ -47,7 +47,8 @@ class ScheduleDelay:
 def schedule_delay(
     scheduled_s: Sequence[float], sent_s: Sequence[float | None], window_s: tuple[float, float]
 ) -> ScheduleDelay:
-    """What the client made of its schedule. Both columns have a row per request, on one clock; None was never sent."""
+    """Requested and achieved rates, and delays of sending, of the requests scheduled in `window_s`. Both columns have a
+    row per request, on one clock. None in `sent_s` is a request that was never sent."""
     opens, closes = window_s
     wanted = [(at, sent) for at, sent in zip(scheduled_s, sent_s, strict=True) if opens <= at < closes]
     delays = [sent - at for at, sent in wanted if sent is not None]
@@ -62,7 +63,8 @@ def schedule_delay(
 
 
 def delay_of(run: Run) -> ScheduleDelay | None:
-    """Of all requests of a run, failed and unsent ones too; None where it had no schedule."""
+    """Schedule delay over all requests of a run, failed and unsent ones included; None where the run had no
+    schedule."""
     if run.stream is None or run.stream.scheduled_s is None:
         return None
     failed = run.failed if run.failed and run.failed.scheduled_s is not None else NONE_FAILED
@@ -72,7 +74,8 @@ def delay_of(run: Run) -> ScheduleDelay | None:
 
 
 def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
-    """Why the run is invalid, in a sentence; None where the client kept up. median_ttft_s: None is "not measured"."""
+    """Message that late or unsent requests make the run invalid, in a sentence; None where the client kept up.
+    median_ttft_s: None is "not measured"."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
     bound = _harmless_s(median_ttft_s)
@@ -85,7 +88,8 @@ def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
 
 
 def late_stamps(stamp_doubt_s: float, median_ttft_s: float | None) -> str | None:
-    """Why the run is invalid, in a sentence; None where the stamps can be believed. stamp_doubt_s: in the mean."""
+    """Message that late time stamps make the run invalid, in a sentence; None where the stamps can be trusted.
+    stamp_doubt_s: possible error of the stamps, the mean in seconds."""
     bound = _harmless_s(median_ttft_s)
     if stamp_doubt_s <= bound:
         return None

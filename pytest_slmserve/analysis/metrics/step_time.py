@@ -1,4 +1,4 @@
-"""Where the time of an engine step goes: to the memory, to arithmetic, or to the host that feeds the GPU.
+"""Breakdown of the time of an engine step: memory, arithmetic, or the host that feeds the GPU.
 
 Two views that know nothing of each other: what the shapes say must be moved and computed at least, and what the GPU's
 own counters saw. arXiv:2503.08311 found decode bound by DRAM inside the attention kernel, while a third of the step
@@ -94,7 +94,8 @@ def bound_by_counters(figures: DeviceFigures) -> Bound | None:
 
 
 def bound_by_shapes(by_bytes: float, by_flops: float) -> Bound | None:
-    """By the shares of the step that its bytes and its FLOPs take at the least; None where most of it is neither."""
+    """Resource that bounds a step, memory or compute; None where neither share reaches `EXPLAINED`. by_bytes, by_flops:
+    shares of the step that its bytes and its FLOPs take at least."""
     if max(by_bytes, by_flops) < EXPLAINED:
         return None
     return "memory" if by_bytes >= by_flops else "compute"
@@ -112,9 +113,9 @@ def saturation_gap(figures: DeviceFigures | DecodeFigures) -> float | None:
 
 
 def _bytes_and_flops(run: Run, work: Work) -> tuple[float, float]:
-    """Of the window's mean step, at the least. Each step reads the weights once and the contexts of the sequences it
-    decodes; the keys and values of prompts are written. A prompt's last step yields its first token, so that token is
-    the prefill's."""
+    """Lower bounds of the bytes moved and the FLOPs computed in the window's mean step. Each step reads the weights
+    once and the contexts of the sequences it decodes; the keys and values of prompts are written. A prompt's last step
+    yields its first token, so that token is the prefill's."""
     steps, prompts = window.window_steps(run)[1:], _prompts(run)
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
     kv_tokens = decoded * work.context + sum(prompts)

@@ -87,7 +87,8 @@ def summarize(measurement: Measurement) -> Summary:
 
 
 def output_tokens_each(measurement: Measurement) -> float:
-    """Of a request, in the mean: as asked for, or less where each was asked for as many and some ended early."""
+    """Mean output tokens of a request, as requested. Where all requests have one output length and some ended early,
+    the lower mean of the finished ones."""
     asked = measurement.workload.spec.output_tokens
     came = finished_output_tokens(measurement.run)
     if asked and came and (each := fmean(came)) < asked:
@@ -96,12 +97,12 @@ def output_tokens_each(measurement: Measurement) -> float:
 
 
 def finished_output_tokens(run: Run) -> list[int]:
-    """Of each request that was served to its end."""
+    """Output tokens of each request that was served to its end."""
     return [tokens for tokens, done in zip(run.samples.output_tokens, run.samples.finished, strict=True) if done]
 
 
 def _sensed(measurement: Measurement, tokens_per_s: float | None) -> dict[str, Any]:
-    """What sensors add, and what shapes and steps say of the time of a step."""
+    """Summary fields by name that come from sensors, or from shapes and steps (the time of a step)."""
     seen = device_figures(measurement.run)
     decoding = decode_figures(measurement.run)
     step = step_time(measurement, seen)

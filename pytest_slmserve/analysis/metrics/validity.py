@@ -32,12 +32,14 @@ STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a rep
 
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
-    """Why this measurement is invalid; empty if it is not."""
+    """Reasons why a measurement is invalid, one sentence each; empty if it is valid. failed_share: share of the
+    requests that may fail."""
     return check(measurement, failed_share=failed_share)[0]
 
 
 def degradations(measurement: Measurement) -> tuple[str, ...]:
-    """What its sensors say against it, short of making it invalid: a clock that moved, say. No gate rests on it."""
+    """Sensor findings that degrade a measurement without making it invalid, such as a clock that moved. No gate rests
+    on a degraded measurement."""
     return check(measurement)[1]
 
 
@@ -121,8 +123,8 @@ def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:
 
 
 def _broken(run: Run) -> Iterator[str]:
-    """What leaves nothing to check further: the rates would be of something else. Where requests failed and none was
-    served, that is said already, and no window would be long enough."""
+    """Yield problems that leave nothing to check further, since the rates would be of something else. Where requests
+    failed and none was served, that is reported already, and no window would be long enough."""
     if run.failures and not any(run.samples.finished):
         return
     if preempted := window.preemptions(run):
@@ -143,8 +145,8 @@ def _little_time(run: Run, steps: int) -> str:
 
 
 def _unserved(measurement: Measurement) -> Iterator[str]:
-    """Of a job, which has no steady window: was all of it served? That its KV cache is too small may be the question,
-    so preemptions are counted elsewhere."""
+    """Yield a problem where a job was not served completely, or no finished request has a first-token time. A job has
+    no steady window. Preemptions are counted elsewhere, since a KV cache that is too small may be the question."""
     run = measurement.run
     served, asked = sum(run.samples.finished), measurement.load.requests or 0
     if served + run.failures < asked:  # failures have a rule
@@ -246,10 +248,11 @@ def _halves(run: Run) -> tuple[range, range]:
 
 
 def _convoys(run: Run, period: int) -> tuple[range, range]:
-    """As many whole periods of a convoy at the window's beginning as at its end; none where it is one period long.
+    """Equal numbers of whole convoy periods at the window's beginning and end, as steps; empty where the window is one
+    period long.
 
-    A convoy prefills, then decodes: parts of a period are not alike, however steady the engine is. Without steps there
-    is no telling its period.
+    A convoy prefills, then decodes: parts of a period differ, however steady the engine is. A run without steps has no
+    measurable period, so both ranges are empty.
     """
     if not len(run.steps):
         return range(0), range(0)

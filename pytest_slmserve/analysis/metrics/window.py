@@ -23,8 +23,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of the requests finished in the window, in seconds; None where there was none. Definitions as in the docs:
-    E2E = last token - sent, TTFT = first token - sent, TPOT = (E2E - TTFT)/(n_out - 1), normalised = E2E/n_out."""
+    """Latencies of the requests finished in the window, in seconds; None where there was none. Definitions as in the
+    docs: E2E = last token - sent, TTFT = first token - sent, TPOT = (E2E - TTFT)/(n_out - 1), normalised =
+    E2E/n_out."""
 
     requests: int
     e2e_s: float | None
@@ -48,8 +49,8 @@ class LittlesLaw:
 
 
 def spans(run: Run) -> tuple[Sequence[float], Sequence[float]]:
-    """When each engine step ended, and its tokens; where a server tells no steps, the same of the equal spans of time
-    in which its client received them."""
+    """End times and output tokens of the engine steps, as two columns. Where a server reports no steps: those of the
+    equal spans of time in which its client received the tokens."""
     stream = run.stream
     if len(run.steps) or stream is None:
         return run.steps.time_s, run.steps.new_tokens
@@ -63,12 +64,12 @@ def window_steps(run: Run) -> range:
 
 
 def piece(column: Sequence[T], steps: range) -> Sequence[T]:
-    """What a column of the trace has of them, taken at once: there are thousands."""
+    """Part of a trace column that belongs to `steps`, as one slice, since there are thousands."""
     return column[steps.start : steps.stop]
 
 
 def span_s(run: Run) -> tuple[float, float] | None:
-    """From the first to the last step boundary in the window; None where that is no time at all."""
+    """First and last step boundary in the window, in seconds; None where no time lies between them."""
     steps, (times, _) = window_steps(run), spans(run)
     if len(steps) < 2:
         return None
@@ -177,7 +178,7 @@ def preemptions(run: Run) -> int:
 
 
 def _in_window(run: Run, column: Sequence[T]) -> Sequence[T]:
-    """Of a column of the step trace; nothing where a server tells no steps."""
+    """Values of a step-trace column within the window; empty where a server reports no steps."""
     return piece(column, window_steps(run)) if len(run.steps) else ()
 
 
@@ -227,8 +228,8 @@ def latency(run: Run) -> Latency:
 
 
 def common_span(runs: Sequence[Run]) -> list[Run]:
-    """The same runs, each cut to the span that all windows have in common; as they are, where they have no common clock
-    (simulated engines have their own)."""
+    """Copies of the runs, each cut to the span that all windows have in common. Runs without a common clock come back
+    uncut (simulated engines have their own clocks)."""
     began = [run.began_s for run in runs if run.began_s is not None]
     if len(began) < len(runs):
         return list(runs)

@@ -84,7 +84,7 @@ class JobPoint(JobSummary, Repeats[JobSummary]):
 
     @property
     def batching(self) -> str:
-        """How its engine made batches: "none", "static", "dynamic", or "continuous"."""
+        """Batching mode of its engine: "none", "static", "dynamic", or "continuous"."""
         return str(dict(self.spec.extra).get("batching", CONTINUOUS))
 
 
@@ -113,7 +113,7 @@ def _point(measurements: Sequence[Measurement]) -> JobPoint:
 
 
 def summary_of(measurement: Measurement) -> Summary:
-    """Of a job over all of it, of any other load over its window."""
+    """Summary of a measurement: of a job over all of it, of any other load over its window."""
     return job_summary(measurement) if is_job(measurement.load) else summarize(measurement)
 
 
@@ -146,7 +146,8 @@ def _arrived_per_s(sent_s: Sequence[float]) -> float | None:
 
 
 def _waste(measurement: Measurement) -> float | None:
-    """Of the tokens that batches computed, prompts and outputs, the share that nobody asked for."""
+    """Share of the tokens that batches computed, prompts and outputs, that nobody requested; None where none was
+    computed."""
     steps, samples = measurement.run.steps, measurement.run.samples
     computed = sum(steps.prompt_tokens) + sum(n for n in steps.running if n is not None)
     wanted = sum(samples.prompt_tokens) + sum(steps.new_tokens)
@@ -164,7 +165,8 @@ def grouped(points: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
 def most_varied(
     points: Iterable[JobPoint], alike: Callable[[JobPoint], Hashable], varied: Callable[[JobPoint], Hashable]
 ) -> list[JobPoint]:
-    """Of groups that are alike, the one with the most different values of what was varied; of equals the last."""
+    """The group of alike points with the most different values of what was varied; of equal groups the last. Empty
+    without points."""
     groups = grouped(points, alike)
     return max(reversed(groups), key=lambda group: len({varied(p) for p in group}), default=[])
 
@@ -183,7 +185,7 @@ def same_but_kv(point: JobPoint) -> Hashable:
 
 
 def same_but_batching(point: JobPoint) -> Hashable:
-    """The same requests on the same device, whatever the engine."""
+    """Key that is equal for jobs of the same requests on the same device, whatever the engine."""
     return point.model, point.workload.hash, short_hash(repr(point.load)), point.environment.gpu_name
 
 
@@ -193,12 +195,13 @@ def ratio(of: JobPoint, to: JobPoint, points: Sequence[JobPoint]) -> Interval:
 
 
 def e2e_ratio(of: JobPoint, to: JobPoint, points: Sequence[JobPoint]) -> Interval:
-    """The same of mean E2E."""
+    """Mean E2E of one over that of another. Its noise is pooled over the repeats of `points`."""
     return factor(log_ratio(to.e2e_repeats, of.e2e_repeats, pooled_relative_sd([p.e2e_repeats for p in points])))
 
 
 def worst_problem(points: Sequence[JobPoint]) -> str | None:
-    """Why nothing can rest on these; None if something can."""
+    """Problems of the first point that is not valid, so that nothing can rest on these points; None if all are
+    valid."""
     for point in points:
         if not point.valid:
             return "; ".join(point.problems) or "a job has no valid repeat"

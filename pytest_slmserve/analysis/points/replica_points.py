@@ -177,13 +177,13 @@ def _latencies(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    """None where one is not known: the rest is not all."""
+    """Sum of the values; None where one is not known: the rest is not all."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None
 
 
 def shared_point(runs: Sequence[ReplicaGroup]) -> ReplicaPoint:
-    """Of runs of one set of engines, one or more, wherever they were made."""
+    """Point of one or more runs of one set of engines, wherever they were made."""
     chosen = choose(runs, lambda group: check(*group))
     each = tuple(map(summarize_shared, chosen.used))
     first = runs[0]

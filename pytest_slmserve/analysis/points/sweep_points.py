@@ -78,7 +78,7 @@ def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UsableRepeats(Generic[T]):
-    """Which repeats count, and what is wrong with the others; degraded: what is said against those that count."""
+    """Repeats that count, and problems of those left out. degraded: findings against the repeats that count."""
 
     used: tuple[T, ...]
     left_out: int
@@ -115,7 +115,7 @@ def repeat_fields(chosen: UsableRepeats[Any], each: Sequence[Any], records: Iter
 
 
 def point_of(concurrency: int, measurements: Sequence[Measurement]) -> Point:
-    """Of repeats of one load, whether they are of a sweep or not."""
+    """Point of repeats of one load, whether they are of a sweep or not."""
     chosen = choose(measurements, check)
     summaries = tuple(map(summarize, chosen.used))
     return Point(

@@ -92,7 +92,8 @@ def pooled_sd(groups: Iterable[Sequence[float]]) -> Noise:
 
 
 def pooled_relative_sd(groups: Iterable[Sequence[float]]) -> Noise:
-    """The same of the logarithms of values, which must be positive.
+    """Relative standard deviation of positive values around their group's mean, pooled over groups, by their
+    logarithms.
 
     For the few per cent seen here the deviation of the log is the relative deviation.
     """

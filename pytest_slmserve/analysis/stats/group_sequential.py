@@ -45,12 +45,12 @@ def boundaries(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[floa
 
 
 def spent(share: float, alpha: float) -> float:
-    """Of `alpha`, when a share of the pairs is there (Lan and DeMets 1983, Pocock's kind)."""
+    """Part of `alpha` to be spent when `share` of the pairs is measured (Lan and DeMets 1983, Pocock's kind)."""
     return alpha * math.log(1 + (math.e - 1) * min(1.0, share))
 
 
 def _nominal_tails(looks: Sequence[int], planned: Sequence[float]) -> list[float]:
-    """For sums of standard normal increments: the tail probability at each boundary, taken by itself.
+    """Tail probability at each boundary, taken by itself, for sums of standard normal increments.
 
     `density` is that of the sum at the last look, of those paths which no boundary has stopped.
     """

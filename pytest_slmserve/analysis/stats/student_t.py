@@ -45,8 +45,8 @@ def above(tail: float, df: int) -> float:
 
 @lru_cache(maxsize=1024)
 def shift(power: float, critical: float, df: int) -> float:
-    """How far from 0 the true mean has to be, in its standard errors, for t to exceed `critical` with probability
-    `power`, 0.5 <= power < 1: noncentral t, as a normal value over a spread with its own chances."""
+    """Distance of the true mean from 0, in its standard errors, at which t exceeds `critical` with probability `power`.
+    0.5 <= power < 1. The distribution is noncentral t, as a normal value over a spread with its own probabilities."""
     spreads, low, high = _spreads(df), 0.0, 1.0
     while _power(high, critical, spreads) < power:
         low, high = high, 2 * high
@@ -78,7 +78,8 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _continued_fraction(a: float, b: float, x: float) -> float:
-    """By Lentz's method as modified by Thompson and Barnett (1986)."""
+    """Continued fraction of the incomplete beta function, by Lentz's method as modified by Thompson and Barnett
+    (1986)."""
     c, d = 1.0, 1 / _not_zero(1 - (a + b) * x / (a + 1))
     found = d
     for m in range(1, TERMS):
