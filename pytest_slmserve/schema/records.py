@@ -116,9 +116,9 @@ class Telemetry:
     """Readings of the sensors during a run, one row per reading, in the order taken. None is "not known".
 
     sources: who answered. time_s: when a reading was taken, in seconds since the run began. span_s: length of the time
-    before it that its ratios are means over. columns: by number (`pytest_slmserve.sensors`), SI units and ratios of 1.
-    missing: why values are None, and how many. notes: what failed, one sentence each. gpus: the columns of each GPU,
-    where there were several; `columns` then has what the host said.
+    before it that its ratios are means over. columns: by number (`pytest_slmserve.schema.sensors`), SI units and ratios
+    of 1. missing: why values are None, and how many. notes: what failed, one sentence each. gpus: the columns of each
+    GPU, where there were several; `columns` then has what the host said.
     """
 
     sources: tuple[str, ...]

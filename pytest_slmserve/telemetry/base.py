@@ -11,7 +11,7 @@ MIN_SPAN_S = 0.1  # below, the GPU's profiling counters are not valid (NVIDIA/DC
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Values of a source at one moment, by number (`pytest_slmserve.sensors`), in SI units and ratios of 1.
+    """Values of a source at one moment, by number (`pytest_slmserve.schema.sensors`), in SI units and ratios of 1.
 
     A number that a source has and that is not known now is None, and `missing` says why, one sentence for each; one
     that it never has is not in `values`. span_s: length of the time, up to now, that the ratios are means over.

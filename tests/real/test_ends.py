@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
 HOLD = """
     import sys, time
     from pathlib import Path
-    from pytest_slmserve.engines.pool import DeviceLock
+    from pytest_slmserve.engines.launch.device_lock import DeviceLock
     lock = DeviceLock("cpu", Path(sys.argv[1]))
     lock.acquire()
     print("held", flush=True)
@@ -28,7 +28,7 @@ HOLD = """
 """
 # Other tests use the cores at the same time, so no window here is steady; how these runs end is the question.
 STEADY_ENOUGH = """
-    from pytest_slmserve.analysis import validity
+    from pytest_slmserve.analysis.metrics import validity
     validity.STEADY_TOLERANCE = float("inf")
 """
 

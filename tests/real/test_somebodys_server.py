@@ -55,10 +55,13 @@ def test_the_suite_at_its_url(there, pytester, monkeypatch):
     assert {tokens for m in found for tokens in m.run.samples.prompt_tokens} == {160}
 
 
+REQUESTS = 96  # a fast CPU serves fewer in less than the 0.2 s of tokens that a window needs
+
+
 def test_a_seed_that_comes_again_meets_a_warm_cache(there, tmp_path, capsys, monkeypatch):
     """The CPU's blocks are of 128 tokens: one of a prompt of 160 is kept."""
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
-    lengths = ("--max-concurrency", "4", "--num-prompts", "24", "--input-len", "160", "--output-len", "8")
+    lengths = ("--max-concurrency", "4", "--num-prompts", str(REQUESTS), "--input-len", "160", "--output-len", "8")
     words = ("measure", "--endpoint", url_of(there), "--model", "slm", *lengths, "--records", str(tmp_path / "r.jsonl"))
     for further in (["--seed", "5"], ["--seed", "5"], ["--seed", "5", "--allow-prefix-cache"], []):
         assert main([*words, *further]) in (0, 1), capsys.readouterr().err
@@ -67,8 +70,8 @@ def test_a_seed_that_comes_again_meets_a_warm_cache(there, tmp_path, capsys, mon
     assert refused == [False, True, False, False]
     assert [cache_hit_share(m.run).share for m in found] == [0, pytest.approx(128 / 160), pytest.approx(128 / 160), 0]
     by_counters = [m.run.stream.cache_lookups for m in found]
-    assert [looked_up >= 24 * 160 for looked_up, _ in by_counters] == [True] * 4, "vLLM's own page agrees"
-    assert [hits for _, hits in by_counters] == [0, 24 * 128, 24 * 128, 0]
+    assert [looked_up >= REQUESTS * 160 for looked_up, _ in by_counters] == [True] * 4, "vLLM's own page agrees"
+    assert [hits for _, hits in by_counters] == [0, REQUESTS * 128, REQUESTS * 128, 0]
 
 
 # Another server than vLLM's
@@ -77,7 +80,7 @@ SERVING = ("accelerate", "fastapi", "openai", "rich", "torch", "transformers", "
 MAKE = """
 import sys
 from transformers import OPTConfig, OPTForCausalLM
-from pytest_slmserve.models import shape_of
+from pytest_slmserve.schema.catalog import shape_of
 OPTForCausalLM(OPTConfig(**dict(shape_of("opt-tiny").config))).save_pretrained(sys.argv[1])
 """
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -122,7 +125,7 @@ def healthy(port):
 def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, capsys, path, refused):
     """It knows no ignore_eos, and completions of text alone; it ends its streams without [DONE]."""
     url, model = transformers_serve
-    asked = ("--max-concurrency", "2", "--num-prompts", "12", "--input-len", "16", "--output-len", "8")
+    asked = ("--max-concurrency", "2", "--num-prompts", "48", "--input-len", "16", "--output-len", "8")
     records = tmp_path / "r.jsonl"
     main(["measure", "--endpoint", f"{url}/{path}", "--model", model, *asked, "--records", str(records)])
     told = capsys.readouterr().out
@@ -130,7 +133,7 @@ def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, cap
     (kept,) = read(records).measurements
     assert wrong_but_for_noise([kept]) == [] and kept.run.stream.without == refused
     assert set(kept.run.samples.prompt_tokens) == {16} and set(kept.run.samples.output_tokens) == {8}
-    assert sum(kept.run.stream.tokens) == pytest.approx(12 * 8, rel=0.01)
+    assert sum(kept.run.stream.tokens) == pytest.approx(48 * 8, rel=0.01)
 
 
 def test_what_it_refuses_altogether_is_one_sentence(transformers_serve, tmp_path, capsys):
