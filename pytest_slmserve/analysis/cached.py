@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 def once(quantity: Callable[[Run], T]) -> Callable[[Run], T]:
-    """The same function, whose answer is kept with the run, which is frozen, for as long as that lives. What it returns
-    must not be changed by anybody."""
+    """Decorates a function of a run so that each run computes it once. The answer is kept with the run, which is
+    frozen, for as long as that lives. Nobody may change a returned value."""
     name = f"{quantity.__module__}.{quantity.__name__}"
 
     @wraps(quantity)

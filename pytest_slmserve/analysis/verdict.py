@@ -79,7 +79,8 @@ class Verdict:
 
 
 def all_of(states: Iterable[State]) -> State:
-    """Of several promises: fails where one is broken, holds where all are kept; of none: undecided."""
+    """State of several promises together: fails where one is broken, holds where all are kept, else undecided. No
+    promises at all are undecided."""
     seen = set(states)
     if State.FAILS in seen:
         return State.FAILS

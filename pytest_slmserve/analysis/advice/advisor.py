@@ -1,6 +1,7 @@
-"""What to deploy: for each model a batch, what it serves and costs, the memory it needs, and the number of engines.
+"""Advice on what to deploy: for each model a batch, its throughput and cost, the memory it needs, the number of
+engines.
 
-Every answer is total: what is not known is None, and some sentence says why.
+Every answer is total: an unknown value is None, and some sentence says why.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ AT_LIMIT = 0.95  # share of the power limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatingPoint:
-    """What a batch serves: tokens/s and seconds per output token, with 95 % intervals where noise is known.
+    """Figures of a batch: tokens/s and seconds per output token, with 95 % intervals where noise is known.
 
     share: of the largest throughput measured. efficiency: T(B)/(B T(1)). cost: of a million output tokens. latency,
     cost: None where not known.
@@ -63,8 +64,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAdvice:
-    """How many engines fit: with the batch each, and with the batch divided among them. advised: worth a trial, 1 where
-    nothing is to be gained; each: requests of each of these; why: the reason for the number."""
+    """The number of engines that fit: with the batch each, and with the batch divided among them. advised: worth a
+    trial, 1 where nothing is to be gained; each: requests of each of these; why: the reason for the number."""
 
     at_batch: int
     split: int
@@ -147,7 +148,8 @@ def _advice(subject: ModelSweep, decision: Decision, batch: int | None, wish: Ob
 
 
 def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives) -> OperatingPoint | None:
-    """As measured at this load, or else by the laws; None where neither tells."""
+    """Operating point of a batch, as measured at this load, or else predicted by the laws; None where neither gives
+    one."""
     point = next((p for p in subject.usable if p.concurrency == batch), None)
     wait: Interval | None
     if point is not None:
@@ -179,7 +181,8 @@ def around(point: Point, points: Sequence[Point], repeats: Repeats) -> Interval:
 
 
 def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:
-    """Of output tokens, in the unit of the price; None where the price or the share of output is not known."""
+    """Cost of a million output tokens, in the unit of the price; None where the price or the share of output is not
+    known."""
     if price_per_hour is None or output_share is None:
         return None
     high, value, low = (
@@ -256,8 +259,8 @@ def replicas(
     alone: bool = True,
     predicted: bool = False,
 ) -> ReplicaAdvice | None:
-    """How many engines fit, and how many are worth a trial. alone: no other model is to have a part of the GPU.
-    predicted: the batch is."""
+    """Advice on how many engines fit and how many are worth a trial; None where the footprint or the memory is not
+    known. alone: no other model is to have a part of the GPU. predicted: the batch is predicted, not measured."""
     footprint, budget = subject.footprint, wish.budget_bytes
     if footprint is None or budget is None:
         return None
@@ -269,7 +272,7 @@ def replicas(
 
 
 def _against(gains: Gains | None, split: int, alone: bool, predicted: bool) -> str:
-    """Why one engine is enough; empty where more are worth a trial."""
+    """Reason why one engine is enough; empty where more are worth a trial."""
     bound = gains.mps if gains else None
     if not alone:
         return "the other models are to have their part of the GPU"

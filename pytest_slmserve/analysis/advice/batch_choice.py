@@ -1,8 +1,8 @@
-"""Which batch a model should be served with.
+"""Choice of the batch that a model should be served with.
 
-The rule is that of the batching advisor of arXiv:2503.08311 (`batching`). From two loads alone the batch is predicted
-by the saturation law through them: through batch 1 and 32 of its published points the law tells the latencies of all
-larger ones 8 to 13 % too long, so it errs on the careful side.
+The rule is that of the batching advisor of arXiv:2503.08311 (`batching`). From two loads alone the saturation law
+through them predicts the batch. Through batch 1 and 32 of the paper's published points the law predicts latencies of
+all larger batches 8 to 13 % too long. So it errs on the careful side.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ REACH = 16  # times the largest load measured: how far a prediction goes (checke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEngine:
-    """How the model was served, and what it takes. footprint: None where not known; `no_footprint` says why.
-    kv_had_bytes, gpu_had_bytes: of the KV cache that it had, and of its GPU. max_num_batched_tokens: None where the
-    results do not tell."""
+    """A model as it was served, and the memory that its engine takes. footprint: None where not known; `no_footprint`
+    says why. kv_had_bytes, gpu_had_bytes: of the KV cache that it had, and of its GPU. max_num_batched_tokens: None
+    where the results do not contain it."""
 
     model: str
     dtype: str = "auto"
@@ -254,6 +254,7 @@ def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyL
 
 
 def conditions(wish: Objectives, limit: Limit | None) -> str:
-    """What a batch has to have, in words."""
+    """A clause with the conditions on a batch: the efficiency, and the latency in ms per output token if there is a
+    limit."""
     enough = f"an efficiency above {percent(wish.threshold)}"
     return enough if limit is None else f"{enough} and at most {1e3 * limit.seconds:.3g} ms per output token"

@@ -1,8 +1,8 @@
-"""What engines take of a GPU's memory: the KV cache that a batch needs, how many engines fit, and which batches several
-models can have beside each other.
+"""GPU memory of engines: the KV cache that a batch needs, how many engines fit, and batches of models that share a GPU.
 
-A batch is given room for all of its requests at full length, so that none is ever preempted. Of the memory that the
-batching advisor of arXiv:2503.08311 calls freed, that is the careful side: it counts what was in use at most.
+A batch has room for all of its requests at full length, so that none is ever preempted. The batching advisor of
+arXiv:2503.08311 calls the rest of the memory freed, and counts what was in use at most. Full length is the careful side
+of that.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ UTILIZATION_STEPS = 1000  # vLLM is told its share of the memory with three deci
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What an engine of a model takes, whatever its batch. longest: tokens of a request at full length.
+    """Memory that an engine of a model takes, whatever its batch. longest: tokens of a request at full length.
 
-    allowance_bytes: for activations, captured graphs and the context. allowance_seen: whether sensors told it, as
+    allowance_bytes: for activations, captured graphs and the context. allowance_seen: whether sensors measured it, as
     memory used less weights less KV cache; else it is the reserve of our plans.
     """
 

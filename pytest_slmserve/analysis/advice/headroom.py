@@ -1,4 +1,4 @@
-"""What several engines on one GPU could gain over one: upper bounds, as none can use more of a unit than there is."""
+"""Upper bounds on the gain of several engines on one GPU over one, as none can use more of a unit than there is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Gains:
 
 
 def gains_at(subject: ModelSweep, batch: int) -> Gains | None:
-    """What bounds the gain of several engines at this load, or at the largest measured below it; None without one."""
+    """Upper bounds on the gain of several engines at this load, or else at the largest measured below it. The smallest
+    measured load serves where none is below; None where no load is usable."""
     loads = [p for p in subject.usable if p.concurrency <= batch] or subject.usable[:1]
     if not loads:
         return None

@@ -1,4 +1,4 @@
-"""What the advisor is asked about: models, from sweeps of ours or from external results."""
+"""Models to advise on, from sweeps of ours or from external results."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ LATENCY = "the mean time per output token after the first, TPOT"
 
 @dataclass(frozen=True, slots=True)
 class ResultSource:
-    """Where numbers come from: the device and its memory (None: not known), which latency is meant, what is to be said
-    of all of it."""
+    """Source of the numbers: the device and its memory (None: not known), the kind of latency, and notes on all of
+    them."""
 
     device: str
     latency: str
@@ -59,8 +59,8 @@ class SourcedSweeps:
 def of_curves(
     curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()
 ) -> SourcedSweeps:
-    """One for each model, in the order first met. model: this one alone. longest: tokens of a request at full length,
-    None for what was measured. Raises BadUsage."""
+    """Models to advise on, one for each model of the curves, in the order first met. model: this one alone. longest:
+    tokens of a request at full length, None for the measured length. Raises BadUsage."""
     named = list(zip(curves, labels(curves), strict=True))
     if model is not None:
         there = dict.fromkeys(curve.subject for curve in curves)
@@ -77,7 +77,8 @@ def of_curves(
 
 
 def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
-    """What a GPU holds, and when another engine pays, is told by engines that had one. Raises BadUsage."""
+    """Curves of engines on one GPU, each with its label: only these show what a GPU holds, and when another engine
+    pays. Raises BadUsage where all engines had several GPUs."""
     found = [(curve, label) for curve, label in named if curve.spec is None or curve.spec.tensor_parallel_size == 1]
     if named and not found:
         raise BadUsage(
@@ -88,7 +89,8 @@ def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
 
 
 def one_device(curves: Sequence[Curve]) -> Environment | None:
-    """Where all of them were measured. Raises BadUsage where they were on several kinds of device."""
+    """Environment of the device that all curves were measured on, None where none is known. Raises BadUsage where they
+    were on several kinds of device."""
     devices = {(e.platform, e.gpu_name, e.gpu_memory_bytes, e.url): e for c in curves if (e := c.environment)}
     if len(devices) > 1:
         names = ", ".join(e.url or e.gpu_name or e.platform or "unknown" for e in devices.values())
@@ -97,7 +99,7 @@ def one_device(curves: Sequence[Curve]) -> Environment | None:
 
 
 def _of_sweeps(named: Sequence[tuple[Curve, str]], longest: int | None) -> ModelSweep:
-    """Of the sweeps of one model, the one with the most loads to choose from, and of these the last measured."""
+    """The sweep of one model with the most loads to choose from, and of several such the last measured."""
     subjects = [_of_curve(curve, longest) for curve, _ in named]
     ranks = [(len(s.usable), max(m.measured_at for m in c.measurements)) for s, (c, _) in zip(subjects, named)]
     best = max(range(len(ranks)), key=lambda i: ranks[i])
@@ -165,7 +167,8 @@ def _footprint(curve: Curve, spec: EngineSpec, resolved: Resolved, longest: int)
 
 
 def _kv_had_bytes(spec: EngineSpec, resolved: Resolved) -> int:
-    """By the engine's own count of blocks, where it has one."""
+    """Bytes of the KV cache that the engine had: by its own count of blocks, or else by the predicted count. Where
+    blocks or bytes per token are not known, the bytes of its specification."""
     blocks, per_token = resolved.kv_blocks or predicted_blocks(spec, resolved), kv_bytes_per_token(spec, resolved)
     if blocks is None or per_token is None:
         return spec.kv_cache_bytes
@@ -181,7 +184,7 @@ def _beyond(curve: Curve, known_bytes: int) -> int | None:
 
 
 def _arguments(spec: EngineSpec) -> Iterator[str]:
-    """What else moved the engine's speed, as `vllm serve` takes it."""
+    """Other arguments that affected the engine's speed, as `vllm serve` takes them."""
     if spec.enforce_eager:
         yield "--enforce-eager"
     for name, value in spec.extra:

@@ -97,7 +97,7 @@ class Verification:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Those of one promise stand together."""
+        """All verdicts, those of one promise next to each other."""
         many = self.together.verdicts if self.together else ()
         found = (*(verdict for each in self.alone for verdict in each.verdicts), *many)
         return tuple(sorted(found, key=lambda verdict: ORDER.index(verdict.claim)))
@@ -109,7 +109,8 @@ class Verification:
 
 
 def not_started(advice: Advice, problem: str) -> Verified:
-    """For an engine that did not start as advised, or died."""
+    """Failed verification of an advice whose engine did not start as advised, or died. Its reason is the first line of
+    `problem`."""
     why = problem.partition("\n")[0]
     return Verified(advice=advice, verdicts=(Verdict(STARTS, advice.subject.name, State.FAILS, why),))
 
@@ -118,7 +119,8 @@ def not_started(advice: Advice, problem: str) -> Verified:
 
 
 def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement], margin: float) -> Verified:
-    """found: all measurements of the engine `spec` at the batch advised, invalid ones too; at least one."""
+    """Verification of one model from the measurements of its engine alone, with a verdict on each promise. found: all
+    measurements of the engine `spec` at the batch advised, invalid ones too; at least one."""
     point, resolved = points_of(found)[0], found[0].resolved
     usable, seen = advice.subject.usable, with_tpot(point)
     known = Verified(
@@ -194,8 +196,8 @@ def preempted(found: Sequence[Measurement]) -> int:
 def verified_together(
     runs: Sequence[ReplicaGroup], alone: Sequence[Verified], sharing: Sharing, margin: float
 ) -> VerifiedTogether:
-    """runs: of the engines together, with a record of each; at least one. alone: for each engine, its model by
-    itself."""
+    """Verification of several engines at once, with the gain over each model alone. runs: of the engines together, with
+    a record of each; at least one. alone: for each engine, its model by itself."""
     found, point = [m for members in runs for m in members], shared_points(m for members in runs for m in members)[0]
     known = VerifiedTogether(
         models=point.models,
@@ -214,7 +216,8 @@ def verified_together(
 
 
 def together_failed(models: Sequence[str], loads: Sequence[int], sharing: Sharing, problem: str) -> VerifiedTogether:
-    """For engines of which one did not start beside the others, or died."""
+    """Failed verification of several engines of which one did not start beside the others, or died. Its reason is the
+    first line of `problem`."""
     names = tuple(map(short_name, models))
     verdict = Verdict(STARTS, " + ".join(names), State.FAILS, problem.partition("\n")[0])
     return VerifiedTogether(models=names, loads=tuple(loads), sharing=sharing, verdicts=(verdict,))
@@ -232,10 +235,11 @@ def gain_over(shared: ReplicaPoint, alone: Sequence[Point]) -> Interval | None:
 
 
 def bound_of(parts: Sequence[float], gains: Sequence[Gains | None], sharing: Sharing) -> float | None:
-    """What `parts` could add up to, were all larger in the same proportion: until a unit is busy all of the time.
+    """The largest sum that `parts` can reach, all grown in the same proportion, until a unit is busy all of the time.
 
     parts: of each engine, its throughput over that of its model alone, which keeps a unit busy for 1/factor of the
-    time. For several engines of one model this is the bound that the advice tells. None where no unit is known of all.
+    time. For several engines of one model this is the bound that the advice reports. None where no unit is known of
+    all.
     """
     busy: list[dict[Unit, float]] = [{c.unit: 1 / c.factor for c in seen.ceilings} if seen else {} for seen in gains]
     known = set.intersection(*(set(units) for units in busy)) - ({"host"} if sharing == "mps" else set())

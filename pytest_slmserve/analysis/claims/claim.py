@@ -1,4 +1,5 @@
-"""What the papers claim, and what is expected of each claim where. Data first; the functions only look up and judge.
+"""Claims of the papers, and the verdict that is expected of each claim in an environment. Data first; the functions
+only look up and judge.
 
 A claim that is known not to hold somewhere has a row that expects it to fail, with the evidence. The most specific row
 that fits a model and an environment rules. Its parameters are plain, so that a record can hold them and a report can

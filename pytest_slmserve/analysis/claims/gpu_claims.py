@@ -1,7 +1,8 @@
-"""What the sensors' figures say of a sweep: how much of the GPU a load uses, what binds it, what a token costs.
+"""Verdicts on a sweep from sensor figures: the share of the GPU that a load uses, its bottleneck, the energy of a
+token.
 
-Each judgement takes its noise from the repeats of all points, as those of throughput do (`gains`), and is undecided
-where the sensors did not say what it needs.
+Each judgement takes its noise from the repeats of all points, as those of throughput do (`gains`). It is undecided
+where the sensors lack a figure that it needs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ IDLE_TENSOR = "the tensor cores did not run at any load"
 
 
 def each_of(point: Point, name: str) -> list[float]:
-    """What was measured of one figure in the repeats of a point; what is no number is not measured."""
+    """Measured values of one figure in the repeats of a point; a value that is no finite number counts as not
+    measured."""
     return [value for s in point.each if (value := getattr(s, name)) is not None and math.isfinite(value)]
 
 
@@ -101,8 +103,8 @@ def _unless_between(curve: Curve, state: State) -> State:
 
 
 def memory_bound(curve: Curve, margin: float) -> Verdict:
-    """At every load, is the memory nearer to what it can reach than the tensor cores are, by counters, while the engine
-    decodes and processes no prompt?
+    """Verdict on whether memory is nearer to what it can reach than the tensor cores are, at every load. Counters are
+    read while the engine decodes and processes no prompt.
 
     value: how many times nearer, at the load where it is least; the margin is a factor too. Where the tensor cores did
     not run at all there is no such number, and no doubt either. arXiv:2503.08311: decode stays memory-bound at large
@@ -142,8 +144,8 @@ def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
 
 
 def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
-    """At its largest batch of the paper's table 1, does a token take `bound` times the energy (or more) of one of the
-    next smaller model at its own? value: the ratio. arXiv:2404.03353, figure 4."""
+    """Verdict on whether a token takes `bound` times the energy (or more) of a token of the next smaller model. Each
+    model runs at its largest batch of the paper's table 1. value: the ratio. arXiv:2404.03353, figure 4."""
     smaller = next_smaller(curve.subject)
     if smaller is None:
         return Verdict.undecided(DEARER_MODELS, curve.subject, "no smaller model in table 1", bound)
@@ -187,7 +189,8 @@ def _same_place(one: Curve, other: Curve) -> bool:
 
 
 def _unseen(what: str, seen: Mapping[int, Sequence[float]]) -> str:
-    """What no sensor gave, and where only some loads lack it, at which; empty where all have it. seen: by load."""
+    """The reason `what` for a figure that sensors lack, with the loads that lack it if others have it. Empty where all
+    have it. seen: values by load."""
     without = [concurrency for concurrency, values in seen.items() if not values]
     if not without:
         return ""
@@ -195,7 +198,8 @@ def _unseen(what: str, seen: Mapping[int, Sequence[float]]) -> str:
 
 
 def _other_limits(points: Sequence[Point]) -> str:
-    """Why their energies cannot be compared: a card under another power limit is another card."""
+    """Reason why the energies of points cannot be compared: a card under another power limit is another card. Empty
+    where there is one limit at most."""
     limits = sorted({limit for p in points for limit in each_of(p, "power_limit_w")})
     return f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W" if len(limits) > 1 else ""
 

@@ -1,6 +1,6 @@
-"""What can be claimed of jobs: of output lengths and arrivals, of models of one size, of KV blocks, of ways to batch.
+"""Claims on jobs: on output lengths and arrivals, on models of one size, on KV blocks, on ways to batch.
 
-Each judgement takes its noise from the repeats of all jobs that it compares, and is undecided where one of them is
+Each judgement takes its noise from the repeats of all jobs that it compares. It is undecided where one of them is
 missing or not valid.
 """
 
@@ -41,7 +41,8 @@ def kv_blocks(point: JobPoint) -> int:
 
 
 def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
-    """At the lowest rate, are the requests served as fast as they come, whatever the length of their outputs?
+    """Verdict on whether requests at the lowest rate are served as fast as they come, whatever the length of their
+    outputs.
 
     value: requests/s served over those that came, of the length where it is least; below 1 by the time that the last
     requests take. arXiv:2404.03353, figure 2, right.
@@ -54,8 +55,8 @@ def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
 
 
 def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
-    """With all requests at once, are there at most `bound` times as many requests/s at the longest outputs as at the
-    shortest? value: that ratio. arXiv:2404.03353, figure 2, right."""
+    """Verdict on requests/s at the longest outputs, all requests at once: at most `bound` times those at the shortest.
+    value: that ratio. arXiv:2404.03353, figure 2, right."""
     at_once = sorted((p for p in grid_of(curve.jobs) if p.load.at_once), key=lambda p: p.output_tokens)
     if reason := _missing(at_once, 2, "jobs of two output lengths, all at once, are needed"):
         return Verdict.undecided(LONGER, curve.subject, reason, bound)
@@ -71,8 +72,8 @@ def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
 
 
 def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
-    """At every output length, is the mean E2E of requests that come all at once more than `bound` times that at the
-    lowest rate? value: the ratio where it is least. arXiv:2404.03353, figure 2, right."""
+    """Verdict on the mean E2E of requests that come all at once: more than `bound` times that at the lowest rate. Every
+    output length must keep it. value: the ratio where it is least. arXiv:2404.03353, figure 2, right."""
     grid = grid_of(curve.jobs)
     pairs = [(p, q) for p in grid for q in _slowest(grid) if p.load.at_once and p.workload.hash == q.workload.hash]
     if reason := _missing([p for pair in pairs for p in pair], 2, "no length was measured at a rate and all at once"):
@@ -134,7 +135,8 @@ def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> 
 
 
 def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:
-    """With all requests at once, does continuous batching serve more than `bound` times what any other way does?
+    """Verdict on whether continuous batching, all requests at once, serves more than `bound` times what any other way
+    does.
 
     value: its throughput over the best of the others.
     """
@@ -152,8 +154,8 @@ def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:
 
 
 def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
-    """At a rate, is mean E2E under dynamic batching, which waits for a while, less than `bound` times that under static
-    batching, which waits until a batch is full? value: the ratio."""
+    """Verdict on mean E2E at a rate under dynamic batching: less than `bound` times that under static batching. Dynamic
+    batching waits for a while, static batching until a batch is full. value: the ratio."""
     ways = {p.batching: p for p in ways_of(curve.jobs) if not p.load.at_once}
     used = [ways[name] for name in ("dynamic", "static") if name in ways]
     if reason := _missing(used, 2, "jobs at a rate by dynamic and by static batching are needed"):
@@ -184,13 +186,14 @@ def has_rates(curve: Curve) -> bool:
 
 
 def _slowest(grid: Sequence[JobPoint]) -> list[JobPoint]:
-    """Those at the lowest rate."""
+    """Jobs of the grid at the lowest rate, without those all at once."""
     lowest = min((p.load.rate for p in grid), default=0.0)
     return [p for p in grid if p.load.rate == lowest and not p.load.at_once]
 
 
 def _same_lengths(p: JobPoint, q: JobPoint) -> bool:
-    """Of one vocabulary or not, requests are as many and as long; both come all at once."""
+    """Returns whether two jobs, both all at once, have as many requests, as long, in one environment. Their
+    vocabularies may differ."""
     lengths = [(x.workload.spec.prompt_tokens, x.workload.spec.output_tokens, x.requests) for x in (p, q)]
     at_once = p.load.at_once and q.load.at_once
     return at_once and lengths[0] == lengths[1] and p.environment.key == q.environment.key
@@ -218,7 +221,7 @@ def has_caches(curve: Curve) -> bool:
 
 
 def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
-    """Of the groups of the same requests batched in different ways, those of the engines measured last."""
+    """Jobs with the same requests batched in different ways: of each such group and way, the job measured last."""
     groups = [g for g in grouped(jobs, same_but_batching) if len({p.batching for p in g}) > 1]
     return [point for group in groups for point in {p.batching: p for p in group}.values()]
 
@@ -230,7 +233,7 @@ def has_ways(curve: Curve) -> bool:
 
 
 def has_dynamic(curve: Curve) -> bool:
-    """Were they batched dynamically and statically, at a rate?"""
+    """Were the same requests batched dynamically and statically, at a rate?"""
     return {"dynamic", "static"} <= {p.batching for p in ways_of(curve.jobs) if not p.load.at_once}
 
 
@@ -257,7 +260,7 @@ def _missing(points: Sequence[JobPoint], least: int, why: str) -> str | None:
 def _of_least(
     claim: str, curve: Curve, seen: Sequence[Seen], bound: float, points: Sequence[JobPoint], words: str
 ) -> Verdict:
-    """Of several ratios that should all be above the bound, told is the least."""
+    """Verdict on ratios that must all exceed `bound`: fails if one is below; its value is the smallest."""
     least, where = min(seen, key=lambda row: row[0].value)
     why = f"{words.format(where=where, what=times(least))} (bound {bound:g}; least of {len(seen)} lengths)"
     return Verdict.from_interval(

@@ -42,11 +42,12 @@ def row_for(
     ramp_up: RampUp | None = None,
     rows: tuple[ClaimRow, ...] = ROWS,
 ) -> ClaimRow:
-    """What is expected of a claim for this model, here, by this interface and under this load: the most specific row.
+    """The row with the expectation of a claim for this model, environment, interface and ramp-up: the most specific
+    that fits.
 
-    What a row names counts in this order: the model, a GPU family, a platform, the interface, the ramp-up, a range of
-    vLLM. An unknown environment, release, interface or ramp-up fits only rows that leave it open. Raises BadUsage for
-    an unknown claim.
+    The entries of a row count in this order: the model, a GPU family, a platform, the interface, the ramp-up, a range
+    of vLLM. An unknown environment, release, interface or ramp-up fits only rows that leave it open. Raises BadUsage
+    for an unknown claim.
     """
     claim_of(claim)
     where = environment or Environment()
@@ -64,7 +65,8 @@ def _fits(row: ClaimRow, model: str, where: Environment, interface: Interface | 
 
 
 def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
-    """From the first release on, before the second; an unknown version is in no range but the open one."""
+    """Returns whether a version is in a range, from the first release on, before the second. An unknown version is in
+    no range but the open one."""
     first, last = wanted
     if version is None:
         return wanted == ANY_RELEASE

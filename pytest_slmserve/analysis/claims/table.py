@@ -18,12 +18,12 @@ from pytest_slmserve.schema.literals import OwnSharing
 
 
 def _by(judge: Callable[..., Verdict], *names: str) -> Judge:
-    """By the curve alone, and these parameters of the row."""
+    """A judge that calls `judge` with the curve alone and these parameters of the row."""
     return lambda curve, parameters, others: judge(curve, *(parameters[name] for name in names))
 
 
 def _kv_blocks(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    """Of the launch that is farthest off, so that one bad launch among many shows."""
+    """Verdict on the KV blocks of the launch that is farthest off, so that one bad launch among many shows."""
     records = tuple(i for p in curve.points for i in p.records)
     if curve.spec is None or not curve.resolved:
         return Verdict.undecided(kv_blocks.CLAIM, curve.subject, "no engine was measured")
@@ -54,7 +54,7 @@ def _wider_smallest(curve: Curve) -> bool:
 
 
 def _wider_largest(curve: Curve) -> bool:
-    """On as many GPUs as the claim is about."""
+    """Returns whether the curve is of the claim's largest model, measured on 2 and on 4 GPUs, as the claim requires."""
     degrees = {c.spec.tensor_parallel_size for c in (curve, *curve.wider) if c.spec}
     return curve.subject == LARGEST and degrees >= {2, 4}
 
@@ -68,7 +68,8 @@ def _alike(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
 
 
 def _measured(curve: Curve) -> bool:
-    """Of an engine whose KV cache is ours to give: that of an endpoint is its own affair."""
+    """Returns whether the curve has measurements of an engine whose KV cache the plugin sizes. The KV cache of an
+    endpoint is its own affair."""
     return bool(curve.measurements) and curve.measurements[0].spec.interface != "endpoint"
 
 

@@ -65,7 +65,7 @@ def row_of(model: str) -> PaperModel | None:
 
 
 def kv_budget_bytes(model: str, budget_bytes: int = BUDGET_BYTES) -> int:
-    """What the weights of a catalogue model leave of the budget, in bytes."""
+    """Bytes of the budget that the weights of a catalogue model leave for its KV cache."""
     return budget_bytes - (CATALOGUE[model].weight_bytes() or 0)
 
 

@@ -60,7 +60,7 @@ def with_wider(curves: Iterable[Curve]) -> list[Curve]:
 
 
 def _family(curve: Curve) -> str:
-    """Equal for curves that differ in nothing but the GPUs of their engine, and in what follows from those."""
+    """A hash, equal for curves that differ in nothing but the GPUs of their engine, and in what follows from those."""
     spec, where, workload, load = curve.spec, curve.environment, curve.workload, curve.load
     assert spec and where and workload
     facts = {name: value for name, value in spec.facts.items() if name not in SIZED}
@@ -123,7 +123,7 @@ def speedup(base: Deployment, other: Deployment) -> Interval:
 
 
 def per_gpu(seen: Interval, base: Deployment, other: Deployment) -> Interval:
-    """The same factor of the throughput per GPU."""
+    """Factor of the throughput per GPU of `other` over that of `base`, from the factor `seen` of their throughputs."""
     share = base.gpus / other.gpus
     low, high = (None if end is None else share * end for end in (seen.low, seen.high))
     return Interval(share * seen.value, low, high)

@@ -1,7 +1,9 @@
-"""What several engines serve over the best of one: limits of the engines differ, so the best of each side is compared.
+"""Throughput of several engines over the best of one: limits of the engines differ, so the best of each side is
+compared.
 
-That is how arXiv:2503.08311 tells the gain of its replicas. Beside it the gain over one engine with the same total
-limit, where there is one. What preempted is compared, and never chosen: the memory was too small for that limit.
+The authors of arXiv:2503.08311 report the gain of their replicas in this way. Beside it is the gain over one engine
+with the same total limit, where there is one. A set that preempted is compared, and never chosen: the memory was too
+small for that limit.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class ReplicaComparison:
 
 
 def compare(sets: Sequence[EngineSet]) -> ReplicaComparison:
-    """Order does not matter. Raises TooFewPoints where one side has nothing.
+    """Comparison of several engines with the best of one; the order of `sets` does not matter. Raises TooFewPoints
+    where one side has nothing.
 
     The noise is pooled over all sets that did not preempt; without repeats there are no intervals.
     """
@@ -118,7 +121,7 @@ def _no_baseline(sets: Sequence[EngineSet]) -> str:
 
 
 def _most(sets: Sequence[EngineSet]) -> EngineSet | None:
-    """That with the most throughput, of equal ones the first."""
+    """The set with the most throughput, of equal ones the first; None for no sets."""
     return max(sets, key=lambda s: s.rate, default=None)
 
 
@@ -137,7 +140,7 @@ def _compared(
 
 
 def _gain(first: EngineSet, second: EngineSet, noise: Noise) -> Interval:
-    """By how much the second has more, as a share of the first."""
+    """Relative gain in throughput of the second set over the first, as a share of the first."""
     seen = factor(log_ratio(first.rates, second.rates, noise))
     low, high = (None if end is None else end - 1 for end in (seen.low, seen.high))
     return Interval(seen.value - 1, low, high)

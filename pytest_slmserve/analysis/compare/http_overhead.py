@@ -1,7 +1,7 @@
-"""What the serving stack costs: one load by two interfaces, all else being equal.
+"""Cost of the serving stack: one load by two interfaces, all else being equal.
 
-Launches of one engine differ too, and so do two hours of one host, which repeats of one launch do not tell. So a
-difference tells of the interfaces as far as each was launched more than once.
+Launches of one engine also differ, and so do two hours of one host; repeats of one launch do not show this. So a
+difference is evidence on the interfaces only as far as each was launched more than once.
 """
 
 from __future__ import annotations

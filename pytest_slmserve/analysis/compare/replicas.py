@@ -49,8 +49,9 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
 
 
 def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
-    """With the number of replicas that serves most, is the 99th percentile of E2E, over the requests of all, at most
-    `bound` times that of one engine? value: the ratio. arXiv:2404.03353, figure 6, has the largest mean."""
+    """Verdict on the 99th percentile of E2E of replicas, over the requests of all: at most `bound` times that of one
+    engine. The number of replicas is the one that serves most. value: the ratio. arXiv:2404.03353, figure 6, has the
+    largest mean."""
     claim, pairs = name_of(TAIL, sharing), compared(curve, sharing)
     if not pairs:
         return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
@@ -85,7 +86,7 @@ def _latency(alone: Point, shared: ReplicaPoint) -> str:
 
 
 def _nothing_to_compare(curve: Curve, sharing: Sharing) -> str:
-    """Why there is no pair of replicas and one engine."""
+    """Reason why there is no pair of replicas and one engine."""
     shared = [s for s in curve.shared if s.sharing == sharing]
     if not shared:
         return f"no replicas were measured {HOW[sharing]}"

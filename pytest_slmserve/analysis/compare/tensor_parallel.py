@@ -1,6 +1,6 @@
-"""What more GPUs for one engine gain, and what one engine on each of them gains (arXiv:2404.03353, figure 1).
+"""Gains of more GPUs for one engine, and of one engine on each of them (arXiv:2404.03353, figure 1).
 
-Each claim is judged under the largest load that fits into the KV memory of the fewer GPUs: above it some requests wait
+Each claim is judged under the largest load that fits into the KV memory of the fewer GPUs. Above it some requests wait
 there, and what more GPUs gain is memory, not speed.
 """
 
@@ -84,14 +84,16 @@ def _against_fewest(curve: Curve) -> list[Pair]:
 
 
 def _largest_that_fits(engines: dict[int, dict[int, Deployment]], fewer: int, more: int) -> Pair | None:
-    """Under the largest load that runs at once on the fewer GPUs, so on the others too."""
+    """Engines on `fewer` and on `more` GPUs under the largest load whose requests run at once on both; None without
+    one."""
     first, second = engines.get(fewer, {}), engines.get(more, {})
     loads = [load for load in first.keys() & second.keys() if first[load].fits and second[load].fits]
     return (first[max(loads)], second[max(loads)]) if loads else None
 
 
 def _memory(engines: dict[int, dict[int, Deployment]], pair: Pair) -> str:
-    """Where the load does not fit into one GPU, that the engine over several gains by memory too."""
+    """A clause that the engine over several GPUs gains by memory too, where the load does not fit into one GPU; else
+    empty."""
     alone = engines.get(pair[1].tensor_parallel_size, {}).get(pair[0].concurrency)
     if alone is None or alone.fits:
         return ""

@@ -49,7 +49,7 @@ Served = Point | ReplicaPoint
 
 @dataclass(frozen=True, slots=True)
 class ComparedCase:
-    """What was measured, whatever engine served it. model, workload, loads: of each engine, where several shared the
+    """The measured case, whatever engine served it. models, workloads, loads: of each engine, where several shared the
     device; sharing: how they did, "alone" where there was but one."""
 
     models: tuple[str, ...]
@@ -76,7 +76,7 @@ class ComparedCase:
 
     @property
     def details(self) -> str:
-        """What tells two of one name apart."""
+        """Load and workload of the case in words, to distinguish two cases of one name."""
         load = self.loads[0]
         asked = f"ramp-up {load.ramp_up}, window {load.window_s:g} s, settled {load.settle_lifetimes:g}"
         return f"{asked}, workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
@@ -112,12 +112,13 @@ METRICS = (
 
 
 def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurement], margin: float) -> list[Verdict]:
-    """For each model and load that both have: is the candidate worse than the baseline by more than `margin`?
+    """Verdicts on whether the candidate is worse than the baseline by more than `margin`, for each model and load of
+    both.
 
     Holds if the whole interval of the ratio lies within the margin, or on its better side; fails if the whole lies
-    beyond; undecided otherwise, where the two cannot be compared (`comparability.why_not`), and where they have nothing
-    in common. value, low, high: candidate over baseline; bound: the ratio at the margin, which for a rate is
-    1/(1 + margin): what takes 3 % longer has 1/1.03 of the rate.
+    beyond. Undecided otherwise, where the two cannot be compared (`comparability.why_not`), and where they have nothing
+    in common. value, low, high: candidate over baseline. bound: the ratio at the margin, which for a rate is 1/(1 +
+    margin): what takes 3 % longer has 1/1.03 of the rate.
     """
     pairs = _pairs(baseline, candidate)
     if not pairs:
@@ -126,7 +127,7 @@ def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurem
 
 
 def on_one_side(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[str, ...]:
-    """What was measured, but cannot be compared since the other side has not measured it; one sentence for each
+    """Notes on measurements that cannot be compared since the other side has not measured their case; one sentence per
     side."""
     there, here = cells(baseline), cells(candidate)
     sides = (("the baseline", [c for c in there if c not in here]), ("this run", [c for c in here if c not in there]))
@@ -147,7 +148,8 @@ def cells(measurements: Iterable[Measurement]) -> dict[ComparedCase, list[Measur
 
 
 def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
-    """Those of one model; of several models that shared a device, those whose first it is."""
+    """Measurements of one model under a steady load; of several models that shared a device, those whose first it
+    is."""
     return [m for cell, found in cells(measurements).items() if cell.models[0] == model for m in found]
 
 
@@ -159,9 +161,10 @@ def served(cell: ComparedCase, measurements: Sequence[Measurement]) -> Served:
 
 
 def unseen(baseline: Served, candidate: Served, same_boot: bool) -> float | None:
-    """By how much two launches may differ, whatever serves, as a difference of logarithms; None where nobody knows.
+    """Largest difference to expect between two launches, whatever serves, as a difference of logarithms; None where
+    unknown.
 
-    Where no sensor told of waiting, as on a CPU, launches are taken to differ as hosts do, and hosts by anything.
+    Where no sensor measured the waiting, as on a CPU, launches are taken to differ as hosts do, and hosts by anything.
     """
     waits = waiting(baseline, candidate)
     if waits is None:
@@ -202,13 +205,13 @@ def _pair(subject: str, cell: ComparedCase, there: Sequence[Measurement], here: 
 
 
 def _of_same_engine(there: Sequence[Measurement], here: Sequence[Measurement]) -> list[Measurement]:
-    """Of a baseline with several engines of the model, those that were asked for what is asked for here, if any."""
+    """Measurements of the baseline whose requested engine is one of the candidate's; all of them where none is."""
     asked = set(map(_asked, here))
     return [m for m in there if _asked(m) in asked] or list(there)
 
 
 def _asked(m: Measurement) -> str:
-    """Of engines that shared a device, all of them at once."""
+    """Key of the requested engine; of engines that shared a device, one key for all of them."""
     return m.spec.key if m.alone or m.replica is None else m.replica.set
 
 
@@ -217,7 +220,7 @@ def _index(m: Measurement) -> int:
 
 
 def _against(side: str, point: Served, measurements: Sequence[Measurement]) -> Iterator[str]:
-    """Why nothing may rest on this side."""
+    """Reasons why no verdict may rest on this side: several engines or releases, an invalid or a degraded point."""
     known = {(_asked(m), m.environment.vllm, m.environment.torch) for m in measurements}
     if len(known) > 1:
         yield f"{side} has {len(known)} different engines or releases under this load"
@@ -231,8 +234,8 @@ def _against(side: str, point: Served, measurements: Sequence[Measurement]) -> I
 
 
 def _verdict(pair: ComparedPair, metric: Metric, margin: float) -> Verdict:
-    """The noise is that of the repeats of both sides under this load: where the GPU waits for its host it is many times
-    what it is elsewhere."""
+    """Verdict on one metric of a pair. The noise is that of the repeats of both sides under this load. Where the GPU
+    waits for its host it is many times what it is elsewhere."""
     bound = 1 / (1 + margin) if metric.higher_is_better else 1 + margin
     if pair.obstacle or pair.unseen is None:
         why = f"cannot be compared: {pair.obstacle}"

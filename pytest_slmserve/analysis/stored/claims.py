@@ -114,7 +114,8 @@ def judge_all(
 
 
 def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
-    """For a claim that is arithmetic, its models with no curve."""
+    """The models of a claim that is arithmetic, each as a curve without points and its label; empty for other
+    claims."""
     return [(Curve(subject=model), model) for model in table1.ARITHMETIC.get(claim, ())]
 
 

@@ -45,9 +45,9 @@ class Fact:
 
 
 def why_not(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
-    """Why their speeds cannot be compared, a short clause for each mismatch; empty if they can be.
+    """Reasons why the speeds of two measurements cannot be compared, a short clause per mismatch; empty if they can be.
 
-    "There" is the baseline, "here" the candidate. What is known on one side alone is a mismatch.
+    "There" is the baseline, "here" the candidate. A fact that is known on one side alone is a mismatch.
     """
     seen = ((fact, fact.of(baseline), fact.of(candidate)) for fact in FACTS)
     on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
@@ -55,7 +55,8 @@ def why_not(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
 
 
 def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
-    """What a reader has to know of two that can be compared; one sentence each."""
+    """Warnings about two measurements that can be compared, one sentence each: other hosts, time between, unknown
+    facts."""
     return (*_host(baseline, candidate), *_distance(baseline, candidate), *_untold(baseline, candidate))
 
 
@@ -100,7 +101,8 @@ def _host(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
 
 
 def _distance(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
-    """A machine that drifts has more time to."""
+    """Yields a warning if much time lies between the measurements, or an unknown time: a machine then has more time to
+    drift."""
     there, here = _moment(baseline), _moment(candidate)
     if there is None or here is None:
         yield "it is not known how much time lies between the two"
@@ -164,7 +166,8 @@ def _memory_clock_hz(measurement: Measurement) -> float | None:
 
 
 def _kv_tokens(measurement: Measurement) -> int | None:
-    """In tokens: a release that only changes the size of a block changes no limit."""
+    """Tokens that the KV cache holds, None where not known. A release that only changes the size of a block changes no
+    limit."""
     blocks, size = measurement.resolved.kv_blocks, measurement.resolved.block_size
     return None if blocks is None or size is None else blocks * size
 

@@ -1,12 +1,13 @@
-"""Which loads of a planned grid must be measured to know the plateau, and what the law says of the others.
+"""Choice of the loads of a planned grid that must be measured to find the plateau, and predictions for the others.
 
 The saturation law holds between two measured loads: the time of a step, load over throughput, is a straight line from
-one to the other. So the smallest load (what a step takes whatever the batch) and the largest (no prediction tells
-whether there is more to come) say where the plateau should begin; what decides that is then measured: the load where it
-begins, the one before, which must still gain, and, where throughput grows by the tolerance or more between two loads
-past it, one between them. Each measurement moves the prediction. A plateau never rests on a predicted load.
+one to the other. So the smallest load and the largest predict where the plateau begins. The smallest gives the time of
+a step whatever the batch; no prediction shows whether there is more to come past the largest. Then the loads that
+decide this are measured: the load where it begins, and the one before, which must still gain. Past the beginning, one
+load is added between two from which throughput grows by the tolerance or more. Each measurement moves the prediction. A
+plateau never rests on a predicted load.
 
-Throughput is taken as a function of the load asked for. Everything here is pure: points in, a decision out.
+Throughput is a function of the requested load. Everything here is pure: points in, a decision out.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of a load that was not measured, by the law. The interval is as wide as the law misses loads that were measured
-    when it is told their neighbours only."""
+    """A prediction by the law for a load that was not measured. The interval is as wide as the law's largest error at a
+    measured load, when it is predicted from its neighbours only."""
 
     concurrency: int
     tokens_per_s: Interval
@@ -50,12 +51,12 @@ class Prediction:
 def next_measurement(
     grid: Sequence[int], points: Iterable[Point], tolerance: float, repeats: int, seconds: Seconds
 ) -> Wanted | None:
-    """What to measure next, or None where nothing more is worth its time.
+    """The next measurement to make, or None where nothing more is worth its time.
 
-    grid: the loads planned. points: what is known of this curve so far; loads beside the grid count for nothing here.
-    repeats: of a load at most. Loads come first, once each; then repeats, while the noise leaves the gain of the last
-    doubling on both sides of the tolerance, and as long as all that was measured takes no more than SHARE of what the
-    whole grid would. The first repeat is made in any case: without one no noise is known, and no verdict is possible.
+    grid: the planned loads. points: results on this curve so far; loads outside the grid do not count. repeats: the
+    most of a load. Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on
+    both sides of the tolerance. Repeats end when all measurements would take more than SHARE of the time of the whole
+    grid. The first repeat is made in any case: without one the noise is unknown, and no verdict is possible.
     """
     known = tuple(points)
     return next_load(grid, known, tolerance) or next_repeat(grid, known, tolerance, repeats, seconds)
@@ -78,7 +79,7 @@ def _rates(points: Sequence[Point]) -> dict[int, float]:
 
 
 def _usable(grid: Sequence[int], points: Sequence[Point]) -> list[int]:
-    """Ascending, without what was tried in vain."""
+    """Loads of the grid in ascending order, without those that were tried in vain."""
     return sorted(set(grid) - {p.concurrency for p in points if not p.valid})
 
 
@@ -112,8 +113,9 @@ def _around_the_plateau(
 def _within(
     loads: Sequence[int], rates: Mapping[int, float], tolerance: float, start: int
 ) -> Iterator[tuple[int, str]]:
-    """Past the plateau's beginning: where throughput grows so much between two loads that a doubling in between may
-    gain more than the tolerance. A single load next to the beginning is left alone: it moves that by no more."""
+    """Loads past the plateau's beginning, each with the reason to measure it. There throughput grows so much between
+    two loads that a doubling in between may gain more than the tolerance. A single load next to the beginning is left
+    alone: it moves that by no more."""
     for a, b in pairwise(sorted(load for load in rates if load >= start)):
         between = [load for load in loads if a < load < b]
         grown = rates[b] / rates[a] - 1
@@ -178,7 +180,7 @@ def _price_s(point: Point, seconds: Seconds) -> float:
 
 
 def _once_s(grid: Sequence[int], points: Sequence[Point], seconds: Seconds) -> float:
-    """What one measurement of each load of the grid would take; what was tried in vain is left out."""
+    """Seconds that one measurement of each load of the grid takes, without loads that were tried in vain."""
     rates = _rates(points)
     return sum(seconds(load, predicted(rates, load)) for load in _usable(grid, points))
 
@@ -188,8 +190,8 @@ def _spent_s(points: Sequence[Point], seconds: Seconds) -> float:
 
 
 def law_error(points: Iterable[Point]) -> tuple[float, int] | None:
-    """By how much the law misses a load that was measured when it is told the neighbours only, at most, and where.
-    None of fewer than three loads."""
+    """The largest relative error of the law at a measured load that is predicted from its two neighbours, and that
+    load. None for fewer than three loads."""
     rates = _rates(tuple(points))
     loads = sorted(rates)
     misses = [
@@ -200,7 +202,7 @@ def law_error(points: Iterable[Point]) -> tuple[float, int] | None:
 
 
 def predictions(points: Iterable[Point], loads: Iterable[int]) -> tuple[Prediction, ...]:
-    """What the law says of loads between those measured; nothing where it does not describe this curve."""
+    """Predictions by the law for loads between those measured; empty where the law does not describe this curve."""
     known = tuple(points)
     missed = law_error(known)
     if missed is None or missed[0] > DESCRIBES:

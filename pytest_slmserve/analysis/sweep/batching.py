@@ -1,10 +1,12 @@
-"""How large a batch is worth its latency: batching efficiency, a latency objective, and the largest load within both.
+"""The largest batch that is worth its latency: batching efficiency, a latency objective, and the largest load within
+both.
 
-After the batching configuration advisor of arXiv:2503.08311, as its published code has it:
-eff(B) = T(B)/(B T(1)), and B_opt the largest B measured with eff(B) > epsilon and a latency within the objective.
-Latencies are those that the points bring (`e2e_repeats`), be it per token or per request. With the saturation law both
-limits have a closed form: (1 + b_half)/epsilon - b_half, and for k times the latency at R k (R + b_half) - b_half. The
-second takes the b_half of the latencies: where prompts are worked off between steps, throughput has a smaller one.
+The rule is that of the batching configuration advisor of arXiv:2503.08311, as its published code has it. Efficiency is
+eff(B) = T(B)/(B T(1)); B_opt is the largest B measured with eff(B) > epsilon and a latency within the objective.
+Latencies are those of the points (`e2e_repeats`), be it per token or per request. With the saturation law both limits
+have a closed form. For efficiency it is (1 + b_half)/epsilon - b_half; for k times the latency at R it is k (R +
+b_half) - b_half. The second takes the b_half of the latencies: where prompts are worked off between steps, throughput
+has a smaller one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ ABSOLUTE = re.compile(rf"({NUMBER})(ms|s)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RelativeSlo:
-    """At most `factor` times the latency at one load."""
+    """A latency objective of at most `factor` times the latency at the load `at`."""
 
     factor: float
     at: int
@@ -38,7 +40,7 @@ class RelativeSlo:
 
 @dataclass(frozen=True, slots=True)
 class AbsoluteSlo:
-    """At most so many seconds."""
+    """A latency objective of at most so many seconds."""
 
     seconds: float
 
@@ -48,7 +50,7 @@ Slo = RelativeSlo | AbsoluteSlo
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What one sequence alone is served at. repeats: 0 where the law says it, and no measurement."""
+    """Throughput T(1) of one sequence alone. repeats: of its measurement, 0 where the law predicts it instead."""
 
     per_s: float
     repeats: int
@@ -164,7 +166,8 @@ def base_of(points: Sequence[Point], law: Fit | None) -> Base:
 
 
 def latency_law(points: Sequence[Point], b_half: float | None = None) -> LatencyLaw | None:
-    """Through the mean latencies of the valid points; None where they do not grow with the load, or are too few."""
+    """The law through the mean latencies of the valid points; None where they do not grow with the load, or are too
+    few."""
     pairs = [(float(p.concurrency), p.concurrency / fmean(p.e2e_repeats)) for p in valid_points(points)]
     try:
         pace, half = fit_step(pairs) if b_half is None else (fit_t_inf(pairs, b_half), b_half)

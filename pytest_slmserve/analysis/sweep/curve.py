@@ -95,7 +95,7 @@ class Curve:
 
     @property
     def resolved(self) -> tuple[Resolved, ...]:
-        """What the engine made of its specification, one per launch."""
+        """Values that the engine resolved from its specification, one per launch."""
         return tuple({m.launch: m.resolved for m in self.measurements}.values())
 
     @property
@@ -110,7 +110,8 @@ class Curve:
         return kv_capacity(self.first.spec, self.first.workload.longest, self.first.resolved) if self.first else None
 
     def one_engine(self, concurrency: int) -> Point | None:
-        """What one engine alone served under a load: measured for comparisons, or as a point of the sweep."""
+        """The point of one engine alone under a load, measured for comparisons or in the sweep; None where there is
+        none."""
         points = (*gains.valid_points(self.alone), *self.valid)
         return next((point for point in points if point.concurrency == concurrency), None)
 
@@ -121,7 +122,8 @@ class Curve:
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:
-        """What the saturation law says of the loads that were not needed; nothing where it does not describe them."""
+        """Predictions by the saturation law for the loads that were not needed; empty where it does not describe the
+        curve."""
         return predictions(self.points, self.unneeded)
 
     def gains(self) -> tuple[Gain, ...]:
@@ -129,7 +131,7 @@ class Curve:
         return gains.gains(self.points)
 
     def plateau(self, tolerance: float = TOLERANCE) -> Plateau:
-        """Where throughput stops to grow by `tolerance` per doubling."""
+        """The plateau, where throughput ceases to grow by `tolerance` (a share) per doubling."""
         return gains.plateau(self.points, tolerance)
 
     def pareto_front(self) -> tuple[Point, ...]:
@@ -141,7 +143,7 @@ class Curve:
         return pareto_plateau(self, tolerance)
 
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Past the plateau, does each doubling still raise the mean E2E by more than `tolerance`?"""
+        """Does each doubling past the plateau still raise the mean E2E by more than `tolerance`?"""
         return latency_keeps_rising(self, tolerance)
 
     def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
@@ -231,7 +233,7 @@ def is_main_sweep(curve: Curve) -> bool:
 
 
 def obstacle(curve: Curve) -> str | None:
-    """Why nothing can be said of this curve yet, or None."""
+    """Reason why no verdict on this curve is possible yet, or None."""
     invalid = [p for p in curve.points if not p.valid]
     if curve.missing:
         return f"not measured at {curve.axes.at(_listed(curve.missing))}"
@@ -269,10 +271,10 @@ def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
 
 
 def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
-    """Past the plateau, does each doubling raise the mean E2E by more than `tolerance`?
+    """Verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.
 
-    Holds if every one does with 97.5 % confidence, fails if one does not with the same confidence. value, low, high:
-    of the doubling that decides.
+    Holds if every one does with 97.5 % confidence, fails if one does not with the same confidence. value, low, high: of
+    the doubling that decides.
     """
     knee, reason = _knee(curve, tolerance)
     if knee is None:
@@ -316,7 +318,7 @@ def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: flo
 
 
 def _knee(curve: Curve, tolerance: float) -> tuple[int | None, str]:
-    """Where the plateau begins, or None and why there is none to speak of."""
+    """The concurrency where the plateau begins, or None, and the reason why there is none to judge from."""
     if reason := obstacle(curve):
         return None, reason
     return curve.plateau(tolerance).value, f"no plateau within the points measured (bound {percent(tolerance)})"
@@ -327,7 +329,7 @@ def _listed(concurrencies: Iterable[int]) -> str:
 
 
 def _plateau_text(curve: Curve, tolerance: float) -> str:
-    """Where it begins, and by how much throughput still rises or falls past it."""
+    """A clause on the plateau: its beginning, and how much throughput still rises or falls past it."""
     flat = curve.plateau(tolerance)
     later = [g for g in curve.gains() if g.start >= (flat.value or 0)]
     most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
@@ -340,7 +342,8 @@ def _plateau_text(curve: Curve, tolerance: float) -> str:
 
 
 def sparsely(curve: Curve) -> str:
-    """What a reader of a verdict must know of an adaptive sweep: there are loads that were not measured."""
+    """A clause for verdicts on an adaptive sweep, with the loads that were measured; empty where no load was left
+    out."""
     if not curve.unneeded:
         return ""
     return f" (adaptive sweep: judged at {_listed(p.concurrency for p in curve.valid)} in flight)"
@@ -353,7 +356,7 @@ def _more(curve: Curve) -> str:
 
 
 def _limits(curve: Curve) -> str:
-    """What kept the sweep from going on."""
+    """A clause on what stopped the sweep: the load that was cut and why, or the capacity of the KV cache."""
     if curve.cut:
         return f"; {curve.cut[0][0]} was cut: {curve.cut[0][1]}"
     return "" if curve.kv_capacity is None else f"; the KV cache holds {curve.kv_capacity} requests"

@@ -1,4 +1,4 @@
-"""What each doubling of the load gains, where that stops to pay, and which points are worth having.
+"""Gains of each doubling of the load, the plateau where they cease to pay, and the Pareto-optimal points.
 
 The knob is the concurrency. Gains are per doubling, also where neighbours are not a factor of two apart:
 (T2/T1)**(1/log2(B2/B1)) - 1. Their intervals take one relative standard deviation, pooled over the repeats of all
@@ -21,7 +21,7 @@ Repeats = Callable[[Point], Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain(Interval):
-    """From one concurrency to the next: relative change per doubling, with its 95 % interval if the noise is known."""
+    """Relative change per doubling from one concurrency to the next, with its 95 % interval if the noise is known."""
 
     start: int
     end: int
@@ -84,7 +84,7 @@ def _from(steps: Sequence[Gain], tolerance: float, end: Callable[[Gain], float |
 
 
 def plateau(points: Sequence[Point], tolerance: float = 0.10) -> Plateau:
-    """Where throughput stops to grow by `tolerance` (a share) per doubling."""
+    """The plateau, where throughput ceases to grow by `tolerance` (a share) per doubling."""
     steps = gains(points)
     return Plateau(
         value=_from(steps, tolerance, lambda g: g.value),
@@ -101,17 +101,18 @@ def pareto_front(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def _dominates(better: Point, worse: Point) -> bool:
-    """By the means, without regard to noise."""
+    """Returns whether `better` has as much throughput and as low a mean E2E as `worse`, and one of them better. Means
+    are compared, without regard to noise."""
     faster = fmean(better.repeats) - fmean(worse.repeats)
     sooner = fmean(worse.e2e_repeats) - fmean(better.e2e_repeats)
     return min(faster, sooner) >= 0 < max(faster, sooner)
 
 
 def advantages(points: Sequence[Point], point: Point) -> list[tuple[Point, Interval]]:
-    """By how much each other valid point is better than `point` in both throughput and mean E2E at once.
+    """Advantage over `point` of every valid point at another load, in both throughput and mean E2E at once.
 
-    The advantage of one over the other is the smaller of its two relative gains (more tokens/s, shorter E2E), so it
-    is negative where they are a matter of taste. Its interval likewise: the smaller of both ends.
+    The advantage of one over the other is the smaller of its two relative gains (more tokens/s, shorter E2E). So it is
+    negative where the other point is worse in one of them. Its interval likewise: the smaller of both ends.
     """
     speed, wait = noise_of(points), noise_of(points, e2e_s)
     found = []

@@ -41,7 +41,7 @@ def _facts(curve: Curve) -> list[str]:
 
 
 def _limits(spec: EngineSpec) -> str:
-    """Of an engine, but for what is named by itself."""
+    """Key of the engine's specification, without the facts that a label names separately: server, front ends, GPUs."""
     return replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1).key
 
 
@@ -51,7 +51,7 @@ def front_ends(spec: EngineSpec | None) -> str:
 
 
 def work_of_curve(curve: Curve) -> Work | None:
-    """What a request of this sweep asks of a GPU, None where shape or data type are unknown."""
+    """Work of a request of this sweep on a GPU; None where shape or data type are unknown."""
     if curve.spec is None or curve.workload is None or not curve.resolved:
         return None
     return work_of_workload(curve.spec, curve.resolved[0], curve.workload)

@@ -90,10 +90,10 @@ class HighestLoad:
 
 
 def peak(points: Sequence[tuple[float, float]], invalid: Sequence[float] = (), unit: str = RATE) -> Peak | None:
-    """Where goodput is highest, from pairs of (load, goodput), repeats of a load averaged; None of nothing.
+    """The load with the highest goodput, from pairs of (load, goodput), repeats of a load averaged; None for no pairs.
 
-    Of loads with equal goodput the smallest: more load for the same is no gain. invalid: loads that were measured too,
-    but with measurements that may not be believed; one with a valid repeat is known.
+    Among loads with equal goodput the smallest: more load for the same is no gain. invalid: loads with measurements
+    that are not valid; a load that also has a valid repeat is not unknown.
     """
     means = _means(points)
     if not means:
@@ -107,7 +107,9 @@ def peak(points: Sequence[tuple[float, float]], invalid: Sequence[float] = (), u
 def highest_load(
     points: Sequence[tuple[float, float]], goal: float = ATTAINMENT, invalid: Sequence[float] = (), unit: str = RATE
 ) -> HighestLoad | None:
-    """From pairs of (load, attainment), repeats of a load averaged; None of nothing. invalid: as in `peak`."""
+    """The highest load at which a share `goal` of the requests is good, as at every smaller load. points: pairs of
+    (load, attainment); repeats of a load are averaged. None for no pairs. invalid: loads with measurements that are not
+    valid; a load that also has a valid repeat is not unknown."""
     means = _means(points)
     if not means:
         return None

@@ -44,7 +44,7 @@ class Fit:
         return self.error_max <= DESCRIBES
 
     def tokens_per_s(self, batch: float) -> float:
-        """What the law says of a batch."""
+        """Output tokens/s that the law predicts for a batch."""
         return self.t_inf.value * batch / (batch + self.b_half.value)
 
 
