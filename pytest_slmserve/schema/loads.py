@@ -87,7 +87,7 @@ class OpenLoop:
             raise BadUsage(f"a job of {self.requests} requests", "requests=500, or another number from 1 on")
         if self.window_s is not None and (self.settle_s < 0 or self.window_s <= 0):
             raise BadUsage(f"a window of {self.window_s} s after {self.settle_s} s", "10 s after 5 s")
-        if not self.rate > 0:
+        if not isinstance(self.rate, int | float) or not self.rate > 0:
             raise BadUsage(f"{self.rate} requests per second", "rate=10; without it all at once")
         if self.at_once and self.requests is None:
             raise BadUsage("what comes all at once is a number of requests", "requests=500, or rate=10")

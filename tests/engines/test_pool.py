@@ -1,5 +1,6 @@
 """One engine at a time, one start per specification, and a lock that the kernel lets go of."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -154,6 +155,16 @@ def test_other_devices_are_free(tmp_path, holder):
     lock.acquire()
     lock.release()
     assert lock.file is None
+
+
+def test_a_file_system_without_locks_is_a_sentence(tmp_path, monkeypatch):
+    def none(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with pytest.raises(BadUsage, match=r"cannot be taken \(No locks available\)") as caught:
+        DeviceLock("cpu", tmp_path).acquire()
+    assert "TMPDIR" in caught.value.hint
 
 
 def test_releasing_empties_the_file_but_leaves_it(tmp_path):

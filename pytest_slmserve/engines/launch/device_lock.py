@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from pytest_slmserve.engines.launch.file_lock import try_lock
-from pytest_slmserve.schema.errors import DeviceBusy
+from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
 
 
 class DeviceLock:
@@ -22,9 +22,15 @@ class DeviceLock:
         self.file: IO[str] | None = None
 
     def acquire(self) -> None:
-        """Raises DeviceBusy, naming the holder, when another run has it."""
+        """Raises DeviceBusy, naming the holder, when another run has it, and BadUsage where files cannot be locked."""
         file = self._open()
-        if not try_lock(file):
+        try:
+            locked = try_lock(file)
+        except OSError as error:
+            file.close()
+            why = f"the lock of this device, {self.path}, cannot be taken ({error.strerror})"
+            raise BadUsage(why, "TMPDIR with a folder on a file system that has locks") from None
+        if not locked:
             holder = _holder(file.read())
             file.close()
             raise DeviceBusy(
