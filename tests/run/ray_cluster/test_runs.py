@@ -13,7 +13,8 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.run.ray import driver
 from pytest_slmserve.run.ray.messages import CaseMeasured
 
-pytestmark = pytest.mark.slow
+# Ray takes a node of a machine that engines keep busy for lost, and then ends the process that is connected to it.
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 WITH_A_GPU = {**NODE, "num_gpus": 1, "resources": {"imagined": 1}}
