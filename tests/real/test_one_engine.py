@@ -48,7 +48,8 @@ def test_a_trace_has_the_steps_of_the_load(engine, traces):
     (trace,) = traces.rglob("*.pt.trace.json*")
     with gzip.open(trace, "rt", encoding="utf-8") as file:
         names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
-    assert sum(name == "aten::linear" or "mm" in name for name in names) > 100
+    # two steps of about 18: how many more fit into the profiled time depends on what else the machine does
+    assert sum(name == "aten::linear" or "mm" in name for name in names) > 36
     assert engine.run(workload, ClosedLoop(4, window_s=0.5)).failures == 0, "it goes on serving"
 
 
