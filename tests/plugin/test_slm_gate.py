@@ -278,6 +278,7 @@ def test_a_gate_that_cannot_be_carried_out_is_an_error_before_anything_starts(ga
     assert not (pytester.path / ".slm").exists()
 
 
+@pytest.mark.alone
 def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, stand_in_here, archive):
     """Engine, worker and process are real; behind them a stand-in for vLLM takes twice as long for a step."""
     result = pytester.runpytest_inprocess(
