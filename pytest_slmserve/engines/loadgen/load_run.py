@@ -16,7 +16,6 @@ from pytest_slmserve.engines.worker.slm_pacing import closed_loop
 
 PROGRESS_S = 0.5
 AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most
-LATE_S = 0.05  # a gate's window is heard of so soon
 
 Say = Callable[..., None]
 Hear = Callable[[], dict[str, Any] | None]  # a message of the parent, if there is one
