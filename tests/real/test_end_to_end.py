@@ -118,11 +118,11 @@ def test_what_was_advised_is_what_is_served(finished):
         assert noisy and (done.returncode, seen["starts"]) == (10, [])
         return
     [model], [start] = seen["verification"]["models"], seen["starts"]
-    batch, measured = model["batch_requests"], model["measured"]
+    batch, blocks = model["batch"], model["kv_blocks"]
     assert (batch in (8, 32) or noisy) and f"--max-num-seqs {batch} " in start["commands"][0]
-    assert abs(measured["kv_blocks"] - model["predicted"]["kv_blocks"]) <= 2 and measured["preemptions_count"] == 0
+    assert abs(blocks["reported"] - blocks["predicted"]) <= 2 and model["preemptions"] == 0
     assert done.returncode == {"holds": 0, "fails": 1, "undecided": 10}[seen["verification"]["state"]]
     kept = read(finished.folder / ".slm" / "verify.jsonl").measurements
     assert {(m.spec.max_num_seqs, m.load.concurrency, m.load.window_s) for m in kept} == {(batch, batch, 4.0)}
-    if measured["valid_repeats_count"] and not noisy:  # else the machine was too noisy to say anything
-        assert abs(model["measured_of_predicted_ratio"]["value"] - 1) < MARGIN, done.stdout
+    if model["ratio"] and not noisy:  # else the machine was too noisy to say anything
+        assert abs(model["ratio"]["value"] - 1) < MARGIN, done.stdout
