@@ -1,6 +1,6 @@
 """Engines on the GPUs of one host share its CPU and its memory: do they disturb each other?
 
-With `-n` of pytest-xdist a worker measures on each GPU. When all are through, two cells of each model are measured once
+With `--slm-ray local` an engine measures on each GPU. When all are through, two cells of each model are measured once
 more, alone. Where they differ by more than the margin, what was measured beside others must not be compared with what
 was measured alone.
 """

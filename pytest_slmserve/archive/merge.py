@@ -7,10 +7,9 @@ all before its run: launch, workload, load, when, and its part among others, of 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from pytest_slmserve.archive.store import (
     stored_in,
     torn_end,
 )
-from pytest_slmserve.schema.errors import BadArchive, SlmError
+from pytest_slmserve.schema.errors import BadArchive
 
 _NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
 _RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
@@ -36,31 +35,14 @@ _AT_ONCE = 1 << 23  # bytes that are written together
 @dataclass(frozen=True, slots=True)
 class Merged:
     """written: measurements that came into the archive. known: those that were there. notes: one sentence for each
-    thing that could not be used. whole: parts of which everything is in it."""
+    thing that could not be used."""
 
     written: int = 0
     known: int = 0
     notes: tuple[str, ...] = ()
-    whole: tuple[Path, ...] = ()
 
     def __add__(self, other: Merged) -> Merged:
-        notes, whole = self.notes + other.notes, self.whole + other.whole
-        return Merged(self.written + other.written, self.known + other.known, notes, whole)
-
-
-def part_of(records: Path, name: str) -> Path:
-    """The archive that one process of several writes, until it is merged into `records`."""
-    return folder_of_parts(records) / f"{name}.jsonl"
-
-
-def parts_of(records: Path) -> list[Path]:
-    """Parts that are there, of this run or of one that was interrupted."""
-    return sorted(folder_of_parts(records).glob("*.jsonl"))
-
-
-def folder_of_parts(records: Path) -> Path:
-    """The folder of an archive's parts, and of whatever else their writers share."""
-    return records.with_name(f"{records.name}.parts")
+        return Merged(self.written + other.written, self.known + other.known, self.notes + other.notes)
 
 
 def merge(parts: Iterable[Path], into: Archive) -> Merged:
@@ -73,32 +55,6 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
     merged, union = Merged(), _Union(into)
     for part in parts:
         merged += union.merge(part)
-    return merged
-
-
-def move(parts: Iterable[Path], into: Archive) -> Merged:
-    """Merge as `merge` does, and remove each part when all of it is on disk in `into`. A torn end is moved to
-    `<part>.torn`. A part that holds what cannot be used, or that another process writes to, stays, and a note says
-    why."""
-    merged, union = Merged(), _Union(into)
-    _sync(into.path.parent)  # a new archive has its name there when the first part goes
-    for part in parts:
-        try:
-            with Archive.open(part) as ours:  # nobody else writes to it, and its end is whole
-                moved = union.merge(part)
-                merged += replace(moved, notes=ours.notes + moved.notes)
-                if moved.whole:
-                    part.unlink()
-        except SlmError as error:
-            merged += Merged(notes=(f"{part} stays where it is: {error.problem}",))
-    return merged
-
-
-def move_parts(into: Archive) -> Merged:
-    """`move` of all parts of an archive, with their folder when nothing is left in it."""
-    merged, folder = move(parts_of(into.path), into), folder_of_parts(into.path)
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
     return merged
 
 
@@ -128,7 +84,7 @@ class _Union:
         self._flush()
         notes = [f"{part}: not merged: {what}" for what in found.damaged]
         notes += [torn_end(part, stored)] if stored.whole < len(raw) else []
-        return Merged(self._written, self._known, tuple(notes), () if notes else (part,))
+        return Merged(self._written, self._known, tuple(notes))
 
     def _take(self, engines: dict[str, bytes], found: ScannedLines, line: bytes) -> None:
         """engines: the line that describes each launch, of the part so far. Raises where the line is damaged."""
@@ -179,14 +135,6 @@ def _checked(found: ScannedLines, line: bytes) -> dict[str, Any]:
 
 def _head(line: bytes) -> bytes:
     return line.partition(_RUN)[0]
-
-
-def _sync(folder: Path) -> None:
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(held)
-    finally:
-        os.close(held)
 
 
 def _read(path: Path) -> bytes:

@@ -166,12 +166,14 @@ def telemetry(text: str) -> str:
 
 
 def ray_address(text: str) -> str:
-    """Parse the address of a cluster that has this host as a node. Results stream to a driver, which a client from
-    outside is not. Raises ValueError."""
+    """Parse `local`, `local:N`, or the address of a cluster that has this host as a node. Results stream to a driver,
+    which a client from outside is not. Raises ValueError."""
     host, colon, port = text.rpartition(":")
-    if text == "auto" or (host and colon and port.isdecimal() and "/" not in host):
+    named = host and colon and port.isdecimal() and "/" not in host and (host, int(port)) != ("local", 0)
+    if named or text in ("auto", "local"):
         return text
-    raise ValueError("HOST:PORT of a cluster that this host is a node of, or auto for the one that runs here")
+    here = "local for all GPUs of this host, local:N for the first N"
+    raise ValueError(f"{here}; HOST:PORT of a cluster that this host is a node of, or auto for the one that runs here")
 
 
 def ray_resource(text: str) -> str:

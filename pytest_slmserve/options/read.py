@@ -112,7 +112,7 @@ def _check_ray(options: Options) -> None:
     """Refuse options that do not fit a run on a Ray cluster. Measurements that decide as they go cannot be sent to it
     beforehand, and an endpoint is not in it. Raises BadUsage."""
     lost = next((o.flag for o in OPTS if o.name.startswith("ray_") and options.source[o.name] == "command line"), None)
-    if lost and not options.ray:
+    if lost and (not options.ray or options.on_all_gpus):
         raise BadUsage(f"{lost} is for the nodes of a Ray cluster, and none was named", f"--slm-ray auto {lost} ...")
     if not options.ray:
         return
@@ -122,10 +122,10 @@ def _check_ray(options: Options) -> None:
         raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "one of them")
     if options.gate:
         why = "its pairs of launches decide as they go, and belong on one GPU"
-        raise BadUsage(f"--slm-gate is not sent to a cluster: {why}", "--slm-gate without --slm-ray, on a GPU host")
+        raise BadUsage(f"--slm-gate is not sent to Ray: {why}", "--slm-gate without --slm-ray, on a GPU host")
     if options.sweep == "adaptive":
-        why = "it decides as it goes what to measure next, and a node is told beforehand"
-        raise BadUsage(f"--slm-sweep adaptive is not sent to a cluster: {why}", "--slm-sweep full")
+        why = "it decides as it goes what to measure next, and a task is told beforehand"
+        raise BadUsage(f"--slm-sweep adaptive is not sent to Ray: {why}", "--slm-sweep full")
 
 
 def _read(opt: Opt, given: Any, env: Mapping[str, str], ini: Mapping[str, str]) -> tuple[Any, str]:

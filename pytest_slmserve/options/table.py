@@ -283,7 +283,7 @@ class Options:
         CLUSTER,
         ray_address,
         "",
-        "measure on the nodes of a Ray cluster, and judge here: HOST:PORT, or auto for the cluster of this host",
+        "measure by Ray: local for all GPUs of this host, local:N for the first N, HOST:PORT of a cluster, or auto",
         "ADDRESS",
     )
     ray_env: str = opt(CLUSTER, str, "", "JSON file with Ray's runtime_env of what runs on the nodes", "FILE")
@@ -299,6 +299,11 @@ class Options:
         chosen: dict[Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
         chosen["remote"] = bool(self.endpoint)
         return next((platform for platform, wanted in chosen.items() if wanted), None)
+
+    @property
+    def on_all_gpus(self) -> bool:
+        """Whether Ray measures on the GPUs of this host, and not on a cluster."""
+        return self.ray.partition(":")[0] == "local"
 
     @property
     def engine(self) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -208,7 +208,7 @@ class Planner:
         for engine, tokens in zip(spec.engines, longest):
             if (capacity := kv_capacity(engine, tokens)) is not None and capacity < each:
                 return f"the KV cache of a replica holds {capacity} requests of {tokens} tokens"
-        if self.options.ray and self.platform == "cuda" and sharing in ("mps", "mig"):
+        if self.options.ray and not self.options.on_all_gpus and self.platform == "cuda" and sharing in ("mps", "mig"):
             return f"whether a node of a cluster can share a GPU by {sharing} is not known here"
         return cannot_share(spec, self.host.device)
 

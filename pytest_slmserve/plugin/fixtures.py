@@ -241,9 +241,9 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
 
 @pytest.fixture
 def slm_alone(slm_session: Session, slm_model: str) -> Callable[[], None]:
-    """Measures two cells of `slm_model` once more, when no other worker of the run has an engine: the smallest and the
-    largest load of those that were measured beside others. Skipped without `-n`."""
-    from pytest_slmserve.run.gather import measure_alone
+    """Measures two cells of `slm_model` once more, when no other engine of the run works: the smallest and the largest
+    load of those that were measured beside others. Skipped without `--slm-ray local`."""
+    from pytest_slmserve.run.ray.local import measure_alone
 
     return lambda: measure_alone(slm_session, slm_model)
 

@@ -61,57 +61,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
     if options is None or options.platform is None:
         return
-    if options.ray and _is_spread(config):
-        raise pytest.UsageError("slmserve: --slm-ray spreads cells over a cluster by itself; leave out -n")
+    if config.getoption("tx", None) and config.getoption("dist") != "no":
+        why = "-n starts processes that would measure against each other"
+        raise pytest.UsageError(f"slmserve: {why}; leave it out, or give --slm-ray local for all GPUs of this host")
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.schema.errors import SlmError
 
     try:
         if options.ray and not options.plan:
             from pytest_slmserve.run.ray.driver import Cluster
+            from pytest_slmserve.run.ray.local import LocalGpus
 
-            config.stash[CLUSTER] = Cluster.from_options(options, config.rootpath)
+            kind = LocalGpus if options.on_all_gpus else Cluster
+            config.stash[CLUSTER] = kind.from_options(options, config.rootpath)
             config.stash[SESSION] = Session.from_options(options, config.rootpath, host=config.stash[CLUSTER].host)
             config.stash[SESSION].executor.remote = config.stash[CLUSTER]
-        elif _is_spread(config):
-            from pytest_slmserve.plugin.xdist import session_of
-
-            config.stash[SESSION] = session_of(config, options)
         else:
             config.stash[SESSION] = Session.from_options(options, config.rootpath)
     except SlmError as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
-
-
-def _is_spread(config: pytest.Config) -> bool:
-    """Is this one of several processes of pytest-xdist, or the one that starts them?"""
-    return hasattr(config, "workerinput") or bool(config.getoption("tx", None) and config.getoption("dist") != "no")
-
-
-@pytest.hookimpl(tryfirst=True, optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """`-n auto`: a worker for each GPU, or for the CPU."""
-    options = _options(config)
-    if options is None or options.platform is None:
-        return None
-    from pytest_slmserve.plugin.xdist import workers_for
-    from pytest_slmserve.schema.errors import SlmError
-
-    try:
-        return workers_for(options.platform)
-    except SlmError as error:
-        raise pytest.UsageError(f"slmserve: {error}") from None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    """A plan is made by one process, for as many GPUs as there would be workers."""
-    workers = getattr(config.option, "numprocesses", None)
-    if workers and (options := _options(config)) and options.plan:
-        if workers in ("auto", "logical"):
-            workers = config.hook.pytest_xdist_auto_num_workers(config=config)
-        config.option.numprocesses = 0
-        config.option.slm_plan_gpus = config.option.slm_plan_gpus or str(workers)
 
 
 def _options(config: pytest.Config) -> Options | None:
@@ -156,8 +124,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     sampler = session.devices.sampler
     sensors = sampler.name if sampler else "simulated" if session.platform == "simulated" else "none"
     if CLUSTER in config.stash:
-        sensors, nodes = "those of the nodes", len(config.stash[CLUSTER].nodes)
-        served = f"{served}, on {nodes} node{'s' if nodes > 1 else ''} of a Ray cluster"
+        sensors, served = "those of the tasks", f"{served}, {config.stash[CLUSTER].where}"
     sweep = "adaptive sweep; " if session.options.sweep == "adaptive" else ""
     return f"slmserve: {served}; {sweep}sensors: {sensors}; records: {session.options.records}; set: {chosen}"
 
@@ -189,7 +156,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _skip(list(filter(is_measured, items)))
         return
     if PROBLEM in config.stash:
-        return _refuse(config, items)
+        raise pytest.UsageError(config.stash[PROBLEM])
     _leave_out_others(config, items)
     from pytest_slmserve.plugin.ordering import in_running_order
     from pytest_slmserve.schema.errors import SlmError
@@ -199,15 +166,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ordered = in_running_order(session, measured)
     except SlmError as error:
         config.stash[PROBLEM] = f"slmserve: {error}"
-        return _refuse(config, items)
+        raise pytest.UsageError(config.stash[PROBLEM]) from None
     items[:] = [item for item in items if not is_measured(item)] + ordered
-
-
-def _refuse(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The options cannot be carried out. Of several workers none runs anything, and their controller tells why."""
-    if config.stash[SESSION].lease is None:
-        raise pytest.UsageError(config.stash[PROBLEM])
-    items.clear()
 
 
 def _skip(measured: list[pytest.Item]) -> None:
@@ -263,10 +223,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 slm.devices.take(spec)
     except SlmError as error:
         session.config.stash[PROBLEM] = f"slmserve: {error}"
-        return _refuse(session.config, session.items)
+        raise pytest.UsageError(session.config.stash[PROBLEM]) from None
     slm.begin()
-    if slm.lease:  # whose terminal is the controller's
-        return
     progress = ProgressLine(session, slm)
     slm.executor.on_progress = progress.on_progress
     if CLUSTER in session.config.stash:
@@ -285,8 +243,6 @@ def _resume(slm: Session, session: pytest.Session) -> None:
     said = fits(slm, list(cases_by_engine(slm, session.items)))
     if terminal := session.config.pluginmanager.getplugin("terminalreporter"):
         terminal.write_line(f"slmserve: {said}")
-    else:  # of a worker, whose notes come together
-        slm.notes.append(said)
 
 
 def _send(session: pytest.Session, slm: Session, cluster: Cluster) -> None:
@@ -303,11 +259,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     from pytest_slmserve.plan.listing import plan_lines, spread_lines
     from pytest_slmserve.plugin.estimates import estimate_notes, plan_rows
+    from pytest_slmserve.run.gpu_slots import slot_count
     from pytest_slmserve.schema.errors import BadUsage
 
-    cells, gpus, writer = plan_rows(slm, session.items), slm.options.plan_gpus, session.config.get_terminal_writer()
+    cells, local, writer = plan_rows(slm, session.items), slm.options.on_all_gpus, session.config.get_terminal_writer()
+    gpus = slm.options.plan_gpus or (slot_count(slm.options, slm.host) if local else None)
     try:
-        spread = spread_lines(cells, gpus, whole=bool(slm.options.ray)) if gpus else []
+        spread = spread_lines(cells, gpus, whole=bool(slm.options.ray) and not local) if gpus else []
     except BadUsage as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
     writer.line()
@@ -343,23 +301,19 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells. What is called
-    late waits for others, which may wait for these GPUs."""
+    """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells."""
     session = item.config.stash.get(SESSION, None)
     if session is None or session.devices.pool.current is None:
         return
-    from pytest_slmserve.plugin.items import engine_of, is_late
+    from pytest_slmserve.plugin.items import engine_of
 
-    waits = nextitem is None or is_late(nextitem) > is_late(item)
-    if waits or engine_of(session, nextitem) != session.devices.pool.current:
+    if nextitem is None or engine_of(session, nextitem) != session.devices.pool.current:
         session.devices.stop()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     slm = session.config.stash.get(SESSION, None)
-    if controller := session.config.pluginmanager.getplugin("slmserve-controller"):
-        controller.gather(session)
     if slm is not None:
         slm.close()
     terminal = session.config.pluginmanager.getplugin("terminalreporter")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
 LATE = pytest.StashKey[bool]()  # of an item: it comes when all others are through
-PART = pytest.StashKey[int]()  # of an item: the part of its engine's cells that it belongs to, where they are divided
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs")
@@ -32,7 +31,7 @@ NEEDS: dict[str | None, tuple[tuple[str, ...], str]] = {
     "gpu": (("cpu", "remote"), "reads a GPU's counters: needs --slm-gpu or --slm-simulate"),
     "own-engine": (("remote",), "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu"),
 }
-NEEDS_WORKERS = "compares what was measured beside others with the same alone: needs -n"
+NEEDS_SEVERAL = "compares what was measured beside others with the same alone: needs --slm-ray local"
 # Fixtures that measure what the body of a test asks for, or an engine's own words.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
 NEEDS_A_GATE = "compares two sides: needs --slm-gate"
@@ -130,11 +129,6 @@ def is_late(item: Any) -> bool:
     return bool(item.stash.get(LATE, False))
 
 
-def part_of(item: Any) -> int:
-    """The number of the part of its engine's cells that an item belongs to; 0 where they are not divided."""
-    return int(item.stash.get(PART, 0))
-
-
 def measures_alone(item: Any) -> bool:
     """Does it measure when all others are through?"""
     return "slm_alone" in item.fixturenames
@@ -156,11 +150,11 @@ def skip_reason(session: Session, item: Any) -> str | None:
     if (there := len(session.host.gpus)) and words.get("gpus", 1) > there:
         return f"needs {words['gpus']} GPUs, and {there} visible"
     if session.options.ray and (own := sorted(AS_IT_GOES & set(item.fixturenames))):
-        return f"{own[0]} asks as the test goes, and a cluster is told beforehand: leave out --slm-ray"
+        return f"{own[0]} asks as the test goes, and Ray is told beforehand: leave out --slm-ray"
     if is_gate(item) and not session.options.gate:
         return NEEDS_A_GATE
-    if measures_alone(item) and not session.lease:
-        return NEEDS_WORKERS
+    if measures_alone(item) and not session.options.on_all_gpus:
+        return NEEDS_SEVERAL
     if session.platform != "remote":
         return None
     if own := sorted(words.keys() - {"model", *NOT_OF_THE_ENGINE}):

@@ -14,7 +14,6 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.plan.planner import Planner, url_lock
-from pytest_slmserve.run.gpu_slots import GpuLease
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.host_probe import Host, memory_used
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
@@ -23,22 +22,22 @@ from pytest_slmserve.telemetry.source import open_sampler
 
 @dataclass(repr=False)
 class Devices:
-    """Held from `hold` until `close`. lease: of a worker, whose devices its controller holds. sampler: of the first
-    device. Where a cluster measures, nothing here is held."""
+    """Held from `hold` until `close`. locked_for_us: by the process that started this one. sampler: of the first
+    device."""
 
     planner: Planner
     pool: Pool = field(default_factory=Pool)
-    lease: GpuLease | None = None
+    locked_for_us: bool = False
     sampler: Sampler | None = None
     _samplers: dict[tuple[str, ...], Sampler | None] = field(default_factory=dict)  # of others
     _locked: set[str] = field(default_factory=set)
     _undo: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
-    def from_options(cls, planner: Planner, lease: GpuLease | None = None) -> Devices:
+    def from_options(cls, planner: Planner) -> Devices:
         """The devices of a run, with sensors where any can be read. Raises SensorFailed or BadUsage where requested
         sensors are missing."""
-        found = cls(planner, Pool(start_replicas=partial(_start_replicas, host=planner.host)), lease)
+        found = cls(planner, Pool(start_replicas=partial(_start_replicas, host=planner.host)))
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
         elif planner.platform != "simulated" and not (planner.options.plan or planner.options.ray):
@@ -47,9 +46,7 @@ class Devices:
 
     def hold(self) -> None:
         """Take the first device, or the endpoints. Raises BadUsage where no endpoint answers, DeviceBusy."""
-        if self.lease:
-            self._undo.callback(self.lease.leave)
-        elif urls := self.planner.options.endpoint:
+        if urls := self.planner.options.endpoint:
             self.lock([url_lock(url) for url in urls])
             check_endpoints(urls, self.planner.models)
         else:
@@ -60,14 +57,12 @@ class Devices:
         """The GPUs that it runs on are ours until the session ends, as the first is since it was opened. Raises
         BadUsage where they are not there, DeviceBusy where another run has one of them."""
         devices = [device for device in self.planner.devices(spec) if device != self.planner.host.device]
-        if not self.lease:
-            self.lock(devices)
+        self.lock(devices)
 
     def lock(self, devices: Sequence[str]) -> None:
-        """Locks devices until the session ends; a simulated run and a run on a cluster lock none. Raises DeviceBusy."""
-        if (
-            self.planner.platform == "simulated" or self.planner.options.ray
-        ):  # a formula disturbs nobody, a cluster none here
+        """Locks devices until the session ends. A simulated run locks none, for a formula disturbs nobody; nor does one
+        whose engines run elsewhere. Raises DeviceBusy."""
+        if self.locked_for_us or self.planner.platform == "simulated" or self.planner.options.ray:
             return
         for device in devices:
             if device not in self._locked:
@@ -95,12 +90,9 @@ class Devices:
 
     @contextmanager
     def _room_for(self, spec: EngineSpec | ReplicaSpec) -> Iterator[None]:
-        """A worker waits until no other has the GPUs that this takes. They are free again if it does not start."""
+        """The GPUs that it takes are ours. What runs is stopped if it does not start."""
         self.take(spec)
         self.pool.check(spec)
-        if self.lease and self.pool.current != spec:
-            self.stop()
-            self.lease.take(len(spec.gpus) if self.planner.host.gpus else 1)
         try:
             yield
         except BaseException:
@@ -108,15 +100,8 @@ class Devices:
             raise
 
     def stop(self) -> None:
-        """The engine that runs, if one does; its GPUs are free for other workers."""
+        """Stops the engine that runs, if one does."""
         self.pool.close()
-        if self.lease:
-            self.lease.leave()
-
-    @property
-    def neighbours(self) -> int:
-        """Devices of other workers on which an engine runs now."""
-        return self.lease.neighbours if self.lease else 0
 
     # Sensors
 
@@ -135,8 +120,7 @@ class Devices:
 
     def sampler_of(self, spec: EngineSpec | ReplicaSpec) -> Sampler | None:
         """The sensors of the GPUs that it runs on, opened once for each set of them."""
-        held = self.lease.held if self.lease and self.planner.host.gpus else ()
-        return self._sampler_on(held or self.planner.devices(spec))
+        return self._sampler_on(self.planner.devices(spec))
 
     def _sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
         if self.sampler is None or devices == (self.planner.host.device,):

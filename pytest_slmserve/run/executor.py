@@ -108,9 +108,7 @@ class Executor:
             case alone:
                 running = devices.engine(alone)
                 self._warm(running, case)
-        before, sampler = devices.neighbours, devices.sampler_of(case.engine)
-        group = measure_case(running, case, partial(self.on_progress, title), sampler)
-        return tuple(replace(m, neighbours=max(before, devices.neighbours)) for m in group)
+        return measure_case(running, case, partial(self.on_progress, title), devices.sampler_of(case.engine))
 
     def _warm(self, engine: Engine, case: Case) -> None:
         """Serve some requests before a job. It has no ramp, and the first ones of a fresh engine are slow."""

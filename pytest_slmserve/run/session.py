@@ -15,7 +15,6 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.replica_points import all_groups
-from pytest_slmserve.archive.merge import move_parts
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.options.table import Options
@@ -24,7 +23,6 @@ from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.report.export.writer import export_to
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor
-from pytest_slmserve.run.gpu_slots import GpuLease, as_seen
 from pytest_slmserve.run.judge import Verdicts
 from pytest_slmserve.run.results import Results
 from pytest_slmserve.schema.environment import Environment
@@ -53,22 +51,16 @@ class Session:
         self.verdicts = Verdicts(self.planner, self.results)
 
     @classmethod
-    def from_options(
-        cls, options: Options, root: Path, lease: GpuLease | None = None, host: Host | None = None
-    ) -> Session:
-        """A session on this host, which is probed where `host` is None. lease: that of a worker. Raises BadUsage where
-        the platform cannot run; a plan is made without a GPU too."""
+    def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
+        """A session on this host, which is probed where `host` is None. Raises BadUsage where the platform cannot run;
+        a plan is made without a GPU too."""
         platform, slo = options.platform, slo_of_requests(options.goodput)
         assert platform is not None
-        export = export_to(options.export, slo) if options.export and not lease else None
-        if lease:
-            lease.slot.sit((lease.slot.own,))
+        export = export_to(options.export, slo) if options.export else None
         host = host or _host(options, platform, root)
-        if lease:
-            host = as_seen(host, lease.slot)
         check_there(host, range(options.tensor_parallel_size[-1]))
         planner = Planner(options, platform, host, list(host.warnings))
-        devices = Devices.from_options(planner, lease)
+        devices = Devices.from_options(planner)
         return cls(planner, devices, Executor(devices, Results(), options.repeats, export=export), slo=slo)
 
     @property
@@ -94,35 +86,15 @@ class Session:
         return self.planner.notes
 
     def open(self) -> None:
-        """Take the device, open the archive, read what is to be resumed (a worker has read it to know which items are
-        its own). Raises BadUsage or BadArchive."""
+        """Takes the device, opens the archive, and resumes where requested. Raises BadUsage, DeviceBusy or
+        BadArchive."""
         self.devices.hold()
-        if self.lease:
-            self.executor.archive = self._undo.enter_context(
-                Archive.open(self.lease.part)
-            )  # the controller has mended the whole
-        else:
-            self.open_archive()
-
-    def open_archive(self) -> None:
-        """Opens the archive, adds what workers of a killed run left beside it, and resumes where requested. Raises
-        BadUsage or BadArchive."""
-        path = Path(self.options.records)
         resumes = self.resumes  # asked before the archive is made
-        archive = self._undo.enter_context(Archive.open(path))  # repairs a torn end, so it comes first
+        archive = self._undo.enter_context(Archive.open(Path(self.options.records)))
         self.executor.archive = archive
         self.notes.extend(archive.notes)
-        left = move_parts(archive)
-        self.notes.extend(left.notes)
-        if left.written:
-            self.notes.append(f"{left.written} measurements of workers that were stopped are in {path} now")
-        if resumes or (self.options.resume and left.written):
+        if resumes:
             self.resume()
-
-    @property
-    def lease(self) -> GpuLease | None:
-        """The lease of a worker, which measures beside others; None where the session is no worker's."""
-        return self.devices.lease
 
     @property
     def gate_terms(self) -> GateCriteria:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from strategies import measurements
 from test_store import DATA, DISK, EACH, change, example, write, written
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.archive.merge import Merged, merge, move, move_parts, part_of, parts_of
+from pytest_slmserve.archive.merge import Merged, merge
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.records import Replica
@@ -53,7 +52,7 @@ def test_all_of_several_archives_is_in_one_and_each_measurement_once(name, made,
     assert len(found) == len(expected) and {m.id: m for m in found} == expected
     assert (first.written, first.known) == (len(found), sum(map(len, held)) - len(found))
     assert (again.written, again.known) == (0, sum(map(len, held)))
-    assert (first.notes, again.notes) == ((), ()) and first.whole == tuple(parts)
+    assert (first.notes, again.notes) == ((), ())
 
 
 def test_lines_keep_their_bytes_and_sessions_come_along(three, tmp_path):
@@ -124,7 +123,7 @@ def test_cut_anywhere_all_that_was_written_whole_is_merged(name, data):
         held = read(part)
         merged = merged_into(into, part)
         assert read(into).measurements == held.measurements
-    assert bool(merged.notes) == bool(held.notes) and bool(merged.whole) != bool(merged.notes)
+    assert bool(merged.notes) == bool(held.notes)
 
 
 @pytest.mark.parametrize(
@@ -176,125 +175,31 @@ def test_a_damaged_piece_of_a_packed_part_is_a_note(tmp_path):
         ('{"kind":"session","format":99,"started":"2030-01-01","claims":{},"plan":{}}\n', "by a newer release"),
     ],
 )
-def test_what_is_no_archive_of_ours_is_an_error_and_a_part_of_it_stays(three, tmp_path, text, says):
+def test_what_is_no_archive_of_ours_is_an_error_and_stays_as_it_is(tmp_path, text, says):
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text(text)
     with pytest.raises(BadArchive, match=says):
         merged_into(tmp_path / "into.jsonl", wrong)
-    with Archive.open(tmp_path / "into.jsonl") as into:
-        moved = move([wrong, three], into)
-    [note] = moved.notes
-    assert note.startswith(f"{wrong} stays where it is: ") and says in note
-    assert wrong.read_text() == text and not three.exists() and len(launches(tmp_path / "into.jsonl")) == 3
+    assert wrong.read_text() == text
 
 
-# Parts that go
-
-
-def parts(records: Path) -> None:
-    for number, name in enumerate(("gw0", "gw1", "gw2")):
-        part_of(records, name).parent.mkdir(exist_ok=True)
-        write(part_of(records, name), example(1 + number, f"launch-{number}"))
-
-
-ALL = [("launch-0", 1), ("launch-1", 2), ("launch-2", 3)]
-
-
-def test_parts_go_when_all_of_them_is_in_the_archive(tmp_path):
-    records = tmp_path / "records.jsonl.gz"
-    parts(records)
-    assert [part.name for part in parts_of(records)] == ["gw0.jsonl", "gw1.jsonl", "gw2.jsonl"]
-    with Archive.open(records) as into:
-        moved = move_parts(into)
-        assert (moved.written, moved.notes) == (3, ())
-        assert move_parts(into) == Merged()
-    assert launches(records) == ALL and [*tmp_path.iterdir()] == [records]
-
-
-def test_a_torn_end_is_set_aside_and_its_part_goes(tmp_path):
-    records = tmp_path / "records.jsonl"
-    parts(records)
-    torn = part_of(records, "gw1")
-    with torn.open("ab") as file:
-        file.write(b'{"kind":"measu')
-    with Archive.open(records) as into:
-        [note] = move_parts(into).notes
-    assert note.endswith(f"these 14 bytes were moved to {torn}.torn")
-    assert launches(records) == ALL and [*torn.parent.iterdir()] == [Path(f"{torn}.torn")]
-
-
-def test_a_part_with_a_damaged_line_stays_and_is_not_merged_twice(tmp_path):
-    records = tmp_path / "records.jsonl"
-    parts(records)
-    spoilt = part_of(records, "gw1")
-    with spoilt.open("ab") as file:
-        file.write(b"nonsense\n")
-    for count in (3, 0):
-        with Archive.open(records) as into:
-            moved = move_parts(into)
-        assert moved.written == count and "line 4 is not JSON" in moved.notes[0]
-    assert launches(records) == ALL and parts_of(records) == [spoilt]
-
-
-def test_a_part_that_somebody_writes_to_stays(tmp_path):
-    records = tmp_path / "records.jsonl"
-    parts(records)
-    with Archive.open(part_of(records, "gw1")), Archive.open(records) as into:
-        [note] = move_parts(into).notes
-    assert "gw1.jsonl stays where it is: another run is writing to" in note
-    assert launches(records) == [ALL[0], ALL[2]] and parts_of(records) == [part_of(records, "gw1")]
-    with Archive.open(records) as into:
-        assert move_parts(into).written == 1
-    assert sorted(launches(records)) == ALL
-
-
-@pytest.mark.parametrize("at", range(1, 8))
-def test_interrupted_anywhere_it_is_made_again_and_nothing_is_lost_or_twice(tmp_path, monkeypatch, at):
-    """Stopped at the n-th time that something is to be on disk or to go."""
-    records = tmp_path / "records.jsonl"
-    parts(records)
-    left = at
-
-    def stopping(function):
-        def stops(*arguments):
-            nonlocal left
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-            return function(*arguments)
-
-        return stops
-
-    with monkeypatch.context() as patched, Archive.open(records) as into, pytest.raises(KeyboardInterrupt):
-        patched.setattr(os, "fsync", stopping(os.fsync))
-        patched.setattr(Path, "unlink", stopping(Path.unlink))
-        move_parts(into)
-    with Archive.open(records) as into:
-        assert move_parts(into).notes == ()
-    assert launches(records) == ALL and parts_of(records) == []
-
-
-def test_where_the_archive_cannot_be_written_all_parts_stay(tmp_path, monkeypatch):
-    records = tmp_path / "records.jsonl"
-    parts(records)
+def test_where_the_archive_cannot_be_written_the_part_is_as_it_was(three, tmp_path, monkeypatch):
+    records, before = tmp_path / "records.jsonl", three.read_bytes()
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with Archive.open(records) as into:
         monkeypatch.setattr("pytest_slmserve.archive.store._append", full)
-        notes = move_parts(into).notes
-        with pytest.raises(BadUsage, match="No space left"):
-            merge(parts_of(records), into)
-    assert len(notes) == len(parts_of(records)) == 3
-    assert all(f"cannot write to {records}: No space left on device" in note for note in notes)
+        with pytest.raises(BadUsage, match=f"cannot write to {records}: No space left on device"):
+            merge([three], into)
+    assert three.read_bytes() == before
 
 
 def test_the_archive_itself_among_the_parts_is_passed_over(three):
     before = three.read_bytes()
     with Archive.open(three) as into:
         assert merge([three], into).written == 0
-        move([three], into)
     assert three.read_bytes() == before
 
 

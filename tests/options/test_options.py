@@ -95,7 +95,7 @@ BAD = {
     "gate_caches": ["hot", "WARM"],
     "resume": ["test_it.py", "test_it.py::test_a", "tests/"],
     "ray_resource": ["GPU", "CPU"],
-    "ray": ["local", "10.0.0.1", ":6379", "10.0.0.1:port", "ray://10.0.0.1:10001"],
+    "ray": ["local:0", "10.0.0.1", ":6379", "10.0.0.1:port", "ray://10.0.0.1:10001"],
 }
 BAD_FLAG = ["maybe", "2"]
 ANY_TEXT = {

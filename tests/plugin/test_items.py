@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from inside import ONE, usage_error
+from inside import usage_error
 
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.plugin.hooks import SESSION
@@ -36,21 +36,6 @@ def test_an_engine_starts_once_though_its_tests_are_apart(pytester):
     result = pytester.runpytest_inprocess("--slm-simulate", "--slm-window=1", plugins=[starts])
     result.assert_outcomes(passed=3)
     assert starts.specs == [("opt-350m", 1024), ("opt-125m", 8)]
-
-
-LATE = """
-    import pytest
-
-    def test_point(slm_point): assert slm_point.measure()
-
-    @pytest.mark.slm(models=["opt-125m"])
-    def test_late(slm_model, slm_session): assert slm_session.devices.pool.current is None
-"""
-
-
-def test_an_engine_has_stopped_before_what_waits_for_others_though_it_is_of_its_model(pytester):
-    pytester.makepyfile(LATE)
-    pytester.runpytest_inprocess(*ONE, "--slm-concurrency=4").assert_outcomes(passed=2)
 
 
 def test_a_marker_with_unknown_words_is_refused_with_the_known_ones(pytester):

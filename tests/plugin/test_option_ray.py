@@ -16,10 +16,10 @@ NOBODY = "--slm-ray=127.0.0.1:9"
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--slm-gate"], "--slm-gate is not sent to a cluster"),
-        (["--slm-calibrate"], "--slm-gate is not sent to a cluster"),
-        (["--slm-sweep=adaptive"], "--slm-sweep adaptive is not sent to a cluster"),
-        (["-n2"], "--slm-ray spreads cells over a cluster by itself; leave out -n"),
+        (["--slm-gate"], "--slm-gate is not sent to Ray"),
+        (["--slm-calibrate"], "--slm-gate is not sent to Ray"),
+        (["--slm-sweep=adaptive"], "--slm-sweep adaptive is not sent to Ray"),
+        (["--slm-ray-resource=quiet", "--slm-ray=local"], "--slm-ray-resource is for the nodes of a Ray cluster"),
     ],
 )
 def test_what_decides_as_it_goes_and_other_processes_are_refused(sweep, words, told):
@@ -37,7 +37,23 @@ def test_it_needs_a_mode(pytester):
 
 
 def test_another_address_is_refused(sweep):
-    assert "is not HOST:PORT" in usage_error(sweep("--slm-ray=ray://127.0.0.1:10001"))
+    assert "HOST:PORT of a cluster that this host is a node of" in usage_error(sweep("--slm-ray=ray://127.0.0.1:10001"))
+
+
+@pytest.mark.parametrize("words", [[], ["--slm-plan"], ["--slm-ray=local"]])
+def test_processes_of_xdist_are_refused(sweep, words):
+    pytest.importorskip("xdist")
+    text = usage_error(sweep("-n2", *words))
+    assert "-n starts processes that would measure against each other" in text and "--slm-ray local" in text
+
+
+def test_a_plan_for_all_gpus_says_what_begins_where(sweep):
+    sweep("--slm-ray=local:2", "--slm-plan").stdout.fnmatch_lines(["GPU 0: *", "GPU 1: *", "spread by engine: *"])
+
+
+def test_more_gpus_than_there_are_is_one_sentence(sweep, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(99)))
+    assert "--slm-ray local:9: 8 GPUs are visible" in usage_error(sweep("--slm-ray=local:9"))
 
 
 def test_a_plan_asks_no_cluster(sweep):

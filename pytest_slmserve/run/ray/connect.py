@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pytest_slmserve.options.table import Options
@@ -23,10 +27,58 @@ INSTALL_S = 1800.0  # where it has to install packages first
 # Ray waits two minutes for an address that does not answer, and then ends the process that asked.
 ASK = "import logging, sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)"
 
+# Of a Ray that only this run uses: it reports to nobody, and only who has its token may connect.
+OWN = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
+STORE_BYTES = 256 * 2**20
+# Engines may keep all cores busy for minutes, which Ray would take for the death of the node.
+PATIENT = {"health_check_timeout_ms": 600_000, "health_check_failure_threshold": 100}
+
 
 def connect(options: Options) -> Any:
     """Ray, connected. Raises BadUsage where it is not installed, or the address does not answer."""
     environment = runtime_env(options.ray_env) if options.ray_env else None
+    with _imported() as ray:
+        check_answers(options.ray)
+        try:
+            ray.init(options.ray, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # what Ray raises here is of many kinds, and the user's affair
+            raise _unreachable(options.ray, str(error)) from None
+    return ray
+
+
+@contextmanager
+def start_here(tasks: int) -> Iterator[Any]:
+    """Ray on this host alone, for so many tasks at a time, until the context ends; its files go with it. Raises
+    BadUsage where it is not installed, or does not start."""
+    before = {name: os.environ.get(name) for name in OWN}
+    os.environ |= OWN  # read when Ray is imported
+    try:
+        with TemporaryDirectory(prefix="slm-", ignore_cleanup_errors=True) as folder, _imported() as ray:
+            ray.init(
+                "local",
+                num_cpus=tasks,
+                num_gpus=0,  # the tasks are told which they have
+                include_dashboard=False,
+                object_store_memory=STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _system_config=PATIENT,
+                _temp_dir=folder,
+            )
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ |= {} if value is None else {name: value}
+
+
+@contextmanager
+def _imported() -> Iterator[Any]:
+    """Ray, with its warnings silent. Raises BadUsage where it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own, which a run with -W error must survive
         try:
@@ -35,12 +87,7 @@ def connect(options: Options) -> Any:
             raise BadUsage(
                 "--slm-ray needs Ray, which is not installed", "pip install 'pytest-slmserve[ray]'"
             ) from None
-        check_answers(options.ray)
-        try:
-            ray.init(options.ray, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # what Ray raises here is of many kinds, and the user's affair
-            raise _unreachable(options.ray, str(error)) from None
-    return ray
+        yield ray
 
 
 def runtime_env(path: str) -> dict[str, Any]:

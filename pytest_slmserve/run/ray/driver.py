@@ -1,4 +1,4 @@
-"""Cells are sent to a cluster, an engine's cells as one task, and what comes back is known to the session at once.
+"""Dispatch of cases to Ray, an engine's cases as one task. What comes back is known to the session at once.
 
 All of this happens in one thread: what has come is taken while an item waits for what is its own.
 """
@@ -16,7 +16,7 @@ from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
 from pytest_slmserve.plan.schedule import Group, groups_of, in_order
-from pytest_slmserve.plan.titles import clock, engine_title
+from pytest_slmserve.plan.titles import Engines, clock, engine_title
 from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.ray.connect import connect, hosts_of
 from pytest_slmserve.run.ray.messages import (
@@ -29,9 +29,10 @@ from pytest_slmserve.run.ray.messages import (
     unpacked,
 )
 from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
-from pytest_slmserve.run.ray.task import errand_of, run_errand
+from pytest_slmserve.run.ray.task import EngineTask, run_task, task_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.records import ReplicaGroup
 from pytest_slmserve.telemetry.host_probe import Host, this_host
 
 TICK_S = 0.5
@@ -46,13 +47,17 @@ MOST_LOST = 3  # tasks of an engine: then it is the engine that kills them, not 
 class Submission:
     """An engine's cases on their way. open: those of which something is missing, the first of which is the one that
     is being measured. node: where it is; None while it waits for one. lost: how each of its tasks ended before its
-    time, with the key of the case that it was at."""
+    time, with the key of the case that it was at. extra: one repeat more than was requested. at, beside: the slots of
+    this host that it has, and the most that others had since a repeat came; both only where slots are given."""
 
     group: Group
     need: Need
     open: dict[str, Case]
     node: str | None = None
     lost: list[tuple[str, str]] = field(default_factory=list)
+    extra: bool = False
+    at: tuple[int, ...] = ()
+    beside: int = 0
 
     @property
     def name(self) -> str:
@@ -69,12 +74,11 @@ class Cluster:
     host: Host
     on_progress: Callable[[str], None] = lambda text: None
     _session: Session | None = None
-    _cases: Any = None  # all of them by their keys, in Ray's store: their workloads travel once
     _sent: dict[Any, Submission] = field(default_factory=dict)  # by the stream of its messages
     _known: set[str] = field(default_factory=set)  # keys of what was planned
     _failed: dict[str, BaseException] = field(default_factory=dict)
     _dead: set[str] = field(default_factory=set)
-    _ran: Counter[str] = field(default_factory=Counter)  # errands by node
+    _ran: Counter[str] = field(default_factory=Counter)  # tasks by node
     _came: int = 0
     _quiet_s: float = LEAST_QUIET_S
     _heard_at: float = 0.0
@@ -102,12 +106,11 @@ class Cluster:
         self._known = {case.key for case in cases}
         missing = [case for case in cases if self._is_open(case)]
         sent = []
-        for group in in_order(groups_of(cells)):
-            its = {case.key: case for case in missing if case.engine == group.engine}
+        for group in in_order(self._groups(cells)):
+            its = {c.key: c for c in missing if c.engine == group.engine and c.loads[0] in group.by_load}
             if its:
-                sent.append(Submission(group, need_of(group.engine, self.nodes, self.options.ray_resource), its))
+                sent.append(Submission(group, self._need(group.engine), its))
         self._quiet_s = quiet_s([each.group for each in sent])
-        self._cases = self.ray.put({case.key: case for case in missing})
         for each in sent:
             self._submit(each)
         self._heard_at = time.monotonic()
@@ -115,9 +118,12 @@ class Cluster:
     def fetch(self, case: Case) -> None:
         """Take what comes until all of this case has come. Raises what kept it from being measured."""
         if case.key not in self._known:
-            why = f"{case.title} was not planned before the run, so it was not sent to the cluster"
+            why = f"{case.title} was not planned before the run, so it was not sent to Ray"
             raise BadUsage(why, "without --slm-ray")
-        while any(case.key in sent.open for sent in self._sent.values()):
+        self._wait_for(case)
+
+    def _wait_for(self, case: Case) -> None:
+        while any(case.key in sent.open for sent in self._pending):
             if not self._hear(TICK_S):
                 self._check_quiet()
             self.on_progress(self._progress(case))
@@ -136,32 +142,64 @@ class Cluster:
             while self._sent and time.monotonic() < until:
                 self._hear(TICK_S)
             if self._session and self._ran:
-                self._session.notes.append(f"measured on {_ran(self._ran)} of the Ray cluster at {self.options.ray}")
+                self._session.notes.extend(self._notes(self._session))
         finally:
-            self.ray.shutdown()
+            if self.ray:
+                self.ray.shutdown()
+
+    @property
+    def where(self) -> str:
+        """The place of the engines, in words."""
+        return f"on {counted(len(self.nodes), 'node')} of a Ray cluster"
+
+    def _notes(self, session: Session) -> list[str]:
+        """Notes for the end of the run."""
+        return [f"measured on {_ran(self._ran)} of the Ray cluster at {self.options.ray}"]
+
+    def _groups(self, cells: Sequence[PlannedItem]) -> list[Group]:
+        return groups_of(cells)
+
+    def _need(self, engine: Engines) -> Need:
+        return need_of(engine, self.nodes, self.options.ray_resource)
+
+    @property
+    def _pending(self) -> list[Submission]:
+        """Submissions of which something may still come."""
+        return list(self._sent.values())
 
     def _is_open(self, case: Case) -> bool:
         assert self._session is not None
         return any(True for _ in self._session.executor.missing_repeats(case, self.options.repeats))
 
     def _submit(self, sent: Submission) -> None:
-        assert self._session is not None
-        need, repeats = sent.need, self._session.results.repeats
-        known = [repeats.get(key, ()) for key in sent.open]
-        engine_task = errand_of(self.options, self.host.environment, list(sent.open), known)
         # A process that has served one task may see the GPUs of that one for ever.
-        task = self.ray.remote(max_calls=1)(run_errand)
+        task = self.ray.remote(max_calls=1)(run_task)
         stream = task.options(
             name=sent.name,
-            num_gpus=need.gpus,
-            num_cpus=need.cpus,
-            resources={need.resource: A_TOUCH} if need.resource else {},
             num_returns="streaming",
             max_retries=0,  # Ray's own would measure again what has come
-            scheduling_strategy="SPREAD",
-        ).remote(engine_task, self._cases)
+            **self._resources(sent.need),
+        ).remote(self._task(sent), sent.open)
         sent.node = None
         self._sent[stream] = sent
+
+    def _task(self, sent: Submission) -> EngineTask:
+        assert self._session is not None
+        if sent.extra:
+            return task_of(self.options, self.host.environment, 1, [()] * len(sent.open))
+        repeats = self._session.results.repeats
+        known = [repeats.get(key, ()) for key in sent.open]
+        return task_of(self.options, self.host.environment, self.options.repeats, known)
+
+    def _resources(self, need: Need) -> dict[str, Any]:
+        """Resources that Ray takes of a node while the task runs, and where it starts it."""
+        resources = {need.resource: A_TOUCH} if need.resource else {}
+        return {
+            "num_gpus": need.gpus,
+            "num_cpus": need.cpus,
+            "resources": resources,
+            "scheduling_strategy": "SPREAD",
+        }
 
     def _hear(self, within_s: float) -> bool:
         """Take one message, if one comes."""
@@ -201,7 +239,7 @@ class Cluster:
                 sent.node = node
                 self._ran[self._name(node)] += 1
             case CaseMeasured(key, packed):
-                session.executor.keep(sent.open[key], unpacked(packed))
+                session.executor.keep(sent.open[key], self._group(sent, packed))
                 self._came += 1
             case CaseDone(key):
                 del sent.open[key]
@@ -211,6 +249,9 @@ class Cluster:
             case UserNote(note):
                 if note not in session.notes:
                     session.notes.append(note)
+
+    def _group(self, sent: Submission, packed: bytes) -> ReplicaGroup:
+        return unpacked(packed)
 
     def _how(self, sent: Submission, error: Exception) -> str:
         """Describes how a task ended before its time, for people; marks its node as dead if the node died."""
@@ -226,7 +267,8 @@ class Cluster:
     def _died(self, sent: Submission, how: str) -> None:
         """Sends once more what has not come, except a cell during which a task ended for the second time. After
         MOST_LOST lost tasks everything missing of the engine fails. What has come is never measured again."""
-        sent.open = {key: case for key, case in sent.open.items() if self._is_open(case)}
+        if not sent.extra:
+            sent.open = {key: case for key, case in sent.open.items() if self._is_open(case)}
         if self._closed:
             return
         if sent.open:

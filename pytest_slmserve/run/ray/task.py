@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.run.gpu_slots import GpuSlots
 from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, Message, TaskStarted, UserNote, packed
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment, differences
@@ -20,27 +21,28 @@ from pytest_slmserve.telemetry.host_probe import Host, probe
 
 @dataclass(frozen=True, slots=True)
 class EngineTask:
-    """The work that a node is sent. keys: of one engine's cases. known: the repeats of each that the session has
-    already. environment: of the other nodes."""
+    """The work of one task. known: the repeats of each of its cases that the session has already. environment: of the
+    other nodes. slots, at: where the task runs on the host of the session, whose process has locked the devices."""
 
     options: Options
     environment: Environment
     repeats: int
-    keys: tuple[str, ...]
     known: tuple[tuple[ReplicaGroup, ...], ...]
+    slots: GpuSlots | None = None
+    at: tuple[int, ...] = ()
 
 
-def errand_of(
-    options: Options, environment: Environment, keys: Sequence[str], known: Sequence[Sequence[ReplicaGroup]]
+def task_of(
+    options: Options, environment: Environment, repeats: int, known: Sequence[Sequence[ReplicaGroup]]
 ) -> EngineTask:
-    """A node has no archive and resumes nothing, and sees no GPUs but those that its engine was given."""
+    """A task without an archive, which resumes nothing, and sees no GPUs but those that its engine was given."""
     there = replace(options, ray="", ray_env="", ray_resource="", records="", export="", resume=False, plan=False)
     there = replace(there, tensor_parallel_size=(1,), baseline="")
-    return EngineTask(there, environment, options.repeats, tuple(keys), tuple(map(tuple, known)))
+    return EngineTask(there, environment, repeats, tuple(map(tuple, known)))
 
 
-def run_errand(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[Message]:
-    """A Ray task, whose results are messages."""
+def run_task(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[Message]:
+    """Messages of a Ray task. cases: of one engine, by their keys, in the order in which they are measured."""
     import ray
 
     yield TaskStarted(ray.get_runtime_context().get_node_id())
@@ -48,13 +50,13 @@ def run_errand(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[M
 
 
 def carried_out(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[Message]:
-    """Messages until the engine has stopped. cases: of all errands, by their keys; they travel once."""
-    open_keys = list(engine_task.keys)
+    """Messages until the engine has stopped."""
+    open_keys = list(cases)
     try:
         with closing(_session(engine_task)) as session:
             session.devices.hold()
-            for key, known in zip(engine_task.keys, engine_task.known):
-                case = replace(cases[key], environment=session.planner.environment(cases[key].engine))
+            for (key, case), known in zip(cases.items(), engine_task.known):
+                case = replace(case, environment=session.planner.environment(case.engine))
                 for group in known:
                     session.executor.keep(case, group)
                 yield from _measured(session, key, case, engine_task.repeats)
@@ -78,16 +80,23 @@ def _measured(session: Session, key: str, case: Case, repeats: int) -> Iterator[
 
 def _session(engine_task: EngineTask) -> Session:
     """Raises BadUsage where the node is of another kind than those that were looked at before."""
+    slots = engine_task.slots
+    if slots:
+        slots.pin(engine_task.at)
     host = look_around(engine_task.options)
     if isinstance(host, SlmError):
         raise host
+    if slots:
+        host = slots.host(host, engine_task.at)
     environment = replace(host.environment, git_commit=engine_task.environment.git_commit)
     if unlike := differences(engine_task.environment.kind, environment.kind, ("on the others", "on this one")):
         raise BadUsage(
             f"a node that came later is of another kind ({'; '.join(unlike)})",
             "--slm-ray-resource, or nodes of one kind",
         )
-    return Session.from_options(engine_task.options, Path.cwd(), host=replace(host, environment=environment))
+    session = Session.from_options(engine_task.options, Path.cwd(), replace(host, environment=environment))
+    session.devices.locked_for_us = slots is not None
+    return session
 
 
 def look_around(options: Options) -> Host | SlmError:

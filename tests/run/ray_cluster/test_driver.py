@@ -1,4 +1,4 @@
-"""What is sent to a cluster and comes back, or does not: a stand-in for Ray carries errands out in this process, and
+"""What is sent to a cluster and comes back, or does not: a stand-in for Ray runs the tasks in this process, and
 ends their tasks where it is told to."""
 
 from __future__ import annotations
@@ -67,9 +67,6 @@ class StandIn:
     def nodes(self) -> list[dict[str, Any]]:
         return self.rows
 
-    def put(self, value: object) -> object:
-        return value
-
     def remote(self, **words: Any) -> Callable[..., Any]:
         return lambda function: SimpleNamespace(options=lambda **words: SimpleNamespace(remote=self.task))
 
@@ -77,8 +74,8 @@ class StandIn:
         engine_task, cases = pickle.loads(pickle.dumps((engine_task, cases)))
         living = [row for row in self.rows if row["Alive"]]
         node = living[len(self.sent) % len(living)]
-        self.sent.append((node["NodeName"], [cases[key].concurrency for key in engine_task.keys]))
-        cells = {key: (cases[key].engine.model.rpartition("/")[2], cases[key].concurrency) for key in engine_task.keys}
+        self.sent.append((node["NodeName"], [case.concurrency for case in cases.values()]))
+        cells = {key: (cases[key].engine.model.rpartition("/")[2], cases[key].concurrency) for key in cases}
 
         def ends(message: Message) -> Exception | None:
             left = self.ends.get(cells[message.key]) if isinstance(message, CaseMeasured) else None
@@ -112,7 +109,7 @@ class Run:
         self.cases = {(model, n): self._case(model, n) for model in (MODEL, OTHER) for n in LOADS}
         nodes = nodes_of(ray.nodes())
         self.cluster = session.executor.remote = Cluster(ray, session.options, nodes, session.host)
-        cells = [PlannedItem(str(cell), case.engine, 1.0) for cell, case in self.cases.items()]
+        cells = [PlannedItem(str(cell), case.engine, 1.0, case.loads[0]) for cell, case in self.cases.items()]
         self.cluster.send(session, list(self.cases.values()), cells)
 
     def _case(self, model: str, concurrency: int) -> Case:

@@ -121,7 +121,7 @@ def test_an_engines_cells_go_to_one_node_and_all_that_is_there_is_resumed(run, r
     result.assert_outcomes(passed=12)
     result.stdout.fnmatch_lines(
         [
-            "slmserve: simulated, no vLLM, on 2 nodes of a Ray cluster; sensors: those of the nodes; *",
+            "slmserve: simulated, no vLLM, on 2 nodes of a Ray cluster; sensors: those of the tasks; *",
             "note: measured on * (1 engine), * (1 engine) of the Ray cluster at *",
             "8 measurements were reused from *",
         ]
@@ -137,8 +137,8 @@ def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
     result.assert_outcomes(passed=5, failed=2, skipped=1)
     text = result.stdout.str()
     assert "EngineFailed: the simulated engine died at 384 in flight, as it was told to" in text
-    assert "BadUsage: opt-125m at 7 was not planned before the run, so it was not sent to the cluster" in text
-    assert "slm_measure asks as the test goes, and a cluster is told beforehand: leave out --slm-ray" in text
+    assert "BadUsage: opt-125m at 7 was not planned before the run, so it was not sent to Ray" in text
+    assert "slm_measure asks as the test goes, and Ray is told beforehand: leave out --slm-ray" in text
 
 
 def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, records, pytester, monkeypatch):

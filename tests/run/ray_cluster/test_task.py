@@ -13,7 +13,7 @@ from strategies import measurements
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, packed, unpacked
-from pytest_slmserve.run.ray.task import carried_out, errand_of, leave_threads_alone
+from pytest_slmserve.run.ray.task import carried_out, leave_threads_alone, task_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
 
@@ -38,7 +38,8 @@ def asked(tmp_path):
 def told(session, cases, known=None, environment=None):
     """All messages of an engine_task that has been through pickle, as one that travels has."""
     by_key, none = {case.key: case for case in cases}, [()] * len(cases)
-    engine_task = errand_of(session.options, environment or session.host.environment, list(by_key), known or none)
+    where, repeats = environment or session.host.environment, session.options.repeats
+    engine_task = task_of(session.options, where, repeats, known or none)
     return list(carried_out(*pickle.loads(pickle.dumps((engine_task, by_key)))))
 
 
