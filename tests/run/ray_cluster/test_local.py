@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from processes import alive, until
 from shipped import put
 
 from pytest_slmserve.archive.store import read
@@ -47,6 +50,11 @@ def spread(pytester):
     """Runs a file of sweeps on two GPUs, in a process of its own: `spread("--slm-repeats=3")`."""
     pytester.makepyfile(SWEEPS)
     return lambda *args: pytester.runpytest_subprocess(*MODELS, LOCAL, *args)
+
+
+def ray_processes():
+    named = ((pid, words[0]) for pid, _, words in alive() if words)
+    return {pid for pid, name in named if name.startswith("ray::") or Path(name).name in ("raylet", "gcs_server")}
 
 
 def records(pytester, name=".slm/records.jsonl"):
@@ -234,3 +242,19 @@ def test_two_engines_on_two_halves_of_the_cpu(pytester, monkeypatch, vllm_here):
     found = records(pytester)
     assert {m.spec.model for m in found} == {"opt-tiny", "llama-tiny"} and len({m.launch for m in found}) == 2
     assert {m.environment.cores for m in found} == {1}
+
+
+def test_a_run_that_is_killed_leaves_no_process_and_what_came_is_resumed(pytester):
+    pytester.makepyfile(SWEEPS)
+    words = [sys.executable, "-m", "pytest", *MODELS, LOCAL, "--slm-engine-arg=lasts_s=0.5"]
+    before = ray_processes()
+    archive = pytester.path / ".slm" / "records.jsonl"
+    with subprocess.Popen(words, cwd=pytester.path, stdout=subprocess.DEVNULL) as run:
+        until(lambda: archive.exists() and b'"kind":"measurement"' in archive.read_bytes(), 60, "a measurement")
+        run.kill()
+    until(lambda: not ray_processes() - before, 60, "an end of all that Ray has started")
+    there = records(pytester)
+    assert 0 < len(there) < 20
+    pytester.runpytest_subprocess(*MODELS, LOCAL, "--slm-resume").assert_outcomes(passed=13)
+    assert set(Counter(m.key for m in records(pytester)).values()) == {2} and len(records(pytester)) == 20
+    assert {m.id for m in there} <= {m.id for m in records(pytester)}
