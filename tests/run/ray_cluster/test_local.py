@@ -247,15 +247,15 @@ def test_two_engines_on_two_halves_of_the_cpu(pytester, monkeypatch, vllm_here):
 
 def test_a_run_that_is_killed_leaves_no_task_and_what_came_is_resumed(pytester):
     pytester.makepyfile(SWEEPS)
-    words = [sys.executable, "-m", "pytest", *MODELS, LOCAL, "--slm-engine-arg=lasts_s=0.5"]
+    slow = (*MODELS, LOCAL, "--slm-engine-arg=lasts_s=0.5")
     before = ray_processes()
     archive = pytester.path / ".slm" / "records.jsonl"
-    with subprocess.Popen(words, cwd=pytester.path, stdout=subprocess.DEVNULL) as run:
+    with subprocess.Popen([sys.executable, "-m", "pytest", *slow], cwd=pytester.path, stdout=subprocess.DEVNULL) as run:
         until(lambda: archive.exists() and b'"kind":"measurement"' in archive.read_bytes(), 60, "a measurement")
         run.kill()
     until(lambda: not ray_processes() - before, 60, "an end of all that Ray has started")
     there = records(pytester)
     assert 0 < len(there) < 20
-    pytester.runpytest_subprocess(*MODELS, LOCAL, "--slm-resume").assert_outcomes(passed=13)
+    pytester.runpytest_subprocess(*slow, "--slm-resume").assert_outcomes(passed=13)
     assert set(Counter(m.key for m in records(pytester)).values()) == {2} and len(records(pytester)) == 20
     assert {m.id for m in there} <= {m.id for m in records(pytester)}
