@@ -9,7 +9,7 @@ The words and the line breaks of a text may differ, and the names and the order 
 word by itself, so those in names, paths, dates, versions and hashes do not count.
 
 With --cache the script keeps what OLD_CHECKOUT prints, by its commit, and does not run it again. Each --renamed gives a
-word of a command line and what NEW_CHECKOUT calls it: --renamed=--goodput=--slo. Exit status 1 where anything differs.
+word of a command line and what NEW_CHECKOUT calls it: --renamed=--slo=--goodput. Exit status 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 
 PACKAGE = "pytest_slmserve"
 SUFFIX = ".jsonl.xz"
-REPORTS = ("report", "report --strict --goodput ttft:200ms,tpot:50ms,e2e:5s")
+REPORTS = ("report", "report --strict --slo ttft:200ms,tpot:50ms,e2e:5s")  # as commit 10e69de spells them
 SINGLE = ("advise", "advise --json", "baseline accept")  # of one archive: several may be of different devices
 GATES = ("gate --direction lower --margin 0.15", "gate --direction lower --margin 0.15 --json")
 VALUE = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?(/\d[\d,]*|/s)?|true|false|\*")  # a star: Pareto-optimal
