@@ -90,7 +90,7 @@ class Gates:
             raise type(error)(f"the gate of {short_name(model)} was broken off: {cause}", error.hint)
         if model not in self.found:
             try:
-                self.found[model] = in_view_of_noise(self.session, run_gate(self.session, model))
+                self.found[model] = in_view_of_noise(self.session, model, run_gate(self.session, model))
             except Exception as error:  # a full disk too: launches are dear, and would end in the same way
                 known = isinstance(error, SlmError)
                 self.failed[model] = error if known else EngineFailed(f"{type(error).__name__}: {error}")
@@ -156,9 +156,10 @@ def repeat_command(options: Options, model: str) -> str:
     return shlex.join(["pytest", *as_words(options, ("models", "plan")), f"--slm-models={model}"])
 
 
-def in_view_of_noise(session: Session, gated: Gated) -> Gated:
-    """Keep the noise of a calibration; tell a gate what such noise lets it find, where that is known of this runner."""
-    loads = [load.concurrency for load in loads_of(session, gated.model)]
+def in_view_of_noise(session: Session, model: str, gated: Gated) -> Gated:
+    """Keep the noise of a calibration; tell a gate what such noise lets it find, where that is known of this runner.
+    model: as the options name it, which may be a path; a gate is told by the short name."""
+    loads = [load.concurrency for load in loads_of(session, model)]
     place = noise_key(session.host.environment, gated.model, loads, gated.terms, gated.caches)
     path = beside(Path(session.options.records))
     if session.options.calibrate:

@@ -14,6 +14,7 @@ from shipped import BENCHMARKS
 
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.schema.catalog import CATALOGUE
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
 SLOWER_START = ("--slm-baseline-engine-arg=start_s=20", "--slm-candidate-engine-arg=start_s=30")
@@ -126,6 +127,26 @@ def test_each_model_has_its_gate(gate, archive):
     result.assert_outcomes(passed=12)
     result.stdout.fnmatch_lines(["opt-125m: PASS*", "opt-350m: PASS*"])
     assert len({m.paired.gate for m in archive().measurements}) == 2
+
+
+@pytest.fixture
+def folder_of_mine(pytester):
+    """A model's folder that lies in another one, so that its path is not its name."""
+    folder = pytester.path / "models" / "Mine-1B"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(dict(CATALOGUE["opt-125m"].config)))
+    return "models/Mine-1B"
+
+
+def test_a_model_given_as_a_path_has_its_gate_and_its_calibration(gate, pytester, folder_of_mine):
+    calibrated = gate(f"--slm-models={folder_of_mine}", "--slm-calibrate")
+    assert calibrated.ret == 0
+    (kept,) = json.loads((pytester.path / ".slm" / "calibration.json").read_text("utf-8"))
+    assert kept["model"] == "mine-1b"
+    result = gate(f"--slm-models={folder_of_mine}")
+    assert result.ret == 0
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(["mine-1b: PASS after 4 pairs*", "note: mine-1b, by 12 pairs of equal sides*"])
 
 
 # Which items run
