@@ -37,7 +37,8 @@ TOP = """# Options
 
 Each option may be given on the command line, in the environment, or in the ini file (`pytest.ini`, or
 `[tool.pytest.ini_options]` in `pyproject.toml`), in this order of precedence; the header of a run says which it took
-from where. In the environment and the ini file a flag is 1 or 0, and several values are separated by spaces.
+from where. In the environment and the ini file a flag is 1 or 0, and several values are separated by spaces. In TOML
+(`[tool.pytest]` of pytest 9 too) a flag may be `true` or `false`, and several values a list.
 
 A mode (`--slm-gpu`, `--slm-cpu`, `--slm-simulate` or `--slm-endpoint`) is what makes anything run: without one, what
 measures is skipped. Modes exclude each other.

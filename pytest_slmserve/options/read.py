@@ -30,9 +30,10 @@ OWN_MODES = "--slm-gpu, --slm-cpu or --slm-simulate"
 
 
 def read_options(
-    command_line: Mapping[str, Any], ini: Mapping[str, str], env: Mapping[str, str] = os.environ
+    command_line: Mapping[str, Any], ini: Mapping[str, Any], env: Mapping[str, str] = os.environ
 ) -> Options:
-    """Command line before environment before ini before default. Raises BadUsage naming option, source and text."""
+    """Command line before environment before ini before default. ini: texts, or values of TOML: lists, numbers and
+    booleans. Raises BadUsage naming option, source and text."""
     values, source = {}, {}
     for opt in OPTS:
         values[opt.name], source[opt.name] = _read(opt, command_line.get(opt.name), env, ini)
@@ -128,18 +129,22 @@ def _check_ray(options: Options) -> None:
         raise BadUsage(f"--slm-sweep adaptive is not sent to Ray: {why}", "--slm-sweep full")
 
 
-def _read(opt: Opt, given: Any, env: Mapping[str, str], ini: Mapping[str, str]) -> tuple[Any, str]:
+def _read(opt: Opt, given: Any, env: Mapping[str, str], ini: Mapping[str, Any]) -> tuple[Any, str]:
     if given is not None:
         return (True if opt.is_flag or given is True else _value(opt, given, opt.flag)), "command line"
     if text := env.get(opt.variable):
         return _value(opt, _split(opt, text), opt.variable), "environment"
-    if text := ini.get(opt.key):
-        return _value(opt, _split(opt, text), opt.key), "ini"
+    if (of_toml := ini.get(opt.key)) not in (None, "", []):
+        return _value(opt, _split(opt, of_toml), opt.key), "ini"
     return opt.default, "default"
 
 
-def _split(opt: Opt, text: str) -> str | Sequence[str]:
-    return text.split() if opt.many else text
+def _split(opt: Opt, given: Any) -> str | Sequence[str]:
+    """What is to be parsed: a text, or several where the option may be given again."""
+    parts = [str(part) for part in given] if isinstance(given, list) else None
+    if opt.many:
+        return str(given).split() if parts is None else parts
+    return str(given) if parts is None else ",".join(parts)
 
 
 def _value(opt: Opt, text: str | Sequence[str], where: str) -> Any:

@@ -87,7 +87,7 @@ def _options(config: pytest.Config) -> Options | None:
     from pytest_slmserve.options.table import OPTS
 
     given = {opt.name: config.getoption(opt.key) for opt in OPTS}
-    ini = {opt.key: config.getini(opt.key) for opt in OPTS}
+    ini = {opt.key: _of_ini_file(config, opt.key) for opt in OPTS}
     if not any(given[opt.name] is not None or os.environ.get(opt.variable) or ini[opt.key] for opt in OPTS):
         return None
     from pytest_slmserve.options.read import read_options
@@ -97,6 +97,13 @@ def _options(config: pytest.Config) -> Options | None:
         return read_options(given, ini)
     except BadUsage as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
+
+
+def _of_ini_file(config: pytest.Config, key: str) -> Any:
+    """The value of an ini key as its file has it: `getini` refuses lists and booleans of TOML for a text, and an option
+    may be given as either."""
+    given = getattr(config, "_inicfg", {}).get(key)  # where pytest knows types, from 9 on
+    return config.getini(key) if given is None else given.value
 
 
 def _fixtures(config: pytest.Config) -> Any:

@@ -167,6 +167,37 @@ def test_empty_text_outside_the_command_line_is_not_given(opt):
 
 
 @pytest.mark.parametrize(
+    ("name", "of_toml", "text"),
+    [
+        ("models", ["opt-125m", "opt-350m"], "opt-125m,opt-350m"),
+        ("concurrency", [1, 2, 4], "1,2,4"),
+        ("concurrency", 8, "8"),
+        ("window", 2.5, "2.5"),
+        ("gpu_memory_utilization", 1, "1"),
+        ("input_len", 64, "64"),
+        ("resume", True, "1"),
+        ("strict", True, "1"),
+        ("strict", False, "0"),
+        ("engine_arg", ["a=1", "b=true"], "a=1 b=true"),
+        ("env", ["A=x"], "A=x"),
+    ],
+)
+def test_a_value_of_toml_is_read_as_its_text(name, of_toml, text):
+    one, other = ({f"slm_{name}": value} for value in (of_toml, text))
+    assert read_options({}, one, {}) == read_options({}, other, {})
+
+
+def test_in_a_list_of_toml_an_entry_may_hold_spaces():
+    assert read_options({}, {"slm_env": ["A=x y", "B=1"]}, {}).env == (("A", "x y"), ("B", "1"))
+
+
+@pytest.mark.parametrize(("name", "of_toml"), [("strict", ["a"]), ("window", {"s": 1}), ("env", {"A": "x"})])
+def test_a_value_of_toml_of_another_kind_is_refused(name, of_toml):
+    with pytest.raises(BadUsage, match=f"^slm_{name}: .* is not "):
+        read_options({}, {f"slm_{name}": of_toml}, {})
+
+
+@pytest.mark.parametrize(
     ("opt", "text"),
     [(opt, text) for opt in OPTS for text in (BAD_FLAG if opt.is_flag else BAD.get(opt.name, []))],
     ids=lambda value: getattr(value, "name", repr(value)),
