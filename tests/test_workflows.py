@@ -367,6 +367,7 @@ def test_the_gate_ends_as_pytest_does_and_tells_its_status(step: Step, status: i
 def test_what_is_no_verdict_fails_the_job_and_tells_no_status(step: Step, status: int) -> None:
     ran = gated(step, status)
     assert (ran.status, ran.outputs) == (status, "") and "::error::no verdict" in ran.printed
+    assert ("the gate was broken off" in ran.printed) is (status == 3)
 
 
 def reported(step: Step, status: str = "1", known: str = "", text: str = "# Gate\n") -> Ran:

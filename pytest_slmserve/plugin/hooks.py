@@ -7,7 +7,7 @@ at the top: pytest imports this module in every run of every project that has it
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from pytest_slmserve.run.session import Session
 
 EXIT_UNDECIDED = 10
+EXIT_BROKEN_OFF = pytest.ExitCode.INTERNAL_ERROR  # of a gate: a crash on the way to a verdict is none
 CLUSTER = pytest.StashKey["Cluster"]()
 NEEDS_A_MODE = "measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint"
-STATE = "slm_state"  # user property of a report whose verdict is undecided
+STATE = "slm_state"  # user property of a report without a verdict: undecided, or a gate that was broken off
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -293,8 +294,14 @@ def pytest_runtest_makereport(
     from pytest_slmserve.schema.errors import SlmError
 
     if call.excinfo.errisinstance(Undecided):
-        report.user_properties.append((STATE, "undecided"))
-        item.user_properties.append((STATE, "undecided"))  # JUnit reads those of the teardown
+        state = "undecided"
+    elif is_gate(item) and call.excinfo.errisinstance(Exception) and not call.excinfo.errisinstance(AssertionError):
+        state = "broken off"
+    else:
+        state = ""
+    if state:
+        report.user_properties.append((STATE, state))
+        item.user_properties.append((STATE, state))  # JUnit reads those of the teardown
     if call.excinfo.errisinstance(SlmError):  # its message says it all; the way to it is ours, not the user's
         report.longrepr = f"{type(call.excinfo.value).__name__}: {call.excinfo.value}"
     return report
@@ -304,6 +311,8 @@ def pytest_runtest_makereport(
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     if report.when == "call" and report.failed and (STATE, "undecided") in report.user_properties:
         return "undecided", "U", "UNDECIDED"
+    if report.failed and (STATE, "broken off") in report.user_properties:
+        return "error", "E", "ERROR"
     return None
 
 
@@ -325,12 +334,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         slm.close()
     terminal = session.config.pluginmanager.getplugin("terminalreporter")
     stats = terminal.stats if terminal else {}
-    only_undecided = stats.get("undecided") and not stats.get("failed") and not stats.get("error")
-    if only_undecided and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
-        session.exitstatus = EXIT_UNDECIDED
+    if session.exitstatus == pytest.ExitCode.TESTS_FAILED and not stats.get("failed"):
+        session.exitstatus = _without_failure(stats)
     if slm is not None and session.exitstatus == pytest.ExitCode.OK and _nothing_compared(session.config, slm):
         slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
         session.exitstatus = EXIT_UNDECIDED
+
+
+def _without_failure(stats: Mapping[str, Sequence[Any]]) -> int:
+    """The exit status of a run in which no verdict fails, but not all is well."""
+    errors = stats.get("error", ())
+    if any((STATE, "broken off") in getattr(error, "user_properties", ()) for error in errors):
+        return EXIT_BROKEN_OFF
+    return EXIT_UNDECIDED if stats.get("undecided") and not errors else pytest.ExitCode.TESTS_FAILED
 
 
 def _nothing_compared(config: pytest.Config, slm: Session) -> bool:

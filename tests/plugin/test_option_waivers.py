@@ -47,9 +47,11 @@ def test_a_waiver_of_another_model_is_none(waive):
 
 
 def test_what_no_gate_compares_is_refused(waive):
-    result = waive("requests_per_s")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*no gate compares 'requests_per_s'*"])
+    assert "known.json: no gate compares 'requests_per_s'" in usage_error(waive("requests_per_s"))
+
+
+def test_a_file_that_is_not_there_is_an_error_before_anything_starts(gate):
+    assert "nowhere.json" in usage_error(gate("--slm-waivers=nowhere.json"))
 
 
 def test_it_says_nothing_without_a_gate(pytester):

@@ -14,6 +14,7 @@ from shipped import BENCHMARKS
 
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.run import gate as gates
 from pytest_slmserve.schema.catalog import CATALOGUE
 
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
@@ -111,15 +112,72 @@ def test_without_sensors_the_energy_is_skipped(gate):
     result.stdout.fnmatch_lines(["*SKIPPED*no launch told its energy", "*SKIPPED*no launch told its memory"])
 
 
-def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_broken_off(gate):
-    result = gate("--slm-candidate-engine-arg=die_at=16")
-    assert result.ret == 1
-    result.assert_outcomes(failed=6)
-    text = "\n".join(line for line in result.outlines if not line.startswith("FAILED"))  # CI repeats all there
+def test_a_candidate_that_dies_is_named_and_later_items_say_that_the_gate_was_broken_off(gate, pytester):
+    result = gate("--slm-candidate-engine-arg=die_at=16", "--junitxml=out.xml")
+    assert result.ret == 3
+    result.assert_outcomes(errors=6)
+    states = [p.attrib["value"] for p in ElementTree.parse(pytester.path / "out.xml").iter("property")]
+    assert states == ["broken off"] * 6
+    text = "\n".join(line for line in result.outlines if not line.startswith("ERROR"))  # CI repeats all there
     died = "the candidate, pair 1: the simulated engine died at 16 in flight, as it was told to"
     assert text.count(f"EngineFailed: {died}") == 1
     assert text.count(f"EngineFailed: the gate of opt-125m was broken off: {died}") == 5
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "outcomes"),
+    [
+        (("--slm-gate-pairs=4",), 3, {"passed": 6, "errors": 6}),
+        ((*SLOWER, "--slm-gate-pairs=4"), 1, {"failed": 3, "passed": 3, "errors": 6}),
+    ],
+    ids=["the other passes", "the other fails"],
+)
+def test_a_gate_that_broke_off_is_no_failure_and_hides_none(gate, monkeypatch, arguments, status, outcomes):
+    of = gates.run_gate
+
+    def one_breaks(session, model):
+        if model == "opt-350m":
+            raise OSError("No space left on device")
+        return of(session, model)
+
+    monkeypatch.setattr(gates, "run_gate", one_breaks)
+    result = gate("--slm-models=opt-125m,opt-350m", *arguments)
+    assert result.ret == status
+    result.assert_outcomes(**outcomes)
+    result.stdout.fnmatch_lines(
+        ["*OSError: No space left*", "EngineFailed: the gate of opt-350m was broken off: OSError: No space*", "ERROR *"]
+    )
+
+
+def test_an_assertion_of_our_own_is_no_verdict(gate, monkeypatch):
+    def breaks(session, model):
+        raise AssertionError("what cannot be")
+
+    monkeypatch.setattr(gates, "run_gate", breaks)
+    result = gate()
+    assert result.ret == 3
+    result.assert_outcomes(errors=6)
+    result.stdout.fnmatch_lines(["*AssertionError: what cannot be*", "*RuntimeError: the gate of opt-125m was broken*"])
+
+
+def test_a_user_s_own_assertion_on_a_gate_fails_and_an_error_before_it_is_none(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture
+        def broken(slm_gates):
+            raise OSError("no file")
+
+        def test_it(broken): pass
+
+        def test_mine(slm_gates):
+            assert slm_gates.of("opt-125m").pairs == ()
+        """
+    )
+    assert pytester.runpytest_inprocess(*GATE, "-k", "test_it").ret == 3
+    assert pytester.runpytest_inprocess(*GATE).ret == 1
 
 
 def test_each_model_has_its_gate(gate, archive):
