@@ -24,7 +24,7 @@ from pytest_slmserve.schema.records import series_key
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.host_probe import Host, probe, unlike
-from pytest_slmserve.workload.requests import build_workload, named_tokenizer, requests_of
+from pytest_slmserve.workload.requests import build_workload, check_source, named_tokenizer, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 
 
@@ -60,13 +60,17 @@ class Planner:
         """The interface through which requests come in: that of the options, or "endpoint" for a remote server."""
         return "endpoint" if self.platform == "remote" else self.options.interface
 
+    def check_options(self) -> None:
+        """Raises BadUsage or BadDataset for values that no test could use, whether one of this run does or not."""
+        if self.platform != "remote":  # a server calls its model as it likes
+            for model in self.options.models or ():
+                shape_of(model)
+        check_source(workload_spec(self.options, self.platform))
+
     @cached_property
     def models(self) -> tuple[str, ...]:
-        """The models to sweep: those asked for, each known, or those of the default that fit. Raises BadUsage."""
+        """The models to sweep: those asked for, or those of the default that fit. Raises BadUsage."""
         if self.options.models:
-            if self.platform != "remote":  # a server calls its model as it likes
-                for model in self.options.models:
-                    shape_of(model)
             return self.options.models
         if self.platform == "remote":
             raise BadUsage("--slm-endpoint: no model was named", "--slm-models NAME, as the server calls it")

@@ -60,6 +60,7 @@ class Session:
         host = host or _host(options, platform, root)
         check_there(host, range(options.tensor_parallel_size[-1]))
         planner = Planner(options, platform, host, list(host.warnings))
+        planner.check_options()
         devices = Devices.from_options(planner)
         return cls(planner, devices, Executor(devices, Results(), options.repeats, export=export), slo=slo)
 

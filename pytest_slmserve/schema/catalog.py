@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -347,4 +349,17 @@ def shape_of(model: str) -> Shape:
             return shape_from_config(Path(model).resolve().name, json.loads(config.read_text("utf-8")))
         except json.JSONDecodeError as error:
             raise BadUsage(f"{config} is not JSON: {error}", "the config.json that came with the model") from None
-    raise BadUsage(f"unknown model {model!r}", f"one of {', '.join(CATALOGUE)}, or a folder that holds a config.json")
+    if Path(model).is_dir():
+        raise BadUsage(f"the folder {model} holds no config.json", "the config.json that came with the model")
+    raise BadUsage(f"unknown model {model!r}", _instead_of(model))
+
+
+def _instead_of(model: str) -> str:
+    """What to type in place of an unknown name: near ones first, then how a folder is made of a name on the Hub."""
+    known = f"one of {', '.join(CATALOGUE)}, or a folder that holds a config.json"
+    near = dict.fromkeys(KNOWN_AS[each] for each in get_close_matches(model.lower(), KNOWN_AS, cutoff=0.75))
+    suggestions = [" or ".join(near)] if near else []
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
+        own = model.rsplit("/", 1)[-1]
+        suggestions.append(f"`hf download {model} config.json --local-dir {own}` and the folder {own}")
+    return "; ".join([*suggestions, known])

@@ -20,7 +20,7 @@ from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits
 from pytest_slmserve.workload.seeding import first_in_order
 from pytest_slmserve.workload.sharegpt import Conversation, DamagedDataset, dataset_path, pick, readable, unread
 from pytest_slmserve.workload.tokens import Tokenize, hub_tokenizer, opt_tokenizer, synthetic_prompts
-from pytest_slmserve.workload.traces import load_trace, sample_lengths
+from pytest_slmserve.workload.traces import load_trace, read_trace, sample_lengths
 from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
 BLOCK = 256  # texts tokenised at once: enough for all cores, few enough to stop soon after the last one needed
@@ -65,6 +65,15 @@ def tokenizer_of(spec: WorkloadSpec, shape: Shape) -> Tokenize:
 def named_tokenizer(spec: WorkloadSpec) -> Tokenize:
     """The tokenizer that the specification names, with special tokens where its requests are vLLM's own."""
     return hub_tokenizer(spec.tokenizer, special_tokens=spec.as_vllm)
+
+
+def check_source(spec: WorkloadSpec) -> None:
+    """Raises BadDataset where the file of a specification is not there, or is no trace."""
+    match spec.source:
+        case "sharegpt":
+            dataset_path(spec.path)
+        case "trace-lengths":
+            next(read_trace(Path(spec.path)), None)
 
 
 def requests_of(

@@ -74,3 +74,9 @@ def test_a_job_of_fixed_lengths_reads_no_trace(pytester, archive):
     words = ("--slm-simulate", "--slm-dataset=service.csv", "--slm-repeats=1", "-p", "no:cacheprovider")
     pytester.runpytest_inprocess(*words).assert_outcomes(passed=2)
     assert {m.workload.spec.source for m in archive().measurements} == {"lengths", "trace-lengths"}
+
+
+@pytest.mark.parametrize(("name", "said"), [("talk.json", "no dataset file talk.json"), ("day.csv", "day.csv cannot")])
+def test_a_file_that_is_not_there_is_an_error_where_no_test_uses_it_too(pytester, name, said):
+    pytester.makepyfile("def test_plain(): pass")
+    assert said in usage_error(pytester.runpytest_inprocess("--slm-simulate", f"--slm-dataset={name}"))

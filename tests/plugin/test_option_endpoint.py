@@ -225,6 +225,7 @@ class Hooked:
 )
 def test_what_cannot_be_is_told_before_an_item_begins(pytester, at, more, problem):
     pytester.makepyfile(SWEEP)
+    (pytester.path / "a.json").write_text("[]")
     text = usage_error(at(*more, plugins=[Hooked()]))
     pytest.LineMatcher(text.splitlines()).re_match_lines([f".*{problem}"])
 

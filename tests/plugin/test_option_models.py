@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from inside import SWEEP, usage_error
 
 from pytest_slmserve.schema.catalog import CATALOGUE
@@ -18,6 +19,23 @@ def test_an_unknown_model_is_an_error_that_names_the_known_ones(sweep):
     text = usage_error(sweep("--slm-models=opt-2b"))
     assert "unknown model 'opt-2b'" in text
     assert "opt-125m, opt-350m, opt-1.3b" in text
+
+
+@pytest.mark.parametrize("wrong", ["opt-1.4b", "empty"])
+def test_a_wrong_one_is_an_error_where_no_test_uses_it_too(pytester, wrong):
+    pytester.mkdir("empty")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_plain(): pass
+
+        @pytest.mark.slm(model="opt-125m")
+        def test_of_another(slm_measure): pass
+        """
+    )
+    text = usage_error(pytester.runpytest_inprocess("--slm-simulate", f"--slm-models={wrong}"))
+    assert "opt-1.3b" in text if wrong == "opt-1.4b" else "the folder empty holds no config.json" in text
 
 
 def test_a_folder_with_a_config_is_a_model(pytester, archive):

@@ -102,8 +102,38 @@ def test_a_folder_with_a_configuration(tmp_path):
 
 
 def test_an_unknown_model_is_told_what_there_is():
-    with pytest.raises(BadUsage, match=r"unknown model 'gpt-5'.*\n.*opt-tiny, opt-125m"):
+    with pytest.raises(BadUsage, match=r"unknown model 'gpt-5'\n  try: one of opt-tiny, opt-125m"):
         shape_of("gpt-5")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("opt-1.4b", "opt-1.3b"),
+        ("opt-2b", "opt-2.7b"),
+        ("OPT1.3B", "opt-1.3b"),
+        ("facebook/opt-126m", "opt-125m"),
+        ("Qwen2.5-3", "qwen2.5-3b"),
+        ("lama-7b", "llama-7b"),
+    ],
+)
+def test_a_near_miss_gets_a_suggestion(typed, meant):
+    with pytest.raises(BadUsage, match=rf"\n  try: {meant}\b.*; one of opt-tiny"):
+        shape_of(typed)
+
+
+def test_a_name_on_the_hub_gets_the_command_that_makes_a_folder_of_it():
+    command = (
+        "`hf download HuggingFaceTB/SmolLM2-135M config.json --local-dir SmolLM2-135M` and the folder SmolLM2-135M"
+    )
+    with pytest.raises(BadUsage) as error:
+        shape_of("HuggingFaceTB/SmolLM2-135M")
+    assert error.value.hint.startswith(f"{command}; one of opt-tiny")
+
+
+def test_a_folder_without_a_config_says_what_is_missing(tmp_path):
+    with pytest.raises(BadUsage, match=rf"^the folder {tmp_path} holds no config.json\n"):
+        shape_of(str(tmp_path))
 
 
 @pytest.mark.parametrize(
