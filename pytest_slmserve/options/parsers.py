@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -182,13 +182,16 @@ def ray_resource(text: str) -> str:
     return text
 
 
-def one_of(*choices: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(" or ".join(choices))
-        return text
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Parser of a word that is one of `choices`."""
 
-    return read
+    choices: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        if text not in self.choices:
+            raise ValueError(" or ".join(self.choices))
+        return text
 
 
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
+from pytest_slmserve.options.parsers import OneOf
 from pytest_slmserve.options.table import OPTS, Opt, Options
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -151,4 +153,13 @@ def _value(opt: Opt, text: str | Sequence[str], where: str) -> Any:
     try:
         return tuple(opt.read(part) for part in text) if opt.many else opt.read(text)  # type: ignore[arg-type]
     except ValueError as wanted:
-        raise BadUsage(f"{where}: {text!r} is not {wanted}", f"{opt.flag} {opt.metavar or ''}".rstrip()) from None
+        raise BadUsage(f"{where}: {text!r} is not {wanted}", _to_type(opt, text)) from None
+
+
+def _to_type(opt: Opt, text: str | Sequence[str]) -> str:
+    """The option as it may be typed in place of a wrong value: of several words the one that is near, or the last one,
+    which is no default."""
+    if isinstance(opt.read, OneOf):
+        near = get_close_matches(str(text), opt.read.choices, 1)
+        return f"{opt.flag}={near[0] if near else opt.read.choices[-1]}"
+    return f"{opt.flag} {opt.metavar or ''}".rstrip()

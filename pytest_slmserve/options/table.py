@@ -1,4 +1,4 @@
-# ruff: noqa: RUF009 (`opt` makes a field, and `one_of` a parser: both once)
+# ruff: noqa: RUF009 (`opt` makes a field, and `OneOf` a parser: both once)
 """Options: fields of one value, each with its parser, default and help. Light: every run of pytest imports it."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.options.parsers import (
+    OneOf,
     archive,
     argument,
     ascending,
@@ -15,7 +16,6 @@ from pytest_slmserve.options.parsers import (
     enough_pairs,
     length,
     margin,
-    one_of,
     positive,
     ray_address,
     ray_resource,
@@ -123,7 +123,7 @@ class Options:
     )
     sweep: Sweeping = opt(
         LOAD,
-        one_of(*get_args(Sweeping)),
+        OneOf(get_args(Sweeping)),
         "full",
         "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)",
         "HOW",
@@ -133,7 +133,7 @@ class Options:
     )
     ramp_up: RampUp = opt(
         LOAD,
-        one_of(*get_args(RampUp)),
+        OneOf(get_args(RampUp)),
         "staggered",
         "start of a closed loop: staggered (steady traffic) or burst (a batch job)",
         "HOW",
@@ -154,7 +154,7 @@ class Options:
     )
     sharegpt_rule: Rule = opt(
         LOAD,
-        one_of(*get_args(Rule)),
+        OneOf(get_args(Rule)),
         "human-first",
         "conversations that count: human-first, or vllm (with natural lengths the very requests of vLLM's benchmark)",
         "RULE",
@@ -174,14 +174,14 @@ class Options:
 
     interface: OwnInterface = opt(
         ENGINE,
-        one_of(*get_args(OwnInterface)),
+        OneOf(get_args(OwnInterface)),
         "engine",
         "way of requests to the model: engine (without HTTP) or server (through HTTP)",
         "HOW",
     )
     load_format: LoadFormat = opt(
         ENGINE,
-        one_of(*get_args(LoadFormat)),
+        OneOf(get_args(LoadFormat)),
         "dummy",
         "weights: dummy (speed depends on shapes) or auto (real ones, from the Hub or a folder)",
         "HOW",
@@ -244,7 +244,7 @@ class Options:
     gate_pairs: int = opt(GATE, enough_pairs, 12, "pairs of launches a gate may take, 4 or more", "N")
     gate_caches: Caches = opt(
         GATE,
-        one_of(*get_args(Caches)),
+        OneOf(get_args(Caches)),
         "warm",
         "compiled code at a launch: warm (each side was launched before) or cold (each launch makes its own)",
         "HOW",

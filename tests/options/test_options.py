@@ -214,6 +214,21 @@ def test_a_bad_text_is_told_with_where_it_stood(opt, text):
             read_options(command_line, ini, env)
 
 
+@pytest.mark.parametrize(
+    ("name", "typed", "hint"),
+    [
+        ("sweep", "fast", "--slm-sweep=adaptive"),
+        ("ramp_up", "stagered", "--slm-ramp-up=staggered"),
+        ("gate_caches", "WARM", "--slm-gate-caches=cold"),
+        ("interface", "severs", "--slm-interface=server"),
+    ],
+)
+def test_a_bad_choice_gets_one_that_can_be_typed(name, typed, hint):
+    with pytest.raises(BadUsage) as error:
+        read_options({name: typed}, {}, {})
+    assert error.value.hint == hint
+
+
 def test_every_option_with_a_syntax_has_a_bad_text():
     assert {opt.name for opt in OPTS if not opt.is_flag} == BAD.keys() | ANY_TEXT
 
