@@ -22,6 +22,7 @@ from pytest_slmserve.analysis.stats.estimates import (
     percent_interval,
     pooled_relative_sd,
     pooled_sd,
+    possible,
     t_975,
     times,
 )
@@ -61,7 +62,7 @@ def underused(curve: Curve, bound: float) -> Verdict:
     values = each_of(largest, "sm_occupancy")
     if not values:
         return Verdict.undecided(UNDERUSED, curve.subject, NO_PROFILE, bound)
-    seen = _around(values, [each_of(p, "sm_occupancy") for p in curve.valid])
+    seen = possible(_around(values, [each_of(p, "sm_occupancy") for p in curve.valid]), most=1.0)
     active = "" if largest.sm_active is None else f", {percent(largest.sm_active)} of the SMs had work"
     why = f"at {largest.concurrency} in flight {percent_interval(seen)} of the warps that fit were resident{active}"
     why += f" (bound {percent(bound)}){unsure(seen)}"
@@ -80,7 +81,7 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
         return Verdict.undecided(BLIND_UTIL, curve.subject, reason, bound)
     first = next((p for p in points if fmean(utils[p.concurrency]) >= full), None)
     if first is None:
-        most = _around(max(utils.values(), key=fmean), list(utils.values()))
+        most = possible(_around(max(utils.values(), key=fmean), list(utils.values())), most=1.0)
         why = f"GPU utilisation stays below {percent(full)}: {percent_interval(most)} at most"
         surely = State.FAILS if below(most, full) is State.HOLDS else State.UNDECIDED
         state, why = _unless_between(curve, surely), why + sparsely(curve)

@@ -136,6 +136,14 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
     return Interval(shown, shown - half, shown + half)
 
 
+def possible(seen: Interval, least: float = 0.0, most: float = math.inf) -> Interval:
+    """The part of an interval that can be: its ends are cut at `least` and `most`. Where no part of it can be, there is
+    none."""
+    if seen.low is None or seen.high is None or seen.high < least or seen.low > most:
+        return Interval(seen.value)
+    return Interval(seen.value, max(seen.low, least), min(seen.high, most))
+
+
 def percent(share: float) -> str:
     """0.0789 as "7.9 %"."""
     return f"{round(100 * share, 1) + 0.0:g} %"

@@ -15,7 +15,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work
 from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats.estimates import Interval, student_interval
+from pytest_slmserve.analysis.stats.estimates import Interval, possible, student_interval
 from pytest_slmserve.analysis.sweep.gains import valid_points
 from pytest_slmserve.schema.errors import TooFewPoints
 
@@ -27,7 +27,8 @@ FEWEST_BATCHES = 3  # two parameters, and one batch to tell whether they fit
 class Fit:
     """t_inf in output tokens/s, b_half in sequences, fixed_s: the part of a step that no batch changes, in seconds.
 
-    Intervals are over repeats, each fitted by itself; a single repeat has none. error_mean, error_max: relative error
+    Intervals are over repeats, each fitted by itself, and cut at 0; a single repeat has none. An estimate of b_half
+    below 0, which cannot be, says that the points do not identify it. error_mean, error_max: relative error
     of the fitted step time over the points. n: repeats fitted.
     """
 
@@ -95,9 +96,9 @@ def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
     each = [_parameters([(p.batch_repeats[i], p.repeats[i]) for p in valid], b_half) for i in range(repeats)]
     errors = [abs((batch + half) / t_inf * rate / batch - 1) for batch, rate in means]
     return Fit(
-        t_inf=student_interval([t for t, _ in each], t_inf),
-        b_half=student_interval([b for _, b in each], half) if b_half is None else Interval(half),
-        fixed_s=student_interval([b / t for t, b in each], half / t_inf),
+        t_inf=possible(student_interval([t for t, _ in each], t_inf)),
+        b_half=possible(student_interval([b for _, b in each], half)) if b_half is None else Interval(half),
+        fixed_s=possible(student_interval([b / t for t, b in each], half / t_inf)),
         error_mean=fmean(errors),
         error_max=max(errors),
         n=repeats,

@@ -98,6 +98,12 @@ ENERGY = ("energy_per_token_j", "power_w")
 # Warps
 
 
+def test_no_share_is_said_to_be_below_nothing_or_above_all():
+    verdict = underused(sweep("sm_occupancy", [0.02, 0.10], [0.02, 0.10], [0.02, 0.10]), 0.5)
+    assert verdict.low == 0.0 and "95 %: 0 % to" in verdict.why
+    assert underused(sweep("sm_occupancy", [0.9, 1.0], [0.9, 1.0], [0.9, 1.0]), 0.5).high == 1.0
+
+
 @pytest.mark.parametrize(
     ("at_largest", "state"),
     [([0.15, 0.151], HOLDS), ([0.6, 0.601], FAILS), ([0.45, 0.55], UNDECIDED), ([0.2, 0.9], UNDECIDED)],

@@ -18,6 +18,7 @@ from pytest_slmserve.analysis.stats.estimates import (
     percent,
     percentile,
     pooled_relative_sd,
+    possible,
     sample_sd,
     student_interval,
     t_975,
@@ -121,3 +122,19 @@ def test_student_interval_by_hand():
 @pytest.mark.parametrize(("share", "text"), [(0.0789, "7.9 %"), (0.1, "10 %"), (-0.00001, "0 %"), (-0.14, "-14 %")])
 def test_percent(share, text):
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("seen", "cut"),
+    [
+        (Interval(0.5, 0.4, 0.6), Interval(0.5, 0.4, 0.6)),
+        (Interval(0.2, -0.3, 0.7), Interval(0.2, 0.0, 0.7)),
+        (Interval(0.9, 0.6, 1.2), Interval(0.9, 0.6, 1.0)),
+        (Interval(-0.1, -0.3, 0.1), Interval(-0.1, 0.0, 0.1)),
+        (Interval(-0.2, -0.3, -0.1), Interval(-0.2)),
+        (Interval(1.2, 1.1, 1.3), Interval(1.2)),
+        (Interval(0.5), Interval(0.5)),
+    ],
+)
+def test_an_interval_is_cut_where_it_cannot_be(seen, cut):
+    assert possible(seen, most=1.0) == cut

@@ -90,6 +90,14 @@ def test_interval_from_repeats_covers_the_truth():
     assert 0.91 < hits / 300 < 0.985
 
 
+def test_no_interval_of_the_law_reaches_below_nothing():
+    """As two repeats of a small sweep have it, whose Student interval is 13 standard errors wide."""
+    repeats = {1: [95.0, 130.0], 4: [420.0, 400.0], 16: [1210.0, 1340.0], 64: [2900.0, 2300.0]}
+    found = fit([point(batch, rates) for batch, rates in repeats.items()])
+    assert found.b_half.low == found.fixed_s.low == found.t_inf.low == 0.0
+    assert found.b_half.value > 0 and found.b_half.high > found.b_half.value
+
+
 def test_a_repeat_that_some_points_lack_is_not_fitted():
     points = [point(b, [law(b), law(b) * 1.01]) for b in BATCHES[:-1]]
     assert fit([*points, point(512, [law(512)])]).n == 1

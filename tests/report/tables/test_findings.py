@@ -130,6 +130,13 @@ def test_the_law_and_its_fixed_part_against_shapes():
     assert "(95 %" not in found(sweep(repeats=1))["saturation law"]
 
 
+def test_a_half_saturation_that_cannot_be_is_not_identified():
+    """Steps that grow by more than the batch does: as fitted, b_half is below 0, and so is the fixed part."""
+    seen = found(noisy_curve({16: 10_300.0, 64: 10_150.0, 256: 10_000.0}, noise=0.001))
+    assert seen["saturation law"].startswith("not identified: the points fit a b_half below 0, which cannot be; off by")
+    assert "fixed part" not in seen
+
+
 def test_a_law_that_is_far_off_is_not_taken_apart():
     """As OPT-1.3B on an H200 with a staggered ramp-up, whose throughput falls past 128."""
     rates = {1: 597.0, 4: 2132.0, 16: 5981.0, 64: 12_141.0, 128: 12_511.0, 256: 10_893.0, 512: 11_005.0}
