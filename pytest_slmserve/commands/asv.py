@@ -37,8 +37,10 @@ def add(commands: Commands) -> None:
 def asv(given: argparse.Namespace) -> int:
     """A file for each release and machine, the machine's own, and the list of benchmarks."""
     from pytest_slmserve.report.export.asv import seen, values
+    from pytest_slmserve.report.export.asv_files import statistics
     from pytest_slmserve.report.numbers import counted
 
+    statistics()  # before what else may be missing: without them there is nothing to write
     contents = read_all(given.paths, given.skip_damaged)
     found = seen(contents.measurements)
     if not found:

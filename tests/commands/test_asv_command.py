@@ -102,6 +102,20 @@ def test_another_archive_joins_what_is_there(tmp_path, folder, capsys) -> None:
     assert {**served(folder), "started_at": 0} == {**columns, "started_at": 0}
 
 
+def test_one_archive_does_not_replace_what_several_made(tmp_path, folder, capsys) -> None:
+    """As a nightly job converts them: each night's archive by itself."""
+    nights = [archive(tmp_path / f"{n}.jsonl", launches(name=f"night-{n}", slower=1 + 0.01 * n)) for n in range(3)]
+    run(capsys, folder, *nights)
+    together = served(folder)["samples"]
+    assert [len(samples) for samples in together] == [6, 6]
+    run(capsys, folder, nights[0])
+    assert served(folder)["samples"] == together
+    shutil.rmtree(folder / "results")
+    for night in nights:
+        run(capsys, folder, night)
+    assert list(map(sorted, served(folder)["samples"])) == list(map(sorted, together))
+
+
 def served(folder: Path) -> dict:
     """Columns of seconds per 1000 requests in the only result file."""
     (file,) = [json.loads(text) for name, text in results(folder).items() if "-vllm-" in name]
@@ -130,6 +144,12 @@ def test_without_a_ledger_it_is_said_how_to_make_one(tmp_path, capsys) -> None:
     assert (
         (status, out) == (4, "") and f"there is no ledger of releases in {tmp_path}" in err and "make_ledger.py" in err
     )
+
+
+def test_without_asv_that_is_said_first(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "asv_runner.statistics", None)
+    status, out, err = run(capsys, tmp_path, tmp_path / "no.jsonl")
+    assert (status, out) == (4, "") and "pip install 'pytest-slmserve[asv]'" in err
 
 
 def test_nothing_valid_is_4(tmp_path, folder, capsys) -> None:

@@ -82,12 +82,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of a benchmark. parameters: as asv writes them. samples: one per launch."""
+    """One value of a benchmark. parameters: as asv writes them. samples: one per launch, of `launches`. degraded: none
+    of them is sound."""
 
     benchmark: str
     parameters: tuple[str, ...]
     samples: tuple[float, ...]
     measured_at: str
+    launches: tuple[str, ...]
+    degraded: bool = False
 
 
 def seen(measurements: Iterable[Measurement]) -> list[Seen]:
@@ -168,8 +171,9 @@ def _serving(group: Sequence[Seen]) -> Iterator[Value]:
         used = choose(repeats, lambda each: ((), each.degraded)).used
         for metric in METRICS:
             if samples := _by_launch((e.measurement, metric.of(e.summary)) for e in used):
-                latest = max(e.measurement.measured_at for e in used)
-                yield Value(f"{requests}.{metric.name}", (repr(model), repr(concurrency)), samples, latest)
+                latest, degraded = max(e.measurement.measured_at for e in used), bool(used[0].degraded)
+                name, parameters = f"{requests}.{metric.name}", (repr(model), repr(concurrency))
+                yield Value(name, parameters, tuple(samples.values()), latest, tuple(samples), degraded)
 
 
 def _starting(group: Sequence[Seen]) -> Iterator[Value]:
@@ -178,7 +182,8 @@ def _starting(group: Sequence[Seen]) -> Iterator[Value]:
         models.setdefault(short_name(each.measurement.spec.model), []).append(each.measurement)
     for model, launched in models.items():
         if samples := _by_launch((m, m.resolved.ready_s) for m in launched):
-            yield Value(START, (repr(model),), samples, max(m.measured_at for m in launched))
+            latest = max(m.measured_at for m in launched)
+            yield Value(START, (repr(model),), tuple(samples.values()), latest, tuple(samples))
 
 
 def rounded(value: float) -> float:
@@ -186,10 +191,10 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _by_launch(figures: Iterable[tuple[Measurement, float | None]]) -> tuple[float, ...]:
-    """Means, in the order of the launches."""
+def _by_launch(figures: Iterable[tuple[Measurement, float | None]]) -> dict[str, float]:
+    """The mean of each launch, in the order of the launches."""
     launches: dict[str, list[float]] = {}
     for m, figure in figures:
         if figure is not None:
             launches.setdefault(m.launch, []).append(figure)
-    return tuple(rounded(fmean(each)) for each in launches.values())
+    return {launch: rounded(fmean(each)) for launch, each in launches.items()}

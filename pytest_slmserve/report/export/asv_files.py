@@ -1,14 +1,15 @@
 """The files of asv (airspeed velocity), as release 0.6 reads them: results and benchmarks 2, machine 1.
 
 A result file is of one release on one machine. In it a benchmark has a row, whose entries are lists over the product of
-the benchmark's parameters; here they are taken apart, so that new values can join old ones.
+the benchmark's parameters; here they are taken apart, so that new values can join old ones. Beside asv's own entries,
+which have no place for it, the file tells of which launch each sample is.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,12 +23,14 @@ PER_VALUE = (
     *("result", "stats_ci_99_a", "stats_ci_99_b", "stats_q_25", "stats_q_75"),
     *("stats_number", "stats_repeat", "samples"),
 )
+LAUNCHES = "launches"  # our own entry of a file: by benchmark, of each value its parameters, launches and soundness
+SAME = 1e-4  # relative: a sample of a launch without a name is of the one that has nearly the same
 COLUMNS = ("result", "params", "version", "started_at", "duration", *PER_VALUE[1:])
 UNITS = {metric.name: metric.unit for metric in METRICS}
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError)  # plain values of any kind may stand in a file
 
 File = dict[str, Any]
-Facts = dict[str, Any]  # of one value: its entry of each column of PER_VALUE
+Facts = dict[str, Any]  # of one value: its entry of each column of PER_VALUE, its launches, and whether it is degraded
 Axes = list[list[str]]  # values of each parameter, as asv writes them
 
 
@@ -52,7 +55,7 @@ def path_of(place: BenchmarkHost, commit: Commit) -> str:
 
 
 def result_file(place: BenchmarkHost, commit: Commit, found: Iterable[Value], old: File | None = None) -> File:
-    """The result file that asv would have written for these values. old: the existing file; its results that were not
+    """The result file that asv would have written for these values. old: the existing file; its launches that were not
     measured now are kept.
 
     Raises BadUsage where asv_runner is not installed, and one of UNUSABLE where `old` is no such file.
@@ -60,7 +63,7 @@ def result_file(place: BenchmarkHost, commit: Commit, found: Iterable[Value], ol
     rows = {} if old is None else rows_of(old)
     for value in found:
         row = rows.setdefault(value.benchmark, ResultRow({}))
-        row.facts[value.parameters] = facts_of(value.samples)
+        row.facts[value.parameters] = _joined(row.facts.get(value.parameters), value)
         row.started_at = max(row.started_at, round(1000 * datetime.fromisoformat(value.measured_at).timestamp()))
     return {
         "version": 2,
@@ -74,21 +77,55 @@ def result_file(place: BenchmarkHost, commit: Commit, found: Iterable[Value], ol
         "result_columns": list(COLUMNS),
         "results": {name: _packed(row) for name, row in sorted(rows.items())},
         "durations": {},
+        LAUNCHES: {name: _named(row) for name, row in sorted(rows.items())},
     }
+
+
+def _joined(old: Facts | None, value: Value) -> Facts:
+    """Facts of a value together with the launches that the file has of it. What is degraded gives way to what is
+    sound, as within one archive."""
+    launched = dict(zip(value.launches, value.samples, strict=True))
+    if old and value.degraded and not old.get("degraded"):
+        return old
+    if old and value.degraded == bool(old.get("degraded")):
+        launched = _of_launches(old, launched) | launched
+    return {**facts_of(tuple(launched.values())), "launches": list(launched), "degraded": value.degraded}
+
+
+def _of_launches(old: Facts, new: Mapping[str, float]) -> dict[str, float]:
+    """Samples of a file by their launch. Files of earlier days name none: such a sample is of the launch in `new` that
+    has it, or of one that is not known."""
+    found = {}
+    samples = old.get("samples") or ()
+    for number, (name, sample) in enumerate(zip(old.get("launches") or [None] * len(samples), samples, strict=True)):
+        same = (launch for launch, value in new.items() if math.isclose(value, sample, rel_tol=SAME))
+        found[name or next(same, f"unknown {number}")] = sample
+    return found
+
+
+def _named(row: ResultRow) -> list[tuple[tuple[str, ...], list[str], bool]]:
+    known = [(key, facts) for key, facts in sorted(row.facts.items()) if facts.get("launches")]
+    return [(key, facts["launches"], facts["degraded"]) for key, facts in known]
 
 
 def facts_of(samples: Sequence[float]) -> Facts:
     """A value, the median, with asv's statistics. Raises BadUsage where asv_runner is not installed."""
-    try:
-        from asv_runner.statistics import compute_stats
-    except ImportError:
-        raise BadUsage("asv's statistics need asv_runner", "pip install 'pytest-slmserve[asv]'") from None
-    result, stats = compute_stats(list(samples), 1)
+    result, stats = statistics()(list(samples), 1)
     return {
         "result": rounded(result),
         "samples": list(samples),
         **{f"stats_{name}": _short(v) for name, v in stats.items()},
     }
+
+
+def statistics() -> Callable[[list[float], int], tuple[float, Facts]]:
+    """asv's own statistics of the samples of one value. Raises BadUsage where asv_runner is not installed."""
+    try:
+        from asv_runner.statistics import compute_stats
+    except ImportError:
+        raise BadUsage("asv's statistics need asv_runner", "pip install 'pytest-slmserve[asv]'") from None
+    found: Callable[[list[float], int], tuple[float, Facts]] = compute_stats
+    return found
 
 
 def _short(value: float) -> float:
@@ -105,6 +142,8 @@ def rows_of(file: File) -> dict[str, ResultRow]:
         keys = itertools.product(*columns["params"])
         facts = {key: {column: found[i] for column, found in lists.items()} for i, key in enumerate(keys)}
         known = {key: each for key, each in facts.items() if each.get("result") is not None}
+        for key, launches, degraded in file.get(LAUNCHES, {}).get(name, ()):
+            known[tuple(key)] |= {"launches": launches, "degraded": degraded}
         rows[name] = ResultRow(known, columns.get("started_at") or 0)
     return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from dataclasses import replace
 
@@ -195,10 +196,13 @@ def cells() -> st.SearchStrategy[Cells]:
     return st.dictionaries(key, SAMPLES, max_size=6)
 
 
-def file_of(planted: Cells, old: asv_files.File | None = None) -> asv_files.File:
-    found = [
-        Value(name, parameters, samples, "2026-01-01T00:00:00+00:00") for (name, parameters), samples in planted.items()
-    ]
+def value_of(name: str, parameters: tuple[str, ...], samples: tuple[float, ...], launch: str = "a", **facts) -> Value:
+    launches = tuple(f"{launch}{i}" for i in range(len(samples)))
+    return Value(name, parameters, samples, "2026-01-01T00:00:00+00:00", launches, **facts)
+
+
+def file_of(planted: Cells, old: asv_files.File | None = None, launch: str = "a") -> asv_files.File:
+    found = [value_of(name, parameters, samples, launch) for (name, parameters), samples in planted.items()]
     return asv_files.result_file(PLACE, COMMIT, found, old)
 
 
@@ -216,7 +220,36 @@ def test_what_is_written_is_read_again(planted: Cells) -> None:
 @settings(deadline=None)
 @given(cells(), cells())
 def test_joining_keeps_what_was_not_measured_now(old: Cells, new: Cells) -> None:
-    assert samples_in(file_of(new, file_of(old))) == {**old, **new}
+    joined = file_of(new, file_of(old), launch="b")
+    assert samples_in(joined) == {key: old.get(key, ()) + new.get(key, ()) for key in (*old, *new)}
+    assert samples_in(file_of(new, joined, launch="b")) == samples_in(joined), "once more changes nothing"
+    assert json.loads(json.dumps(joined)) == json.loads(json.dumps(file_of(new, joined, launch="b")))
+
+
+CELL = ("a.ms_per_output_token", ("'x'", "8"))
+
+
+def test_a_launch_that_is_measured_further_replaces_itself_alone() -> None:
+    old = file_of({CELL: (1.0, 2.0, 3.0)})
+    assert samples_in(file_of({CELL: (1.5,)}, old)) == {CELL: (1.5, 2.0, 3.0)}
+
+
+def test_samples_of_a_file_that_names_no_launch_are_those_that_are_nearly_the_same() -> None:
+    old = file_of({CELL: (20.7922, 21.0682, 25.0)})
+    del old["launches"]
+    joined = file_of({CELL: (20.7923, 21.0682)}, old)
+    assert samples_in(joined) == {CELL: (20.7923, 21.0682, 25.0)}
+    assert samples_in(file_of({CELL: (20.7923, 21.0682)}, joined)) == samples_in(joined)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "samples"),
+    [(False, True, (1.0,)), (True, False, (2.0,)), (True, True, (1.0, 2.0)), (False, False, (1.0, 2.0))],
+)
+def test_what_is_degraded_gives_way_to_what_is_sound(before, after, samples) -> None:
+    old = asv_files.result_file(PLACE, COMMIT, [value_of(*CELL, (1.0,), degraded=before)])
+    new = asv_files.result_file(PLACE, COMMIT, [value_of(*CELL, (2.0,), "b", degraded=after)], old)
+    assert samples_in(json.loads(json.dumps(new))) == {CELL: samples}
 
 
 @settings(deadline=None)
