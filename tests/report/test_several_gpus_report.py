@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 from gpus import on_gpus, replicas
+from strategies import H200
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.compare.deployments import deployments
-from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.compare.deployments import deployments, with_wider
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.report.figures.sweeps import pictures
+from pytest_slmserve.report.tables.run import heading
 from pytest_slmserve.report.tables.several_gpus import gpus_report, name_of
 
 
@@ -51,6 +53,28 @@ def test_the_table_tells_what_waits_what_each_gpu_takes_and_what_to_deploy(curve
     assert "TP 2, 16 in flight: GPU 0 350 W, SM 70.0 %, DRAM 85.0 %; GPU 1 280 W" in text
     assert "2 GPUs, 16 in flight: most requests/s: one engine, TP 2 (25.0)" in " ".join(text.split())
     assert "imbalance: between the one that takes most" in " ".join(legend.split())
+
+
+def test_a_heading_tells_an_engine_over_several_gpus_from_one_on_a_single_one(curve):
+    titles = [next(heading(each)) for each in (curve, *curve.wider)]
+    assert [title.partition(" on ")[0] for title in titles] == ["opt-tiny", "opt-tiny, TP 2,"]
+    real = replace(curve.wider[0].measurements[0].spec, platform="cuda")
+    measured = [replace(m, spec=real, environment=H200) for m in curve.wider[0].measurements]
+    assert next(heading(curve_of("opt-tiny", measured))) == "opt-tiny on 2 x NVIDIA H200"
+
+
+def test_tables_of_one_model_say_in_what_they_differ(curve):
+    """As where points of a sweep and those of this comparison settle for other times."""
+    settled = [
+        replace(m, load=replace(m.load, settle_lifetimes=2.0))
+        for each in (curve, *curve.wider)
+        for m in each.measurements
+    ]
+    both = with_wider([curve_of("opt-tiny", [m for m in settled if m.spec.tensor_parallel_size == n]) for n in (1, 2)])
+    one, other, _ = gpus_report([curve, both[0]])
+    assert one.splitlines()[0].startswith("opt-tiny, settled 1 on several GPUs: ")
+    assert other.splitlines()[0].startswith("opt-tiny, settled 2 on several GPUs: ")
+    assert next(gpus_report([curve])).startswith("opt-tiny on several GPUs: ")
 
 
 def test_names_of_deployments(curve):

@@ -100,8 +100,7 @@ def heading(curve: Curve) -> Iterator[str]:
         if first := curve.first:
             yield from (f"  {text}" for text in (*further(first), *without(first), *chunks(first)))
     else:
-        several = f"{spec.tensor_parallel_size} x " if spec.tensor_parallel_size > 1 and spec.platform == "cuda" else ""
-        yield f"{curve.subject} on {several}{where.title}"
+        yield f"{curve.subject}{_place(spec, where)}"
         yield f"  {_engine(spec, where, curve.resolved)}"
     if curve.workload:
         yield hanging(f"  workload: {workload_text(curve.workload)}", 4)
@@ -110,6 +109,15 @@ def heading(curve: Curve) -> Iterator[str]:
     if spec.interface != "endpoint":
         yield hanging(f"  engine: {_limits(spec, curve.resolved)}{_capacity(curve)}", 4)
     yield f"  measured: {_amount(curve)}"
+
+
+def _place(spec: EngineSpec, where: Environment) -> str:
+    """ " on 2 x NVIDIA H200"; what is no device is not counted: ", TP 2, on a SIMULATED ENGINE" """
+    if spec.tensor_parallel_size == 1:
+        return f" on {where.title}"
+    if spec.platform == "cuda":
+        return f" on {spec.tensor_parallel_size} x {where.title}"
+    return f", TP {spec.tensor_parallel_size}, on {where.title}"
 
 
 def _engine(spec: EngineSpec, where: Environment, resolved: Sequence[Resolved]) -> str:

@@ -10,6 +10,7 @@ from pytest_slmserve.analysis.device.gpu_figures import figures_of_each_gpu
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.report.numbers import ABSENT, change, changes, counted, figure, hundredths, whole
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.valid_column import valid_cell
@@ -30,9 +31,10 @@ LEGEND = (
 
 def gpus_report(curves: Sequence[Curve]) -> Iterator[str]:
     """A table for each model that was served on several GPUs, what to deploy by it, and how to read it."""
-    texts = [text for curve in curves if on_several_gpus(curve) and (text := _of_model(curve))]
-    yield from texts
-    if texts:
+    shown = [(curve, found) for curve in curves if on_several_gpus(curve) and (found := _deployed(curve))]
+    names = labels([curve for curve, _ in shown])
+    yield from (_of_model(name, curve, found) for name, (curve, found) in zip(names, shown))
+    if shown:
         yield hanging(LEGEND, 0)
 
 
@@ -45,15 +47,15 @@ def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
                 yield hanging(f"{curve.subject} on {text}", 2)
 
 
-def _of_model(curve: Curve) -> str:
-    """Empty where nothing of it stands on several GPUs."""
+def _deployed(curve: Curve) -> Sequence[Deployment]:
+    """The deployments of a model; none where nothing of it stands on several GPUs."""
     found = deployments(curve)
-    if not any(one.gpus > 1 for one in found):
-        return ""
+    return found if any(one.gpus > 1 for one in found) else ()
+
+
+def _of_model(name: str, curve: Curve, found: Sequence[Deployment]) -> str:
     said = [hanging(text, 2) for text in (*_waiting(found), *_each_gpu(curve), *_answers(curve, found))]
-    return "\n".join(
-        [f"{curve.subject} on several GPUs: {served_on(curve.environment)}", "", _table(curve, found), *said]
-    )
+    return "\n".join([f"{name} on several GPUs: {served_on(curve.environment)}", "", _table(curve, found), *said])
 
 
 def _table(curve: Curve, found: Sequence[Deployment]) -> str:
