@@ -29,9 +29,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from pytest_slmserve.commands import advise, asv, baseline, gate, judge, measure, merge, plan, report
-from pytest_slmserve.commands.cli import FAILS, USAGE, Parser
+from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Parser
 from pytest_slmserve.commands.doctor import command
 from pytest_slmserve.options.old_names import renamed_word
 from pytest_slmserve.schema.errors import BadUsage, SlmError
@@ -41,6 +42,7 @@ INTERRUPTED = 130  # as shells have it of SIGINT
 
 def parser() -> Parser:
     top = Parser("slmserve", description="What pytest-slmserve measured, without measuring.")
+    top.add_argument("--version", action="store_true", help="print the version and end")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for module in (report, merge, judge, gate, baseline, advise, asv, measure, plan, command):
         module.add(commands)
@@ -54,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if renamed := renamed_word(words[0] if words else "", words[1:]):
             raise BadUsage(f"{renamed[0]} is now {renamed[1]}", f"{renamed[1]} ...")
         given = top.parse_args(words)
+        if given.version:
+            print(f"pytest-slmserve {version('pytest-slmserve')}")
+            return HOLDS
         if given.command is None:
             top.print_help()
             return USAGE

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import fields, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,11 @@ def test_wrong_usage_is_4(arguments, message, capsys):
 def test_without_arguments_there_is_help(capsys):
     status, out, err = run(capsys)
     assert (status, err) == (4, "") and "usage: slmserve" in out and "report" in out
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    status, out, err = run(capsys, "--version")
+    assert (status, out, err) == (0, f"pytest-slmserve {version('pytest-slmserve')}\n", "")
 
 
 def test_help_tells_the_exit_statuses(capsys):

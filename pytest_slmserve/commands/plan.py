@@ -6,27 +6,36 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from pytest_slmserve.commands.cli import USAGE, Commands
+from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser
 
 MODES = ("--slm-gpu", "--slm-cpu", "--slm-simulate")
 SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
 QUIET = ("-q", "--no-header", "-p", "no:cacheprovider")
-STATUS = f"Exit status: 0 planned, {USAGE} wrong usage."
+STATUS = (
+    "Such as: slmserve plan --slm-gpu --slm-models=opt-1.3b --slm-plan-gpus=4. `pytest --help` has all options, in the "
+    f"groups that begin with slmserve. Exit status: {HOLDS} planned, {USAGE} wrong usage."
+)
 
 
 def add(commands: Commands) -> None:
     text = "print what a run would measure, in which order, on how many GPUs and for how long"
     words = "what would be typed after pytest; without a mode --slm-gpu, without a path the shipped benchmarks"
     # No word is one of ours: all of them are pytest's.
-    command = commands.add_parser("plan", help=text, description=f"{text}.", epilog=STATUS, prefix_chars="\0")
+    command = commands.add_parser(
+        "plan", help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=STATUS, prefix_chars="\0", add_help=False
+    )
     command.add_argument("words", nargs="*", metavar="WORD", help=words)
-    command.set_defaults(carry_out=plan)
+    command.set_defaults(carry_out=partial(plan, command))
 
 
-def plan(given: argparse.Namespace) -> int:
+def plan(command: Parser, given: argparse.Namespace) -> int:
     """pytest collects the cells, so that they are those that it would run; nothing is started."""
+    if {"-h", "--help"} & set(given.words):
+        command.print_help()
+        return HOLDS
     done = subprocess.run([sys.executable, "-m", "pytest", *QUIET, *words_of(given.words)], check=False)
     return done.returncode
 

@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     report_.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
     add_question(report_.add_argument_group("external results, as `judge` reads them"), required=False)
-    words = "draw what archives hold: throughput, GPU use, energy, replicas (needs matplotlib)"
+    words = "draw what archives hold: throughput, GPU use, energy, replicas, gates (needs matplotlib)"
     figures_ = add_command(commands, "figures", words, FIGURES_STATUS, figures)
     add_archives(figures_, "RECORDS")
     where = "where to write the pictures; made if it is not there (default: figures)"
@@ -80,12 +80,15 @@ def figures(given: argparse.Namespace) -> int:
     """Every picture that the archives have the measurements for, and why there is no other."""
     from pytest_slmserve.analysis.points.job_points import job_points
     from pytest_slmserve.report.figures.drawing import save
+    from pytest_slmserve.report.figures.gates import gate_pictures
     from pytest_slmserve.report.figures.sweeps import pictures
 
-    contents = read_all(given.paths, given.skip_damaged)
-    for note in contents.notes:
+    archives = read_each(given.paths, given.skip_damaged)
+    contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
+    for note in (*contents.notes, *remarks):
         print(f"note: {note}")
-    drawn = pictures(curves_of(contents), job_points(contents.measurements))
+    curves, jobs, drawn = curves_of(contents), job_points(contents.measurements), gate_pictures(gates)
+    drawn += [] if gates and not (curves or jobs) else pictures(curves, jobs)
     make(given.out)
     for picture in drawn:
         if picture.figure is None:
@@ -94,7 +97,7 @@ def figures(given: argparse.Namespace) -> int:
             path = given.out / f"{picture.name}.{given.format}"
             save(picture.figure, path)
             print(f"drawn: {path}")
-    return HOLDS
+    return HOLDS if any(picture.figure for picture in drawn) else USAGE
 
 
 def make(folder: Path) -> None:

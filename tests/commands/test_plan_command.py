@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from scripts import benchmark_script, loaded
 from shipped import BENCHMARKS
 
@@ -49,6 +50,14 @@ def test_wrong_usage_is_one_sentence(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "--slm-simulate", "--slm-tensor-parallel-size=99"]) == 4
     assert "99 GPUs are asked for, and 8 GPUs are visible" in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--slm-gpu", "-h"]])
+def test_its_help_is_its_own(words, capfd):
+    assert main(["plan", *words]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith("usage: slmserve plan [WORD ...]\n") and "--slm-plan-gpus=4" in out
+    assert len(out.splitlines()) < 20
 
 
 def test_ten_thousand_cells_are_planned_in_a_second():

@@ -262,7 +262,7 @@ def judge_gate(measurements: Sequence[Measurement], terms: GateCriteria) -> Gate
     pairs = tuple(pair for pair in everything if not pair.problems)
     dropped = tuple(f"pair {p.number}: {p.problems[0]}" for p in everything if p.problems)
     series = gated_series(pairs)
-    beside = [made for each in _shown_of(pairs) if (made := _series(each, pairs)) is not None]
+    beside = shown_series(pairs)
     first = measurements[0]
     return Gated(
         model=short_name(first.spec.model),
@@ -288,11 +288,12 @@ def gated_series(pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
     return [made for each in GATED if (made := _series(each, pairs)) is not None]
 
 
-def _shown_of(pairs: Sequence[PairOfLaunches]) -> tuple[Endpoint, ...]:
-    """Endpoints to show, without those of the small load where there is one load only. That load is the large one as
-    well as the small, and once is enough."""
+def shown_series(pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
+    """Series of the endpoints that are shown and not gated, without those of the small load where there is one load
+    only. That load is the large one as well as the small, and once is enough."""
     alone = all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
-    return tuple(each for each in SHOWN if each.load != SMALL or not alone)
+    endpoints = [each for each in SHOWN if each.load != SMALL or not alone]
+    return [made for each in endpoints if (made := _series(each, pairs)) is not None]
 
 
 def _series(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> PairSeries | None:

@@ -1,0 +1,86 @@
+"""Picture of a gate: the ratio of the sides in each pair and over all, against the margin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, gated_series, shown_series
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report.figures.drawing import COLOURS, GREY, Picture, dress, key_below, panels
+from pytest_slmserve.report.gate.comparisons import WORDS
+from pytest_slmserve.report.gate.text import title
+
+COLOUR = {State.HOLDS: COLOURS[2], State.FAILS: COLOURS[1], State.UNDECIDED: COLOURS[5]}
+BETTER = {"higher": "\u2191", "lower": "\u2193"}
+X = "candidate / baseline (\u2191 higher is better, \u2193 lower is better)"
+BELOW = 0.25  # of a row: how far the pairs lie under their ratio
+
+
+def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
+    """A picture for each gate; one of which no pair counts holds the reason instead. Raises BadUsage without
+    matplotlib."""
+    names = [f"gate-{gated.model}" for gated in gates]
+    several = {name for name in names if names.count(name) > 1}
+    unique = [f"{name}-{gated.gate}" if name in several else name for name, gated in zip(names, gates)]
+    return [_drawn(name, gated) for name, gated in zip(unique, gates)]
+
+
+def _drawn(name: str, gated: Gated) -> Picture:
+    rows = [each for each in (*gated.gated, *gated.shown) if each.ratio]
+    if not rows:
+        return Picture(name, None, "; ".join(["no pair of launches counts", *gated.dropped[:1]]))
+    figure, (axes,) = panels([gated.pairs[0].baseline.measurements[0].environment], 1)
+    dress(axes, X, title="\n".join([title(gated), *_compared(gated)]))
+    series = {each.name: each for each in (*gated_series(gated.pairs), *shown_series(gated.pairs))}
+    for row, each in enumerate(rows):
+        _draw_row(axes, row, each, series[each.name], is_gated=each in gated.gated)
+    axes.axvline(1, color=GREY, linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(rows)), [f"{each.name} {BETTER[each.better]}" for each in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)  # the first one on top
+    axes.set_xlim(*_limits(rows, series))
+    axes.errorbar([], [], [], color=GREY, fmt="o", markersize=5, capsize=3, label="ratio, with its 95 % interval")
+    axes.plot([], [], "o", color=GREY, markersize=3, fillstyle="none", label="one pair of launches")
+    axes.plot([], [], "|", color="black", markersize=9, markeredgewidth=1.5, label="margin")
+    key_below(figure)
+    return Picture(name, figure)
+
+
+def _limits(rows: Sequence[Comparison], series: Mapping[str, PairSeries]) -> tuple[float, float]:
+    """Ends of the x axis: every pair and every margin is in the picture, an interval may go on beyond it."""
+    at = [ratio for each in rows for ratio in (*_ratios(series[each.name]), _margin_at(each))]
+    room = 0.05 * (max(at) - min(at))
+    return min(at) - room, max(at) + room
+
+
+def _ratios(series: PairSeries) -> list[float]:
+    return [after / before for before, after in series.pairs if before and after is not None]
+
+
+def _margin_at(seen: Comparison) -> float:
+    """The ratio at which the candidate costs more by the margin."""
+    return 1 + seen.margin if seen.better == "lower" else 1 / (1 + seen.margin)
+
+
+def _compared(gated: Gated) -> Iterator[str]:
+    """The releases of the sides, where vLLM served."""
+    first = gated.pairs[0]
+    baseline, candidate = (first.launch(side).measurements[0].environment.vllm for side in SIDES)
+    if baseline and candidate:
+        yield f"vLLM {candidate} against {baseline}" if baseline != candidate else f"vLLM {baseline} on both sides"
+
+
+def _draw_row(axes: Any, row: int, seen: Comparison, series: PairSeries, is_gated: bool) -> None:
+    """The ratio with its interval, the pairs under it, and for what is gated the margin and the outcome."""
+    colour = COLOUR[seen.outcome] if is_gated else GREY
+    ratios = _ratios(series)
+    axes.plot(ratios, [row + BELOW] * len(ratios), "o", color=colour, markersize=3, fillstyle="none")
+    assert seen.ratio
+    axes.plot(seen.ratio.value, row, "o", color=colour, markersize=5)
+    if seen.ratio.low is not None and seen.ratio.high is not None:
+        ends = [[seen.ratio.value - seen.ratio.low], [seen.ratio.high - seen.ratio.value]]
+        axes.errorbar(seen.ratio.value, row, xerr=ends, fmt="none", ecolor=colour, elinewidth=1.5, capsize=3)
+    if is_gated:
+        axes.plot([_margin_at(seen)] * 2, [row - 0.35, row + 0.35], color="black", linewidth=1.5)
+        axes.text(1.01, row, WORDS[seen.outcome], color=colour, transform=axes.get_yaxis_transform(), va="center")
