@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.claims.kv_blocks import CLAIM as KV_BLOCKS
 from pytest_slmserve.analysis.claims.kv_blocks import kv_blocks_as_predicted
 from pytest_slmserve.analysis.compare.replicas import HOW
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
-from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.points.replica_points import (
     ReplicaPoint,
     engines,
@@ -249,7 +249,7 @@ def bound_of(parts: Sequence[float], gains: Sequence[Gains | None], sharing: Sha
 
 def slowest_s(runs: Sequence[ReplicaGroup]) -> float | None:
     """The largest of the engines' mean times per output token after the first."""
-    tpots = [[window.latency(members[i].run).tpot_s for members in runs] for i in range(len(runs[0]))]
+    tpots = [[latencies_of(members[i]).tpot_s.mean for members in runs] for i in range(len(runs[0]))]
     means = [mean([s for s in each if s is not None]) for each in tpots]
     return max((s for s in means if s is not None), default=None)
 

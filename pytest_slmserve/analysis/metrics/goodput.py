@@ -7,6 +7,7 @@ those sent in the window, per second of the window, as `vllm bench serve --goodp
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -71,10 +72,15 @@ def parse_slo(text: str) -> Slo:
 
 
 def slo_of_requests(text: str) -> Slo | None:
-    """An SLO that records can be held against, None of no words. Raises BadUsage; also for a bound on the gaps between
+    """An SLO that records can be held against, None of no words. Raises BadUsage, as `checked_slo`."""
+    return checked_slo(text) if text else None
+
+
+def checked_slo(text: str) -> Slo:
+    """An SLO that records can be held against. Raises BadUsage for what is none, and for a bound on the gaps between
     tokens, which no record keeps request by request."""
-    slo = parse_slo(text) if text else None
-    if slo and slo.itl_s is not None:
+    slo = parse_slo(text)
+    if slo.itl_s is not None:
         raise BadUsage("the gaps between a request's tokens are counted together, not request by request", "tpot:50ms")
     return slo
 
@@ -154,9 +160,11 @@ def goodput_of(measurement: Measurement, slo: Slo) -> Goodput | None:
     return goodput(run.samples, run.window_s, slo, rows=judged_rows(measurement), failed=judged_failures(measurement))
 
 
-def together(found: Sequence[Goodput]) -> Goodput | None:
-    """Several windows of one load as one: requests are summed, goodput is their mean. None of none."""
-    if not found:
+def together(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodput | None:
+    """Several windows of one load as one: requests are summed, goodput is their mean, or its sum where the windows were
+    `at_once`, of engines that served beside each other. None where one is not known, and of none."""
+    found = [each for each in seen if each is not None]
+    if not found or len(found) < len(seen):
         return None
     requests, good = sum(each.requests for each in found), sum(each.good for each in found)
     names = [name for name, _ in found[0].by_slo]
@@ -166,7 +174,7 @@ def together(found: Sequence[Goodput]) -> Goodput | None:
         requests=requests,
         good=good,
         dropped=sum(each.dropped for each in found),
-        per_s=fmean(each.per_s for each in found),
+        per_s=(math.fsum if at_once else fmean)(each.per_s for each in found),
         attainment=good / requests if requests else None,
         by_slo=tuple((name, count / requests if requests else None) for name, count in kept.items()),
     )

@@ -1,12 +1,10 @@
 """Percentiles of latencies, and of which requests.
 
-A module beside `window`: what that says of a closed loop is unchanged, and both ways to choose requests are here.
-
 An open loop is judged by the requests *sent* in the window, whenever they end. Those that end in it are another set:
 under overload the slow ones end after it, or never, and who counts only the others sees a fast service. A request that
 never ended counts as slower than every other, so a percentile that falls among those is not known (None) and never too
-small. A closed loop is judged by the requests that *ended* in the window, as in `window.latency`: its load depends on
-its latencies, and in a steady state both sets have the same ones.
+small. A closed loop is judged by the requests that *ended* in the window: its load depends on its latencies, and in a
+steady state both sets have the same ones.
 
 TTFT = first token - sent, E2E = last token - sent, TPOT = (E2E - TTFT)/(n_out - 1), as `vllm bench serve` has them
 (vllm/benchmarks/serve.py, release 0.32), normalised = E2E/n_out (G.-I. Yu and others, Orca, OSDI 2022).
@@ -15,7 +13,8 @@ TTFT = first token - sent, E2E = last token - sent, TPOT = (E2E - TTFT)/(n_out -
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +42,8 @@ class Percentiles:
 class Latencies:
     """Percentiles of all latencies over the same requests; TPOT over those of two output tokens or more.
 
-    unfinished: requests among them that failed or were cut off.
+    unfinished: requests among them that failed or were cut off. itl_s: over the gaps between tokens in the window, of
+    whatever requests; None where no client saw them.
     """
 
     requests: int
@@ -52,6 +52,48 @@ class Latencies:
     tpot_s: Percentiles
     e2e_s: Percentiles
     normalized_latency_s: Percentiles
+    itl_s: Percentiles | None = None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Values of `LatencyFigures` by name."""
+        each = {"e2e": self.e2e_s, "ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.itl_s}
+        named: dict[str, Any] = {"normalized_latency_s": self.normalized_latency_s.mean}
+        for name, seen in each.items():
+            named[f"{name}_s"] = None if seen is None else seen.mean
+            named |= {f"{name}_{part}_s": None if seen is None else getattr(seen, part) for part in PARTS}
+        return named
+
+
+PARTS = ("p50", "p90", "p95", "p99")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyFigures:
+    """Means and percentiles of latencies in seconds: the figures of `Latencies`, each by a name of its own; None is
+    "not measured"."""
+
+    e2e_s: float | None = None
+    e2e_p50_s: float | None = None
+    e2e_p90_s: float | None = None
+    e2e_p95_s: float | None = None
+    e2e_p99_s: float | None = None
+    normalized_latency_s: float | None = None
+    ttft_s: float | None = None
+    ttft_p50_s: float | None = None
+    ttft_p90_s: float | None = None
+    ttft_p95_s: float | None = None
+    ttft_p99_s: float | None = None
+    tpot_s: float | None = None
+    tpot_p50_s: float | None = None
+    tpot_p90_s: float | None = None
+    tpot_p95_s: float | None = None
+    tpot_p99_s: float | None = None
+    itl_s: float | None = None
+    itl_p50_s: float | None = None
+    itl_p90_s: float | None = None
+    itl_p95_s: float | None = None
+    itl_p99_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +141,21 @@ def open_loop_latencies(run: Run) -> Latencies:
 
     An older record does not say when its failed requests were sent, so they are left out.
     """
-    return latencies(run.samples, sent_in(run.samples, run.window_s), _within(run.failed, "sent_s", run.window_s))
+    failed = _within(run.failed, "sent_s", run.window_s)
+    return latencies(run.samples, sent_in(run.samples, run.window_s), failed, gaps_of([run]))
 
 
 @once
 def closed_loop_latencies(run: Run) -> Latencies:
     """Latencies of the requests that finished with their last token in the window."""
-    return latencies(run.samples, finished_in_window(run))
+    return latencies(run.samples, finished_in_window(run), gaps=gaps_of([run]))
+
+
+def pooled_latencies(runs: Sequence[Run]) -> Latencies:
+    """Latencies of all requests that finished in the windows of several runs."""
+    return of_requests(
+        [request_latency(run.samples, row) for run in runs for row in finished_in_window(run)], gaps_of(runs)
+    )
 
 
 def judged_rows(measurement: Measurement) -> Sequence[int]:
@@ -135,10 +185,14 @@ def latencies_of(measurement: Measurement) -> Latencies:
     return open_loop_latencies(measurement.run) if sent else closed_loop_latencies(measurement.run)
 
 
-def latencies(samples: Samples, rows: Sequence[int], failed: int = 0) -> Latencies:
+def latencies(samples: Samples, rows: Sequence[int], failed: int = 0, gaps: GapHistogram | None = None) -> Latencies:
     """Latencies of the given rows of the samples and of `failed` further requests, which count as never answered."""
     never = RequestLatency(None, None, None, None, single=False)
-    seen = [request_latency(samples, row) for row in rows] + [never] * failed
+    return of_requests([request_latency(samples, row) for row in rows] + [never] * failed, gaps)
+
+
+def of_requests(seen: Sequence[RequestLatency], gaps: GapHistogram | None = None) -> Latencies:
+    """Latencies over these requests. gaps: between tokens, of all of them."""
     return Latencies(
         requests=len(seen),
         unfinished=sum(not each.finished for each in seen),
@@ -146,6 +200,7 @@ def latencies(samples: Samples, rows: Sequence[int], failed: int = 0) -> Latenci
         tpot_s=percentiles([each.tpot_s for each in seen if not each.single]),
         e2e_s=percentiles([each.e2e_s for each in seen]),
         normalized_latency_s=percentiles([each.normalized_latency_s for each in seen]),
+        itl_s=None if gaps is None else gap_percentiles(gaps),
     )
 
 
@@ -215,6 +270,21 @@ class GapHistogram:
             if seen >= wanted:
                 return self.middle_s(index)
         return None
+
+
+def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
+    """Gaps in the windows of all runs together; None where one of them had no client that saw them, or counted them
+    in other bins."""
+    found = [gap_histogram(run.stream.gaps) if run.stream and run.stream.gaps else None for run in runs]
+    known = [each for each in found if each is not None]
+    if not known or len(known) < len(found) or len({(each.growth, each.least_s) for each in known}) > 1:
+        return None
+    if len(known) == 1:
+        return known[0]
+    sums = [each.sum_s for each in known if each.sum_s is not None]
+    counts = sum((Counter(each.counts) for each in known), Counter[int]())
+    total = math.fsum(sums) if len(sums) == len(known) else None
+    return GapHistogram(known[0].growth, known[0].least_s, counts, total)
 
 
 def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:

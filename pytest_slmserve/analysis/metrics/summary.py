@@ -8,14 +8,16 @@ from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, decode_figures, device_figures
 from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.latency import LatencyFigures, latencies_of
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
 from pytest_slmserve.analysis.metrics.step_time import Bound, bound_by_counters, saturation_gap, step_time
 from pytest_slmserve.schema.records import Measurement, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Figures over the steady window; None is "not measured". Definitions in `window`, of the sensors' in `device`.
+class Summary(LatencyFigures):
+    """Figures over the steady window; None is "not measured". Definitions in `window`, of the sensors' in `device`;
+    latencies are of the requests by which this kind of load is judged (`latency`).
 
     batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
     output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
@@ -27,14 +29,6 @@ class Summary:
     requests_per_s: float | None = None
     output_tokens_per_s: float | None = None
     step_s: float | None = None
-    e2e_s: float | None = None
-    e2e_p50_s: float | None = None
-    e2e_p99_s: float | None = None
-    normalized_latency_s: float | None = None
-    ttft_s: float | None = None
-    ttft_p50_s: float | None = None
-    ttft_p99_s: float | None = None
-    tpot_s: float | None = None
     kv_usage: float | None = None
     roofline_fraction: float | None = None
     little: float | None = None
@@ -64,24 +58,17 @@ class Summary:
 def summarize(measurement: Measurement) -> Summary:
     """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`."""
     run = measurement.run
-    tokens_per_s, batch, latency = window.output_tokens_per_s(run), window.mean_batch(run), window.latency(run)
+    tokens_per_s, batch = window.output_tokens_per_s(run), window.mean_batch(run)
     per_request, law = output_tokens_each(measurement), window.littles_law(run)
     return Summary(
         batch=batch,
         requests_per_s=None if tokens_per_s is None else tokens_per_s / per_request,
         output_tokens_per_s=tokens_per_s,
         step_s=window.step_s(run),
-        e2e_s=latency.e2e_s,
-        e2e_p50_s=latency.e2e_p50_s,
-        e2e_p99_s=latency.e2e_p99_s,
-        normalized_latency_s=latency.normalized_latency_s,
-        ttft_s=latency.ttft_s,
-        ttft_p50_s=latency.ttft_p50_s,
-        ttft_p99_s=latency.ttft_p99_s,
-        tpot_s=latency.tpot_s,
         kv_usage=window.kv_usage(run),
         roofline_fraction=roofline_fraction(measurement, tokens_per_s, batch),
         little=None if law is None else law.deviation,
+        **latencies_of(measurement).figures,
         **_sensed(measurement, tokens_per_s),
     )
 

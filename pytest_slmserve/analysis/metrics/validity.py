@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.latency import judged_failures, judged_rows, latencies_of
+from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies, judged_failures, judged_rows, latencies_of
 from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_problems
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, late_sends, late_stamps
@@ -133,7 +133,7 @@ def _broken(run: Run) -> Iterator[str]:
         yield f"{_little_time(run, steps)}: a longer window, or more requests"
     if not window.finished_in_window(run):
         yield "no request finished in the window: a longer window"
-    elif window.latency(run).e2e_s is None:
+    elif not closed_loop_latencies(run).ttft_s.known:
         yield "no finished request says when its first token came"
 
 
@@ -151,7 +151,7 @@ def _unserved(measurement: Measurement) -> Iterator[str]:
     served, asked = sum(run.samples.finished), measurement.load.requests or 0
     if served + run.failures < asked:  # failures have a rule
         yield f"{served} of {asked} requests were served"
-    elif window.latency(run).e2e_s is None:
+    elif not closed_loop_latencies(run).ttft_s.known:
         yield "no finished request says when its first token came"
 
 

@@ -15,27 +15,9 @@ from operator import mul, sub
 from typing import TypeVar
 
 from pytest_slmserve.analysis.cached import once
-from pytest_slmserve.analysis.stats.estimates import mean, percentile
 from pytest_slmserve.schema.records import Run
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Latencies of the requests finished in the window, in seconds; None where there was none. Definitions as in the
-    docs: E2E = last token - sent, TTFT = first token - sent, TPOT = (E2E - TTFT)/(n_out - 1), normalised =
-    E2E/n_out."""
-
-    requests: int
-    e2e_s: float | None
-    e2e_p50_s: float | None
-    e2e_p99_s: float | None
-    normalized_latency_s: float | None
-    ttft_s: float | None
-    ttft_p50_s: float | None
-    ttft_p99_s: float | None
-    tpot_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,38 +175,6 @@ def finished_in_window(run: Run) -> Sequence[int]:
 def tpot_s(e2e: float, ttft: float, output_tokens: int) -> float | None:
     """Time per output token after the first; None where there is no second one."""
     return (e2e - ttft) / (output_tokens - 1) if output_tokens > 1 else None
-
-
-@once
-def latency(run: Run) -> Latency:
-    """Latencies of the requests that finished in the window."""
-    samples, rows = run.samples, finished_in_window(run)
-    e2e, ttft, tpot, normalized = [], [], [], []
-    for i in rows:
-        sent, first, last, tokens = (
-            samples.sent_s[i],
-            samples.first_token_s[i],
-            samples.last_token_s[i],
-            samples.output_tokens[i],
-        )
-        if last is None or first is None:
-            continue
-        e2e.append(last - sent)
-        ttft.append(first - sent)
-        normalized.append((last - sent) / max(tokens, 1))
-        if (each := tpot_s(e2e[-1], ttft[-1], tokens)) is not None:
-            tpot.append(each)
-    return Latency(
-        requests=len(rows),
-        e2e_s=mean(e2e),
-        e2e_p50_s=percentile(e2e, 0.50),
-        e2e_p99_s=percentile(e2e, 0.99),
-        normalized_latency_s=mean(normalized),
-        ttft_s=mean(ttft),
-        ttft_p50_s=percentile(ttft, 0.50),
-        ttft_p99_s=percentile(ttft, 0.99),
-        tpot_s=mean(tpot),
-    )
 
 
 def common_span(runs: Sequence[Run]) -> list[Run]:

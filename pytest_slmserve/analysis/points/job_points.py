@@ -107,7 +107,7 @@ def _point(measurements: Sequence[Measurement]) -> JobPoint:
         environment=first.environment,
         workload=first.workload,
         load=first.load,
-        **repeat_fields(chosen, summaries, (m.id for m in chosen.used)),
+        **repeat_fields(chosen, summaries, [(m,) for m in chosen.used]),
         **mean_figures(summaries, JobSummary),
     )
 

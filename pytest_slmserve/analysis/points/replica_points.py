@@ -15,40 +15,37 @@ from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_figures
 from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.latency import LatencyFigures, pooled_latencies
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.sweep_points import Point, Repeats, choose, repeat_fields
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
     factor,
     log_ratio,
-    mean,
     mean_of_known,
-    percentile,
     pooled_relative_sd,
 )
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.loads import ClosedLoop
-from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import short_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSummary:
+class ReplicaSummary(LatencyFigures):
     """One run of several engines, over the span that their windows have in common; None is "not measured".
 
     output_tokens_per_s: of all. each_tokens_per_s: of each replica there. sum_tokens_per_s: of each over its own
-    window, added up (the paper's way). e2e_s and percentiles: of all requests that ended in the span, pooled.
-    largest_e2e_s: the largest of the replicas' means (the paper's way). The rest is the device's, for all engines.
+    window, added up (the paper's way). Latencies: of all requests that ended in the span, pooled; ITL of each engine's
+    own window. largest_e2e_s: the largest of the replicas' means (the paper's way). The rest is the device's, for all
+    engines.
     """
 
     output_tokens_per_s: float | None = None
     each_tokens_per_s: tuple[float, ...] = ()
     sum_tokens_per_s: float | None = None
-    e2e_s: float | None = None
-    e2e_p50_s: float | None = None
-    e2e_p99_s: float | None = None
     largest_e2e_s: float | None = None
     step_s: float | None = None
     gpu_util: float | None = None
@@ -144,7 +141,7 @@ def summarize_shared(members: ReplicaGroup) -> ReplicaSummary:
     runs = window.common_span([m.run for m in members])
     rates = [window.output_tokens_per_s(run) for run in runs]
     own = [window.output_tokens_per_s(m.run) for m in members]
-    latencies, means = _latencies(runs)
+    means = [alone for run in runs if (alone := pooled_latencies([run]).e2e_s.mean) is not None]
     seen = next((device_figures(run) for run in runs if run.telemetry), DeviceFigures())
     total = _sum(rates)
     names = {f.name for f in fields(ReplicaSummary)} & {f.name for f in fields(DeviceFigures)}
@@ -152,28 +149,12 @@ def summarize_shared(members: ReplicaGroup) -> ReplicaSummary:
         output_tokens_per_s=total,
         each_tokens_per_s=tuple(rate for rate in rates if rate is not None),
         sum_tokens_per_s=_sum(own),
-        e2e_s=mean(latencies),
-        e2e_p50_s=percentile(latencies, 0.50),
-        e2e_p99_s=percentile(latencies, 0.99),
         largest_e2e_s=max(means, default=None),
         step_s=mean_of_known(window.step_s(run) for run in runs),
         energy_per_token_j=seen.power_w / total if seen.power_w is not None and total else None,
+        **pooled_latencies(runs).figures,
         **{name: getattr(seen, name) for name in names},
     )
-
-
-def _latencies(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
-    """E2E of all requests that ended in the windows, and the mean of each run that had any."""
-    each = [
-        [
-            last - run.samples.sent_s[i]
-            for i in window.finished_in_window(run)
-            if (last := run.samples.last_token_s[i]) is not None
-        ]
-        for run in runs
-    ]
-    means = [value for seen in each if (value := mean(seen)) is not None]
-    return [value for seen in each for value in seen], means
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
@@ -202,7 +183,7 @@ def shared_point(runs: Sequence[ReplicaGroup]) -> ReplicaPoint:
         workload=hashes.pop() if len(hashes) == 1 else None,
         ramp_up=first[0].load.ramp_up if isinstance(first[0].load, ClosedLoop) else "burst",
         tensor_parallel_size=first[0].spec.tensor_parallel_size,
-        **repeat_fields(chosen, each, (m.id for members in chosen.used for m in members)),
+        **repeat_fields(chosen, each, chosen.used),
         **_means(each),
     )
 

@@ -8,11 +8,12 @@ from itertools import groupby
 from statistics import mode
 from typing import Any, Generic, TypeVar
 
+from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, checked_slo, goodput_of, together
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.loads import is_steady
-from pytest_slmserve.schema.records import Measurement, series_key
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
 
 T = TypeVar("T")
 
@@ -23,14 +24,15 @@ class Repeats(Generic[T]):
 
     Used are the clean ones; where there are none of them, the degraded ones; never an invalid one.
     each: figures of each repeat used, in the order measured. repeats, e2e_repeats: their output tokens/s and mean E2E;
-    records: ids of their measurements. left_out: number of repeats not used; problems: what was wrong with them.
-    degraded: what the sensors say against those used.
+    records: ids of their measurements, which are in `used`. left_out: number of repeats not used; problems: what was
+    wrong with them. degraded: what the sensors say against those used.
     """
 
     repeats: tuple[float, ...] = ()
     e2e_repeats: tuple[float, ...] = ()
     records: tuple[str, ...] = ()
     each: tuple[T, ...] = field(default=(), repr=False)
+    used: tuple[ReplicaGroup, ...] = field(default=(), repr=False, compare=False)
     left_out: int = 0
     problems: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
@@ -40,6 +42,14 @@ class Repeats(Generic[T]):
         """True where a claim may rest on it: one valid repeat is enough; rates and latencies are positive numbers."""
         numbers = (*self.repeats, *self.e2e_repeats)
         return 0 < len(self.repeats) == len(self.e2e_repeats) and all(0 < v < float("inf") for v in numbers)
+
+    def goodput(self, slo: str | Slo) -> Goodput | None:
+        """Requests that kept every bound of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used:
+        `.attainment` is their share, `.per_s` their rate. None where there is no valid repeat. Raises BadUsage for what
+        is no SLO, and for a bound on ITL."""
+        bounds = checked_slo(slo) if isinstance(slo, str) else slo
+        each = (together([goodput_of(m, bounds) for m in group], at_once=True) for group in self.used)
+        return together(list(each))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +111,14 @@ def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Seque
     )
 
 
-def repeat_fields(chosen: UsableRepeats[Any], each: Sequence[Any], records: Iterable[str]) -> dict[str, Any]:
-    """Fields of `Repeats`. each: figures of the repeats used."""
+def repeat_fields(chosen: UsableRepeats[Any], each: Sequence[Any], used: Sequence[ReplicaGroup]) -> dict[str, Any]:
+    """Fields of `Repeats`. each: figures of the repeats used. used: their measurements."""
     return {
         "repeats": tuple(s.output_tokens_per_s for s in each if s.output_tokens_per_s is not None),
         "e2e_repeats": tuple(s.e2e_s for s in each if s.e2e_s is not None),
-        "records": tuple(records),
+        "records": tuple(m.id for group in used for m in group),
         "each": tuple(each),
+        "used": tuple(used),
         "left_out": chosen.left_out,
         "problems": chosen.problems,
         "degraded": chosen.degraded,
@@ -121,7 +132,7 @@ def point_of(concurrency: int, measurements: Sequence[Measurement]) -> Point:
     return Point(
         concurrency=concurrency,
         batch_repeats=tuple(s.batch for s in summaries if s.batch is not None),
-        **repeat_fields(chosen, summaries, (m.id for m in chosen.used)),
+        **repeat_fields(chosen, summaries, [(m,) for m in chosen.used]),
         **mean_figures(summaries),
     )
 

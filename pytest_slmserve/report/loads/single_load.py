@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.metrics.client_queueing import held_back
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
-from pytest_slmserve.analysis.metrics.latency import Percentiles, gap_histogram, gap_percentiles, latencies_of
+from pytest_slmserve.analysis.metrics.latency import Percentiles, latencies_of
 from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
 from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
@@ -43,9 +43,9 @@ STRICT = ValidityCriteria()
 
 def latencies(measurement: Measurement) -> dict[str, Percentiles]:
     """Latency percentiles by name, in seconds; ITL is of the gaps in the window."""
-    seen, stream = latencies_of(measurement), measurement.run.stream
+    seen = latencies_of(measurement)
     found = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2e": seen.e2e_s, "normalized": seen.normalized_latency_s}
-    return found | ({"itl": gap_percentiles(gap_histogram(stream.gaps))} if stream else {})
+    return found | ({"itl": seen.itl_s} if seen.itl_s else {})
 
 
 def good(measurement: Measurement, slo: Slo | None) -> Goodput | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of, together
+from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo
 from pytest_slmserve.analysis.points.sweep_points import Point, concurrency_of
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.peak_goodput import IN_FLIGHT, highest_load, peak
@@ -58,9 +58,8 @@ def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
 def _served(curve: Curve, point: Point, slo: Slo) -> Served:
     """Goodput of the repeats that count. Dropped are those of all repeats: one with a failure does not count, and its
     failures are no secret."""
-    found = [each for m in curve.measurements if m.id in point.records and (each := goodput_of(m, slo))]
     dropped = sum(m.run.failures for m in curve.measurements if concurrency_of(m) == point.concurrency)
-    return Served(point.concurrency, together(found), dropped)
+    return Served(point.concurrency, point.goodput(slo), dropped)
 
 
 def _findings(found: Sequence[tuple[float, Goodput]], invalid: Sequence[float]) -> Iterator[str]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import measurement, planted_run
 
-from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import (
+    PARTS,
     GapHistogram,
+    LatencyFigures,
     closed_loop_latencies,
     gap_histogram,
     gap_percentiles,
@@ -114,17 +115,40 @@ def test_a_closed_loop_is_judged_by_what_ended_in_the_window():
     run = Run(HAND, NO_STEPS, (1.0, 2.0))
     seen = closed_loop_latencies(run)
     assert (seen.requests, seen.unfinished) == (2, 0)
-    assert seen.e2e_s.mean == window.latency(run).e2e_s == pytest.approx((1.1 + 0.2) / 2)
+    assert seen.e2e_s.mean == pytest.approx((1.1 + 0.2) / 2)
 
 
-@given(st.integers(1, 40), st.floats(100, 10_000), st.integers(2, 40))
-def test_a_closed_loops_figures_are_those_of_the_window_module(concurrency, rate, output):
-    run = planted_run(concurrency, rate, output_tokens=output)
-    seen, known = closed_loop_latencies(run), window.latency(run)
-    assert seen.requests == known.requests
-    assert (seen.e2e_s.mean, seen.e2e_s.p50, seen.e2e_s.p99) == (known.e2e_s, known.e2e_p50_s, known.e2e_p99_s)
-    assert (seen.ttft_s.mean, seen.ttft_s.p50, seen.ttft_s.p99) == (known.ttft_s, known.ttft_p50_s, known.ttft_p99_s)
-    assert (seen.tpot_s.mean, seen.normalized_latency_s.mean) == (known.tpot_s, known.normalized_latency_s)
+def test_latencies_of_a_closed_loop_by_hand():
+    rows = [
+        (0.0, 1.0, 3.0, 3, True),
+        (1.5, 2.5, 5.5, 1, True),  # the request of one token has no TPOT
+        (0.0, 0.2, 0.8, 4, True),  # ended before the window
+        (4.0, None, None, 0, False),
+    ]
+    seen = closed_loop_latencies(Run(samples_of(rows), NO_STEPS, (0.9, 6.0))).figures
+    assert (seen["e2e_s"], seen["e2e_p50_s"], seen["ttft_s"], seen["ttft_p90_s"]) == pytest.approx((3.5, 3.5, 1, 1))
+    assert seen["tpot_s"] == seen["tpot_p99_s"] == pytest.approx((3 - 1) / 2)
+    assert seen["normalized_latency_s"] == pytest.approx((3 / 3 + 4 / 1) / 2)
+
+
+def test_a_finished_request_without_a_first_token_has_no_ttft():
+    seen = closed_loop_latencies(Run(samples_of([(0.0, None, 1.0, 3, True)]), NO_STEPS, (0.0, 5.0)))
+    assert (seen.requests, seen.ttft_s.known, seen.ttft_s.mean, seen.tpot_s.mean) == (1, 0, None, None)
+
+
+def test_planted_latency_is_found():
+    seen = closed_loop_latencies(planted_run(8, 1000.0, output_tokens=32)).figures
+    assert [seen[f"e2e_{part}_s"] for part in PARTS] == pytest.approx([0.256] * 4)
+    assert [seen[f"{name}_{part}_s"] for name in ("ttft", "tpot") for part in PARTS] == pytest.approx([0.008] * 8)
+    assert {name for name, value in seen.items() if value is None} == {"itl_s", *(f"itl_{part}_s" for part in PARTS)}
+
+
+def test_figures_are_the_fields_of_a_summary():
+    assert planted_figures().keys() == {field.name for field in fields(LatencyFigures)}
+
+
+def planted_figures():
+    return closed_loop_latencies(planted_run(8, 1000.0)).figures
 
 
 def test_both_ways_agree_in_a_steady_state():

@@ -53,19 +53,6 @@ def test_requests_in_flight_are_cut_to_the_span():
     assert window.requests_in_flight(HAND) == pytest.approx((2 + 3 + 0.5) / 4)
 
 
-def test_latency_is_of_requests_that_end_in_the_window():
-    seen = window.latency(HAND)
-    assert (seen.requests, seen.e2e_s, seen.e2e_p50_s) == (2, 3.5, 3.5)
-    assert seen.ttft_s == pytest.approx(1.0) and seen.ttft_p50_s == pytest.approx(1.0)
-    assert seen.tpot_s == pytest.approx((3 - 1) / 2), "the request of one token has none"
-    assert seen.normalized_latency_s == pytest.approx((3 / 3 + 4 / 1) / 2)
-
-
-def test_a_request_without_a_first_token_has_no_latency():
-    seen = window.latency(run_of([(0, 1)], (0, 5), [(0.0, 0.0, None, 1.0, 3, True)]))
-    assert seen.requests == 1 and seen.e2e_s is None and seen.tpot_s is None
-
-
 @pytest.mark.parametrize("steps", [[], [(1.0, 5)], [(1.0, 5), (1.0, 5)]])
 def test_below_two_boundaries_there_is_nothing_to_say(steps):
     run = run_of(steps, (0.0, 2.0), [(0.0, 0.0, 0.5, 1.0, 3, True)])
@@ -95,14 +82,6 @@ def test_planted_throughput_and_batch_are_found(concurrency, rate, output_tokens
 def test_littles_law_is_an_identity_of_an_honest_run(concurrency, output_tokens, steps, idle):
     law = window.littles_law(planted_run(concurrency, 1e3, output_tokens=output_tokens, steps=steps, idle_steps=idle))
     assert law.deviation == pytest.approx(0, abs=1e-6)
-
-
-def test_planted_latency_is_found():
-    run = planted_run(8, 1000.0, output_tokens=32)
-    seen = window.latency(run)
-    assert (seen.e2e_s, seen.e2e_p50_s, seen.e2e_p99_s) == pytest.approx((0.256,) * 3)
-    assert (seen.ttft_s, seen.ttft_p50_s, seen.ttft_p99_s, seen.tpot_s) == pytest.approx((0.008,) * 4)
-    assert seen.normalized_latency_s == pytest.approx(0.008)
 
 
 def test_preemptions_and_kv_of_the_window_only():

@@ -47,6 +47,14 @@ def test_all_at_once_it_is_the_law_of_the_engine():
     assert point.fits and point.model == "opt-125m"
 
 
+def test_a_job_has_percentiles_and_goodput():
+    (point,) = job_points([served(job(40)), served(job(40))])
+    assert point.e2e_p50_s == pytest.approx(40 / 160) == pytest.approx(point.e2e_p95_s) and point.ttft_p90_s > 0
+    found = point.goodput("e2e:1s")
+    assert (found.requests, found.attainment) == (80, 1) and found.per_s == pytest.approx(160)
+    assert point.goodput("e2e:100ms").attainment == 0
+
+
 def test_at_a_low_rate_it_is_the_rate_and_the_last_requests_time():
     load = job(40, rate=5.0, seed=1)
     (point,) = job_points([served(load)])

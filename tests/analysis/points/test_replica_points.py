@@ -18,6 +18,8 @@ from pytest_slmserve.analysis.compare.replicas import (
     replicas_pay,
 )
 from pytest_slmserve.analysis.metrics import window
+from pytest_slmserve.analysis.metrics.goodput import goodput_of, parse_slo
+from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies
 from pytest_slmserve.analysis.metrics.validity import check, is_clean, trustworthy
 from pytest_slmserve.analysis.points.replica_points import (
     gain_over,
@@ -30,7 +32,7 @@ from pytest_slmserve.analysis.points.replica_points import (
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.records import Replica
+from pytest_slmserve.schema.records import Replica, Stream
 
 HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
 
@@ -74,13 +76,34 @@ def test_what_all_serve_is_added_up():
 def test_latencies_are_pooled_and_the_largest_mean_is_the_papers():
     slow, fast = together(400.0, 800.0)
     seen = summarize_shared((slow, fast))
-    each = [window.latency(run) for run in window.common_span([slow.run, fast.run])]
-    assert seen.largest_e2e_s == pytest.approx(max(one.e2e_s for one in each))
+    each = [closed_loop_latencies(run) for run in window.common_span([slow.run, fast.run])]
+    assert seen.largest_e2e_s == pytest.approx(max(one.e2e_s.mean for one in each))
     requests = [one.requests for one in each]
-    pooled = sum(one.e2e_s * n for one, n in zip(each, requests)) / sum(requests)
+    pooled = sum(one.e2e_s.mean * n for one, n in zip(each, requests)) / sum(requests)
     assert seen.e2e_s == pytest.approx(pooled)
-    assert min(one.e2e_p50_s for one in each) <= seen.e2e_p50_s <= max(one.e2e_p50_s for one in each)
-    assert seen.e2e_p99_s > 0.95 * each[0].e2e_p99_s, "the slow one's"
+    assert min(one.e2e_s.p50 for one in each) <= seen.e2e_p50_s <= max(one.e2e_s.p50 for one in each)
+    assert seen.e2e_p99_s > 0.95 * each[0].e2e_s.p99, "the slow one's"
+
+
+def test_goodput_of_engines_at_once_is_added_up_and_of_repeats_averaged():
+    measured = [*together(400.0, 600.0), *together(400.0, 600.0, repeat=1)]
+    [point] = shared_points(measured)
+    alone = [goodput_of(m, parse_slo("e2e:600ms")) for m in measured]
+    found = point.goodput("e2e:600ms")
+    assert [each.attainment for each in alone] == [0, 1, 0, 1]
+    assert found.per_s == pytest.approx(alone[1].per_s) and found.requests == sum(each.requests for each in alone)
+    assert found.good == alone[1].good + alone[3].good
+    assert point.ttft_p95_s > 0 and point.e2e_p99_s > point.e2e_p50_s
+
+
+def test_gaps_of_engines_at_once_are_counted_together():
+    counts = [{"10": 3}, {"10": 1, "20": 4}]
+    made = together(400.0, 600.0)
+    streams = [Stream(0.1, 0.0, (1.0,), {"growth": 1.01, "least_s": 1e-4, "counts": each}) for each in counts]
+    members = tuple(replace(m, run=replace(m.run, stream=s)) for m, s in zip(made, streams))
+    seen = summarize_shared(members)
+    assert (seen.itl_p50_s, seen.itl_p90_s) == pytest.approx((1e-4 * 1.01**10.5, 1e-4 * 1.01**20.5))
+    assert summarize_shared((members[0], made[1])).itl_p50_s is None, "of one of them nobody counted"
 
 
 def test_rates_are_of_the_span_that_all_windows_have_in_common():

@@ -6,10 +6,14 @@ from dataclasses import fields, replace
 import pytest
 from strategies import WELL, measurement, planted_telemetry, point
 
+from pytest_slmserve.analysis.metrics.goodput import goodput_of, parse_slo
+from pytest_slmserve.analysis.metrics.latency import PARTS, closed_loop_latencies
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.points.sweep_points import points_of
 from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
+from pytest_slmserve.schema.records import Stream
 
 
 def test_summary_of_a_planted_measurement():
@@ -22,7 +26,9 @@ def test_summary_of_a_planted_measurement():
 
 def test_no_figure_of_a_full_measurement_is_missing():
     seen = summarize(sensed(measurement()))
-    assert [f.name for f in fields(Summary) if getattr(seen, f.name) is None] == ["power_imbalance"], "of one GPU"
+    absent = [f.name for f in fields(Summary) if getattr(seen, f.name) is None]
+    assert [name for name in absent if not name.startswith("itl")] == ["power_imbalance"], "of one GPU"
+    assert len(absent) == 6, "and no client saw the gaps between tokens"
 
 
 def sensed(made, **columns):
@@ -102,3 +108,51 @@ def test_a_point_needs_positive_throughput(repeats):
 
 def test_a_point_needs_a_latency_for_each_throughput():
     assert not point(8, [5.0, 5.0], [1.0]).valid
+
+
+# Percentiles and goodput
+
+
+def test_percentiles_of_a_point_are_means_over_its_repeats():
+    measured = [measurement(8, 1000.0), measurement(8, 500.0, repeat=1)]
+    [seen] = points_of(measured)
+    each = [closed_loop_latencies(m.run) for m in measured]
+    for name in ("ttft", "tpot", "e2e"):
+        for part in PARTS:
+            found = [getattr(getattr(one, f"{name}_s"), part) for one in each]
+            assert getattr(seen, f"{name}_{part}_s") == pytest.approx(sum(found) / 2) and found[1] > found[0]
+    assert seen.itl_s is None and seen.itl_p99_s is None, "nobody saw the gaps between tokens"
+
+
+def test_itl_of_a_point_is_that_of_its_client():
+    gaps = {"growth": 1.01, "least_s": 1e-4, "counts": {"300": 99, "500": 1}, "sum_s": 0.5}
+    made = measurement(8, 1000.0)
+    [seen] = points_of([replace(made, run=replace(made.run, stream=Stream(0.1, 0.0, (1.0,), gaps)))])
+    assert seen.itl_s == pytest.approx(0.005)
+    assert seen.itl_p50_s == seen.itl_p99_s == pytest.approx(1e-4 * 1.01**300.5)
+
+
+def test_goodput_of_a_point_is_over_all_repeats_used():
+    fast, slow = measurement(8, 1000.0), measurement(8, 500.0, repeat=1)
+    broken = measurement(8, 1000.0, repeat=2)
+    broken = replace(broken, run=replace(broken.run, failures=1))
+    [seen] = points_of([fast, slow, broken])
+    alone = [goodput_of(m, parse_slo("e2e:300ms")) for m in (fast, slow)]
+    found = seen.goodput("e2e:300ms")
+    assert [each.attainment for each in alone] == [1, 0]
+    assert (found.requests, found.good) == (sum(each.requests for each in alone), alone[0].requests)
+    assert found.attainment == found.good / found.requests and found.per_s == pytest.approx(alone[0].per_s / 2)
+    assert seen.goodput(parse_slo("e2e:300ms")) == found
+
+
+def test_a_point_without_a_valid_repeat_has_no_goodput():
+    made = measurement(8, 1000.0)
+    [seen] = points_of([replace(made, run=replace(made.run, failures=1))])
+    assert not seen.valid and seen.goodput("e2e:1s") is None
+
+
+@pytest.mark.parametrize(("words", "said"), [("", "is no SLO"), ("itl:9ms", "not request by request")])
+def test_goodput_by_other_words_is_refused(words, said):
+    [seen] = points_of([measurement(8, 1000.0)])
+    with pytest.raises(BadUsage, match=said):
+        seen.goodput(words)
