@@ -41,6 +41,13 @@ def add_archives(command: Parser, metavar: str) -> None:
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
 
 
+def add_formats(command: Parser, csv: str) -> None:
+    """csv: what has a line of its own there."""
+    formats = command.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    formats.add_argument("--csv", action="store_true", help=f"CSV instead of text: a line for {csv}")
+
+
 def check_share(name: str, share: float) -> None:
     if not 0 < share < 1:
         raise BadUsage(f"--{name} {share:g} is no share between 0 and 1", f"--{name} 0.1")

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser, Taker, add_command, check_share
+from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser, Taker, add_command, add_formats, check_share
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def add(commands: Commands) -> None:
     judge_ = add_command(commands, "judge", words, STATUS, judge)
     add_files(judge_)
     add_question(judge_, required=True)
+    add_formats(judge_, "each load")
     words = "judge several engines on one device, in external results"
     replicas_ = add_command(commands, "replicas", words, STATUS, replicas)
     add_files(replicas_)
@@ -45,6 +46,7 @@ def add(commands: Commands) -> None:
     baseline = "what a row of one engine must have to be compared with; may be given again (default: any)"
     replicas_.add_argument("--baseline", metavar="NAME=VALUE", action="append", default=[], help=baseline)
     add_rows(replicas_)
+    add_formats(replicas_, "each number of engines and limit")
 
 
 def add_files(command: Parser) -> None:
@@ -72,11 +74,10 @@ def add_columns(command: Taker, *, required: bool) -> None:
 
 
 def add_rows(command: Taker) -> None:
-    """Arguments that say which rows of external results are read, and how the answer looks."""
+    """Arguments that say which rows of external results are read."""
     command.add_argument("--latency-unit", choices=("ms", "s"), help="where the name does not end in _ms or _s")
     where = "only rows with this value; may be given again"
     command.add_argument("--where", metavar="NAME=VALUE", action="append", default=[], help=where)
-    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
 def are_external(given: argparse.Namespace) -> bool:
@@ -89,6 +90,7 @@ def judge(given: argparse.Namespace) -> int:
     from pytest_slmserve.analysis.advice.advisor import plan
     from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
     from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS
+    from pytest_slmserve.report.as_csv import as_csv
     from pytest_slmserve.report.external import sweep
     from pytest_slmserve.report.numbers import counted
 
@@ -101,6 +103,9 @@ def judge(given: argparse.Namespace) -> int:
         problem = f"{counted(len(curve.valid), 'value')} of {given.knob}{without}, {FEWEST_POINTS} are needed"
         raise TooFewPoints(problem, "results of more loads, or other conditions")
     found = plan([ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish)
+    if given.csv:
+        print(as_csv(sweep.entries(curve, found)), end="")
+        return HOLDS
     print((sweep.as_json if given.json else sweep.text)(curve, found, columns_of(given), given.tolerance, notes))
     return HOLDS
 
@@ -109,11 +114,15 @@ def replicas(given: argparse.Namespace) -> int:
     """Compares several engines on one device with one engine, from external results."""
     from pytest_slmserve.analysis.compare.external_replicas import compare
     from pytest_slmserve.archive.external_replicas import engine_sets, remarks
+    from pytest_slmserve.report.as_csv import as_csv
     from pytest_slmserve.report.external import replicas
 
     columns = columns_of(given)
     rows = rows_of(given, columns)
     found = compare(engine_sets(rows, columns, given.baseline))
+    if given.csv:
+        print(as_csv(replicas.entries(found)), end="")
+        return HOLDS
     notes = list(remarks(rows, columns, given.baseline))
     print((replicas.as_json if given.json else replicas.text)(found, columns, notes))
     return HOLDS

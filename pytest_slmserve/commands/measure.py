@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.commands import measure_loads, measure_requests
-from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command
+from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats
 from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
@@ -58,7 +58,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--records", metavar="PATH", type=Path, default=Path(".slm/records.jsonl"), help=records)
     saved = "also write each result as `vllm bench serve` does: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
     command.add_argument("--export", metavar="WHAT=PATH", help=saved)
-    command.add_argument("--json", action="store_true", help="one object instead of text")
+    add_formats(command, "each load, or step of a ramp")
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -93,7 +93,10 @@ def measure_all(given: argparse.Namespace) -> int:
     if given.processes < 1:
         raise BadUsage(f"--processes {given.processes} send nothing", "--processes 2")
     found = measured(given, wanted, export, own_prompts)
-    print(page(found, terms, given.json))
+    if given.csv:
+        print(table_of(found, terms), end="")
+    else:
+        print(page(found, terms, given.json))
     return HOLDS if all(valid(each, terms) for each in found) else FAILS
 
 
@@ -152,14 +155,20 @@ def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> 
     from pytest_slmserve.report.as_json import as_json
     from pytest_slmserve.report.loads import open_loop, single_load
 
-    if len(found) > 1:
-        several = open_loop.rates_facts if as_object else open_loop.rates_text
-        told_of: Any = several(found, terms)
-    elif steps_of(found[0]):
-        told_of = (open_loop.ramp_facts if as_object else open_loop.ramp_text)(found[0], terms)
-    else:
-        told_of = (single_load.single_load_facts if as_object else single_load.as_text)(found[0], terms)
-    return as_json(told_of) if as_object else str(told_of)
+    several = len(found) > 1
+    if as_object:
+        return as_json(open_loop.rates_facts(found, terms) if several else open_loop.facts_of_load(found[0], terms))
+    if several:
+        return open_loop.rates_text(found, terms)
+    return (open_loop.ramp_text if steps_of(found[0]) else single_load.as_text)(found[0], terms)
+
+
+def table_of(found: list[Measurement], terms: ValidityCriteria) -> str:
+    """CSV with a line for each load, or each step of a ramp."""
+    from pytest_slmserve.report.as_csv import as_csv
+    from pytest_slmserve.report.loads.open_loop import rows_of_load
+
+    return as_csv(row for m in found for row in rows_of_load(m, terms))
 
 
 def told(progress: Progress) -> None:

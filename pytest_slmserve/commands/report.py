@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from itertools import chain
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_archives, add_command
+from pytest_slmserve.commands.cli import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    USAGE,
+    Commands,
+    add_archives,
+    add_command,
+    add_formats,
+)
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_question, are_external, judge
 from pytest_slmserve.schema.errors import BadUsage
@@ -17,9 +27,13 @@ from pytest_slmserve.schema.loads import is_job
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.gate.launch_pairs import Gated
     from pytest_slmserve.analysis.metrics.goodput import Slo
+    from pytest_slmserve.analysis.points.job_points import JobPoint
+    from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
     from pytest_slmserve.analysis.stored.claims import Judged
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.archive.store import Contents
+    from pytest_slmserve.report.loads.single_load import ValidityCriteria
+    from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
     f"{HOLDS} all verdicts are as expected and gates pass, {FAILS} one is not or fails, {UNDECIDED} none is wrong but "
@@ -35,6 +49,7 @@ def add(commands: Commands) -> None:
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     report_.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
+    add_formats(report_, "each point, job and load")
     add_question(report_.add_argument_group("external results, as `judge` reads them"), required=False)
     words = "draw what archives hold: throughput, GPU use, energy, replicas, gates (needs matplotlib)"
     figures_ = add_command(commands, "figures", words, FIGURES_STATUS, figures)
@@ -51,29 +66,76 @@ def report(given: argparse.Namespace) -> int:
             raise BadUsage("--figure draws archives of ours, and these are external results", "no --figure")
         return judge(given)
     from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
-    from pytest_slmserve.report.loads.open_loop import open_loop_texts
-    from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts
+    from pytest_slmserve.report.loads.open_loop import is_windowed, open_loop_texts
+    from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts, is_counted_loop
 
-    slo = slo_of_requests(given.goodput)
+    terms = ValidityCriteria(slo_of_requests(given.goodput))
     archives = read_each(given.paths, given.skip_damaged)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
-    curves, judged, text = judged_again(contents, given.strict, slo)
-    texts = (found(contents.measurements, ValidityCriteria(slo)) for found in (counted_loop_texts, open_loop_texts))
-    pages = [f"{each}\n" for each in chain.from_iterable(texts)]
-    tables = curves or any(is_job(m.load) for m in contents.measurements)
-    for piece in ([text] if tables or not (gates or pages) else []) + pages + gate_texts(gates):
-        print(piece)
-    nothing = [] if curves or gates or pages else ["no sweep was measured"]
-    for note in (*contents.notes, *remarks, *nothing):
-        print(f"note: {note}")
+    found, notes = judged_again(contents), (*contents.notes, *remarks)
+    loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
+    if given.json:
+        from pytest_slmserve.report.as_json import as_json
+
+        print(as_json(facts_of(found, loads, gates, notes, given.strict, terms)))
+    elif given.csv:
+        from pytest_slmserve.report.as_csv import as_csv
+
+        print(as_csv(rows_of(found, loads, terms)), end="")
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+    else:
+        tables = found.curves or any(is_job(m.load) for m in contents.measurements)
+        pages = [f"{page}\n" for text in (counted_loop_texts, open_loop_texts) for page in text(loads, terms)]
+        texts = [found.text(given.strict, terms.slo)] if tables or not (gates or loads) else []
+        for piece in [*texts, *pages, *gate_texts(gates)]:
+            print(piece)
+        nothing = [] if found.curves or gates or loads else ["no sweep was measured"]
+        for note in (*notes, *nothing):
+            print(f"note: {note}")
     if given.figure is not None:
         from pytest_slmserve.report.figures.sweeps import draw_sweeps
 
-        draw_sweeps(curves, given.figure)
-        print(f"drawn: {given.figure}")
-    statuses = {*([exit_status(judged, given.strict)] if curves else []), *(status_of(each.outcome) for each in gates)}
-    statuses |= {HOLDS} if pages else set()  # nothing is claimed of them
+        draw_sweeps(found.curves, given.figure)
+        print(f"drawn: {given.figure}", file=sys.stderr if given.json or given.csv else sys.stdout)
+    judged = [exit_status(found.judged, given.strict)] if found.curves else []
+    statuses = {*judged, *(status_of(each.outcome) for each in gates)}
+    statuses |= {HOLDS} if loads else set()  # nothing is claimed of them
     return next((status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses), UNDECIDED)
+
+
+def facts_of(
+    found: JudgedArchive,
+    loads: Sequence[Measurement],
+    gates: Sequence[Gated],
+    notes: Sequence[str],
+    strict: bool,
+    terms: ValidityCriteria,
+) -> dict[str, Any]:
+    """All that the text tells, for JSON."""
+    from pytest_slmserve.report.gate.text import gate_facts
+    from pytest_slmserve.report.loads.open_loop import facts_of_load
+    from pytest_slmserve.report.point_facts import point_facts, sweep_facts
+    from pytest_slmserve.report.tables.run import verdict_facts
+
+    return {
+        "points": point_facts(found.curves, found.shared, found.jobs, terms.slo),
+        "loads": [facts_of_load(m, terms) for m in loads],
+        "sweeps": sweep_facts(found.curves),
+        "verdicts": [verdict_facts(verdict, row, strict=strict) for verdict, row in found.judged],
+        "gates": map(gate_facts, gates),
+        "notes": notes,
+    }
+
+
+def rows_of(found: JudgedArchive, loads: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[dict[str, Any]]:
+    """A row for each point, job and load."""
+    from pytest_slmserve.report.loads.open_loop import rows_of_load
+    from pytest_slmserve.report.point_facts import point_facts
+
+    yield from point_facts(found.curves, found.shared, found.jobs, terms.slo)
+    for m in loads:
+        yield from ({"kind": "load", **row} for row in rows_of_load(m, terms))
 
 
 def figures(given: argparse.Namespace) -> int:
@@ -166,23 +228,35 @@ def curves_of(contents: Contents) -> Sequence[Curve]:
     return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
 
 
-def judged_again(
-    contents: Contents, strict: bool, slo: Slo | None = None
-) -> tuple[Sequence[Curve], Sequence[Judged], str]:
-    """Curves, verdicts and the text about them. Raises BadArchive where the stored claims or plans are none."""
+@dataclass(frozen=True, slots=True)
+class JudgedArchive:
+    """Contents of an archive by today's claims table."""
+
+    curves: Sequence[Curve]
+    judged: Sequence[Judged]
+    shared: Sequence[ReplicaPoint]
+    jobs: Sequence[JobPoint]
+
+    def text(self, strict: bool, slo: Slo | None = None) -> str:
+        """The tables and verdicts."""
+        from pytest_slmserve.report.tables.run import run_lines
+
+        lines = run_lines(self.curves, self.judged, shared=self.shared, jobs=self.jobs, strict=strict, slo=slo)
+        return "\n".join(text for text, _ in lines)
+
+
+def judged_again(contents: Contents) -> JudgedArchive:
+    """Curves, points and verdicts. Raises BadArchive where the stored claims or plans are none."""
     from pytest_slmserve.analysis.claims import table
     from pytest_slmserve.analysis.points.job_points import job_points
     from pytest_slmserve.analysis.points.replica_points import shared_points
     from pytest_slmserve.analysis.stored.claims import judge_all, rows_from
     from pytest_slmserve.analysis.sweep.curve import with_jobs
-    from pytest_slmserve.report.tables.run import run_lines
 
-    curves = curves_of(contents)
-    shared, jobs = shared_points(contents.measurements), job_points(contents.measurements)
-    known = with_jobs(curves, jobs)
-    judged = judge_all(known, table.ROWS, rows_from(contents.claims))
-    lines = run_lines(curves, judged, shared=shared, jobs=jobs, strict=strict, slo=slo)
-    return known, judged, "\n".join(text for text, _ in lines)
+    jobs = job_points(contents.measurements)
+    curves = with_jobs(curves_of(contents), jobs)
+    judged = judge_all(curves, table.ROWS, rows_from(contents.claims))
+    return JudgedArchive(curves, judged, shared_points(contents.measurements), jobs)
 
 
 def merged(archives: Sequence[Contents]) -> Contents:

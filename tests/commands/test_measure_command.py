@@ -1,5 +1,6 @@
 """`measure` on somebody else's server: what it prints, what it keeps, what it refuses."""
 
+import csv
 import io
 import json
 import math
@@ -13,6 +14,8 @@ from conversations import write_dataset
 from interfaces import somebodys_server, url_of
 
 from pytest_slmserve.__main__ import main, parser, run
+from pytest_slmserve.analysis.metrics.latency import latencies_of
+from pytest_slmserve.analysis.metrics.ramp import steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.measure_loads import asked
@@ -89,11 +92,12 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
     assert told["output_throughput"] == pytest.approx(found["output_tokens_per_s"])
     assert told["total_token_throughput"] == pytest.approx(3 * 320 / told["duration"], rel=0.1)
     for theirs, ours in (("ttft", "ttft"), ("tpot", "tpot"), ("e2el", "e2e"), ("itl", "itl")):
-        assert told[f"p99_{theirs}_ms"] == pytest.approx(1e3 * found["latency_s"][ours]["p99"])
+        for share in (90, 95, 99):
+            assert told[f"p{share}_{theirs}_ms"] == pytest.approx(1e3 * found[f"{ours}_p{share}_s"])
     assert told["mean_itl_ms"] == pytest.approx(told["mean_tpot_ms"], rel=0.1)
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
     (point,) = external.curve_of(external.read(saved), columns).points
-    assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["latency_s"]["tpot"]["mean"],))
+    assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["tpot_s"],))
 
 
 def test_each_rate_is_exported_under_the_name_that_vllm_gives(there, tmp_path):
@@ -117,8 +121,7 @@ def test_measure_at_a_rate_tells_goodput_and_delay(there, tmp_path):
     assert found["requests"] == found["goodput"]["good"] > 20
     assert found["schedule_delay"]["requested_per_s"] == found["requests"]
     assert (
-        found["goodput"]["slo"] == {"ttft_s": 1, "tpot_s": None, "itl_s": None, "e2e_s": 2}
-        and found["latency_s"]["ttft"]["p99"] < 1
+        found["goodput"]["slo"] == {"ttft_s": 1, "tpot_s": None, "itl_s": None, "e2e_s": 2} and found["ttft_p99_s"] < 1
     )
 
 
@@ -258,16 +261,38 @@ def test_a_ramp_is_told_step_by_step(there, tmp_path):
     assert (slow["requests"], fast["requests"]) == (16, 48), "0.8 s each"
     assert (slow["from_s"], slow["until_s"], fast["from_s"], fast["until_s"]) == (0.2, 1, 1.2, 2)
     assert slow["goodput"]["attainment"] == 1 == fast["goodput"]["attainment"]
-    whole = found["latency_s"]["itl"]["requests"]
-    for step in (slow, fast):
-        itl, tpot = step["latency_s"]["itl"], step["latency_s"]["tpot"]
-        assert itl["requests"] == pytest.approx(7 * step["requests"], rel=0.2), "but for those at the window's ends"
-        assert itl["mean"] == pytest.approx(tpot["mean"], rel=0.2)
-        assert 0 < itl["p50"] <= itl["p90"] <= itl["p95"] <= itl["p99"]
-    assert slow["latency_s"]["itl"]["requests"] + fast["latency_s"]["itl"]["requests"] < whole
     (kept,) = read(tmp_path / "r.jsonl").measurements
+    whole, *gaps = (latencies_of(m).itl_s.requests for m in (kept, *steps_of(kept)))
+    for step, seen in zip((slow, fast), gaps, strict=True):
+        assert seen == pytest.approx(7 * step["requests"], rel=0.2), "but for those at the window's ends"
+        assert step["itl_s"] == pytest.approx(step["tpot_s"], rel=0.2)
+        assert 0 < step["itl_p50_s"] <= step["itl_p90_s"] <= step["itl_p95_s"] <= step["itl_p99_s"]
+    assert sum(gaps) < whole
     assert kept.load.steps == ((20, 1), (60, 1)) and len(kept.run.samples) == 20 + 60 + 12
     assert found["id"] == kept.id and found["load"]["steps"] == [[20, 1], [60, 1]]
+
+
+def test_csv_has_a_line_for_each_load_or_step_and_the_keys_of_the_json(there, tmp_path):
+    def rows(*words):
+        done = command(there, tmp_path, *words, *SLO, "--csv")
+        assert done.status in (0, 1), done.err
+        return list(csv.DictReader(io.StringIO(done.out)))
+
+    steps = rows("--ramp", "20,60", "--step", "1s", "--settle", "0.2")
+    assert [(row["rate"], row["from_s"], row["load.kind"]) for row in steps] == [
+        ("20.0", "0.2", "open_loop"),
+        ("60.0", "1.2", "open_loop"),
+    ]
+    slow, fast = rows("--request-rate", "20,60", *TIMING)
+    (kept, *_) = read(tmp_path / "r.jsonl").measurements[1:]
+    assert slow["id"] == kept.id and (slow["load.rate"], fast["load.rate"]) == ("20.0", "60.0")
+    assert float(slow["ttft_p95_s"]) > 0 and slow["goodput.attainment"] == "1.0" == slow["goodput.by_slo.ttft"]
+    assert slow["step_s"] == "" and slow["degraded"] == "", "empty is not known, or nothing"
+
+
+def test_json_and_csv_are_two_answers(there, tmp_path):
+    done = command(there, tmp_path, "--max-concurrency", "1", "--num-prompts", "2", "--json", "--csv")
+    assert done.status == 4 and "not allowed with argument" in done.err and done.out == ""
 
 
 def test_a_page_about_a_ramp(there, tmp_path):

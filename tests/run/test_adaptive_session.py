@@ -42,7 +42,7 @@ def measured(sweeps: AdaptiveSweeps) -> list[int]:
 
 
 def reported(sweeps: AdaptiveSweeps) -> str:
-    return judged_again(read(sweeps.session.options.records), False)[2]
+    return judged_again(read(sweeps.session.options.records)).text(strict=False)
 
 
 def said(sweeps: AdaptiveSweeps) -> str:

@@ -19,7 +19,7 @@ from pytest_slmserve.schema.loads import ClosedLoop
 
 
 def reported(session: Session) -> str:
-    return judged_again(read(session.options.records), False)[2]
+    return judged_again(read(session.options.records)).text(strict=False)
 
 
 def judged_of(curve: Curve) -> tuple[object, ...]:
@@ -61,7 +61,8 @@ def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
     assert ([p.concurrency for p in other.points], other.missing, other.cut) == ([1, 2], (), ())
     assert [p.concurrency for p in planned.points] == list(BATCHES)
     assert session.verdicts.curve_of(mine, session.planner.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
-    curves, _, text = judged_again(read(session.options.records), False)
+    found = judged_again(read(session.options.records))
+    curves, text = found.curves, found.text(strict=False)
     assert list(map(judged_of, curves)) == list(map(judged_of, (planned, other)))
     assert (planned.beside, other.beside) == (False, True)
     assert [c.missing for c in curves] == [(), ()] and "opt-125m, engine " in text

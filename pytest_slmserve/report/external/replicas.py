@@ -138,7 +138,7 @@ def _notes(found: ReplicaComparison, columns: Columns) -> Iterator[str]:
 
 def as_json(found: ReplicaComparison, columns: Columns, notes: Sequence[str] = ()) -> str:
     """One object. Seconds, joules and shares, nothing rounded; null is what is not known."""
-    rows = [_row(row, found) for row in found.rows]
+    rows = entries(found)
     record = {
         "columns": columns,
         "baseline": next(row for row in rows if row["baseline"]),
@@ -150,6 +150,11 @@ def as_json(found: ReplicaComparison, columns: Columns, notes: Sequence[str] = (
         "notes": [*_notes(found, columns), *notes],
     }
     return json.dumps(plain(record), indent=2, allow_nan=False)
+
+
+def entries(found: ReplicaComparison) -> list[dict[str, Any]]:
+    """Rows, one for each set of engines, invalid ones too."""
+    return [_row(row, found) for row in found.rows]
 
 
 def _row(row: Compared, found: ReplicaComparison) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.metrics.ramp import steps_of
@@ -27,7 +27,7 @@ from pytest_slmserve.report.loads.single_load import (
 from pytest_slmserve.report.numbers import figure, milliseconds
 from pytest_slmserve.report.tables.goodput import Served, goodput_columns
 from pytest_slmserve.report.text_table import Column, hanging, table
-from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.loads import Load, OpenLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import short_hash
 
@@ -47,13 +47,32 @@ def open_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria
     """Pages on all open loops among these: a ramp by itself, the others with those that differ in their rate alone."""
     together: dict[str, list[Measurement]] = {}
     for m in measurements:
-        if isinstance(m.load, OpenLoop) and m.load.requests is None:
+        if is_windowed(m.load):
             asked = replace(m.workload.spec, requests=1)
             alike = [m.spec.key, asdict(asked), m.environment.key, _process(m), m.load.settle_s, m.load.window_s]
             together.setdefault(m.id if m.load.steps else short_hash(alike), []).append(m)
     for group in together.values():
         points = sorted(group, key=_rate)
         yield (ramp_text(points[0], terms) if steps_of(points[0]) else rates_text(points, terms))
+
+
+def facts_of_load(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
+    """Facts of one load, of a ramp with its steps."""
+    return (ramp_facts if steps_of(measurement) else single_load_facts)(measurement, terms)
+
+
+def is_windowed(load: Load) -> TypeGuard[OpenLoop]:
+    """Check whether a load is an open loop whose window is judged."""
+    return isinstance(load, OpenLoop) and load.requests is None
+
+
+def rows_of_load(measurement: Measurement, terms: ValidityCriteria = STRICT) -> list[dict[str, Any]]:
+    """Facts of one load for a table: one row, of a ramp one for each step, with what its steps share."""
+    told = facts_of_load(measurement, terms)
+    steps: list[dict[str, Any]] = told.pop("steps", [{}])
+    for name in ("peak", "highest_load"):
+        told.pop(name, None)
+    return [{**told, **step} for step in steps]
 
 
 def rates_text(points: Sequence[Measurement], terms: ValidityCriteria) -> str:

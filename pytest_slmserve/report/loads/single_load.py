@@ -21,10 +21,10 @@ from pytest_slmserve.analysis.points.job_points import summary_of
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
+from pytest_slmserve.report.point_facts import case_facts, goodput_facts
 from pytest_slmserve.report.text_table import Column, table
-from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Measurement
-from pytest_slmserve.schema.stored_names import from_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,8 @@ def single_load_facts(measurement: Measurement, terms: ValidityCriteria = STRICT
     """The server, the load and the measured figures, as facts for JSON."""
     return {
         "id": measurement.id,
-        **facts(measurement.spec, "model", "interface", "url"),
+        **case_facts(measurement.spec, measurement.load, measurement.workload, measurement.environment),
         "extra_body": {name: json.loads(value) for name, value in measurement.spec.extra},
-        "load": from_stored(load_facts(measurement.load)),
         **figures_of(measurement, terms),
         **facts(measurement.run.stream, "tokens_per_chunk", "cpu_s", "salt", "without"),
     }
@@ -78,18 +77,18 @@ def figures_of(measurement: Measurement, terms: ValidityCriteria = STRICT) -> di
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
     return {
         "valid": not invalid,
-        "problems": [*invalid, *degraded],
+        "problems": invalid,
+        "degraded": degraded,
         **facts(latencies_of(measurement), "requests", "unfinished"),
         **facts(run, "failures", "first_failure"),
         "failed": run.failed and Counter(run.failed.kind),
         "window_s": run.window_s[1] - run.window_s[0],
-        **facts(summary_of(measurement), "batch", "requests_per_s", "output_tokens_per_s", "kv_usage"),
+        **facts(summary_of(measurement)),
         "prompt_tokens_per_s": prompt_tokens_per_s(run),
-        "latency_s": latencies(measurement),
         "cached_prompt_share": from_cache and from_cache.share,
         "schedule_delay": delay_of(run),
         "held_back": held_back(run),
-        "goodput": good(measurement, terms.slo),
+        "goodput": goodput_facts(good(measurement, terms.slo)),
     }
 
 
@@ -151,14 +150,13 @@ def _head(m: Measurement) -> Iterator[str]:
 
 def counted_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:
     """Pages on endpoints' closed loops of so many requests: each by itself, for they are no points of a sweep."""
-    for m in measurements:
-        if (
-            m.spec.interface == "endpoint"
-            and m.alone
-            and isinstance(m.load, ClosedLoop)
-            and m.load.requests is not None
-        ):
-            yield as_text(m, terms)
+    return (as_text(m, terms) for m in measurements if is_counted_loop(m))
+
+
+def is_counted_loop(m: Measurement) -> bool:
+    """Check whether it is an endpoint's closed loop of so many requests."""
+    counted = isinstance(m.load, ClosedLoop) and m.load.requests is not None
+    return m.spec.interface == "endpoint" and m.alone and counted
 
 
 def further(m: Measurement) -> Iterator[str]:

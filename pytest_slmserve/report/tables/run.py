@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
-from typing import Literal
+from typing import Any, Literal
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.table import CLAIMS
@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve
 from pytest_slmserve.analysis.sweep.labels import front_ends, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.loads.single_load import chunks, further, without
 from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.tables.adaptive_notes import amount, remark
@@ -225,6 +226,12 @@ def outcome(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> 
     if verdict.state is State.UNDECIDED:
         return "undecided"
     return "as expected" if verdict.state is expected else "unexpected"
+
+
+def verdict_facts(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> dict[str, Any]:
+    """A verdict for JSON, with what the claims table expects and whether it is so."""
+    expected = row.expected if row is not None and not strict else "holds"
+    return {**facts(verdict), "expected": expected, "outcome": outcome(verdict, row, strict=strict)}
 
 
 def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator[tuple[str, Colour | None]]:

@@ -1,0 +1,95 @@
+"""Facts of points, jobs and loads for JSON and CSV: one thing has one key, the name of its field, wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo
+from pytest_slmserve.analysis.metrics.summary import Summary
+from pytest_slmserve.analysis.points.job_points import JobPoint
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.labels import labels
+from pytest_slmserve.report.as_json import facts
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import Load, load_facts
+from pytest_slmserve.schema.specs import EngineSpec
+from pytest_slmserve.schema.stored_names import from_stored
+from pytest_slmserve.schema.workloads import WorkloadReference
+
+WORKLOAD = ("hash", "requests", "mean_prompt_tokens", "mean_output_tokens", "longest", "source")
+ENGINE = ("tensor_parallel_size", "load_format", "dtype", "max_num_seqs", "max_num_batched_tokens")
+BULK = ("each", "used", "spec", "resolved", "environment", "workload", "load", "concurrency")
+
+
+def case_facts(
+    spec: EngineSpec, load: Load, workload: WorkloadReference | None, environment: Environment | None
+) -> dict[str, Any]:
+    """Engine, load, requests and environment of a measurement. Limits of an endpoint's engine are not known."""
+    ours = None if spec.interface == "endpoint" else spec
+    return {
+        **facts(spec, "model", "interface", "url"),
+        **facts(ours, *ENGINE),
+        "extra": dict(ours.extra) if ours else {},
+        "load": from_stored(load_facts(load)),
+        "workload": facts(workload, *WORKLOAD),
+        "environment": facts(environment, *(field.name for field in fields(Environment))),
+    }
+
+
+def point_facts(
+    curves: Sequence[Curve], shared: Sequence[ReplicaPoint], jobs: Sequence[JobPoint], slo: Slo | None = None
+) -> Iterator[dict[str, Any]]:
+    """Facts of each point of the sweeps, of one engine that others are compared with, of replicas, and of each job.
+    kind: "point", "alone", "replicas" or "job". goodput: null without an SLO."""
+    for curve, label in zip(curves, labels(curves), strict=True):
+        for kind, points in (("point", curve.points), ("alone", curve.alone)):
+            yield from (_of_curve(kind, label, curve, point, slo) for point in points)
+    for several in shared:
+        yield _of_replicas(several, slo)
+    for job in jobs:
+        what = case_facts(job.spec, job.load, job.workload, job.environment)
+        yield {"kind": "job", "subject": job.model, **what, **_figures(job, slo)}
+
+
+def sweep_facts(curves: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+    """Facts of each sweep as a whole."""
+    for curve, label in zip(curves, labels(curves), strict=True):
+        yield {
+            "subject": label,
+            "plateau": curve.plateau(),
+            "pareto": [point.concurrency for point in curve.pareto_front()],
+            **facts(curve, "kv_capacity", "cut", "missing", "unneeded"),
+        }
+
+
+def _of_curve(kind: str, label: str, curve: Curve, point: Point, slo: Slo | None) -> dict[str, Any]:
+    first = next((m for m in curve.measurements if m.load.max_concurrency == point.concurrency), curve.first)
+    assert first
+    what = case_facts(first.spec, first.load, first.workload, first.environment)
+    return {"kind": kind, "subject": label, **what, "concurrency": point.concurrency, **_figures(point, slo)}
+
+
+def _of_replicas(point: ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
+    """Facts of several engines together; of the engine and its load they have those that all of them share."""
+    group = point.used[0] if point.used else ()
+    each = [case_facts(m.spec, m.load, m.workload, m.environment) for m in group]
+    what = {name: value for name, value in each[0].items() if all(one[name] == value for one in each)} if each else {}
+    where = facts(point.environment)
+    title = f"{engines(point.models)} by {point.sharing}"
+    named = {"kind": "replicas", "subject": title, **what, "environment": where, "concurrency": point.concurrency}
+    return named | _figures(point, slo)
+
+
+def _figures(point: Point | JobPoint | ReplicaPoint, slo: Slo | None) -> dict[str, Any]:
+    """All figures of a point, by name; those that no such point has are null."""
+    names = [field.name for field in fields(point) if field.name not in BULK]
+    told = {"valid": point.valid, **dict.fromkeys(field.name for field in fields(Summary)), **facts(point, *names)}
+    return told | {"goodput": goodput_facts(point.goodput(slo) if slo else None)}
+
+
+def goodput_facts(found: Goodput | None) -> dict[str, Any] | None:
+    return None if found is None else {**facts(found), "by_slo": dict(found.by_slo)}
