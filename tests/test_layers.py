@@ -41,12 +41,15 @@ MAY_IMPORT_PYTEST = "plugin"
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
 WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}
 
+TESTS_OF_USERS = ("benchmarks", "quickstart")
+
 Sources = Mapping[str, str]  # text of each module by its name below the root, "" being the root itself
 
 
 def package() -> Sources:
-    """Every module of the package; the benchmarks, which a wheel puts into its folder, are not part of it."""
-    paths = [p for p in FOLDER.rglob("*.py") if p.relative_to(FOLDER).parts[0] != "benchmarks"]
+    """Every module of the package. Tests that users run are not part of it: the quick start, which lies in its folder,
+    and the benchmarks, which a wheel puts there."""
+    paths = [p for p in FOLDER.rglob("*.py") if p.relative_to(FOLDER).parts[0] not in TESTS_OF_USERS]
     return {name_of(path): path.read_text(encoding="utf-8") for path in paths}
 
 
@@ -331,8 +334,15 @@ def test_a_docstring_without_a_subject_is_found(text: str) -> None:
 
 
 def test_the_root_holds_the_rooms_and_nothing_else() -> None:
-    entries = {path.name for path in FOLDER.iterdir()} - {"__pycache__", "benchmarks"}
+    entries = {path.name for path in FOLDER.iterdir()} - {"__pycache__", *TESTS_OF_USERS}
     assert entries == {*ROOMS, "__init__.py", "__main__.py", "py.typed"}
+
+
+def test_the_quick_start_is_a_user_s_own_file():
+    """It may be copied as it is: it needs pytest alone, and nothing of the package needs it."""
+    text = (FOLDER / "quickstart" / "test_quickstart.py").read_text(encoding="utf-8")
+    assert [*imports(text)] == ["pytest"] and len(text.splitlines()) <= 40
+    assert [a for a, b in own_imports({**package(), "quickstart": ""}) if inside(b, "quickstart")] == []
 
 
 def test_each_room_says_in_one_sentence_or_two_what_lives_there() -> None:

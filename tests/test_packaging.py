@@ -73,10 +73,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_package_data_and_benchmarks(wheel: Path) -> None:
+def test_the_wheel_holds_package_data_and_the_tests_of_users(wheel: Path) -> None:
     names = set(ZipFile(wheel).namelist())
     assert {f"pytest_slmserve/{p.name}" for p in (CHECKOUT / "pytest_slmserve").glob("*.py")} <= names
     assert {"pytest_slmserve/py.typed", "pytest_slmserve/workload/sharegpt_lengths.csv.gz"} <= names
+    assert {f"pytest_slmserve/quickstart/{name}.py" for name in ("__init__", "test_quickstart")} <= names
     assert {"pytest_slmserve/benchmarks/__init__.py", "pytest_slmserve/benchmarks/test_pareto_plateau.py"} <= names
 
 

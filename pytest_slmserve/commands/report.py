@@ -39,6 +39,7 @@ REPORT_STATUS = (
     f"{HOLDS} all verdicts are as expected and gates pass, {FAILS} one is not or fails, {UNDECIDED} none is wrong but "
     f"one is undecided or nothing was measured, {USAGE} wrong usage or an archive that cannot be read."
 )
+UNPROVED = "simulated numbers prove no claim of the papers, so their run judged none; --strict judges them"
 FIGURES_STATUS = f"{HOLDS} something was drawn, {USAGE} nothing was, wrong usage or an archive that cannot be read."
 
 
@@ -72,8 +73,10 @@ def report(given: argparse.Namespace) -> int:
     terms = ValidityCriteria(slo_of_requests(given.goodput))
     archives = read_each(given.paths, given.skip_damaged)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
-    found, notes = judged_again(contents), (*contents.notes, *remarks)
+    found, notes = judged_again(contents, given.strict), [*contents.notes, *remarks]
     loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
+    if found.curves and not given.strict and is_unproved(contents):
+        notes.append(UNPROVED)
     if given.json:
         from pytest_slmserve.report.as_json import as_json
 
@@ -228,6 +231,11 @@ def curves_of(contents: Contents) -> Sequence[Curve]:
     return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
 
 
+def is_unproved(contents: Contents) -> bool:
+    """Did each run of these archives leave out the claims of the papers?"""
+    return bool(contents.sessions) and all(session.plan.get("unproved") for session in contents.sessions)
+
+
 @dataclass(frozen=True, slots=True)
 class JudgedArchive:
     """Contents of an archive by today's claims table."""
@@ -245,8 +253,9 @@ class JudgedArchive:
         return "\n".join(text for text, _ in lines)
 
 
-def judged_again(contents: Contents) -> JudgedArchive:
-    """Curves, points and verdicts. Raises BadArchive where the stored claims or plans are none."""
+def judged_again(contents: Contents, strict: bool = False) -> JudgedArchive:
+    """Curves, points and verdicts; of a run that left out the claims of the papers, verdicts on arithmetic alone,
+    unless `strict`. Raises BadArchive where the stored claims or plans are none."""
     from pytest_slmserve.analysis.claims import table
     from pytest_slmserve.analysis.points.job_points import job_points
     from pytest_slmserve.analysis.points.replica_points import shared_points
@@ -255,7 +264,8 @@ def judged_again(contents: Contents) -> JudgedArchive:
 
     jobs = job_points(contents.measurements)
     curves = with_jobs(curves_of(contents), jobs)
-    judged = judge_all(curves, table.ROWS, rows_from(contents.claims))
+    provable = curves if strict or not is_unproved(contents) else ()
+    judged = judge_all(provable, table.ROWS, rows_from(contents.claims))
     return JudgedArchive(curves, judged, shared_points(contents.measurements), jobs)
 
 

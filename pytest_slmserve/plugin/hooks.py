@@ -7,12 +7,23 @@ at the top: pytest imports this module in every run of every project that has it
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_slmserve.plugin.items import BASELINE, PARAMETRISED, PROBLEM, SESSION, is_gate, is_measured
+from pytest_slmserve.plugin.items import (
+    BASELINE,
+    LEFT_OUT,
+    PARAMETRISED,
+    PROBLEM,
+    PROVES_NOTHING,
+    SESSION,
+    is_gate,
+    is_measured,
+    left_out_reason,
+)
 from pytest_slmserve.plugin.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -55,8 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "slm(model=..., claim=..., models=..., points=..., jobs=..., lengths=..., ramp_up=..., needs=..., gpus=..., "
-        "**spec): a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its requests, "
-        "`ramp_up` how they begin, `gpus` how many there must be",
+        "gate=..., **spec): a test that measures; `model` and fields of EngineSpec choose its engine, `lengths` its "
+        "requests, `ramp_up` how they begin, `gpus` how many there must be, "
+        "`gate` that it compares two sides of a simulated engine without --slm-gate",
     )
     options = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
@@ -158,20 +170,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    session = config.stash.get(SESSION, None)
-    if session is None:
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    slm = config.stash.get(SESSION, None)
+    if slm is None:
         _skip(list(filter(is_measured, items)))
         return
     if PROBLEM in config.stash:
         raise pytest.UsageError(config.stash[PROBLEM])
-    _leave_out_others(config, items)
+    _leave_out(config, items)
+    if slm.options.gate and not any(map(is_gate, items)) and not session.testsfailed:
+        flag = "--slm-calibrate" if slm.options.calibrate else "--slm-gate"
+        hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
+        config.stash[PROBLEM] = f"slmserve: {flag}: no test uses slm_gate\n  try: {hint}"
+        raise pytest.UsageError(config.stash[PROBLEM])
     from pytest_slmserve.plugin.ordering import in_running_order
     from pytest_slmserve.schema.errors import SlmError
 
     measured = list(filter(is_measured, items))
     try:
-        ordered = in_running_order(session, measured)
+        ordered = in_running_order(slm, measured)
     except SlmError as error:
         config.stash[PROBLEM] = f"slmserve: {error}"
         raise pytest.UsageError(config.stash[PROBLEM]) from None
@@ -187,20 +204,27 @@ def _skip(measured: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.skip(reason=NEEDS_A_MODE))
 
 
-def _leave_out_others(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects what does not measure, where a mode and no path was given: the mode was given to measure. A gate runs
-    alone: other measurements could wait, and its engines would not be fresh."""
-    gate = config.stash[SESSION].options.gate
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what is no part of this run, and keeps a sentence for each reason. What does not measure is none where
+    a mode and no path was given: the mode was given to measure. A gate runs alone: other measurements could wait, and
+    its engines would not be fresh."""
+    session = config.stash[SESSION]
     named = config.args_source is pytest.Config.ArgsSource.ARGS
-    others = [item for item in items if (gate and is_measured(item) and not is_gate(item)) or _is_other(item, named)]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        left_out = set(map(id, others))
-        items[:] = [item for item in items if id(item) not in left_out]
+    reasons = [left_out_reason(session, item, named) for item in items]
+    others = [item for item, why in zip(items, reasons) if why]
+    if not others:
+        return
+    from pytest_slmserve.report.numbers import counted
+
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item, why in zip(items, reasons) if not why]
+    session.unproved = PROVES_NOTHING in reasons
+    counts = Counter(filter(None, reasons))
+    config.stash[LEFT_OUT] = [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
 
 
-def _is_other(item: pytest.Item, named: bool) -> bool:
-    return not named and not is_measured(item)
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return config.stash.get(LEFT_OUT, [])
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist tells what was collected
@@ -211,7 +235,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if PROBLEM in session.config.stash or not any(map(is_measured, session.items)):
         return  # the hook is called although the one before it has raised
-    from pytest_slmserve.plugin.items import engine_of
+    from pytest_slmserve.plugin.items import engine_of, is_skipped
     from pytest_slmserve.schema.errors import SlmError
 
     try:
@@ -232,7 +256,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     except SlmError as error:
         session.config.stash[PROBLEM] = f"slmserve: {error}"
         raise pytest.UsageError(session.config.stash[PROBLEM]) from None
-    slm.begin()
+    slm.begin(compares=any(is_gate(item) and not is_skipped(item) for item in session.items))
     progress = ProgressLine(session, slm)
     slm.executor.on_progress = progress.on_progress
     if CLUSTER in session.config.stash:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
@@ -19,22 +20,29 @@ if TYPE_CHECKING:
 
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
+LEFT_OUT = pytest.StashKey[list[str]]()  # sentences on the tests that are no part of the run
 LATE = pytest.StashKey[bool]()  # of an item: it comes when all others are through
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
-NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs")
+NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs", "gate")
 # Fixtures whose parameters come from the options.
 PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point", "slm_job_point"})
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 # What a marker says that its item needs: modes that do not have it, and what the item is skipped with then.
 NEEDS: dict[str | None, tuple[tuple[str, ...], str]] = {
-    "gpu": (("cpu", "remote"), "reads a GPU's counters: needs --slm-gpu or --slm-simulate"),
+    "gpu": (("remote",), "reads a GPU's counters: needs --slm-gpu or --slm-simulate"),
     "own-engine": (("remote",), "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu"),
 }
 NEEDS_SEVERAL = "compares what was measured beside others with the same alone: needs --slm-ray local"
 # Fixtures that measure what the body of a test asks for, or an engine's own words.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
 NEEDS_A_GATE = "compares two sides: needs --slm-gate"
+# Why tests are left out of a run.
+GATE_ALONE = "a gate runs alone"
+ON_A_GPU_ONLY = "they run only on a GPU (--slm-gpu)"
+NO_PATH = "without a path only tests that measure run"
+PROVES_NOTHING = "simulated numbers prove no claim of the papers (--slm-strict judges them)"
+PACKAGE = Path(__file__).parents[1]
 
 
 def is_measured(item: pytest.Item) -> bool:
@@ -46,6 +54,13 @@ def is_measured(item: pytest.Item) -> bool:
 def is_gate(item: pytest.Item) -> bool:
     """Does it compare two sides?"""
     return "slm_gates" in getattr(item, "fixturenames", ())
+
+
+def compares(session: Session, words: Mapping[str, Any]) -> bool:
+    """Does a test of a gate with these words of its marker run? On a simulated engine a gate disturbs nothing, so that
+    gate="simulated" stands in for `--slm-gate` there."""
+    rehearses = session.platform == "simulated" and words.get("gate") == "simulated"
+    return session.options.gate or (rehearses and not session.options.ray)
 
 
 def is_planned_point(item: Any) -> bool:
@@ -138,6 +153,32 @@ def is_skipped(item: Any) -> bool:
     return item.get_closest_marker("skip") is not None
 
 
+def judges_the_papers(item: Any) -> bool:
+    """Does it judge, in the shipped suite, a claim of the papers on what was measured? Some claims are arithmetic."""
+    from pytest_slmserve.analysis.claims.lookup import claim_of
+
+    in_the_wheel = PACKAGE / "benchmarks"
+    shipped = in_the_wheel if in_the_wheel.is_dir() else PACKAGE.parent / "benchmarks"
+    if "slm_claim" not in item.fixturenames or is_skipped(item) or item.path.parent.resolve() != shipped.resolve():
+        return False
+    return bool(claim_of(item.get_closest_marker("slm").kwargs["claim"]).reads(item.callspec.params["slm_model"]))
+
+
+def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
+    """The reason why an item is no part of this run; None where it is. named: whether a path was given."""
+    if not is_measured(item):
+        return None if named else NO_PATH
+    if session.options.gate and not is_gate(item):
+        return GATE_ALONE
+    marker = item.get_closest_marker("slm")
+    words = marker.kwargs if marker else {}
+    if session.platform == "cpu" and (words.get("needs") == "gpu" or words.get("gpus", 1) != 1):
+        return ON_A_GPU_ONLY
+    if session.platform == "simulated" and not session.options.strict and judges_the_papers(item):
+        return PROVES_NOTHING
+    return None
+
+
 def skip_reason(session: Session, item: Any) -> str | None:
     """The reason why an item cannot be carried out in this mode; None if it can."""
     from pytest_slmserve.schema.catalog import short_name
@@ -151,7 +192,7 @@ def skip_reason(session: Session, item: Any) -> str | None:
         return f"needs {words['gpus']} GPUs, and {there} visible"
     if session.options.ray and (own := sorted(AS_IT_GOES & set(item.fixturenames))):
         return f"{own[0]} asks as the test goes, and Ray is told beforehand: leave out --slm-ray"
-    if is_gate(item) and not session.options.gate:
+    if is_gate(item) and not compares(session, words):
         return NEEDS_A_GATE
     if measures_alone(item) and not session.options.on_all_gpus:
         return NEEDS_SEVERAL
@@ -185,6 +226,8 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
         raise BadUsage(f"@pytest.mark.slm(ramp_up={words['ramp_up']!r}) is no ramp-up", " or ".join(get_args(RampUp)))
     if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
         raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
+    if words.get("gate", "simulated") != "simulated":
+        raise BadUsage(f"@pytest.mark.slm(gate={words['gate']!r}) is no gate without --slm-gate", 'gate="simulated"')
     for own in ("extra", "env"):
         if past := next(filter(takes_gpus, _names(own, words.get(own, ()))), None):
             why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"

@@ -11,6 +11,7 @@ from pytest_slmserve.analysis.claims.lookup import claim_of
 from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS
 from pytest_slmserve.plan.case_lists import gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.plugin.items import compares
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
@@ -25,7 +26,7 @@ def parameters_of(fixture: str, session: Session, marker: pytest.Mark | None) ->
     words: Mapping[str, Any] = marker.kwargs if marker else {}
     match fixture:
         case "slm_gate":
-            return gate_parameters(session)
+            return gate_parameters(session, words)
         case "slm_model":
             return model_parameters(session, words)
     return [_parameter(fixture, case) for case in cases_of(fixture, session, words)] or [NONE_THERE]
@@ -81,12 +82,12 @@ def _no_jobs() -> Exception:
     return BadUsage("slm_job_point without jobs", hint)
 
 
-def gate_parameters(session: Session) -> list[Any]:
+def gate_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
     """Parameters of `slm_gate`: each model of the run with each endpoint that a gate compares; a single None where no
     gate was requested. Raises BadUsage for a gate that could not be carried out."""
     from pytest_slmserve.run.gate import check_gate
 
-    if not session.options.gate:
+    if not compares(session, words):
         return [pytest.param(None, id="-")]
     for model in session.planner.models:
         check_gate(session, model)

@@ -45,6 +45,7 @@ class Session:
     stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
     gates: list[Gated] = field(default_factory=list)
     slo: Slo | None = None
+    unproved: bool = False  # claims of the papers were left out, since the numbers are simulated
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
@@ -101,12 +102,15 @@ class Session:
     def gate_terms(self) -> GateCriteria:
         return GateCriteria(self.options.gate_margin, pairs=self.options.gate_pairs)
 
-    def begin(self) -> None:
-        """Note in the archive that this run measures, and by which parameters its claims are judged."""
+    def begin(self, compares: bool = False) -> None:
+        """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
         if archive := self.executor.archive:
             rows = [lookup.row_to_record(row) for row in table.ROWS]
-            gate = {"sweeps": {}, "gate": asdict(self.gate_terms)} if self.options.gate else {}  # it measures no sweep
-            archive.begin({"rows": rows}, {**self.verdicts.plan(), **gate})
+            plan = self.verdicts.plan()
+            plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none
+            plan |= {"gate": asdict(self.gate_terms)} if self.options.gate or compares else {}
+            plan |= {"unproved": True} if self.unproved else {}
+            archive.begin({"rows": rows}, plan)
 
     def close(self) -> None:
         if self.executor.remote:

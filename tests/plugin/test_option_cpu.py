@@ -1,6 +1,7 @@
 """--slm-cpu runs the same benchmarks on vLLM's CPU backend (tests/real does so for real)."""
 
 from inside import SWEEP, usage_error
+from shipped import BENCHMARKS
 
 
 def test_without_vllm_it_says_what_to_install(pytester, holds):
@@ -23,6 +24,15 @@ def test_an_untested_release_is_a_warning(pytester, holds):
     result = pytester.runpytest_inprocess("--slm-cpu", "--slm-plan")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["*note: vLLM 0.99.0 is outside the tested range for cpu (0.27 to 0.32)*"])
+
+
+def test_of_the_shipped_suite_what_only_a_gpu_runs_is_left_out_in_one_sentence(pytester):
+    result = pytester.runpytest_subprocess(BENCHMARKS, "--slm-cpu", "--slm-plan", "--rootdir=.")
+    assert result.ret == 0
+    counts = result.parseoutcomes()
+    assert counts.keys() == {"deselected"} and counts["deselected"] > 100
+    sentences = [line for line in result.outlines if line.startswith("slmserve leaves out")]
+    assert sentences == [f"slmserve leaves out {counts['deselected']} tests: they run only on a GPU (--slm-gpu)"]
 
 
 def test_its_defaults_are_small(pytester, holds):

@@ -190,7 +190,7 @@ class AsIf:
             setattr(slm.planner if hasattr(slm.planner, name) else slm.devices, name, value)
 
 
-def test_what_needs_a_gpu_is_skipped_on_a_cpu(pytester):
+def test_what_needs_a_gpu_is_left_out_on_a_cpu(pytester):
     pytester.makepyfile(
         """
         import pytest
@@ -201,15 +201,17 @@ def test_what_needs_a_gpu_is_skipped_on_a_cpu(pytester):
         @pytest.mark.slm(claim="gpu-util-saturates-first", needs="gpu")
         def test_claim(slm_claim): assert False
 
+        @pytest.mark.slm(gpus=2)
+        def test_wide(slm_engine): assert False
+
         def test_else(slm_session): assert slm_session.platform == "cpu"
         """
     )
-    result = pytester.runpytest_inprocess(
-        "--slm-simulate", "-rs", "-p", "no:cacheprovider", plugins=[AsIf(platform="cpu")]
-    )
-    result.assert_outcomes(passed=1, skipped=3)
+    result = pytester.runpytest_inprocess("--slm-simulate", "-p", "no:cacheprovider", plugins=[AsIf(platform="cpu")])
+    assert result.ret == 0
+    result.assert_outcomes(passed=1, deselected=4)
     text = result.stdout.str()
-    assert text.count("reads a GPU's counters: needs --slm-gpu or --slm-simulate") >= 1 and "KV cache" not in text
+    assert text.count("slmserve leaves out 4 tests: they run only on a GPU (--slm-gpu)") == 1 and "KV cache" not in text
 
 
 def test_what_needs_a_gpu_is_simulated(pytester):

@@ -1,0 +1,28 @@
+"""Three tests to begin with: copy this file, and put your own model and numbers into it.
+
+pytest --pyargs pytest_slmserve.quickstart --slm-simulate      on a simulated engine: no GPU, no download
+"""
+
+import pytest
+
+
+@pytest.mark.slm(model="opt-125m")
+def test_slo(slm_measure):
+    """A service-level objective of yours: latency with 64 requests in flight."""
+    point = slm_measure(concurrency=64)
+    assert point.valid, point.problems
+    assert point.ttft_p99_s < 0.2
+    assert point.tpot_s < 0.05
+
+
+@pytest.mark.slm(model="opt-125m")
+def test_plateau(slm_sweep):
+    """More requests in flight bring more throughput, until a doubling gains less than 10 %."""
+    curve = slm_sweep(concurrency=[1, 16, 64, 128, 256])
+    assert curve.pareto_plateau(tolerance=0.10)
+
+
+@pytest.mark.slm(model="opt-125m", gate="simulated")  # on a real engine a gate takes minutes, and --slm-gate
+def test_gate(slm_gates):
+    """Is the candidate slower than the baseline? Here both are the same engine, launched in turn."""
+    assert slm_gates.of("opt-125m").verdict("throughput")

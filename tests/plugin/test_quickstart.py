@@ -1,0 +1,75 @@
+"""The quick start: three tests that a new user runs first, on a simulated engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from pytest_slmserve.archive.store import read
+
+QUICKSTART = ("--pyargs", "pytest_slmserve.quickstart", "-p", "no:cacheprovider")
+
+
+def test_it_is_green_in_a_few_seconds(pytester):
+    before = os.times()
+    result = pytester.runpytest_subprocess(*QUICKSTART, "--slm-simulate", "-v")
+    after = os.times()
+    assert result.ret == 0
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["*::test_slo PASSED*", "*::test_plateau PASSED*", "*::test_gate PASSED*"])
+    result.stdout.fnmatch_lines(["opt-125m: PASS after * pairs of launches"])
+    assert after.children_user - before.children_user < 8, "seconds, whatever else the cores do meanwhile"
+
+
+def test_its_archive_is_reported_as_its_run_was(pytester):
+    pytester.runpytest_inprocess(*QUICKSTART, "--slm-simulate")
+    result = pytester.run(sys.executable, "-m", "pytest_slmserve", "report", ".slm/records.jsonl")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["opt-125m: PASS after * pairs of launches"])
+    (session,) = read(pytester.path / ".slm" / "records.jsonl").sessions
+    assert session.plan["gate"]["pairs"] == 12, "the terms, without which a report would assume some"
+
+
+def test_without_a_mode_it_says_what_it_needs(pytester):
+    result = pytester.runpytest_inprocess(*QUICKSTART, "-rs")
+    result.assert_outcomes(skipped=3)
+    result.stdout.fnmatch_lines(["*measures: needs --slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*"])
+
+
+def test_on_a_real_engine_its_gate_waits_to_be_asked_for(pytester, holds):
+    holds("0.32.0")
+    result = pytester.runpytest_inprocess(*QUICKSTART, "--slm-cpu", "--slm-plan")
+    result.stdout.fnmatch_lines(["*test_slo*", "*test_plateau*"])
+    result.stdout.no_fnmatch_line("*test_gate*")
+
+
+# The word of the marker
+
+
+def test_a_gate_of_each_endpoint_may_be_simulated_beside_other_tests(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.slm(gate="simulated")
+        def test_gate(slm_gate): assert slm_gate()
+
+        def test_other(slm_measure): assert slm_measure(4).valid
+
+        def test_gate_of_a_real_engine(slm_gates): assert False
+        """
+    )
+    result = pytester.runpytest_inprocess("--slm-simulate", "--slm-models=opt-125m", "--slm-window=1", "-rs")
+    assert result.ret == 0
+    result.assert_outcomes(passed=6, skipped=2)
+    result.stdout.fnmatch_lines(["*no launch told its memory", "*needs --slm-gate"])
+
+
+@pytest.mark.parametrize("word", ["True", "'real'"])
+def test_another_word_is_refused(pytester, word):
+    pytester.makepyfile(f"import pytest\n@pytest.mark.slm(gate={word})\ndef test_it(slm_gates): pass")
+    result = pytester.runpytest_inprocess("--slm-simulate")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "is no gate without --slm-gate" in result.stderr.str()
