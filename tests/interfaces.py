@@ -20,7 +20,7 @@ from pytest_slmserve.workload.requests import build_workload
 
 STAND_IN = Path(__file__).parent / "engines" / "stand_in"
 NOISE = ("not steady: ", "the client lagged", "the client was held up")
-SIMULATED = replace(SPEC, platform="simulated")
+SIMULATED = replace(SPEC, platform="simulated", enforce_eager=False)  # as the options make it
 
 
 def stand_in(**extra: Any) -> EngineSpec:

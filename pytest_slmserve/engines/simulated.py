@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ from pytest_slmserve.telemetry.simulated import simulated
 BLOCK_SIZE = 16
 BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else
 MAX_STEPS = 2_000_000
+LAYER_LAUNCH_S = 0.5e-3  # in which a host launches the kernels of a layer: without captured graphs a step waits for it
+DRAWN = 2736  # launches so drawn that, by default, a gate comes out as docs/gate.md says
 OF_BATCHES = frozenset({"batching", "wait_s"})  # arguments that are no faults
 
 
@@ -54,6 +56,8 @@ class Faults:
     slow_clock_from, hot_from: concurrency from which the SM clock sinks at times, or the heat brakes it.
     all_reduce_s: what a step on several GPUs waits for each of its all-reduces, two in a layer. imbalance: share by
     which the last of them takes less power than the first.
+    scatter: relative standard deviation of the speed between launches of a gate; their starts scatter three times as
+    much. slowdown: share by which a step takes longer.
     lasts_s: seconds of the real time that a run takes at least, for what happens meanwhile.
     """
 
@@ -76,6 +80,8 @@ class Faults:
     hot_from: float = math.inf
     all_reduce_s: float = 10e-6
     imbalance: float = 0.0
+    scatter: float = 0.016
+    slowdown: float = 0.0
     lasts_s: float = 0.0
 
 
@@ -85,6 +91,7 @@ class _Sequence:
 
     request: int
     sent_s: float
+    prompt: int
     wanted: int
     admitted_s: float | None = None
     first_step: int | None = None
@@ -99,6 +106,7 @@ class _Simulation:
     sent: list[_Sequence] = field(default_factory=list)
     admitted: int = 0  # of those sent, the first so many
     ended: int = 0
+    prompted: int = 0  # tokens done of the prompt that is next
     ends: Counter[int] = field(default_factory=Counter)  # how many end with which step
     steps: list[tuple[Any, ...]] = field(default_factory=list)
 
@@ -106,9 +114,16 @@ class _Simulation:
     def in_flight(self) -> int:
         return len(self.sent) - self.ended
 
-    def admit(self, fits: int) -> int:
-        """The next step takes in what waits, as far as it fits; returns its batch."""
+    def admit(self, fits: int, tokens: int) -> int:
+        """The next step takes in what waits, as far as it fits; returns its batch. tokens: that a step may process, of
+        prompts and outputs together."""
+        left = self.prompted + max(0, tokens - (self.admitted - self.ended))
+        self.prompted = 0
         for sequence in self.sent[self.admitted : self.ended + fits]:
+            if sequence.prompt > left:
+                self.prompted = left
+                break
+            left -= sequence.prompt
             sequence.admitted_s, sequence.first_step = self.now, len(self.steps)
             self.ends[sequence.first_step + sequence.wanted - 1] += 1
             self.admitted += 1
@@ -126,8 +141,9 @@ class SimulatedEngine:
     def __init__(
         self, spec: EngineSpec, speed: float = 1.0, extra_env: Mapping[str, str] | None = None, gpus: int = 0
     ) -> None:
+        self.limits = spec.with_arguments(())
         try:
-            self.faults = Faults(**{name: value for name, value in spec.extra if name not in OF_BATCHES})
+            self.faults = Faults(**{name: value for name, value in self.limits.extra if name not in OF_BATCHES})
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
         self.spec, self.speed, self.extra_env = spec, speed, dict(extra_env or {})
@@ -141,14 +157,14 @@ class SimulatedEngine:
             block_size=BLOCK_SIZE,
             weight_bytes=self.shape.weight_bytes(),
             attention_backend="simulated",
-            max_num_seqs=spec.max_num_seqs,
-            max_num_batched_tokens=spec.max_num_batched_tokens,
-            max_model_len=spec.max_model_len,
+            max_num_seqs=self.limits.max_num_seqs,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            max_model_len=self.limits.max_model_len,
             capture_sizes=(),
             chunked_prefill=True,
             prefix_caching=spec.prefix_caching,
             async_scheduling=False,
-            dtype=spec.dtype,
+            dtype=self.limits.dtype,
             event_loop="simulated",
             ready_s=self.faults.start_s,
         )
@@ -174,7 +190,7 @@ class SimulatedEngine:
         """The law of all its GPUs in one run, whose speed is a little off: t_inf in output tokens/s, and b_half in
         sequences."""
         t_inf, b_half = self.law(workload)
-        t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise))
+        t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise)) / (1 + self.faults.slowdown)
         return (
             t_inf * self.spec.tensor_parallel_size,
             b_half,
@@ -183,8 +199,15 @@ class SimulatedEngine:
     def start(self) -> None:
         """Do nothing: the engine has no device to wait for."""
 
+    def differ(self, launch: str) -> None:
+        """Take more or less time than other launches, by chance and yet the same again. launch: its name in a gate."""
+        chance = random.Random(f"{DRAWN} {self.spec.seed} {launch}")
+        self.speed /= math.exp(chance.gauss(0.0, self.faults.scatter))
+        start_s = self.faults.start_s * math.exp(chance.gauss(0.0, 3 * self.faults.scatter))
+        self.resolved = replace(self.resolved, ready_s=start_s)
+
     def load_requests(self, workload: Workload) -> None:
-        check_fits(self.spec, workload)
+        check_fits(self.limits, workload)
 
     def run(
         self,
@@ -217,7 +240,7 @@ class SimulatedEngine:
         failed = state.ended if loop.concurrency >= self.faults.fail_at else 0
         window = loop.window or (0.0, state.now)
         return Run(
-            samples=_samples(state, workload),
+            samples=_samples(state),
             steps=Steps(*zip(*state.steps)) if state.steps else Steps(*[()] * 7),
             window_s=window,
             failures=failed,
@@ -241,7 +264,7 @@ class SimulatedEngine:
     def _fits(self, workload: Workload) -> int:
         """Sequences that its limit and its KV cache allow at once, at full length: it never preempts by itself."""
         blocks = (self.resolved.kv_blocks or 0) // -(-workload.longest // BLOCK_SIZE)
-        return max(1, min(self.spec.max_num_seqs, blocks))
+        return max(1, min(self.limits.max_num_seqs, blocks))
 
     def _loop(self, workload: Workload, load: Load) -> ClosedLoopPacer | SchedulePacer:
         if isinstance(load, OpenLoop):
@@ -257,12 +280,15 @@ class SimulatedEngine:
             if number is None:
                 return
             index = number % len(workload.requests)
-            state.sent.append(_Sequence(index, loop.sent_s(number, state.now), workload.requests[index].output_tokens))
+            request = workload.requests[index]
+            sent_s = loop.sent_s(number, state.now)
+            state.sent.append(_Sequence(index, sent_s, len(request.prompt), request.output_tokens))
 
     def _step(self, state: _Simulation, t_inf: float, b_half: float, fits: int) -> int:
         """One token for each running sequence (as many as fit); returns how many ended."""
-        batch = state.admit(fits)
-        state.now += (b_half + batch) / t_inf + self.waits_s
+        batch = state.admit(fits, self.limits.max_num_batched_tokens)
+        of_the_host = LAYER_LAUNCH_S * self.shape.layers if self.limits.enforce_eager else 0.0
+        state.now += max((b_half + batch) / t_inf + self.waits_s, of_the_host)
         ended = state.ends.pop(len(state.steps), 0)
         state.ended += ended
         running = min(state.in_flight, fits)
@@ -298,14 +324,14 @@ def _due(loop: ClosedLoopPacer | SchedulePacer, state: _Simulation) -> int:
     return loop.users_due()
 
 
-def _samples(state: _Simulation, workload: Workload) -> Samples:
+def _samples(state: _Simulation) -> Samples:
     times = [step[0] for step in state.steps]
-    rows = [_sample(sequence, times, workload) for sequence in state.sent]
+    rows = [_sample(sequence, times) for sequence in state.sent]
     return Samples(*zip(*rows)) if rows else Samples(*[()] * 8)
 
 
-def _sample(sequence: _Sequence, times: list[float], workload: Workload) -> tuple[Any, ...]:
-    prompt = len(workload.requests[sequence.request].prompt)
+def _sample(sequence: _Sequence, times: list[float]) -> tuple[Any, ...]:
+    prompt = sequence.prompt
     if sequence.first_step is None:
         return sequence.request, sequence.sent_s, None, None, None, prompt, 0, False
     made = min(sequence.wanted, len(times) - sequence.first_step)

@@ -108,6 +108,14 @@ def margin(text: str) -> float:
     return number
 
 
+def slowdown(text: str) -> float:
+    number = positive(text.removesuffix("%"))
+    number = number / 100 if text.endswith("%") else number
+    if number >= 1:
+        raise ValueError("a share between 0 and 1, such as 5% or 0.05")
+    return number
+
+
 def length(text: str) -> int | Literal["natural"]:
     """Tokens of every request, or "natural": those of each conversation."""
     if text == "natural":

@@ -12,7 +12,7 @@ from pytest_slmserve.options.parsers import OneOf
 from pytest_slmserve.options.table import OPTS, Opt, Options
 from pytest_slmserve.schema.errors import BadUsage
 
-OF_A_SIDE = ("baseline_", "candidate_")
+OF_A_SIDE = ("baseline_", "candidate_", "simulate_slowdown")
 OF_A_GATE = (*OF_A_SIDE, "gate_", "waivers", "profile")  # options that say nothing without one
 # What is the affair of engines that are started here.
 OF_OUR_ENGINES = (
@@ -88,6 +88,8 @@ def _check_gate(options: Options) -> None:
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.platform is None:
         raise BadUsage(f"--slm-{flag} measures, and no mode says on what", f"{OWN_MODES} beside it")
+    if options.simulate_slowdown and not options.simulate and options.source["simulate_slowdown"] == "command line":
+        raise BadUsage("--slm-simulate-slowdown slows a simulated candidate, and no other", "--slm-simulate beside it")
     given = [opt.flag for opt in OPTS if opt.name.startswith(OF_A_SIDE) and getattr(options, opt.name)]
     if options.calibrate and given:
         raise BadUsage(f"{given[0]} would make the sides of a calibration differ", "no baseline and no candidate")

@@ -21,6 +21,7 @@ from pytest_slmserve.options.parsers import (
     ray_resource,
     share,
     sharings,
+    slowdown,
     telemetry,
     truth,
     urls,
@@ -250,6 +251,9 @@ class Options:
         "HOW",
     )
     profile: str = opt(GATE, str, "", "folder for a trace of each side's failing load, if a gate fails", "DIR")
+    simulate_slowdown: float | None = opt(
+        GATE, slowdown, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
+    )
     waivers: str = opt(GATE, str, "", "file of known regressions that a gate excuses until a day", "PATH")
 
     telemetry: str = opt(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 import uuid
@@ -36,6 +35,7 @@ from pytest_slmserve.archive.waivers import read_waivers
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
 from pytest_slmserve.engines.launch.compile_caches import caches
 from pytest_slmserve.engines.prelaunch import abreast
+from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
 from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options, joined
@@ -218,29 +218,18 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
     with naming("the baseline"):
         baseline = _side(spec, options.baseline_python, options.baseline_env, options.baseline_engine_arg)
     with naming("the candidate"):
-        candidate = _side(spec, options.candidate_python, options.candidate_env, options.candidate_engine_arg)
+        slower = (("slowdown", options.simulate_slowdown),) if options.simulate and options.simulate_slowdown else ()
+        arguments = (*options.candidate_engine_arg, *slower)
+        candidate = _side(spec, options.candidate_python, options.candidate_env, arguments)
     return {"baseline": baseline, "candidate": candidate}
 
 
 def _side(
     spec: EngineSpec, python: str, env: Sequence[tuple[str, str]], arguments: Sequence[tuple[str, Any]]
 ) -> EngineSpec:
-    """An argument that is a field of the specification sets that field, one for both sides too: else it would go over
-    that of a side. Raises BadUsage for a value of another type."""
-    given = joined(spec.extra, arguments)
-    own = {name: _typed(name, value, getattr(spec, name)) for name, value in given if name in OWN_FIELDS}
-    extra = tuple((name, value) for name, value in given if name not in OWN_FIELDS)
-    return replace(spec, python=python or spec.python, env=joined(spec.env, env), extra=extra, **own)
-
-
-def _typed(name: str, value: object, usual: object) -> Any:
-    if type(value) is not type(usual):
-        raise BadUsage(f"{name} is {TYPES[type(usual)]}, not {value!r}", f"{name}={json.dumps(usual)}")
-    return value
-
-
-OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
-TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a name"}
+    """Raises BadUsage for an argument of another type."""
+    own = spec.with_arguments(arguments)
+    return replace(own, python=python or spec.python, env=joined(spec.env, env))
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
@@ -334,6 +323,8 @@ class OneGate:
         return caches(self.session.options.gate_caches, side, self.specs)
 
     def _launched(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
+        if isinstance(engine, SimulatedEngine):  # others differ from launch to launch by themselves
+            engine.differ(f"{side} {number}")
         paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches)
         if number == 1:  # once is enough: whoever answers otherwise does so always
             paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
@@ -18,6 +19,16 @@ GIB = 1 << 30
 FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
 # Fields of an engine that came after the first records: what was so before.
 LATER = {"url": "", "tensor_parallel_size": 1, "allow_prefix_cache": False}
+
+
+OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
+TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a name"}
+
+
+def _typed(name: str, value: object, usual: object) -> Any:
+    if type(value) is not type(usual):
+        raise BadUsage(f"{name} is {TYPES[type(usual)]}, not {value!r}", f"{name}={json.dumps(usual)}")
+    return value
 
 
 def short_hash(value: Any) -> str:
@@ -88,6 +99,14 @@ class EngineSpec:
             raise BadUsage(f"gpu_memory_utilization {self.gpu_memory_utilization} is not between 0 and 1", "0.9")
         if self.platform == "cpu" and self.kv_cache_bytes % GIB:
             raise BadUsage(f"{self.kv_cache_bytes} KV bytes: vLLM's CPU backend takes whole GiB", f"{GIB}")
+
+    def with_arguments(self, arguments: Sequence[tuple[str, Any]]) -> EngineSpec:
+        """A copy with further arguments of the engine. One that is a field of the specification sets that field: else
+        it would go over the field. Raises BadUsage for a value of another type."""
+        given = {**dict(self.extra), **dict(arguments)}
+        own = {name: _typed(name, value, getattr(self, name)) for name, value in given.items() if name in OWN_FIELDS}
+        extra = tuple((name, value) for name, value in given.items() if name not in OWN_FIELDS)
+        return replace(self, extra=extra, **own)
 
     @property
     def facts(self) -> dict[str, Any]:

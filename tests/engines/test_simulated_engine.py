@@ -1,8 +1,9 @@
 """The simulated engine keeps its law on its own clock, and fails as it is told to."""
 
+import math
 import time
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given
@@ -90,6 +91,66 @@ def test_its_limit_makes_the_rest_wait():
     assert set(run.steps.new_tokens) == {3, 2}
     assert max(run.steps.waiting) == 5
     assert all(run.samples.finished)
+
+
+@pytest.mark.parametrize(("field", "limit"), [("max_num_seqs", 3), ("max_num_batched_tokens", 50)])
+def test_an_argument_that_is_a_field_counts_as_the_field(field, limit):
+    """A prompt has 16 tokens: three of them and a decoding sequence fit into 50."""
+    by_argument = SimulatedEngine(replace(SIMULATED, extra=((field, limit),)))
+    by_field = SimulatedEngine(replace(SIMULATED, **{field: limit}))
+    assert getattr(by_argument.resolved, field) == limit
+    runs = [each.run(WORKLOAD, OpenLoop(requests=8)) for each in (by_argument, by_field)]
+    assert runs[0].samples == runs[1].samples and runs[0].steps.new_tokens[0] == 3
+    with pytest.raises(BadUsage, match="max_num_seqs is a whole number, not 'many'"):
+        engine(max_num_seqs="many")
+
+
+def test_prompts_of_a_burst_share_the_tokens_of_a_step():
+    """64 prompts of 16 tokens, of which a step takes 512 in less what it decodes, or all."""
+    few, many = (engine(t_inf=1000.0, b_half=8.0, noise=0.0, max_num_batched_tokens=n) for n in (512, 8192))
+    slow, fast = (each.run(WORKLOAD, OpenLoop(requests=64)) for each in (few, many))
+    assert fast.steps.new_tokens[0] == 64
+    assert slow.steps.new_tokens[:3] == (32, 62, 64)
+    assert max(slow.samples.first_token_s) > max(fast.samples.first_token_s)
+    assert all(slow.samples.finished) and sum(slow.steps.new_tokens) == sum(fast.steps.new_tokens)
+
+
+def test_a_prompt_longer_than_a_step_takes_several():
+    tiny = engine(t_inf=1000.0, b_half=8.0, noise=0.0, max_num_batched_tokens=5)
+    run = tiny.run(WORKLOAD, OpenLoop(requests=1))
+    assert run.steps.new_tokens[:4] == (0, 0, 0, 1) and all(run.samples.finished)
+
+
+@pytest.mark.parametrize(("concurrency", "slower"), [(1, True), (200, False)])
+def test_without_graphs_a_step_waits_for_the_host_where_it_is_short(concurrency, slower):
+    """opt-tiny has two layers: 1 ms a step."""
+    given = {"t_inf": 40_000.0, "b_half": 8.0, "noise": 0.0}
+    load = ClosedLoop(concurrency, window_s=0.5)
+    eager, captured = (rate(engine(**given, **more).run(WORKLOAD, load)) for more in ({"enforce_eager": True}, {}))
+    assert eager == pytest.approx(concurrency / 1e-3 if slower else captured, rel=0.02)
+
+
+def test_a_slowdown_is_of_each_step():
+    given = {"t_inf": 1000.0, "b_half": 8.0, "noise": 0.0}
+    load = ClosedLoop(8, window_s=10.0)
+    slow, usual = (rate(engine(**given, **more).run(WORKLOAD, load)) for more in ({"slowdown": 0.05}, {}))
+    assert usual / slow == pytest.approx(1.05, rel=0.01)
+
+
+def drawn(launch, **faults):
+    made = engine(t_inf=1000.0, b_half=8.0, **faults)
+    made.differ(launch)
+    return made
+
+
+def test_launches_of_a_gate_scatter_by_their_names_and_are_the_same_again():
+    launches = [drawn(f"{side} {n}", scatter=0.02) for side in ("baseline", "candidate") for n in range(200)]
+    speeds = [math.log(each.speed) for each in launches]
+    starts = [math.log(each.resolved.ready_s / 20) for each in launches]
+    assert pstdev(speeds) == pytest.approx(0.02, rel=0.15) and abs(fmean(speeds)) < 0.004
+    assert pstdev(starts) == pytest.approx(0.06, rel=0.15)
+    assert drawn("baseline 7", scatter=0.02).speed == launches[7].speed != launches[8].speed
+    assert drawn("baseline 7", scatter=0).speed == 1.0
 
 
 def test_an_argument_it_does_not_know_is_refused():

@@ -29,6 +29,7 @@ GATE = (  # steps of some 10 ms, so that a window has a hundred
     "--slm-engine-arg=t_inf=2000",
     "--slm-engine-arg=b_half=16",
     "--slm-engine-arg=memory_used=8e9",
+    "--slm-engine-arg=scatter=0",  # equal launches are equal
     "-p",
     "no:cacheprovider",
 )

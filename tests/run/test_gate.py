@@ -46,7 +46,7 @@ FEW_STEPS = {  # of some 10 ms, so that a window has a hundred
     "window": "1",
     "input_len": "64",
     "output_len": "32",
-    "engine_arg": ["t_inf=2000", "b_half=16"],
+    "engine_arg": ["t_inf=2000", "b_half=16", "scatter=0"],
 }
 Open = Callable[..., Session]
 
