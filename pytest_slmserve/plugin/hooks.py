@@ -333,9 +333,10 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
-    if report.when == "call" and report.failed and (STATE, "undecided") in report.user_properties:
+    told = getattr(report, "user_properties", ())  # a file that could not be imported has none
+    if report.when == "call" and report.failed and (STATE, "undecided") in told:
         return "undecided", "U", "UNDECIDED"
-    if report.failed and (STATE, "broken off") in report.user_properties:
+    if report.failed and (STATE, "broken off") in told:
         return "error", "E", "ERROR"
     return None
 

@@ -43,7 +43,7 @@ def test_each_cold_launch_has_an_empty_folder_of_its_own_which_is_gone_afterward
 
 
 def test_a_launch_that_dies_leaves_no_folder_either(gate, launches):
-    assert gate("--slm-gate-caches=cold", "--slm-candidate-engine-arg=die_at=16").ret == 1
+    assert gate("--slm-gate-caches=cold", "--slm-candidate-engine-arg=die_at=16").ret == 3
     assert launches and not any(Path(value).parent.exists() for given in launches for value in given.values())
 
 

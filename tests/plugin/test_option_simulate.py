@@ -108,10 +108,3 @@ def test_a_claim_in_a_file_of_one_s_own_is_judged(pytester):
     result = pytester.runpytest_inprocess(*SMALL, *FEW)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*fails: throughput-plateau*no plateau up to 256 in flight*"])
-
-
-def test_workers_tell_it_too(pytester):
-    result = pytester.runpytest_subprocess(PLATEAU, *SMALL, *FEW, "-n2")
-    assert result.ret == 0
-    result.assert_outcomes(passed=5)
-    result.stdout.fnmatch_lines([f"note: {UNPROVED}"])
