@@ -40,7 +40,12 @@ def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_pat
 
 def test_the_usual_numbers_of_gpus_are_those_that_the_plan_has(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = ("--slm-simulate", "--slm-models=opt-1.3b", "--slm-plan-gpus=2", str(BENCHMARKS / "test_tensor_parallel.py"))
+    words = (
+        "--slm-simulate",
+        "--slm-models=opt-1.3b",
+        "--slm-plan-gpus=2",
+        str(BENCHMARKS / "test_tensor_parallel.py"),
+    )
     assert main(["plan", *words]) == 0
     told = capfd.readouterr().out
     assert "start opt-1.3b on 2 GPUs" in told and "spread by engine: " in told and "4 GPUs" not in told
