@@ -8,6 +8,8 @@ engines.
 
 import pytest
 
+pytestmark = pytest.mark.slm_suite("all")
+
 WAYS = ("none", "static", "dynamic", None)  # None: continuous, by vLLM
 TOGETHER = {"model": "opt-1.3b", "requests": 64, "shorter": 4, "max_num_seqs": 16}
 SMALL = {"model": "opt-tiny", "requests": 24, "shorter": 16, "max_num_seqs": 8}

@@ -26,12 +26,14 @@ def test_decode_is_memory_bound_at_every_load(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm_suite("papers")
 @pytest.mark.slm(points=GROUPED_KEYS, lengths=SHORT, ramp_up="burst", needs="gpu")
 def test_point_of_grouped_keys(slm_point):
     """The point is measured, and every measurement of it can be trusted."""
     assert slm_point.measure()
 
 
+@pytest.mark.slm_suite("papers")
 @pytest.mark.slm(claim="decode-stays-memory-bound", models=["qwen2.5-3b"], lengths=SHORT, ramp_up="burst", needs="gpu")
 def test_grouped_keys_at_a_short_context(slm_claim):
     """The same question where the arithmetic allows the other answer."""

@@ -5,6 +5,8 @@ Each model at its largest batch of the paper's table 1; those that a sweep has m
 
 import pytest
 
+pytestmark = pytest.mark.slm_suite("papers")
+
 TABLE_1 = [("opt-125m", 512), ("opt-1.3b", 256), ("opt-2.7b", 128), ("opt-6.7b", 64), ("opt-13b", 16)]
 
 

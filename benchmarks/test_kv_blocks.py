@@ -7,6 +7,8 @@ outgrow it: arXiv:2404.03353 and arXiv:2503.08311 give every model all the memor
 
 import pytest
 
+pytestmark = pytest.mark.slm_suite("all")
+
 JOBS = {
     "gpu": [
         {"model": "opt-1.3b", "requests": 256, "lengths": (512, 256), "kv_requests": held}

@@ -6,6 +6,8 @@ and releases after 0.28 do not have it. On the CPU a tiny model of another archi
 
 import pytest
 
+pytestmark = pytest.mark.slm_suite("papers")
+
 MODELS = ("opt-6.7b", "llama-7b", "gpt-j-6b", "mpt-7b")
 JOBS = {
     "gpu": [

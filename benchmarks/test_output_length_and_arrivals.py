@@ -9,6 +9,8 @@ import math
 
 import pytest
 
+pytestmark = pytest.mark.slm_suite("papers")
+
 RATES = (math.inf, 100, 10)  # requests per second; infinity: all at once
 JOBS = {
     "gpu": [

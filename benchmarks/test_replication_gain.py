@@ -8,6 +8,8 @@ well, but what two engines gain on two cores is no claim of anybody's.
 
 import pytest
 
+pytestmark = pytest.mark.slm_suite("papers")
+
 
 def test_point_of_replicas(slm_replica_point):
     """It is measured, and every measurement of it can be trusted."""

@@ -5,6 +5,8 @@ The bytes per block that it rests on are checked against real engines in test_kv
 
 import pytest
 
+pytestmark = pytest.mark.slm_suite("papers")
+
 MODELS = ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b")
 
 

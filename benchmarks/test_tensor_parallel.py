@@ -9,6 +9,8 @@ the largest load that fits, for above it the gain is memory, not speed.
 
 import pytest
 
+pytestmark = pytest.mark.slm_suite("papers")
+
 MODELS = ["opt-125m", "opt-1.3b", "opt-6.7b", "opt-13b"]
 
 

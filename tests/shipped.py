@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import re
 from pathlib import Path
 
 import pytest_slmserve
@@ -12,6 +12,8 @@ BENCHMARKS = next(folder for folder in (PACKAGE / "benchmarks", PACKAGE.parent /
 
 
 def put(folder: Path, *names: str) -> None:
-    """Copies those benchmarks, each by a name that no test of ours has, whose module would be taken for it."""
+    """Copies those benchmarks, of whatever suite, each by a name that no test of ours has, whose module would be taken
+    for it."""
     for name in names:
-        shutil.copy(BENCHMARKS / f"{name}.py", folder / f"{name}_shipped.py")
+        text = (BENCHMARKS / f"{name}.py").read_text("utf-8")
+        (folder / f"{name}_shipped.py").write_text(re.sub(r"(?m)^(pytestmark = |@)pytest.mark.slm_suite.*\n", "", text))

@@ -37,6 +37,7 @@ from pytest_slmserve.schema.literals import (
     Platform,
     RampUp,
     Rule,
+    Suite,
     Sweeping,
 )
 
@@ -110,6 +111,13 @@ class Options:
     )
     models: tuple[str, ...] | None = opt(
         RUN, words, None, "models to sweep: catalogue names or folders with a config.json; default: by mode", "A,B"
+    )
+    suite: Suite = opt(
+        RUN,
+        OneOf(get_args(Suite)),
+        "core",
+        "shipped tests to run: core (15 minutes on one H100), papers (with all published claims), or all",
+        "NAME",
     )
     plan: bool = opt(RUN, truth, False, "print items, engines, order and expected seconds, and run nothing")
     plan_gpus: int | None = opt(

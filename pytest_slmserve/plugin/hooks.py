@@ -47,7 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         words = {} if opt.is_flag else {"metavar": opt.metavar}
         words |= {"nargs": "?", "const": opt.bare, "metavar": str(opt.metavar).strip("[]")} if opt.bare else {}
         default = f"; default: {opt.default_text}" if opt.default_text else ""
-        group.addoption(opt.flag, action=action, default=None, help=f"{opt.help}{default}", dest=opt.key, **words)
+        group.addoption(
+            opt.flag, action=action, default=None, help=f"{opt.help}{default}".replace("%", "%%"), dest=opt.key, **words
+        )
         parser.addini(opt.key, f"{opt.flag} in an ini file", default="")
 
 
@@ -70,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "requests, `ramp_up` how they begin, `gpus` how many there must be, "
         "`gate` that it compares two sides of a simulated engine without --slm-gate",
     )
+    config.addinivalue_line("markers", "slm_suite(name): the suite that a test is part of: core, papers or all")
     options = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
     if options is None or options.platform is None:
@@ -177,18 +180,16 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         return
     if PROBLEM in config.stash:
         raise pytest.UsageError(config.stash[PROBLEM])
-    _leave_out(config, items)
-    if slm.options.gate and not any(map(is_gate, items)) and not session.testsfailed:
-        flag = "--slm-calibrate" if slm.options.calibrate else "--slm-gate"
-        hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
-        config.stash[PROBLEM] = f"slmserve: {flag}: no test uses slm_gate\n  try: {hint}"
-        raise pytest.UsageError(config.stash[PROBLEM])
     from pytest_slmserve.plugin.ordering import in_running_order
-    from pytest_slmserve.schema.errors import SlmError
+    from pytest_slmserve.schema.errors import BadUsage, SlmError
 
-    measured = list(filter(is_measured, items))
     try:
-        ordered = in_running_order(slm, measured)
+        _leave_out(config, items)
+        if slm.options.gate and not any(map(is_gate, items)) and not session.testsfailed:
+            flag = "--slm-calibrate" if slm.options.calibrate else "--slm-gate"
+            hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
+            raise BadUsage(f"{flag}: no test uses slm_gate", hint)
+        ordered = in_running_order(slm, list(filter(is_measured, items)))
     except SlmError as error:
         config.stash[PROBLEM] = f"slmserve: {error}"
         raise pytest.UsageError(config.stash[PROBLEM]) from None

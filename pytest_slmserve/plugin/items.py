@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ NEEDS_A_GATE = "compares two sides: needs --slm-gate"
 GATE_ALONE = "a gate runs alone"
 ON_A_GPU_ONLY = "they run only on a GPU (--slm-gpu)"
 NO_PATH = "without a path only tests that measure run"
+IN_A_SUITE = "--slm-suite {} runs them, or their own path"
 PROVES_NOTHING = "simulated numbers prove no claim of the papers (--slm-strict judges them)"
 PACKAGE = Path(__file__).parents[1]
 
@@ -164,12 +166,39 @@ def judges_the_papers(item: Any) -> bool:
     return bool(claim_of(item.get_closest_marker("slm").kwargs["claim"]).reads(item.callspec.params["slm_model"]))
 
 
+def larger_suite(session: Session, item: Any) -> str | None:
+    """The suite that an item needs, by its `slm_suite` marker; None where this run's has it, and where the command line
+    names the item's file and no suite. Raises BadUsage for an unknown one."""
+    from pytest_slmserve.schema.literals import Suite
+
+    marker, options, suites = item.get_closest_marker("slm_suite"), session.options, get_args(Suite)
+    if marker is None:
+        return None
+    if len(marker.args) != 1 or marker.args[0] not in suites:
+        from pytest_slmserve.schema.errors import BadUsage
+
+        given = ", ".join(map(repr, marker.args))
+        raise BadUsage(f"@pytest.mark.slm_suite({given}) names no suite", " or ".join(suites))
+    needed: str = marker.args[0]
+    if suites.index(needed) <= suites.index(options.suite) or (options.source["suite"] == "default" and is_named(item)):
+        return None
+    return needed
+
+
+def is_named(item: Any) -> bool:
+    """Whether the command line names the item's own file, or its module."""
+    given = (arg.partition("::")[0].removesuffix(".py") for arg in item.config.args)
+    return any(re.split(r"[/\\.]", name)[-1] == item.path.stem for name in given)
+
+
 def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
     """The reason why an item is no part of this run; None where it is. named: whether a path was given."""
     if not is_measured(item):
         return None if named else NO_PATH
     if session.options.gate and not is_gate(item):
         return GATE_ALONE
+    if suite := larger_suite(session, item):
+        return IN_A_SUITE.format(suite)
     marker = item.get_closest_marker("slm")
     words = marker.kwargs if marker else {}
     if session.platform == "cpu" and (words.get("needs") == "gpu" or words.get("gpus", 1) != 1):

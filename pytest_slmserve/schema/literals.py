@@ -12,6 +12,7 @@ OwnInterface = Literal["engine", "server"]  # of an engine that is started here
 Source = Literal["lengths", "sharegpt", "trace", "trace-lengths"]
 Rule = Literal["human-first", "vllm"]
 RampUp = Literal["staggered", "burst"]
+Suite = Literal["core", "papers", "all"]  # of the shipped tests; each has those before it
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
 Side = Literal["baseline", "candidate"]  # of a gate
 Batching = Literal["none", "static", "dynamic"]  # of Transformers; vLLM batches continuously
