@@ -32,16 +32,16 @@ WAIT_S = 0.1  # that a dynamic batch waits for more requests
 def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
     """The points of the planned sweeps, or those that a marker names, of the models that were chosen; all of them where
     none was chosen. Raises BadUsage for an unknown model."""
-    variant, chosen = variant_of(words), planner.options.models
+    overrides, chosen = overrides_of(words), planner.options.models
     if "points" not in words:
         planned = [(model, load) for model in planner.models for load in planner.sweep(model).loads]
-        return [_point(planner, model, load, variant) for model, load in planned]
+        return [_point(planner, model, load, overrides) for model, load in planned]
     found = []
     for model, concurrency in words["points"]:
         if not chosen or planner.swept(model):
-            load = planner.load(concurrency, variant)
-            why = planner.misfit(model) or planner.overload(model, load, variant)
-            found.append(_point(planner, model, load, variant, why))
+            load = planner.load(concurrency, overrides)
+            why = planner.misfit(model) or planner.overload(model, load, overrides)
+            found.append(_point(planner, model, load, overrides, why))
     return found
 
 
@@ -49,16 +49,16 @@ def _point(
     planner: Planner,
     model: str,
     load: ClosedLoop,
-    variant: MarkerOverrides = AS_THE_OPTIONS_SAY,
+    overrides: MarkerOverrides = AS_THE_OPTIONS_SAY,
     why: str | None = None,
 ) -> Case:
     name = f"{short_name(model)}-{load.concurrency}"
     if why:
         return Case(id=name, model=model, skip_reason=why)
-    return planner.case(planner.spec(model), [planner.workload(model, variant)], [load], model=model, id=name)
+    return planner.case(planner.spec(model), [planner.workload(model, overrides)], [load], model=model, id=name)
 
 
-def variant_of(words: Mapping[str, Any]) -> MarkerOverrides:
+def overrides_of(words: Mapping[str, Any]) -> MarkerOverrides:
     return MarkerOverrides(words.get("lengths"), words.get("ramp_up"))
 
 

@@ -96,19 +96,19 @@ class Planner:
             return error.problem
         return None
 
-    def overload(self, model: str, load: ClosedLoop, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str | None:
+    def overload(self, model: str, load: ClosedLoop, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str | None:
         """The reason why a load would measure preemption; None if it would not, or if the capacity is unknown."""
-        longest = self.workload(model, variant).longest
+        longest = self.workload(model, overrides).longest
         capacity = kv_capacity(self.spec(model), longest)
         if capacity is None or capacity >= load.concurrency:
             return None
         return f"the KV cache holds {capacity} requests of {longest} tokens"
 
-    def workload(self, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Workload:
+    def workload(self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Workload:
         """The requests for `model`, as the options and its marker say."""
         spec = workload_spec(self.options, self.platform)
-        if variant.lengths:
-            spec = spec.with_lengths(*variant.lengths)
+        if overrides.lengths:
+            spec = spec.with_lengths(*overrides.lengths)
         return self.requests(model, spec)
 
     def requests(self, model: str, spec: WorkloadSpec) -> Workload:
@@ -241,8 +241,8 @@ class Planner:
             )
         return self._environments[own]
 
-    def load(self, concurrency: int, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
-        return load_of(self.options, self.platform, concurrency, variant.ramp_up)
+    def load(self, concurrency: int, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> ClosedLoop:
+        return load_of(self.options, self.platform, concurrency, overrides.ramp_up)
 
     def case(self, engines: Engines, workloads: Sequence[Workload], loads: Sequence[Load], **names: str) -> Case:
         """The case of these engines on this host; names: its `model` and `id`."""
@@ -265,10 +265,10 @@ class Planner:
         assert isinstance(load, ClosedLoop)
         self.beside.add(series_key(spec, workload.hash, load, case.environment))
 
-    def series(self, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str:
+    def series(self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str:
         """The key that identifies the curve of a model, whether a sweep of it is planned or not."""
         spec = self.spec(model)
-        return series_key(spec, self.workload(model, variant).hash, self.load(1, variant), self.environment(spec))
+        return series_key(spec, self.workload(model, overrides).hash, self.load(1, overrides), self.environment(spec))
 
 
 def requests_for(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> Workload:

@@ -232,11 +232,11 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
     Where the claims table expects it to fail, the item is an expected failure, unless `--slm-strict` is given.
     """
     marker = request.node.get_closest_marker("slm")
-    name, variant = marker.kwargs["claim"], marker_overrides(request.node)
-    row = slm_session.verdicts.row(name, slm_model, variant)
+    name, overrides = marker.kwargs["claim"], marker_overrides(request.node)
+    row = slm_session.verdicts.row(name, slm_model, overrides)
     if row.expected == "fails" and not slm_session.options.strict:
         request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=True, reason=row.evidence))
-    return lambda: slm_session.verdicts.judge(name, slm_model, variant)
+    return lambda: slm_session.verdicts.judge(name, slm_model, overrides)
 
 
 @pytest.fixture

@@ -73,16 +73,16 @@ def is_planned_point(item: Any) -> bool:
 
 def marker_overrides(item: Any) -> MarkerOverrides:
     """The requests and the ramp-up that an item's marker asks for."""
-    from pytest_slmserve.plan.case_lists import variant_of
+    from pytest_slmserve.plan.case_lists import overrides_of
 
     marker = item.get_closest_marker("slm")
-    return variant_of(marker.kwargs if marker else {})
+    return overrides_of(marker.kwargs if marker else {})
 
 
-def load_for(session: Session, spec: EngineSpec, concurrency: int, variant: MarkerOverrides) -> ClosedLoop:
+def load_for(session: Session, spec: EngineSpec, concurrency: int, overrides: MarkerOverrides) -> ClosedLoop:
     from pytest_slmserve.plan.sweeps import load_of
 
-    return load_of(session.options, spec.platform, concurrency, variant.ramp_up)
+    return load_of(session.options, spec.platform, concurrency, overrides.ramp_up)
 
 
 def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:

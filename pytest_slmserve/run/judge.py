@@ -95,20 +95,20 @@ class Verdicts:
         further = {key for model in begun for key in self._planned_keys(model)} - self.results.requested.keys()
         return [*own, *self.results.measurements(further)]
 
-    def row(self, name: str, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> claim.ClaimRow:
+    def row(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> claim.ClaimRow:
         """The expectation of a claim for this model on this host."""
         planner = self.planner
-        ramp_up = variant.ramp_up or planner.options.ramp_up
+        ramp_up = overrides.ramp_up or planner.options.ramp_up
         return lookup.row_for(name, model, planner.host.environment, planner.interface, ramp_up)
 
-    def judge(self, name: str, model: str, variant: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
+    def judge(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
         """Judge one claim for one model from what was measured, and remember it for the report. A model of which
         nothing was measured here has no curve: what can be judged of it is arithmetic."""
-        row, claim, jobs = self.row(name, model, variant), lookup.claim_of(name), self.results.job_points()
+        row, claim, jobs = self.row(name, model, overrides), lookup.claim_of(name), self.results.job_points()
         if claim.of == "gpus":
             curve = self._curve_on_gpus(model)
         else:
-            curve = self._known_curve(model, variant, planned=claim.of == "sweeps")
+            curve = self._known_curve(model, overrides, planned=claim.of == "sweeps")
         curve = replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
         verdict = lookup.judge_row(name, curve, row, with_jobs(self.curves(), jobs))
         self.judged.append(JudgedClaim(verdict, row))
@@ -120,10 +120,10 @@ class Verdicts:
         mine = [curve for curve in self.curves() if curve.subject == short_name(model)]
         return next(filter(on_several_gpus, mine), Curve(subject=short_name(model)))
 
-    def _known_curve(self, model: str, variant: MarkerOverrides, planned: bool) -> Curve:
+    def _known_curve(self, model: str, overrides: MarkerOverrides, planned: bool) -> Curve:
         """A model's sweep, or what was measured of it beside the sweeps. As the options say: what a user's own engine
         or load gave is another curve."""
-        series = self.planner.series(model, variant)
+        series = self.planner.series(model, overrides)
         planned = planned and self.planner.swept(model) and series == self.planner.series(model)
         if planned:
             self.planner.sweep(model)  # what is missing of it counts
