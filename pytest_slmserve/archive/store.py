@@ -15,6 +15,7 @@ import io
 import json
 import lzma
 import os
+import secrets
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -67,22 +68,27 @@ _PACKINGS = {
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """One run that wrote to the archive. started: ISO 8601, UTC. claims, plan: as given to `Archive.begin`."""
+    """One process that wrote to the archive. started: ISO 8601, UTC. claims, plan, id, resumes: as given to
+    `Archive.begin`; an older release wrote no id."""
 
     format: int
     started: str
     pytest_slmserve: str | None
     claims: Mapping[str, Any]
     plan: Mapping[str, Any]
+    id: str | None = None
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of an archive, in the order written. `notes`: one sentence for each thing that could not be used."""
+    """Contents of an archive, in the order written. `notes`: one sentence for each thing that could not be used.
+    `written_by`: for each measurement the index of its session, -1 where none stands before it."""
 
     measurements: tuple[Measurement, ...]
     sessions: tuple[RunHeader, ...]
     notes: tuple[str, ...] = ()
+    written_by: tuple[int, ...] = ()
 
     @property
     def claims(self) -> Mapping[str, Any]:
@@ -123,14 +129,19 @@ class Archive:
                 _cannot_write(path, error)
             raise
 
-    def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-        """Note a session and what a later report needs to judge it again: plain values, written as JSON."""
+    def begin(
+        self, claims: Mapping[str, Any], plan: Mapping[str, Any], run: str | None = None, *, resumes: bool = False
+    ) -> None:
+        """Note a session and what a later report needs to judge it again: plain values, written as JSON. run: its id,
+        which all processes of one run share; None: a new one. resumes: it goes on with what the archive holds."""
         self._write(
             {
                 "kind": "session",
                 "format": FORMAT,
                 "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
                 "pytest_slmserve": _version(),
+                "id": run or new_run_id(),
+                "resumes": resumes,
                 "claims": dict(claims),
                 "plan": dict(plan),
             }
@@ -177,6 +188,10 @@ class Archive:
         self.close()
 
 
+def new_run_id() -> str:
+    return secrets.token_hex(4)
+
+
 def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
     """All measurements of an archive. A torn end, as a kill leaves it, only makes a note.
 
@@ -198,7 +213,7 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
         notes.append(f"{path} is empty")
     elif stored.whole < len(raw):
         notes.append(f"{torn_end(path, stored)}; measurements used: {len(found.measurements)}")
-    return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes))
+    return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes), tuple(found.written_by))
 
 
 # Writing
@@ -258,6 +273,7 @@ class ScannedLines:
     sessions: list[RunHeader] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
+    written_by: list[int] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
 
@@ -375,6 +391,14 @@ def decode(found: ScannedLines, line: bytes) -> None:
             found.engines[facts["id"]] = engine_of(facts)
         case "measurement":
             found.measurements.append(measurement_of(facts, *engine_before(found, facts)))
+            found.written_by.append(_writer(found))
+
+
+def _writer(found: ScannedLines) -> int:
+    """Index of the session that the last measurement belongs to: the last one before it that had begun by then, for a
+    merged archive has lines of others between; -1 where there is none."""
+    at, last = found.measurements[-1].measured_at, len(found.sessions) - 1
+    return next((index for index in range(last, -1, -1) if found.sessions[index].started <= at), last)
 
 
 def engine_before(found: ScannedLines, facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:

@@ -94,7 +94,7 @@ def advise(given: argparse.Namespace) -> int:
         curve, notes = read_external(given)
         asked = subjects.of_external(curve, model, longest, given.b_half, notes)
     else:
-        contents = read_all(given.paths, given.skip_damaged)
+        contents = read_all(given)
         curves = curves_of(contents)
         asked = subjects.of_curves(curves, model, longest, contents.notes)
     found = plan(asked.subjects, replace(wish, gpu_bytes=wish.gpu_bytes or asked.source.gpu_bytes))

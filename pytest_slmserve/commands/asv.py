@@ -41,7 +41,7 @@ def asv(given: argparse.Namespace) -> int:
     from pytest_slmserve.report.numbers import counted
 
     statistics()  # before what else may be missing: without them there is nothing to write
-    contents = read_all(given.paths, given.skip_damaged)
+    contents = read_all(given)
     found = seen(contents.measurements)
     if not found:
         raise BadUsage("there is no valid measurement of a sweep of one engine", "records of --slm-gpu or --slm-cpu")

@@ -39,6 +39,10 @@ def add_command(commands: Commands, name: str, words: str, status: str, carry_ou
 def add_archives(command: Parser, metavar: str) -> None:
     command.add_argument("paths", metavar=metavar, nargs="+", type=Path, help="an archive that --slm-records wrote")
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
+    run = "ID, last or all: a run as `report --list` names it (default: of each case the last run that measured it)"
+    command.add_argument("--run", metavar="ID", default="", help=run)
+    since = "only what was measured from then on: 2026-01-31, or 2026-01-31T12:00 (UTC)"
+    command.add_argument("--since", metavar="DATE", default="", help=since)
 
 
 def add_formats(command: Parser, csv: str) -> None:

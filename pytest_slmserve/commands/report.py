@@ -46,6 +46,7 @@ FIGURES_STATUS = f"{HOLDS} something was drawn, {USAGE} nothing was, wrong usage
 def add(commands: Commands) -> None:
     report_ = add_command(commands, "report", "print the tables and verdicts of archives", REPORT_STATUS, report)
     add_archives(report_, "PATH")
+    report_.add_argument("--list", action="store_true", help="name the runs: id, date, models, release, measurements")
     report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
@@ -62,6 +63,8 @@ def add(commands: Commands) -> None:
 
 def report(given: argparse.Namespace) -> int:
     """Tables and verdicts, and the sweeps' picture where one is wanted; of external results, what `judge` says."""
+    if given.list:
+        return list_runs(given)
     if are_external(given):
         if given.figure is not None:
             raise BadUsage("--figure draws archives of ours, and these are external results", "no --figure")
@@ -71,7 +74,7 @@ def report(given: argparse.Namespace) -> int:
     from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts, is_counted_loop
 
     terms = ValidityCriteria(slo_of_requests(given.goodput))
-    archives = read_each(given.paths, given.skip_damaged)
+    archives = read_each(given)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
     found, notes = judged_again(contents, given.strict), [*contents.notes, *remarks]
     loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
@@ -107,6 +110,27 @@ def report(given: argparse.Namespace) -> int:
     return next((status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses), UNDECIDED)
 
 
+def list_runs(given: argparse.Namespace) -> int:
+    """A line for each run of the archives."""
+    from pytest_slmserve.archive.runs import runs_of
+    from pytest_slmserve.archive.store import read
+    from pytest_slmserve.report import run_list
+    from pytest_slmserve.report.as_csv import as_csv
+    from pytest_slmserve.report.as_json import as_json
+
+    archives = {path: read(path, skip_damaged=given.skip_damaged) for path in given.paths}
+    rows = [run_list.run_facts(path, run) for path, contents in archives.items() for run in runs_of(contents)]
+    if given.json:
+        print(as_json({"runs": rows}))
+    elif given.csv:
+        print(as_csv(rows), end="")
+    else:
+        print(run_list.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything")
+        for note in (note for contents in archives.values() for note in contents.notes):
+            print(f"note: {note}")
+    return HOLDS
+
+
 def facts_of(
     found: JudgedArchive,
     loads: Sequence[Measurement],
@@ -122,9 +146,9 @@ def facts_of(
     from pytest_slmserve.report.tables.run import verdict_facts
 
     return {
-        "points": point_facts(found.curves, found.shared, found.jobs, terms.slo),
+        "points": point_facts(found.sweeps, found.shared, found.jobs, terms.slo),
         "loads": [facts_of_load(m, terms) for m in loads],
-        "sweeps": sweep_facts(found.curves),
+        "sweeps": sweep_facts(found.sweeps),
         "verdicts": [verdict_facts(verdict, row, strict=strict) for verdict, row in found.judged],
         "gates": map(gate_facts, gates),
         "notes": notes,
@@ -136,7 +160,7 @@ def rows_of(found: JudgedArchive, loads: Sequence[Measurement], terms: ValidityC
     from pytest_slmserve.report.loads.open_loop import rows_of_load
     from pytest_slmserve.report.point_facts import point_facts
 
-    yield from point_facts(found.curves, found.shared, found.jobs, terms.slo)
+    yield from point_facts(found.sweeps, found.shared, found.jobs, terms.slo)
     for m in loads:
         yield from ({"kind": "load", **row} for row in rows_of_load(m, terms))
 
@@ -148,7 +172,7 @@ def figures(given: argparse.Namespace) -> int:
     from pytest_slmserve.report.figures.gates import gate_pictures
     from pytest_slmserve.report.figures.sweeps import pictures
 
-    archives = read_each(given.paths, given.skip_damaged)
+    archives = read_each(given)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
     for note in (*contents.notes, *remarks):
         print(f"note: {note}")
@@ -172,15 +196,18 @@ def make(folder: Path) -> None:
         raise BadUsage(f"cannot make the folder {folder}: {error.strerror}", "--out with another folder") from None
 
 
-def read_each(paths: Sequence[Path], skip_damaged: bool) -> list[Contents]:
+def read_each(given: argparse.Namespace) -> list[Contents]:
+    """Contents of each archive, of the runs that are wanted."""
+    from pytest_slmserve.archive.runs import RunChoice, chosen
     from pytest_slmserve.archive.store import read
 
-    return [read(path, skip_damaged=skip_damaged) for path in paths]
+    wanted = RunChoice(given.run, given.since)
+    return [chosen(read(path, skip_damaged=given.skip_damaged), wanted) for path in given.paths]
 
 
-def read_all(paths: Sequence[Path], skip_damaged: bool) -> Contents:
+def read_all(given: argparse.Namespace) -> Contents:
     """Archives are read as if they were one: their sweeps of one engine and workload are repeats of each other."""
-    return merged(read_each(paths, skip_damaged))
+    return merged(read_each(given))
 
 
 def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[Gated], list[str]]:
@@ -238,8 +265,10 @@ def is_unproved(contents: Contents) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JudgedArchive:
-    """Contents of an archive by today's claims table."""
+    """Contents of an archive by today's claims table. sweeps: the curves of it; curves: with one for each model of
+    which there are jobs alone."""
 
+    sweeps: Sequence[Curve]
     curves: Sequence[Curve]
     judged: Sequence[Judged]
     shared: Sequence[ReplicaPoint]
@@ -249,7 +278,7 @@ class JudgedArchive:
         """The tables and verdicts."""
         from pytest_slmserve.report.tables.run import run_lines
 
-        lines = run_lines(self.curves, self.judged, shared=self.shared, jobs=self.jobs, strict=strict, slo=slo)
+        lines = run_lines(self.sweeps, self.judged, shared=self.shared, jobs=self.jobs, strict=strict, slo=slo)
         return "\n".join(text for text, _ in lines)
 
 
@@ -263,10 +292,11 @@ def judged_again(contents: Contents, strict: bool = False) -> JudgedArchive:
     from pytest_slmserve.analysis.sweep.curve import with_jobs
 
     jobs = job_points(contents.measurements)
-    curves = with_jobs(curves_of(contents), jobs)
+    sweeps = curves_of(contents)
+    curves = with_jobs(sweeps, jobs)
     provable = curves if strict or not is_unproved(contents) else ()
     judged = judge_all(provable, table.ROWS, rows_from(contents.claims))
-    return JudgedArchive(curves, judged, shared_points(contents.measurements), jobs)
+    return JudgedArchive(sweeps, curves, judged, shared_points(contents.measurements), jobs)
 
 
 def merged(archives: Sequence[Contents]) -> Contents:
@@ -278,7 +308,7 @@ def merged(archives: Sequence[Contents]) -> Contents:
     return Contents(
         tuple(unique(m for contents in archives for m in contents.measurements)),
         tuple(sorted((s for contents in archives for s in contents.sessions), key=lambda session: session.started)),
-        tuple(note for contents in archives for note in contents.notes),
+        tuple(dict.fromkeys(note for contents in archives for note in contents.notes)),
     )
 
 

@@ -10,6 +10,7 @@ from pytest_slmserve.analysis.stored.baseline import WARNING, against_stored, ce
 from pytest_slmserve.analysis.stored.comparability import warnings
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.archive.baselines import FOLDER, baseline
+from pytest_slmserve.archive.runs import RunChoice, chosen
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.run.judge import JudgedClaim
 from pytest_slmserve.run.session import Session
@@ -33,7 +34,7 @@ class StoredBaseline:
         """Raises BadUsage where there is none, BadArchive where it cannot be read: before anything is started."""
         named = session.options.baseline
         try:
-            there = read(Path(named)) if Path(named).is_file() else baseline(FOLDER, named)
+            there = chosen(read(Path(named)), RunChoice()) if Path(named).is_file() else baseline(FOLDER, named)
         except BadUsage as error:
             raise BadUsage(f"--slm-baseline {named}: {error.problem}, and no such file", error.hint) from None
         return cls(session, there.measurements, (*there.notes, WARNING))

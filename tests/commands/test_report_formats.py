@@ -91,6 +91,16 @@ def test_csv_has_a_line_for_each_point_with_the_keys_of_the_json(records, capsys
     assert rows[0]["repeats"] == "; ".join(map(repr, found[0]["repeats"]))
 
 
+def test_of_jobs_alone_nothing_is_said_of_a_sweep(tmp_path, capsys):
+    made = measurement(8, 1000.0)
+    with Archive.open(tmp_path / "jobs.jsonl") as archive:
+        archive.add(replace(made, load=OpenLoop(requests=sum(made.run.samples.finished))))
+    out = told(capsys, "report", tmp_path / "jobs.jsonl")[1].out
+    assert "at once" in out and "saturation law" not in out and "no sweep" not in out
+    found = json.loads(told(capsys, "report", tmp_path / "jobs.jsonl", "--json")[1].out)
+    assert [each["kind"] for each in found["points"]] == ["job"] and found["sweeps"] == []
+
+
 def test_what_is_said_beside_the_csv_is_on_stderr(tmp_path, capsys):
     path = tmp_path / "r.jsonl"
     path.write_text("")

@@ -5,7 +5,9 @@ import json
 
 from inside import usage_error
 
+from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.claims.table import ROWS
+from pytest_slmserve.archive.runs import LEFT_OUT, runs_of
 
 
 def test_by_default_it_lies_under_dot_slm(sweep, pytester):
@@ -25,6 +27,30 @@ def test_runs_are_appended(sweep, archive):
     sweep()
     assert len(archive().measurements) == 20
     assert len(archive().sessions) == 2
+
+
+def test_a_second_run_is_not_pooled_with_the_first(sweep, archive, pytester, capsys):
+    """A run says nothing of another, and the report of the archive says what the last run said."""
+    sweep()
+    text = sweep().stdout.str()
+    first, second = runs_of(archive())
+    assert first.id != second.id and len(first.measurements) == len(second.measurements) == 10
+    path = str(pytester.path / ".slm/records.jsonl")
+
+    def measured(*words):
+        capsys.readouterr()
+        main(["report", path, *words])
+        out = capsys.readouterr().out
+        return next(line for line in out.splitlines() if "measured: " in line), out
+
+    line, out = measured()
+    assert line in text and "2 repeats each, 1 launch" in line and LEFT_OUT in out
+    assert "4 repeats each, 2 launches" in measured("--run", "all")[0]
+    line, out = measured("--run", first.id)
+    assert "2 repeats each, 1 launch" in line and LEFT_OUT not in out
+    main(["report", path, "--list"])
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows[-2:]] == [first.id, second.id] and "opt-125m" in rows[-1]
 
 
 def test_the_claims_parameters_and_the_plan_are_kept(sweep, archive):

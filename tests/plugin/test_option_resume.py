@@ -3,6 +3,8 @@
 import pytest
 from inside import usage_error
 
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.archive.runs import runs_of
 from pytest_slmserve.plan import costs
 
 
@@ -25,6 +27,17 @@ def test_only_what_is_missing_is_measured(sweep, archive):
     result.assert_outcomes(passed=6)
     result.stdout.fnmatch_lines(["2 measurements were reused from *: opt-125m at 1 (1), opt-125m at 16 (1)"])
     assert len(archive().measurements) == 10
+
+
+def test_a_run_that_resumes_is_reported_with_what_it_resumed(sweep, archive, pytester, capsys):
+    sweep("--slm-concurrency=1,16", "--slm-repeats=1")
+    text = sweep("--slm-resume").stdout.str()
+    assert [run.resumes for run in runs_of(archive())] == [False, True]
+    capsys.readouterr()
+    main(["report", str(pytester.path / ".slm/records.jsonl")])
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if "measured: " in line)
+    assert line in text and "5 points, 2 repeats each, 2 launches" in line and "several runs" not in out
 
 
 def test_another_question_is_measured_anew_and_what_differs_is_said_beforehand(sweep, archive):

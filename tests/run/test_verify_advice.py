@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.report import curves_of, read_all
+from pytest_slmserve.commands.report import curves_of
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.read import read_options
@@ -76,7 +76,7 @@ def swept(tmp_path, monkeypatch) -> Make:
 
 def found(path: Path, *, slo: float = 2.0, **wish: Any) -> tuple[Plan, Sequence[Any]]:
     """The advice on an archive, and its curves."""
-    curves = curves_of(read_all([path], False))
+    curves = curves_of(read(path))
     return plan(of_curves(curves, None, None).subjects, Objectives(slo=RelativeSlo(slo, 32), **wish)), curves
 
 

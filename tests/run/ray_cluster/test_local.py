@@ -13,6 +13,7 @@ import pytest
 from processes import alive, until
 from shipped import put
 
+from pytest_slmserve.archive.runs import runs_of
 from pytest_slmserve.archive.store import read
 
 pytest.importorskip("ray")
@@ -68,6 +69,8 @@ def test_two_gpus_make_one_archive_and_one_report(spread, pytester):
     found = records(pytester)
     assert Counter(m.key for m in found) == dict.fromkeys({m.key for m in found}, 2) and len(found) == 20
     assert len({m.launch for m in found}) == 2, "an engine starts once"
+    [run] = runs_of(read(pytester.path / ".slm/records.jsonl"))
+    assert len(run.measurements) == 20, "all of it is one run"
     text = result.stdout.str()
     assert "slmserve: simulated, no vLLM, on 2 GPUs of this host at once; " in text
     assert text.count("throughput-plateau: ") == 1 and text.count("measured: 5 points, 2 repeats each, 1 launch") == 2

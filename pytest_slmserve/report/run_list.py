@@ -1,0 +1,60 @@
+"""Runs of archives, as a table and as facts for JSON and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.archive.runs import RecordedRun
+from pytest_slmserve.report.as_json import facts
+from pytest_slmserve.report.numbers import ABSENT
+from pytest_slmserve.report.text_table import Column, table
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.environment import Environment
+
+
+def run_facts(path: Path, run: RecordedRun) -> dict[str, Any]:
+    """A run for JSON and CSV. devices, hosts, vllm, models: every one that it has."""
+    where = [m.environment for m in run.measurements]
+    return {
+        "path": path,
+        **facts(run, "id", "started", "resumes", "pytest_slmserve"),
+        "measurements": len(run.measurements),
+        "launches": len({m.launch for m in run.measurements}),
+        "models": _each(short_name(m.spec.model) for m in run.measurements),
+        "vllm": _each(each.vllm for each in where),
+        "devices": _each(map(device_of, where)),
+        "hosts": _each(each.host for each in where),
+    }
+
+
+def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
+    """A line for each run. several: of more than one archive, whose names are shown."""
+
+    def told(name: str, head: str = "") -> Column[dict[str, Any]]:
+        return Column(head or name, lambda row: ", ".join(row[name]) or ABSENT, "left")
+
+    archive: Column[dict[str, Any]] = Column("archive", lambda row: row["path"].name, "left")
+    columns: list[Column[dict[str, Any]]] = [
+        *([archive] if several else []),
+        Column("run", lambda row: row["id"], "left"),
+        Column("started", lambda row: row["started"][:16].replace("T", " ") or ABSENT, "left"),
+        Column("measure-\nments", lambda row: str(row["measurements"])),
+        Column("launches", lambda row: str(row["launches"])),
+        told("models"),
+        told("vllm", "vLLM"),
+        told("devices", "device"),
+        told("hosts", "host"),
+        Column("", lambda row: "resumes what is above it" if row["resumes"] else "", "left"),
+    ]
+    return table(rows, columns)
+
+
+def device_of(environment: Environment) -> str | None:
+    """A short name of the device, or the URL."""
+    return environment.gpu_name or environment.url or environment.cpu or environment.platform
+
+
+def _each(values: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(value for value in values if value))
