@@ -2,6 +2,8 @@
 
 `slmserve figures RECORDS`: pictures of what was measured, and of what the sensors saw.
 
+`slmserve compare A B`: two runs side by side, each metric with its ratio, interval and verdict.
+
 `slmserve merge RECORDS --out OUT`: archives of several runs or hosts as one, each record once.
 
 `slmserve judge FILE`: a report on external results, a CSV or vLLM's own JSON.
@@ -31,7 +33,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from pytest_slmserve.commands import advise, asv, baseline, gate, judge, measure, merge, plan, report
+from pytest_slmserve.commands import advise, asv, baseline, compare, gate, judge, measure, merge, plan, report
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Parser
 from pytest_slmserve.commands.doctor import command
 from pytest_slmserve.options.old_names import renamed_word
@@ -44,7 +46,7 @@ def parser() -> Parser:
     top = Parser("slmserve", description="What pytest-slmserve measured, without measuring.")
     top.add_argument("--version", action="store_true", help="print the version and end")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (report, merge, judge, gate, baseline, advise, asv, measure, plan, command):
+    for module in (report, compare, merge, judge, gate, baseline, advise, asv, measure, plan, command):
         module.add(commands)
     return top
 

@@ -66,7 +66,7 @@ def accept(given: argparse.Namespace) -> int:
     """Says what was kept where, and what was left out and why."""
     from pytest_slmserve.archive import baselines
 
-    contents = read_all(given.paths, given.skip_damaged)
+    contents = read_all(given)
     kept, left_out = baselines.accept(contents.measurements, given.into, replace=given.replace, claims=contents.claims)
     for each in kept:
         print(f"kept: {each.path}: {_count(each.measurements)} of {', '.join(_models(each.measurements))}")
@@ -164,10 +164,12 @@ def _facts(found: Baseline) -> dict[str, Any]:
 def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     """A row for each model and load. repeats: the valid ones, of those measured."""
     from pytest_slmserve.analysis.stored.baseline import cells, served
+    from pytest_slmserve.schema.loads import is_steady
 
     rows = []
     for cell, group in cells(measurements).items():
         point, load, workload = served(cell, group), cell.loads[0], group[0].workload
+        assert is_steady(load)
         rows.append(
             {
                 "model": cell.engines,

@@ -94,10 +94,11 @@ def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
     for m in measurements:
         if is_job(m.load) and m.alone and m.paired is None:
             groups.setdefault(measurement_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
-    return tuple(_point(group) for group in groups.values())
+    return tuple(job_point(group) for group in groups.values())
 
 
-def _point(measurements: Sequence[Measurement]) -> JobPoint:
+def job_point(measurements: Sequence[Measurement]) -> JobPoint:
+    """Point of repeats of one job."""
     chosen, first = choose(measurements, check), measurements[0]
     assert is_job(first.load)
     summaries = tuple(map(job_summary, chosen.used))

@@ -14,10 +14,13 @@ root of that.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
+from pytest_slmserve.analysis.points.job_points import JobPoint, job_point
 from pytest_slmserve.analysis.points.replica_points import (
     ReplicaPoint,
     all_groups,
@@ -27,16 +30,17 @@ from pytest_slmserve.analysis.points.replica_points import (
 )
 from pytest_slmserve.analysis.points.sweep_points import Point, point_of
 from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, percent, pooled_relative_sd
-from pytest_slmserve.analysis.stored.comparability import one_boot, sharing_of, why_not
+from pytest_slmserve.analysis.stored.comparability import FACTS, Fact, one_boot, sharing_of, why_not
 from pytest_slmserve.analysis.verdict import Verdict, below
 from pytest_slmserve.schema.catalog import short_name
-from pytest_slmserve.schema.loads import ClosedLoop, is_steady
+from pytest_slmserve.schema.loads import Load, is_job, is_steady
 from pytest_slmserve.schema.records import Measurement
 
 LAUNCH, LAUNCH_OF_WAITING = 0.002, 0.5
 HOST, HOST_OF_WAITING = 0.04, 1.0  # share of the logarithm: 0.5 is the root
 LEAST_BUSY = 0.001  # of a GPU that a sensor saw idle throughout nothing is known
 COMMON, THROUGHPUT, LATENCY = "baseline-in-common", "throughput-not-below-baseline", "latency-not-above-baseline"
+NO_SENSOR = "another host or boot, and no sensor told how long the device waited for its host"
 WARNING = (
     "a stored baseline was measured at another time: a machine that has drifted since, the noise between hosts and "
     "launches, and the order of measuring cannot be told from a change of the software. What matters is decided by "
@@ -44,7 +48,7 @@ WARNING = (
 )
 
 
-Served = Point | ReplicaPoint
+Served = Point | JobPoint | ReplicaPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,13 @@ class ComparedCase:
 
     models: tuple[str, ...]
     workloads: tuple[str, ...]
-    loads: tuple[ClosedLoop, ...]
+    loads: tuple[Load, ...]
     sharing: str
+
+    @property
+    def steady(self) -> bool:
+        """Were all loads closed loops with a window?"""
+        return all(map(is_steady, self.loads))
 
     @property
     def engines(self) -> str:
@@ -68,18 +77,24 @@ class ComparedCase:
 
     @property
     def concurrency(self) -> int:
-        return sum(load.concurrency for load in self.loads)
+        return sum(load.max_concurrency or 0 for load in self.loads)
+
+    @property
+    def load(self) -> str:
+        """ "64 in flight", in all; or the job, or the rate"""
+        return f"{self.concurrency} in flight" if self.steady else self.loads[0].title
 
     @property
     def name(self) -> str:
-        return f"{self.engines} at {self.concurrency} in flight"
+        return f"{self.engines} at {self.load}"
 
     @property
     def details(self) -> str:
         """Load and workload of the case in words, to distinguish two cases of one name."""
-        load = self.loads[0]
-        asked = f"ramp-up {load.ramp_up}, window {load.window_s:g} s, settled {load.settle_lifetimes:g}"
-        return f"{asked}, workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
+        load, workloads = self.loads[0], f"workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
+        if not is_steady(load):
+            return workloads
+        return f"ramp-up {load.ramp_up}, window {load.window_s:g} s, settled {load.settle_lifetimes:g}, {workloads}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +146,18 @@ def on_one_side(baseline: Sequence[Measurement], candidate: Sequence[Measurement
     side."""
     there, here = cells(baseline), cells(candidate)
     sides = (("the baseline", [c for c in there if c not in here]), ("this run", [c for c in here if c not in there]))
-    return tuple(f"measured by {side} alone: {_listed(only)}" for side, only in sides if only)
+    return tuple(f"measured by {side} alone: {', '.join(listed(only))}" for side, only in sides if only)
 
 
-def cells(measurements: Iterable[Measurement]) -> dict[ComparedCase, list[Measurement]]:
-    """Measurements under a steady load, by what was measured: of engines alone, in the order first met, then of several
-    that shared a device, where all of them are there."""
+def cells(
+    measurements: Iterable[Measurement], wanted: Callable[[Load], bool] = is_steady
+) -> dict[ComparedCase, list[Measurement]]:
+    """Measurements under the wanted loads, by what was measured: of engines alone, in the order first met, then of
+    several that shared a device, where all of them are there."""
     found: dict[ComparedCase, list[Measurement]] = {}
     for members in all_groups(list(measurements)):
-        loads = tuple(m.load for m in members if is_steady(m.load))
-        if len(loads) == len(members):
-            models = tuple(short_name(m.spec.model) for m in members)
+        if all(wanted(m.load) for m in members):
+            models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
             cell = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing_of(members[0]))
             found.setdefault(cell, []).extend(members)
     return found
@@ -156,7 +172,7 @@ def of_model(measurements: Iterable[Measurement], model: str) -> list[Measuremen
 def served(cell: ComparedCase, measurements: Sequence[Measurement]) -> Served:
     """The figures of one cell, wherever it was measured."""
     if len(cell.models) == 1:
-        return point_of(cell.concurrency, measurements)
+        return (job_point if is_job(cell.loads[0]) else partial(point_of, cell.concurrency))(measurements)
     return shared_point(replica_groups(measurements))
 
 
@@ -185,32 +201,44 @@ def waiting(*points: Served) -> float | None:
 def _pairs(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> list[ComparedPair]:
     there, here = cells(baseline), cells(candidate)
     common = [cell for cell in here if cell in there]
-    names = [cell.name for cell in common]
-    subjects = [cell.name if names.count(cell.name) == 1 else f"{cell.name} ({cell.details})" for cell in common]
-    return [_pair(subject, cell, there[cell], here[cell]) for subject, cell in zip(subjects, common, strict=True)]
+    return [
+        compared_pair(subject, cell, _of_same_engine(there[cell], here[cell]), here[cell])
+        for subject, cell in zip(subjects(common), common, strict=True)
+    ]
 
 
-def _pair(subject: str, cell: ComparedCase, there: Sequence[Measurement], here: Sequence[Measurement]) -> ComparedPair:
-    there = _of_same_engine(there, here)
-    baseline, candidate = served(cell, there), served(cell, here)
-    used = [[m for m in side if m.id in point.records] for side, point in ((there, baseline), (here, candidate))]
-    reasons = [*_against("the baseline", baseline, there), *_against("this run", candidate, here)]
+def subjects(cases: Sequence[ComparedCase]) -> list[str]:
+    """The name of each, with its details where another has the same name."""
+    names = Counter(case.name for case in cases)
+    return [case.name if names[case.name] == 1 else f"{case.name} ({case.details})" for case in cases]
+
+
+def compared_pair(
+    subject: str,
+    case: ComparedCase,
+    there: Sequence[Measurement],
+    here: Sequence[Measurement],
+    *,
+    candidate_is: str = "this run",
+    facts: Sequence[Fact] = FACTS,
+) -> ComparedPair:
+    """Both sides of one case. facts: those that have to match."""
+    baseline, candidate = served(case, there), served(case, here)
+    used = [[m for group in side.used for m in group] for side in (baseline, candidate)]
+    reasons = [*_against("the baseline", baseline, there), *_against(candidate_is, candidate, here)]
     if not reasons:
-        alike = [pair for pair in product(*used) if len({_index(m) for m in pair}) == 1]
-        reasons = list(dict.fromkeys(clause for pair in alike for clause in why_not(*pair)))
-    same_boot = one_boot(*used[0], *used[1])
-    if not reasons and unseen(baseline, candidate, same_boot) is None:
-        reasons = ["another host or boot, and no sensor told how long the device waited for its host"]
-    return ComparedPair(subject, baseline, candidate, "; ".join(reasons), same_boot)
+        alike = [(one, other) for one, other in product(*used) if _index(one) == _index(other)]
+        reasons = list(dict.fromkeys(clause for one, other in alike for clause in why_not(one, other, facts)))
+    return ComparedPair(subject, baseline, candidate, "; ".join(reasons), one_boot(*used[0], *used[1]))
 
 
 def _of_same_engine(there: Sequence[Measurement], here: Sequence[Measurement]) -> list[Measurement]:
     """Measurements of the baseline whose requested engine is one of the candidate's; all of them where none is."""
-    asked = set(map(_asked, here))
-    return [m for m in there if _asked(m) in asked] or list(there)
+    asked = set(map(requested_engine, here))
+    return [m for m in there if requested_engine(m) in asked] or list(there)
 
 
-def _asked(m: Measurement) -> str:
+def requested_engine(m: Measurement) -> str:
     """Key of the requested engine; of engines that shared a device, one key for all of them."""
     return m.spec.key if m.alone or m.replica is None else m.replica.set
 
@@ -221,7 +249,7 @@ def _index(m: Measurement) -> int:
 
 def _against(side: str, point: Served, measurements: Sequence[Measurement]) -> Iterator[str]:
     """Reasons why no verdict may rest on this side: several engines or releases, an invalid or a degraded point."""
-    known = {(_asked(m), m.environment.vllm, m.environment.torch) for m in measurements}
+    known = {(requested_engine(m), m.environment.vllm, m.environment.torch) for m in measurements}
     if len(known) > 1:
         yield f"{side} has {len(known)} different engines or releases under this load"
     elif not point.valid:
@@ -238,16 +266,16 @@ def _verdict(pair: ComparedPair, metric: Metric, margin: float) -> Verdict:
     waits for its host it is many times what it is elsewhere."""
     bound = 1 / (1 + margin) if metric.higher_is_better else 1 + margin
     if pair.obstacle or pair.unseen is None:
-        why = f"cannot be compared: {pair.obstacle}"
+        why = f"cannot be compared: {pair.obstacle or NO_SENSOR}"
         return Verdict.undecided(metric.claim, pair.subject, why, bound, pair.baseline, pair.candidate)
     sides = metric.repeats(pair.baseline), metric.repeats(pair.candidate)
-    wide = _widened(log_ratio(*sides, pooled_relative_sd(sides)), pair.unseen)
+    wide = widened(log_ratio(*sides, pooled_relative_sd(sides)), pair.unseen)
     state, seen = below(_cost(wide, metric), math.log1p(margin)), factor(wide)
     why = f"{metric.words} {_against_baseline(seen)}, bound {_signed(bound)}{_remark(pair, seen, pair.unseen)}"
     return Verdict.from_interval(metric.claim, pair.subject, state, why, seen, bound, pair.baseline, pair.candidate)
 
 
-def _widened(log: Interval, by: float) -> Interval:
+def widened(log: Interval, by: float) -> Interval:
     low, high = (None if end is None else end + sign * by for end, sign in ((log.low, -1), (log.high, 1)))
     return Interval(log.value, low, high)
 
@@ -283,17 +311,22 @@ def _remark(pair: ComparedPair, seen: Interval, by: float) -> str:
 
 
 def _nothing_in_common(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Verdict:
-    there, here = (_listed(cells(side)) or "none" for side in (baseline, candidate))
+    there, here = (", ".join(listed(cells(side))) or "none" for side in (baseline, candidate))
     why = f"no model was measured under one load with one workload on both sides: the baseline has {there}; this run"
     return Verdict.undecided(COMMON, "baseline", f"{why} {here}")
 
 
-def _listed(some: Iterable[ComparedCase]) -> str:
-    """ "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" """
+def listed(some: Iterable[ComparedCase]) -> list[str]:
+    """ "opt-1.3b at 1, 2 in flight (ramp-up staggered, ...)" for each set of engines, and each other load by itself"""
     loads: dict[tuple[str, str], list[int]] = {}
+    others = []
     for cell in some:
-        loads.setdefault((cell.engines, cell.details), []).append(cell.concurrency)
-    return ", ".join(
+        if cell.steady:
+            loads.setdefault((cell.engines, cell.details), []).append(cell.concurrency)
+        else:
+            others.append(f"{cell.name} ({cell.details})")
+    steady = [
         f"{model} at {', '.join(map(str, sorted(each)))} in flight ({details})"
         for (model, details), each in loads.items()
-    )
+    ]
+    return steady + others

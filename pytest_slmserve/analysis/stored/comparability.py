@@ -7,7 +7,7 @@ with its torch, CUDA and attention backend, capture sizes, scheduling, further e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from operator import attrgetter
@@ -44,12 +44,13 @@ class Fact:
     of_gpu: bool = False
 
 
-def why_not(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
+def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact] | None = None) -> tuple[str, ...]:
     """Reasons why the speeds of two measurements cannot be compared, a short clause per mismatch; empty if they can be.
+    facts: those that have to match, all by default.
 
     "There" is the baseline, "here" the candidate. A fact that is known on one side alone is a mismatch.
     """
-    seen = ((fact, fact.of(baseline), fact.of(candidate)) for fact in FACTS)
+    seen = ((fact, fact.of(baseline), fact.of(candidate)) for fact in facts or FACTS)
     on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
     return tuple(_clause(fact, there, here) for fact, there, here in seen if not _match(fact, there, here, on_gpu))
 
@@ -182,7 +183,7 @@ def _mhz(clock: float) -> str:
 
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "chunked_prefill", "prefix_caching")
 
-FACTS: tuple[Fact, ...] = (
+MACHINE_FACTS: tuple[Fact, ...] = (
     Fact("model", lambda m: short_name(m.spec.model)),
     Fact("load format", attrgetter("spec.load_format")),
     Fact("workload", attrgetter("workload.hash")),
@@ -199,6 +200,9 @@ FACTS: tuple[Fact, ...] = (
     Fact("sharing", sharing_of),
     Fact("CPU", attrgetter("environment.cpu"), untold=True),
     Fact("cores", attrgetter("environment.cores")),
+)
+FACTS = (
+    *MACHINE_FACTS,
     *(Fact(name, attrgetter(f"resolved.{name}")) for name in LIMITS),
     Fact("KV cache", _kv_tokens, "{:,} tokens".format, APART),
 )

@@ -1,0 +1,239 @@
+"""Two runs side by side: each metric of each case that both have, with its ratio, interval and verdict.
+
+A verdict is never bolder than the gate. The unit of repetition is the launch, and the gate decides from four pairs of
+launches on, made in turns on one host. So a difference is called better or worse only where both sides were measured on
+one host without a boot between, and
+
+- each side has four launches: then they are the repeats, or
+- a sensor told how long the device waited for its host, which bounds how far launches differ in throughput and in mean
+  E2E and TPOT (`stored.baseline.unseen`): then the interval of the repeats is widened by that.
+
+How far launches differ in TTFT, in percentiles or in energy is bounded by nothing: in the archives of
+benchmarks/baselines two launches on one host were up to 1.7 times apart in mean TTFT, and two hosts 2.7 times.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pytest_slmserve.analysis.gate.diagnosis import Difference, differences
+from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor, log_ratio, pooled_relative_sd
+from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
+from pytest_slmserve.analysis.stored.baseline import (
+    ComparedCase,
+    ComparedPair,
+    Served,
+    cells,
+    compared_pair,
+    listed,
+    requested_engine,
+    subjects,
+    waiting,
+    widened,
+)
+from pytest_slmserve.analysis.stored.comparability import MACHINE_FACTS, warnings
+from pytest_slmserve.schema.records import Measurement
+
+LAUNCHES = FIRST_LOOKS[0]  # of each side, as the gate wants pairs
+HOSTS = "other host or boot: hosts of one kind differ; the gate decides, which measures both sides in turns on one host"
+ONE_REPEAT = "one repeat on each side: the noise is not known"
+FEW_LAUNCHES = f"fewer than {LAUNCHES} launches on a side, and nothing else tells how far launches differ in this"
+NOISE = "the noise is wider than the margin"
+
+
+class Judgement(enum.Enum):
+    """What became of a metric. SAME: within the margin for certain. NO_WORSE: the same or better. UNDECIDED: it may be
+    worse by more than the margin, or better, and nobody knows."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "same"
+    NO_WORSE = "no worse"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedMetric:
+    """name: of the field. bounded: is it known how far launches and hosts differ in it, where a sensor told of
+    waiting?"""
+
+    name: str
+    higher_is_better: bool = False
+    bounded: bool = False
+
+
+METRICS = (
+    ComparedMetric("output_tokens_per_s", higher_is_better=True, bounded=True),
+    ComparedMetric("requests_per_s", higher_is_better=True, bounded=True),
+    ComparedMetric("ttft_s"),
+    ComparedMetric("ttft_p99_s"),
+    ComparedMetric("tpot_s", bounded=True),
+    ComparedMetric("tpot_p99_s"),
+    ComparedMetric("itl_s"),
+    ComparedMetric("itl_p99_s"),
+    ComparedMetric("e2e_s", bounded=True),
+    ComparedMetric("e2e_p99_s"),
+    ComparedMetric("energy_per_token_j"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChange:
+    """One metric of one case. subject: the engines; load: theirs. ratio: candidate over baseline, with its 95 %
+    interval where that is known. launches: of each side. why: the reason of an undecided one, else ""."""
+
+    subject: str
+    load: str
+    metric: str
+    baseline: float
+    candidate: float
+    ratio: Interval
+    verdict: Judgement
+    why: str
+    launches: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """differences: of environments, and of engines in the cases of both. baseline_only, candidate_only: cases of one
+    side. notes: a sentence each."""
+
+    margin: float
+    changes: tuple[MetricChange, ...]
+    differences: tuple[Difference, ...]
+    baseline_only: tuple[str, ...]
+    candidate_only: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def counts(self) -> dict[Judgement, int]:
+        """How many metrics became what."""
+        seen = Counter(each.verdict for each in self.changes)
+        return {verdict: seen[verdict] for verdict in Judgement}
+
+
+def compare_runs(
+    baseline: Sequence[Measurement], candidate: Sequence[Measurement], margin: float, metrics: Sequence[str] = ()
+) -> RunComparison:
+    """Both sides, case by case. margin: smallest change that matters, as a share; of a rate the inverse. metrics: names
+    of those to compare, all by default. Launches of gates are left out: a gate holds both of its sides."""
+    there, here = (_cases(side) for side in (baseline, candidate))
+    common = sorted((case for case in here if case in there), key=_order)
+    wanted = [metric for metric in METRICS if not metrics or metric.name in metrics]
+    changes, both = list[MetricChange](), list[tuple[list[Measurement], list[Measurement]]]()
+    only: tuple[list[str], list[str]] = ([], [])
+    for subject, case in zip(subjects(common), common, strict=True):
+        for one, other in _alike(there[case], here[case]):
+            if one and other:
+                pair = compared_pair(subject, case, one, other, candidate_is="the candidate", facts=MACHINE_FACTS)
+                load = subject.removeprefix(f"{case.engines} at ")
+                changes += [made for metric in wanted if (made := _change(pair, case, load, metric, margin))]
+                both.append((one, other))
+            else:
+                only[0 if one else 1].append(f"{subject}, with another engine")
+    only[0].extend(listed(case for case in there if case not in here))
+    only[1].extend(listed(case for case in here if case not in there))
+    gated = sum(m.paired is not None for m in (*baseline, *candidate))
+    notes = [text for one, other in both for text in warnings(one[0], other[0])]
+    notes += [f"launches of gates are left out ({gated} measurements): `report` judges them"] if gated else []
+    sides = ([m for one, _ in both for m in one], [m for _, other in both for m in other])
+    differ = differences(*(sides if both else (baseline, candidate)))
+    return RunComparison(margin, tuple(changes), differ, tuple(only[0]), tuple(only[1]), tuple(dict.fromkeys(notes)))
+
+
+def _cases(measurements: Sequence[Measurement]) -> dict[ComparedCase, list[Measurement]]:
+    return cells((m for m in measurements if m.paired is None), lambda load: True)
+
+
+def _order(case: ComparedCase) -> tuple[str, bool, int]:
+    return case.engines, not case.steady, case.concurrency
+
+
+def _alike(
+    there: Sequence[Measurement], here: Sequence[Measurement]
+) -> Iterator[tuple[list[Measurement], list[Measurement]]]:
+    """Measurements of one case whose engines are held against each other: those that were requested alike; where one
+    engine remains on each side, these two; a remaining one alone has nothing on the other side."""
+    sides: list[dict[str, list[Measurement]]] = [{}, {}]
+    for side, found in zip((there, here), sides):
+        for m in side:
+            found.setdefault(requested_engine(m), []).append(m)
+    first, second = sides
+    for engine in [engine for engine in first if engine in second]:
+        yield first.pop(engine), second.pop(engine)
+    if len(first) == len(second) == 1:
+        yield *first.values(), *second.values()  # type: ignore[misc]
+        return
+    yield from ((group, []) for group in first.values())
+    yield from (([], group) for group in second.values())
+
+
+# One metric
+
+
+def _change(
+    pair: ComparedPair, case: ComparedCase, load: str, metric: ComparedMetric, margin: float
+) -> MetricChange | None:
+    """Change of one metric; None where a side has not measured it."""
+    sides = [_by_launch(side, metric.name) for side in (pair.baseline, pair.candidate)]
+    values = [[value for launch in side for value in launch] for side in sides]
+    if not all(values) or not all(0 < value < math.inf for side in values for value in side):
+        return None
+    enough = min(map(len, sides)) >= LAUNCHES
+    used = [[fmean(launch) for launch in side] for side in sides] if enough else values
+    seen = log_ratio(used[0], used[1], pooled_relative_sd(used))
+    by = _unseen(pair, case, metric, enough)
+    verdict, why = Judgement.UNDECIDED, pair.obstacle
+    if by is not None and not why:
+        seen = widened(seen, by)
+        verdict = _judged(seen, metric, margin)
+        known = pair.same_boot or verdict in (Judgement.SAME, Judgement.NO_WORSE)
+        verdict = verdict if known else Judgement.UNDECIDED
+    if verdict is Judgement.UNDECIDED and not why:
+        why = _reason(pair, by, seen)
+    ratio = factor(seen if by is not None and not pair.obstacle else Interval(seen.value))
+    (one, other), launches = map(fmean, values), (len(sides[0]), len(sides[1]))
+    return MetricChange(case.engines, load, metric.name, one, other, ratio, verdict, why, launches)
+
+
+def _by_launch(side: Served, name: str) -> list[list[float]]:
+    """Values of the repeats used, those of one launch together."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for group, figures in zip(side.used, side.each, strict=True):
+        if (value := getattr(figures, name, None)) is not None:
+            found.setdefault(tuple(m.launch for m in group), []).append(value)
+    return list(found.values())
+
+
+def _unseen(pair: ComparedPair, case: ComparedCase, metric: ComparedMetric, enough: bool) -> float | None:
+    """By how much more both sides may differ than their repeats tell, as a difference of logarithms; None: unknown."""
+    if enough and pair.same_boot:
+        return 0.0
+    known = metric.bounded and case.steady and waiting(pair.baseline, pair.candidate) is not None
+    return pair.unseen if known else None
+
+
+def _reason(pair: ComparedPair, unseen: float | None, seen: Interval) -> str:
+    """Why nothing is known of a metric."""
+    if not pair.same_boot:
+        return HOSTS
+    if unseen is None:
+        return FEW_LAUNCHES
+    return NOISE if seen.low is not None else ONE_REPEAT
+
+
+def _judged(log: Interval, metric: ComparedMetric, margin: float) -> Judgement:
+    """What became of a metric, by the whole interval."""
+    low, high = ends(log)
+    least, most = (-high, -low) if metric.higher_is_better else (low, high)  # of the cost: larger is worse
+    bound = math.log1p(margin)
+    if least > bound or most < -bound:
+        return Judgement.WORSE if least > bound else Judgement.BETTER
+    if most < bound:
+        return Judgement.SAME if least > -bound else Judgement.NO_WORSE
+    return Judgement.UNDECIDED

@@ -1,0 +1,89 @@
+"""`compare`: runs side by side, of several archives or of one; the first is what the others are held against."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, add_formats, check_share
+from pytest_slmserve.schema.errors import BadUsage
+
+if TYPE_CHECKING:
+    from pytest_slmserve.analysis.compare.runs import RunComparison
+    from pytest_slmserve.report.compare import RunSide
+
+STATUS = (
+    f"{HOLDS} no metric is worse, {FAILS} one is, {UNDECIDED} none is for certain but one is undecided, or nothing "
+    f"could be compared, {USAGE} wrong usage or an archive that cannot be read."
+)
+
+
+def add(commands: Commands) -> None:
+    words = "compare runs, case by case and metric by metric, with the first one"
+    command = add_command(commands, "compare", words, STATUS, compare)
+    archives = "an archive that --slm-records wrote: the baseline, then candidates; of one alone its runs are compared"
+    command.add_argument("paths", metavar="RECORDS", nargs="+", type=Path, help=archives)
+    run = "of one archive: a run as `report --list` names it; given again for each candidate"
+    command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
+    margin = "smallest change that matters (default: 0.03, which is 3 %%)"
+    command.add_argument("--margin", metavar="SHARE", type=float, default=0.03, help=margin)
+    metric = "compare this metric alone, by its name in the JSON: output_tokens_per_s; may be given again"
+    command.add_argument("--metric", metavar="NAME", action="append", default=[], help=metric)
+    command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
+    add_formats(command, "each metric of each case")
+
+
+def compare(given: argparse.Namespace) -> int:
+    """Prints each candidate beside the baseline; the status is that of the worst one."""
+    from pytest_slmserve.analysis.compare.runs import METRICS, compare_runs
+    from pytest_slmserve.report import compare as report
+    from pytest_slmserve.report.as_csv import as_csv
+    from pytest_slmserve.report.as_json import as_json
+
+    check_share("margin", given.margin)
+    names = [metric.name for metric in METRICS]
+    if unknown := [name for name in given.metric if name not in names]:
+        raise BadUsage(f"--metric {unknown[0]} is not compared", f"one of {', '.join(names)}")
+    baseline, *candidates = sides_of(given)
+    found = [
+        (baseline, each, compare_runs(baseline.measurements, each.measurements, given.margin, given.metric))
+        for each in candidates
+    ]
+    if given.json:
+        print(as_json({"margin": given.margin, "comparisons": [report.comparison_facts(*each) for each in found]}))
+    elif given.csv:
+        print(as_csv(row for each in found for row in report.comparison_rows(*each)), end="")
+    else:
+        print("\n\n".join(report.comparison_text(*each) for each in found))
+    statuses = {status_of(each) for _, _, each in found}
+    return next(status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses)
+
+
+def sides_of(given: argparse.Namespace) -> list[RunSide]:
+    """Sides to be compared, the baseline first. Raises BadUsage where there are fewer than two."""
+    from pytest_slmserve.archive.runs import RunChoice, chosen, run_named, runs_of
+    from pytest_slmserve.archive.store import read
+    from pytest_slmserve.report.compare import RunSide
+
+    archives = [read(path, skip_damaged=given.skip_damaged) for path in given.paths]
+    if len(archives) > 1:
+        if given.run:
+            raise BadUsage("--run chooses among the runs of one archive, and there are several", "one archive")
+        return [RunSide(str(path), chosen(each, RunChoice()).measurements) for path, each in zip(given.paths, archives)]
+    (path,), (contents,) = given.paths, archives
+    there = [run for run in runs_of(contents) if run.measurements or run.resumes]
+    wanted = [run_named(there, name) for name in given.run] or there
+    if len(wanted) < 2:
+        raise BadUsage(f"{path} has one run to compare, and two are needed", "compare BASELINE CANDIDATE")
+    if len(wanted) > 2 and not given.run:
+        raise BadUsage(f"{path} has {len(wanted)} runs: which two?", "--run ID --run ID, as `report --list` names them")
+    return [RunSide(f"{path} run {run.id}", chosen(contents, RunChoice(run.id)).measurements) for run in wanted]
+
+
+def status_of(found: RunComparison) -> int:
+    from pytest_slmserve.analysis.compare.runs import Judgement
+
+    if found.counts[Judgement.WORSE]:
+        return FAILS
+    return UNDECIDED if found.counts[Judgement.UNDECIDED] or not found.changes else HOLDS
