@@ -96,6 +96,7 @@ def test_of_results_that_are_not_ours_it_says_what_judge_says(tmp_path, capsys):
     status, _, err = run(capsys, "report", *asked[:2])
     assert status == 4 and "--throughput --latency NAME" in err
     assert "--figure draws archives of ours" in run(capsys, "report", *asked, "--figure=a.png")[2]
+    assert "these are external results" in run(capsys, "report", *asked, "--run=last")[2]
 
 
 def test_several_archives_are_one_and_a_copy_adds_nothing(tmp_path, capsys):

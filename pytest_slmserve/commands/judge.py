@@ -81,8 +81,13 @@ def add_rows(command: Taker) -> None:
 
 
 def are_external(given: argparse.Namespace) -> bool:
-    """Columns are named: the files are no archives of ours."""
-    return bool(given.knob or given.throughput or given.latency)
+    """Columns are named: the files are no archives of ours. Raises BadUsage where runs of such are wanted too."""
+    external = bool(given.knob or given.throughput or given.latency)
+    if external and (given.run or given.since):
+        raise BadUsage(
+            "--run and --since choose among runs of ours, and these are external results", "--where NAME=VALUE"
+        )
+    return external
 
 
 def judge(given: argparse.Namespace) -> int:
