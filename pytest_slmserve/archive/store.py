@@ -129,18 +129,16 @@ class Archive:
                 _cannot_write(path, error)
             raise
 
-    def begin(
-        self, claims: Mapping[str, Any], plan: Mapping[str, Any], run: str | None = None, *, resumes: bool = False
-    ) -> None:
-        """Note a session and what a later report needs to judge it again: plain values, written as JSON. run: its id,
-        which all processes of one run share; None: a new one. resumes: it goes on with what the archive holds."""
+    def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any], *, resumes: bool = False) -> None:
+        """Note a session and what a later report needs to judge it again: plain values, written as JSON. resumes: it
+        goes on with what the archive holds."""
         self._write(
             {
                 "kind": "session",
                 "format": FORMAT,
                 "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
                 "pytest_slmserve": _version(),
-                "id": run or new_run_id(),
+                "id": new_run_id(),
                 "resumes": resumes,
                 "claims": dict(claims),
                 "plan": dict(plan),

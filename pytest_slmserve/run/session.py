@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.replica_points import all_groups
-from pytest_slmserve.archive.store import Archive, new_run_id, read
+from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.planner import Planner, check_there
@@ -46,7 +46,6 @@ class Session:
     gates: list[Gated] = field(default_factory=list)
     slo: Slo | None = None
     unproved: bool = False  # claims of the papers were left out, since the numbers are simulated
-    run_id: str = field(default_factory=new_run_id)
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
@@ -111,7 +110,7 @@ class Session:
             plan |= {"sweeps": {}} if self.options.gate else {}  # it measures none
             plan |= {"gate": asdict(self.gate_terms)} if self.options.gate or compares else {}
             plan |= {"unproved": True} if self.unproved else {}
-            archive.begin({"rows": rows}, plan, self.run_id, resumes=bool(self.options.resume))
+            archive.begin({"rows": rows}, plan, resumes=bool(self.options.resume))
 
     def close(self) -> None:
         if self.executor.remote:
