@@ -15,6 +15,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.replica_points import all_groups
+from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
@@ -167,7 +168,7 @@ def _degraded(measurements: Iterable[Measurement]) -> tuple[LeftOut, ...]:
 def _write(folder: Path, named: Mapping[str, Sequence[Measurement]], claims: Mapping[str, Any]) -> None:
     """Whole archives, or none: they are made beside their places, and moved when all are there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with TemporaryDirectory(dir=folder, prefix=".accept-") as made:
             for name, group in named.items():
                 with Archive.open(Path(made, name)) as archive:

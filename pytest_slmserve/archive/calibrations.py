@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Rates
 from pytest_slmserve.analysis.gate.decision import GateCriteria
+from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Caches
@@ -62,7 +63,7 @@ def find(path: Path, place: NoiseKey) -> StoredNoise | None:
 def keep(path: Path, kept: StoredNoise) -> None:
     """Add an entry; the one of the same place is replaced."""
     others = [each for each in read(path) if each.place != kept.place]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     new = path.with_suffix(".new")
     new.write_text(json.dumps([_facts(each) for each in (*others, kept)], indent=1) + "\n", "utf-8")
     new.replace(path)  # so that a reader sees the old file or the new one

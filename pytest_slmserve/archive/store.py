@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_slmserve.archive.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
+from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.engines.launch.file_lock import try_lock
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
@@ -115,7 +116,7 @@ class Archive:
         is something else or of a newer format."""
         path = Path(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             file = path.open("ab+", buffering=0)
         except OSError as error:
             _cannot_write(path, error)

@@ -149,7 +149,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if CLUSTER in config.stash:
         sensors, served = "those of the tasks", f"{served}, {config.stash[CLUSTER].where}"
     sweep = "adaptive sweep; " if session.options.sweep == "adaptive" else ""
-    return f"slmserve: {served}; {sweep}sensors: {sensors}; records: {session.options.records}; set: {chosen}"
+    records = session.options.records if session.keeps_records else "not kept"
+    return f"slmserve: {served}; {sweep}sensors: {sensors}; records: {records}; set: {chosen}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

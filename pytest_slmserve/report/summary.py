@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate.text import as_markdown, gate_facts, gate_text
 from pytest_slmserve.report.tables.run import run_lines
@@ -18,7 +19,7 @@ def write_for_others(gates: Sequence[Gated], records: Path) -> str:
     there is one. Returns the paths, or the reason for failure: the records hold the measurements anyway."""
     beside, markdown = records.parent / "gate.json", as_markdown(gates)
     try:
-        beside.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(beside.parent)
         beside.write_text(as_json(map(gate_facts, gates)) + "\n", "utf-8")
         beside.with_suffix(".md").write_text(markdown, "utf-8")
         if page := os.environ.get("GITHUB_STEP_SUMMARY"):

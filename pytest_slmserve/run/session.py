@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pytest_slmserve.analysis.claims import lookup, table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
@@ -92,9 +94,11 @@ class Session:
         BadArchive."""
         self.devices.hold()
         resumes = self.resumes  # asked before the archive is made
-        archive = self._undo.enter_context(Archive.open(Path(self.options.records)))
+        archive = self._undo.enter_context(Archive.open(self.records))
         self.executor.archive = archive
         self.notes.extend(archive.notes)
+        if not self.keeps_records:
+            self.notes.append("records of a simulated run are not kept; --slm-records=FILE keeps them")
         if resumes:
             self.resume()
 
@@ -117,6 +121,20 @@ class Session:
             self.executor.remote.close()  # what has come goes into the archive
         self._undo.close()
         self.devices.close()
+
+    @property
+    def keeps_records(self) -> bool:
+        """Do the measurements stay? Those of a formula only where an archive was named, or is resumed: in the usual one
+        they would stand among what was measured."""
+        named = self.options.source.get("records", "default") != "default"
+        return self.platform != "simulated" or named or bool(self.options.resume)
+
+    @cached_property
+    def records(self) -> Path:
+        """The archive of this run, in a temporary folder where it is not kept."""
+        if self.keeps_records:
+            return Path(self.options.records)
+        return Path(self._undo.enter_context(TemporaryDirectory(prefix="slmserve-"))) / "records.jsonl"
 
     @property
     def source(self) -> Path:

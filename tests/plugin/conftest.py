@@ -60,7 +60,13 @@ def sweep(pytester):
 
 
 @pytest.fixture
-def archive(pytester):
+def kept(monkeypatch):
+    """Simulated runs keep their records in the usual place, as they do where an archive is named."""
+    monkeypatch.setenv("SLM_RECORDS", ".slm/records.jsonl")
+
+
+@pytest.fixture
+def archive(pytester, kept):
     """What the inner run wrote: `archive()` reads the default archive."""
     from pytest_slmserve.archive.store import read
 

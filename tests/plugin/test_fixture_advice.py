@@ -9,7 +9,7 @@ from pytest_slmserve.__main__ import main
 ARGUMENTS = ("--slm-simulate", "--slm-models=opt-1.3b", "--slm-window=2", "-p", "no:cacheprovider")
 
 
-def test_the_advice_is_that_of_the_command(pytester, capsys):
+def test_the_advice_is_that_of_the_command(pytester, capsys, kept):
     pytester.makepyfile(
         """
         from pathlib import Path

@@ -10,6 +10,7 @@ from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, keep
 from pytest_slmserve.telemetry.host_probe import probe
 
+pytestmark = pytest.mark.usefixtures("kept")
 SLOWER = ("--slm-baseline-engine-arg=t_inf=10000", "--slm-candidate-engine-arg=t_inf=9000")
 SIMULATED = probe("simulated", "", {}).environment
 NOISE = PairNoise(("s to start",), ((0.0,),) * 12)

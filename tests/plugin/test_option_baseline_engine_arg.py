@@ -40,7 +40,7 @@ def test_nonsense_is_refused_before_anything_starts(gate, pytester, argument, pr
     assert not (pytester.path / ".slm").exists()
 
 
-def test_an_argument_that_the_engine_does_not_know_fails_the_gate_and_names_the_side(gate):
+def test_an_argument_that_the_engine_does_not_know_breaks_the_gate_off_and_names_the_side(gate):
     result = gate("--slm-baseline-engine-arg=t_half=3")
     assert result.ret == 3, "broken off is no verdict"
     result.stdout.fnmatch_lines(["*BadUsage: the baseline, pair 1: the simulated engine has no such argument*t_half*"])

@@ -28,7 +28,7 @@ def test_attainment_and_goodput_of_each_point(sweep, archive):
     assert "in flight" in further[0] and "90 % of the requests are good up to" in further[1]
 
 
-def test_report_says_the_same_of_the_archive(sweep, pytester, capsys):
+def test_report_says_the_same_of_the_archive(sweep, pytester, capsys, kept):
     live = sweep(f"--slm-goodput={SLO}").stdout.str()
     capsys.readouterr()
     main(["report", str(pytester.path / ".slm/records.jsonl"), "--goodput", SLO])

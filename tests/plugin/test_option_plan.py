@@ -31,7 +31,7 @@ def test_items_stand_in_order_engine_by_engine_with_claims_last(pytester):
     )
 
 
-def test_what_an_archive_answers_costs_nothing(sweep, pytester):
+def test_what_an_archive_answers_costs_nothing(sweep, kept):
     sweep()
     result = sweep("--slm-plan", "--slm-resume")
     result.stdout.fnmatch_lines(["*test_point?opt-125m-256? (reads)"])

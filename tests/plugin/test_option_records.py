@@ -10,9 +10,30 @@ from pytest_slmserve.analysis.claims.table import ROWS
 from pytest_slmserve.archive.runs import LEFT_OUT, runs_of
 
 
-def test_by_default_it_lies_under_dot_slm(sweep, pytester):
-    sweep()
+def test_by_default_it_lies_under_dot_slm_which_git_ignores(pytester, stand_in_here):
+    pytester.makepyfile("def test_point(slm_point): assert slm_point.measure()")
+    short = ("--slm-concurrency=2", "--slm-window=0.2", "--slm-repeats=1", "--slm-input-len=16", "--slm-output-len=8")
+    pytester.runpytest_inprocess("--slm-cpu", "--slm-telemetry=off", *short, stand_in_here, "-p", "no:cacheprovider")
     assert (pytester.path / ".slm/records.jsonl").is_file()
+    assert (pytester.path / ".slm/.gitignore").read_text("utf-8") == "*\n"
+
+
+def test_records_of_a_simulated_run_are_not_kept_unless_a_place_is_named(sweep, pytester, tmp_path, monkeypatch):
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    result = sweep()
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(
+        ["*records: not kept*", "note: records of a simulated run are not kept; --slm-records=FILE keeps them"]
+    )
+    assert not (pytester.path / ".slm").exists() and not [*(tmp_path / "temp").glob("slmserve-*")]
+    named = sweep("--slm-records=.slm/records.jsonl")
+    assert (pytester.path / ".slm/records.jsonl").is_file() and "not kept" not in named.stdout.str()
+
+
+def test_a_simulated_run_that_is_to_be_resumed_keeps_them(sweep, pytester):
+    assert "not kept" not in sweep("--slm-resume").stdout.str()
+    sweep("--slm-resume").stdout.fnmatch_lines(["10 measurements were reused from .slm/records.jsonl*"])
 
 
 def test_the_suffix_gz_compresses(sweep, pytester, archive):

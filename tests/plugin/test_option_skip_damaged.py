@@ -5,7 +5,7 @@ from inside import usage_error
 
 
 @pytest.fixture
-def damaged(sweep, pytester):
+def damaged(sweep, pytester, kept):
     sweep()
     path = pytester.path / ".slm/records.jsonl"
     lines = path.read_text().splitlines(keepends=True)

@@ -22,7 +22,7 @@ def test_the_shipped_benchmark_measures_and_judges(gain, archive, capsys):
     assert shares == {1}, "replicas are alike"
 
 
-def test_the_report_has_a_table_and_the_archive_gives_it_again(gain, capsys):
+def test_the_report_has_a_table_and_the_archive_gives_it_again(gain, capsys, kept):
     text = gain().stdout.str()
     rows = [line.split() for line in text.splitlines() if " x opt-125m " in line or " alone " in line]
     assert [row[:4] for row in rows[:3]] == [  # below them the same with what the sensors saw

@@ -37,6 +37,7 @@ SWEEPS = """
 """
 MODELS = (
     "--slm-simulate",
+    "--slm-records=.slm/records.jsonl",
     "--slm-models=opt-125m,opt-1.3b",
     "--slm-concurrency=1,16,64,128,256",
     "-p",
@@ -75,6 +76,16 @@ def test_two_gpus_make_one_archive_and_one_report(spread, pytester):
     assert "slmserve: simulated, no vLLM, on 2 GPUs of this host at once; " in text
     assert text.count("throughput-plateau: ") == 1 and text.count("measured: 5 points, 2 repeats each, 1 launch") == 2
     assert "whether engines on several GPUs disturbed each other was not looked at" in text
+
+
+def test_a_run_that_keeps_no_records_makes_one_report_too(pytester):
+    unnamed = [word for word in MODELS if not word.startswith("--slm-records")]
+    pytester.makepyfile(SWEEPS)
+    result = pytester.runpytest_subprocess(*unnamed, LOCAL)
+    result.assert_outcomes(passed=13)
+    assert result.stdout.str().count("measured: 5 points, 2 repeats each, 1 launch") == 2
+    assert result.stdout.str().count("records of a simulated run are not kept") == 1
+    assert not (pytester.path / ".slm").exists()
 
 
 def test_an_engine_that_others_would_wait_for_is_divided(spread, pytester):

@@ -45,7 +45,13 @@ OTHERS = f"""{POINTS}
         case = planner.case(planner.spec("opt-125m"), [planner.workload("opt-125m")], [planner.load(7)])
         slm_session.executor.measure(case, 1)
 """
-WORDS = ("--slm-simulate", "--slm-models=opt-125m,opt-1.3b", "--slm-concurrency=1,16,64,128,256", "--slm-window=2")
+WORDS = (
+    "--slm-simulate",
+    "--slm-records=.slm/records.jsonl",
+    "--slm-models=opt-125m,opt-1.3b",
+    "--slm-concurrency=1,16,64,128,256",
+    "--slm-window=2",
+)
 LONGER = ("--slm-concurrency=1,2,4,8", "--slm-engine-arg=lasts_s=0.7")  # some seconds on each node
 
 
