@@ -19,21 +19,22 @@ def at(second: int, concurrency: int = 8, day: int = 1):
 
 
 def archive(path, *sessions):
-    """sessions: pairs of keywords of `begin` and measurements. Each begins on its day."""
+    """sessions: pairs of facts (`run`: its id, `resumes`) and measurements. Each begins on its day."""
     for day, (words, measurements) in enumerate(sessions, 1):
         with Archive.open(path) as opened:
-            opened.begin({}, {}, **words)
+            opened.begin({}, {}, resumes=words.get("resumes", False))
             for m in measurements:
                 opened.add(m)
-        dated(path, day)
+        dated(path, day, words.get("run"))
     return path
 
 
-def dated(path, day):
-    """Sets the start of the last session."""
+def dated(path, day, name=None):
+    """Sets the start of the last session, and its id."""
     lines = path.read_text().splitlines()
     last = max(i for i, line in enumerate(lines) if line.startswith('{"kind":"session"'))
     facts = json.loads(lines[last]) | {"started": f"2026-01-{day:02d}T00:00:00.000+00:00"}
+    facts |= {"id": name} if name else {}
     lines[last] = json.dumps(facts, separators=(",", ":"))
     path.write_text("\n".join(lines) + "\n")
 
@@ -70,12 +71,6 @@ def test_each_run_has_an_id_of_its_own(tmp_path):
     path = archive(tmp_path / "r.jsonl", ({}, [at(1)]), ({}, [at(2)]))
     ids = [run.id for run in runs_of(read(path))]
     assert len(set(ids)) == 2 and all(len(name) == 8 for name in ids)
-
-
-def test_workers_of_one_run_are_one(tmp_path):
-    first, other, worker = ([at(day, day=day)] for day in (1, 2, 3))
-    path = archive(tmp_path / "r.jsonl", ({"run": "a"}, first), ({"run": "b"}, other), ({"run": "a"}, worker))
-    assert [(run.id, len(run.measurements)) for run in runs_of(read(path))] == [("a", 2), ("b", 1)]
 
 
 def test_merged_lines_go_to_the_session_that_had_begun(tmp_path):

@@ -17,6 +17,7 @@ GOOD = {  # two texts and their values
     "models": (("a,b", ("a", "b")), (" opt-125m , ", ("opt-125m",))),
     "concurrency": (("1,2,4", (1, 2, 4)), ("8", (8,))),
     "sweep": (("adaptive", "adaptive"), ("full", "full")),
+    "suite": (("papers", "papers"), ("all", "all")),
     "window": (("2.5", 2.5), ("10", 10.0)),
     "ramp_up": (("burst", "burst"), ("staggered", "staggered")),
     "endpoint": (
@@ -68,6 +69,7 @@ BAD = {
     "models": [",", " "],
     "concurrency": ["", "a", "0,1", "2,1", "1,1", "1.5", "1,,2"],
     "sweep": ["some"],
+    "suite": ["some"],
     "window": ["0", "-1", "inf", "nan", "long"],
     "ramp_up": ["random"],
     "interface": ["back"],

@@ -27,7 +27,7 @@ def test_an_untested_release_is_a_warning(pytester, holds):
 
 
 def test_of_the_shipped_suite_what_only_a_gpu_runs_is_left_out_in_one_sentence(pytester):
-    result = pytester.runpytest_subprocess(BENCHMARKS, "--slm-cpu", "--slm-plan", "--rootdir=.")
+    result = pytester.runpytest_subprocess(BENCHMARKS, "--slm-cpu", "--slm-suite=all", "--slm-plan", "--rootdir=.")
     assert result.ret == 0
     counts = result.parseoutcomes()
     assert counts.keys() == {"deselected"} and counts["deselected"] > 100

@@ -69,7 +69,9 @@ def test_with_a_path_everything_in_it_runs(pytester):
 
 def test_the_whole_shipped_suite_is_green(pytester):
     """In a process of its own, as a user runs it: these modules may be imported here by other names."""
-    result = pytester.runpytest_subprocess(BENCHMARKS, "--slm-simulate", "--rootdir=.", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(
+        BENCHMARKS, "--slm-simulate", "--slm-suite=all", "--rootdir=.", "-p", "no:cacheprovider"
+    )
     assert result.ret == 0
     counts = result.parseoutcomes()
     assert counts["passed"] > 150 and counts["deselected"] > 50
@@ -78,7 +80,7 @@ def test_the_whole_shipped_suite_is_green(pytester):
 
 
 def test_its_claims_are_left_out_and_its_points_measured(pytester):
-    result = pytester.runpytest_subprocess(PLATEAU, *SMALL, *FEW)
+    result = pytester.runpytest_subprocess(PLATEAU, *SMALL, *FEW, "--slm-records=.slm/records.jsonl")
     assert result.ret == 0
     result.assert_outcomes(passed=5, deselected=3)
     result.stdout.fnmatch_lines([UNPROVED])

@@ -24,7 +24,7 @@ def test_it_is_green_in_a_few_seconds(pytester):
 
 
 def test_its_archive_is_reported_as_its_run_was(pytester):
-    pytester.runpytest_inprocess(*QUICKSTART, "--slm-simulate")
+    pytester.runpytest_inprocess(*QUICKSTART, "--slm-simulate", "--slm-records=.slm/records.jsonl")
     result = pytester.run(sys.executable, "-m", "pytest_slmserve", "report", ".slm/records.jsonl")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["opt-125m: PASS after * pairs of launches"])
