@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_slmserve.analysis.cached import once
 from pytest_slmserve.analysis.metrics.window import finished_in_window, tpot_s
@@ -96,8 +96,7 @@ class LatencyFigures:
     itl_p99_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLatency:
+class RequestLatency(NamedTuple):  # made for each request of an archive: three times as fast as a frozen dataclass
     """One request's latencies in seconds; None where it never came so far. tpot_s is None too where it has a single
     output token: `single` tells these apart."""
 
