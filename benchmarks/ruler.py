@@ -33,9 +33,9 @@ from urllib.request import urlopen
 from zipfile import ZipFile
 
 import psutil
-from tabulate import tabulate
 
 from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.report.text_table import grid
 from pytest_slmserve.schema.records import Samples
 
 HERE = Path(__file__).parent
@@ -553,8 +553,9 @@ def table(found: Sequence[tuple[str, Trial, Error]]) -> str:
     for name, trial, e in found:
         errors = (e.ttft_mean, e.ttft_p50, e.ttft_p99, e.nominal, e.itl_mean, e.itl_p99)
         ms = [f"{1e3 * value:.3f}" for value in errors]
-        rows.append([name, trial.starts, trial.streams, *ms, e.lost, f"{e.rate:.0f}", f"{e.cpu_s_per_mtoken:.1f}"])
-    return tabulate(rows, HEAD, disable_numparse=True, stralign="right")
+        cells = [name, trial.starts, trial.streams, *ms, e.lost, f"{e.rate:.0f}", f"{e.cpu_s_per_mtoken:.1f}"]
+        rows.append([str(cell) for cell in cells])
+    return grid(rows, HEAD, ["right"] * len(HEAD))
 
 
 def tell_ratios(found: Sequence[tuple[str, Trial, Error]], best: Mapping[str, tuple[float, str]]) -> None:

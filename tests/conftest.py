@@ -9,6 +9,12 @@ settings.register_profile("tests", deadline=None)  # a busy machine is no findin
 settings.load_profile("tests")
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts are the same wherever the tests run, and tables have all their columns."""
+    monkeypatch.setenv("COLUMNS", "150")
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """tox runs those that want to be alone after the others; of some files there are none, which is no failure."""
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr == "alone":

@@ -1,43 +1,101 @@
-"""Layout of text on a terminal: tables, broken lines, names with their descriptions."""
+"""Layout of text on a terminal: tables that fit, broken lines, names with their descriptions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from textwrap import fill
+from textwrap import fill, wrap
 from typing import Generic, Literal, TypeVar
-
-from tabulate import tabulate
 
 from pytest_slmserve.report.numbers import ABSENT
 
 Row = TypeVar("Row")
+Side = Literal["left", "right", "center"]
 
-WIDTH = 150  # of a line, in columns
+NOT_A_TERMINAL = 100  # columns of a line in a file, or in the log of a workflow, unless COLUMNS says otherwise
+LEAST_WIDTH = 12  # of a column whose cells are broken: in less nobody reads
+GAP = "  "
 
 
-def grid(rows: Sequence[Sequence[str]], columns: Sequence[str], sides: Sequence[str]) -> str:
-    """A table. sides: where each column stands, left, right or center."""
-    text = str(tabulate(rows, columns, "simple", disable_numparse=True, colalign=sides if rows else None))
-    return "\n".join(line.rstrip() for line in text.splitlines())
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Room for text. width: of a line, in columns. every_column: those of a table that do not fit follow in a further
+    table; else they are left out, and named."""
+
+    width: int
+    every_column: bool = False
+
+
+_LAYOUT: ContextVar[Layout | None] = ContextVar("layout", default=None)
+
+
+def layout() -> Layout:
+    """The layout in force: that of `laid_out`, or as wide as the terminal."""
+    return _LAYOUT.get() or Layout(shutil.get_terminal_size((NOT_A_TERMINAL, 24)).columns)
+
+
+@contextmanager
+def laid_out(width: int | None = None, every_column: bool = False) -> Iterator[None]:
+    """Puts a layout in force. width: None means that of the terminal."""
+    token = _LAYOUT.set(Layout(width or layout().width, every_column))
+    try:
+        yield
+    finally:
+        _LAYOUT.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
-    """Column of a table. head: heading of one or two lines. cell: text for a row, "" or "-" where nothing is known.
-    about: what a legend says of it."""
+    """Column of a table. head: heading of one or two lines, complete in itself: its neighbours may be left out. cell:
+    text for a row, "" or "-" where nothing is known. about: what a legend says of it. rank: 0 stays; of the others the
+    highest go first, all at once, where the table is too wide."""
 
     head: str
     cell: Callable[[Row], str]
-    side: Literal["left", "right", "center"] = "right"
+    side: Side = "right"
     about: str = ""
+    rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """The heading on one line."""
+        return " ".join(self.head.replace("-\n", "").replace("/\n", "/").split())
+
+
+@dataclass(frozen=True, slots=True)
+class TableParts:
+    """Lines of a table: its headings, each row, and what follows."""
+
+    head: list[str]
+    rows: list[list[str]]
+    foot: list[str]
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> str:
-    """Rows below the headings of the columns that tell something. always: number of first columns shown in any case."""
-    kept = telling(rows, columns, always)
-    cells = [[column.cell(row) for column in kept] for row in rows]
-    return grid(cells, [column.head for column in kept], [column.side for column in kept])
+    """Rows below the headings of the columns that tell something, as wide as the layout allows. always: number of first
+    columns shown in any case."""
+    parts = table_parts(rows, columns, always)
+    return "\n".join([*parts.head, *(line for row in parts.rows for line in row), *parts.foot])
+
+
+def table_parts(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> TableParts:
+    """The table in parts, for who shows some of its rows. The foot names the columns that do not fit, or is a table of
+    them."""
+    kept, room = telling(rows, columns, always), layout()
+    shown = _fitting(rows, kept, room)
+    cells = [[column.cell(row) for column in shown] for row in rows]
+    head, *body = _grid(cells, [column.head for column in shown], [column.side for column in shown], room.width)
+    others = [column for column in kept if column not in shown]
+    if not others:
+        return TableParts(head, body, [])
+    if room.every_column:
+        return TableParts(head, body, ["", *table(rows, [*_keys(kept), *others], len(kept)).split("\n")])
+    needed = sum(_widths(rows, kept)) + len(GAP) * (len(kept) - 1)
+    names = ", ".join(column.name for column in others)
+    return TableParts(head, body, hanging(f"not shown: {names}; COLUMNS={needed} shows them", 2).split("\n"))
 
 
 def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> list[Column[Row]]:
@@ -49,13 +107,80 @@ def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0
     ]
 
 
+def _fitting(rows: Sequence[Row], columns: Sequence[Column[Row]], room: Layout) -> list[Column[Row]]:
+    """Columns that fit: those of the highest rank go first. Where the others follow in a further table, those of one
+    rank stay in each."""
+    shown = list(zip(columns, _widths(rows, columns)))
+    while sum(wide + len(GAP) for _, wide in shown) - len(GAP) > room.width:
+        ranks = {column.rank for column, _ in shown if column.rank}
+        if len(ranks) <= room.every_column:
+            break
+        shown = [pair for pair in shown if pair[0].rank != max(ranks)]
+    return [column for column, _ in shown]
+
+
+def _keys(columns: Sequence[Column[Row]]) -> list[Column[Row]]:
+    """The first columns that always stay: they name a row."""
+    ranked = next((place for place, column in enumerate(columns) if column.rank), len(columns))
+    return list(columns[:ranked])
+
+
+def _widths(rows: Sequence[Row], columns: Sequence[Column[Row]]) -> list[int]:
+    return [_width([column.head, *(column.cell(row) for row in rows)]) for column in columns]
+
+
+def _width(texts: Sequence[str]) -> int:
+    return max((len(line) for text in texts for line in text.split("\n")), default=0)
+
+
+def grid(rows: Sequence[Sequence[str]], heads: Sequence[str], sides: Sequence[Side], width: int | None = None) -> str:
+    """A table of cells. sides: where each column stands. width: texts on the left are broken where lines would be
+    longer."""
+    return "\n".join(line for lines in _grid(rows, heads, sides, width or layout().width) for line in lines)
+
+
+def _grid(rows: Sequence[Sequence[str]], heads: Sequence[str], sides: Sequence[Side], width: int) -> list[list[str]]:
+    """The lines of the headings, and of each row."""
+    columns = [list(column) for column in zip(*rows)] or [[] for _ in heads]
+    widths = [_width([head, *cells]) for head, cells in zip(heads, columns)]
+    too_wide = sum(widths) + len(GAP) * (len(widths) - 1) - width
+    for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
+        if too_wide > 0 and sides[place] == "left" and (less := min(too_wide, widths[place] - LEAST_WIDTH)) > 0:
+            broken = ["\n".join(wrap(cell, widths[place] - less)) for cell in columns[place]]
+            columns[place], too_wide = broken, too_wide - less
+            widths[place] = _width([heads[place], *broken])
+    head = [*_lines(heads, sides, widths), GAP.join("-" * wide for wide in widths)]
+    return [head, *(_lines(row, sides, widths) for row in zip(*columns))]
+
+
+def _lines(cells: Sequence[str], sides: Sequence[Side], widths: Sequence[int]) -> list[str]:
+    """Lines of one row: as many as its highest cell has."""
+    parts = [cell.split("\n") for cell in cells]
+    adjust = {"left": str.ljust, "right": str.rjust, "center": str.center}
+    return [
+        GAP.join(
+            adjust[side](part[number] if number < len(part) else "", wide)
+            for part, side, wide in zip(parts, sides, widths)
+        ).rstrip()
+        for number in range(max(map(len, parts), default=0))
+    ]
+
+
 def hanging(text: str, indent: int) -> str:
-    """A line broken at WIDTH, its later parts indented."""
+    """A text broken into lines, its later ones indented."""
     spaces = " " * indent
-    return fill(text, WIDTH, subsequent_indent=spaces, break_long_words=False, break_on_hyphens=False)
+    return fill(text, layout().width, subsequent_indent=spaces, break_long_words=False, break_on_hyphens=False)
+
+
+def folded(text: str) -> str:
+    """Several lines, of which those that are too long are broken and go on below their own indent."""
+    width = layout().width
+    return "\n".join(
+        line if len(line) <= width else hanging(line, len(line) - len(line.lstrip()) + 2) for line in text.split("\n")
+    )
 
 
 def named(pairs: Sequence[tuple[str, str]]) -> str:
     """A line for each name and what is said of it, the texts below each other."""
-    width = max(len(name) for name, _ in pairs) + 2
+    width = max((len(name) for name, _ in pairs), default=0) + 2
     return "\n".join(hanging(f"{name:<{width}}{text}", width) for name, text in pairs)

@@ -152,7 +152,7 @@ def test_a_table_of_several_rates(there, tmp_path):
     assert {row[-1] for row in rows[:2]} <= {"yes", "NO"} and {row[-1] for row in rows[2:]} == {"0"}, "none dropped"
     assert "how much of them a prefix cache served is not told" in out
     assert "good: ttft:1s,e2e:2s" in out and "attainment" not in out
-    assert max(map(len, out.splitlines())) <= text_table.WIDTH
+    assert max(map(len, out.splitlines())) <= text_table.layout().width
     again = io.StringIO()
     with redirect_stdout(again):
         assert main(["report", str(tmp_path / "r.jsonl"), "--goodput", SLO[1]]) == 0

@@ -14,24 +14,24 @@ from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.report.advice.deploy_commands import lines, starts
 from pytest_slmserve.report.numbers import ABSENT, between, figure, hundredths, milliseconds, whole
-from pytest_slmserve.report.text_table import WIDTH, Column, hanging, named, table
+from pytest_slmserve.report.text_table import Column, hanging, layout, named, table
 from pytest_slmserve.schema.specs import GIB
 
 COLUMNS: tuple[Column[Advice], ...] = (
     Column("\nmodel", lambda a: a.subject.name, "left"),
     Column("\nbatch", lambda a: ABSENT if a.batch is None else str(a.batch)),
     Column("tokens\n/s", lambda a: figure(a.advised.tokens_per_s.value if a.advised else None, 4)),
-    Column("ms/\ntoken", lambda a: milliseconds(_wait(a.advised))),
-    Column("of most\n%", lambda a: hundredths(a.advised.share if a.advised else None)),
-    Column("eff.\n%", lambda a: hundredths(a.advised.efficiency if a.advised else None)),
-    Column("KV\nGiB", lambda a: _gib(a.needs.kv_bytes if a.needs else None)),
-    Column("freed\nGiB", lambda a: _gib(a.needs.freed_bytes if a.needs else None)),
-    Column("engine\nGiB", lambda a: _gib(a.needs.total_bytes if a.needs else None)),
-    Column("fit, B\neach", lambda a: whole(a.replicas.at_batch if a.replicas else None)),
-    Column("B/n\neach", lambda a: whole(a.replicas.split if a.replicas else None)),
-    Column("turns:\nup to", lambda a: _bound(a.gains.time_slicing if a.gains else None)),
-    Column("MPS:\nup to", lambda a: _bound(a.gains.mps if a.gains else None)),
-    Column("cost/M\ntokens", lambda a: figure(a.advised.cost.value if a.advised and a.advised.cost else None)),
+    Column("ms/\ntoken", lambda a: milliseconds(_wait(a.advised)), rank=1),
+    Column("of most\n%", lambda a: hundredths(a.advised.share if a.advised else None), rank=6),
+    Column("eff.\n%", lambda a: hundredths(a.advised.efficiency if a.advised else None), rank=4),
+    Column("KV\nGiB", lambda a: _gib(a.needs.kv_bytes if a.needs else None), rank=3),
+    Column("freed\nGiB", lambda a: _gib(a.needs.freed_bytes if a.needs else None), rank=8),
+    Column("engine\nGiB", lambda a: _gib(a.needs.total_bytes if a.needs else None), rank=2),
+    Column("fit, B\neach", lambda a: whole(a.replicas.at_batch if a.replicas else None), rank=5),
+    Column("B/n\neach", lambda a: whole(a.replicas.split if a.replicas else None), rank=9),
+    Column("turns:\nup to", lambda a: _bound(a.gains.time_slicing if a.gains else None), rank=7),
+    Column("MPS:\nup to", lambda a: _bound(a.gains.mps if a.gains else None), rank=7),
+    Column("cost/M\ntokens", lambda a: figure(a.advised.cost.value if a.advised and a.advised.cost else None), rank=3),
     Column("\n", lambda a: _mark(a), "left"),
 )
 NEAR_LIMIT = 0.9  # share of the power limit that a reader is warned of
@@ -297,4 +297,4 @@ def commands(plan: Plan) -> Iterator[str]:
     """Each way to start engines, broken for a terminal."""
     for start in starts(plan):
         sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
-        yield "\n".join([hanging("; ".join(sentences), 2), *(lines(words, WIDTH) for words in start.commands)])
+        yield "\n".join([hanging("; ".join(sentences), 2), *(lines(words, layout().width) for words in start.commands)])

@@ -32,16 +32,16 @@ def _columns(found: ReplicaComparison, columns: Columns) -> tuple[Column[Compare
     return (
         Column(columns.replicas or "engines", lambda row: str(row.engines.replicas)),
         Column(columns.knob, lambda row: str(row.engines.limit)),
-        Column("total", lambda row: str(row.engines.total)),
+        Column("total", lambda row: str(row.engines.total), rank=4),
         *map(setting, _settings(found)),
         Column(columns.throughput, lambda row: figure(row.engines.rate, 4)),
         Column("gain %", lambda row: _share(row.gain)),
-        Column("95 %", lambda row: _range(row.gain) or ABSENT, "left"),
-        Column("at equal\ntotal %", lambda row: _share(row.at_equal_total)),
-        Column(f"{stem(columns.latency)}\nms", lambda row: milliseconds(row.engines.point.e2e_s)),
-        Column("latency\nfactor", lambda row: figure(row.latency.value if row.latency else None)),
-        Column("power\nW", lambda row: figure(row.engines.point.power_w)),
-        Column("mJ/\ntoken", lambda row: milliseconds(row.engines.point.energy_per_token_j)),
+        Column("95 %", lambda row: _range(row.gain) or ABSENT, "left", rank=1),
+        Column("at equal\ntotal %", lambda row: _share(row.at_equal_total), rank=5),
+        Column(f"{stem(columns.latency)}\nms", lambda row: milliseconds(row.engines.point.e2e_s), rank=2),
+        Column("latency\nfactor", lambda row: figure(row.latency.value if row.latency else None), rank=6),
+        Column("power\nW", lambda row: figure(row.engines.point.power_w), rank=7),
+        Column("mJ/\ntoken", lambda row: milliseconds(row.engines.point.energy_per_token_j), rank=3),
         Column("note", lambda row: _mark(row, found), "left"),
     )
 

@@ -23,13 +23,13 @@ KEY = (
 Row = tuple[Comparison, bool]  # what was compared, and whether it is gated
 COLUMNS: tuple[Column[Row], ...] = (
     Column("endpoint", lambda row: row[0].name, "left"),
-    Column("better", lambda row: row[0].better, "left"),
-    Column("pairs", lambda row: str(row[0].n)),
+    Column("better", lambda row: row[0].better, "left", rank=5),
+    Column("pairs", lambda row: str(row[0].n), rank=3),
     Column("candidate /\nbaseline", lambda row: ABSENT if row[0].ratio is None else f"{row[0].ratio.value:.4f}"),
-    Column("95 %", lambda row: _ends(row[0].ratio), "left"),
-    Column("spread\n%", lambda row: _percents(row[0].sd)),
-    Column("found from\n% worse", lambda row: _percents(row[0].detectable)),
-    Column("margin\n%", lambda row: f"{100 * row[0].margin:.3g}" if row[1] else ABSENT),
+    Column("95 %", lambda row: _ends(row[0].ratio), "left", rank=1),
+    Column("spread\n%", lambda row: _percents(row[0].sd), rank=4),
+    Column("found from\n% worse", lambda row: _percents(row[0].detectable), rank=2),
+    Column("margin\n%", lambda row: f"{100 * row[0].margin:.3g}" if row[1] else ABSENT, rank=3),
     Column("", lambda row: WORDS[row[0].outcome] if row[1] else "", "left"),
 )
 

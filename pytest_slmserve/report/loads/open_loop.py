@@ -31,7 +31,7 @@ from pytest_slmserve.schema.loads import Load, OpenLoop
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import short_hash
 
-LATENCIES = ("ttft", "tpot", "itl", "e2e")
+LATENCIES = {"ttft": (4, 1), "tpot": (4, 2), "itl": (9, 7), "e2e": (4, 2)}  # ranks of the columns of p50 and p99
 LEGEND = (
     "asked, due, sent, served: requests/s of the load, by its schedule in the window, really sent, and by the tokens "
     "that came. late: sent after it was due. tokens: of output. Latencies are of the requests sent in the window, ITL "
@@ -131,30 +131,32 @@ def _body(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[st
 
 
 def _table(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
-    def latency(name: str, part: str, head: str) -> Column[Measurement]:
-        return Column(head, lambda m: milliseconds(getattr(latencies(m)[name], part)))
+    def latency(name: str, part: str, rank: int) -> Column[Measurement]:
+        return Column(
+            f"{name.upper()} ms\n{part}", lambda m: milliseconds(getattr(latencies(m)[name], part)), rank=rank
+        )
 
     def valid(m: Measurement) -> str:
         invalid, degraded = check(m, failed_share=terms.failed_share)
         return "NO" if invalid else "degraded" if degraded else "yes"
 
     columns: list[Column[Measurement]] = [
-        Column("requests/s\nasked", lambda m: f"{_rate(m):g}"),
-        Column("\ndue", lambda m: figure(delay.requested_per_s if (delay := delay_of(m.run)) else None, 4)),
-        Column("\nsent", lambda m: figure(delay.achieved_per_s if (delay := delay_of(m.run)) else None, 4)),
-        Column("\nserved", lambda m: figure(summarize(m).requests_per_s, 4)),
-        Column("late ms\np99", lambda m: milliseconds(delay.p99_s if (delay := delay_of(m.run)) else None)),
-        Column("tokens\n/s", lambda m: figure(summarize(m).output_tokens_per_s, 4)),
+        Column("asked\n/s", lambda m: f"{_rate(m):g}"),
+        Column("due\n/s", lambda m: figure(delay.requested_per_s if (delay := delay_of(m.run)) else None, 4), rank=8),
+        Column("sent\n/s", lambda m: figure(delay.achieved_per_s if (delay := delay_of(m.run)) else None, 4), rank=6),
+        Column("served\n/s", lambda m: figure(summarize(m).requests_per_s, 4)),
+        Column("late ms\np99", lambda m: milliseconds(delay.p99_s if (delay := delay_of(m.run)) else None), rank=5),
+        Column("tokens\n/s", lambda m: figure(summarize(m).output_tokens_per_s, 4), rank=3),
     ]
-    for name in LATENCIES:
-        columns += [latency(name, "p50", f"{name.upper()} ms\np50"), latency(name, "p99", "\np99")]
+    for name, (p50, p99) in LATENCIES.items():
+        columns += [latency(name, "p50", p50), latency(name, "p99", p99)]
     columns.append(Column("\nvalid", valid, "left"))
     return table(points, columns, always=len(columns))
 
 
 def _goodput(points: Sequence[Measurement], terms: ValidityCriteria, slo: Slo) -> Iterator[str]:
     rows = [Served(_rate(m), found, found.dropped) for m in points if (found := good(m, slo))]
-    columns = goodput_columns("requests/s\nasked", slo, 4)
+    columns = goodput_columns("asked\n/s", slo, 4)
     yield f"good: {slo}"
     yield table(rows, columns, always=len(columns))
     best, highest = found_in(points, terms)

@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.sweep.curve import MARGIN, Curve, obstacle
 from pytest_slmserve.analysis.sweep.gains import Gain
 from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.saturation import Fit, fit, fixed_s_from_shapes
-from pytest_slmserve.report.numbers import ABSENT, between, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.numbers import between, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import TooFewPoints
 
@@ -42,36 +42,36 @@ def spread(point: Point) -> float | None:
 
 
 def findings(curve: Curve, tolerance: float, b_half: float | None = None) -> Iterator[tuple[str, str]]:
-    """Pairs of what is looked at and what was found. tolerance: gain per doubling below which throughput is flat.
-    b_half: half-saturation where it is known. Of external results there is no more than their points."""
-    yield "plateau", _plateau(curve, tolerance)
-    if curve.valid:
-        yield f"most {curve.axes.throughput}", _best(curve)
-    yield "Pareto-optimal", _front(curve)
+    """Pairs of what is looked at and what was found; nothing on what is not there. tolerance: gain per doubling below
+    which throughput is flat. b_half: half-saturation where it is known. Of external results there is no more than their
+    points."""
     text, law = _law(curve, b_half)
-    yield "saturation law", text
-    if curve.axes.knob is not None:
-        return
     work, peaks = work_of_curve(curve), peaks_of_curve(curve)
-    if law:
-        yield "fixed part", _fixed_part(law, work, peaks)
-    yield "roofline", _roofline(curve, peaks)
-    if work and peaks:
-        yield "regime", _regime(work, peaks)
-    if seen := _decoding(curve):
-        yield "decoding", seen
-    yield "Little's law", _little(curve)
-    if young := _unsettled(curve):
-        yield "latency", young
-    if outside := _outside_the_engine(curve):
-        yield "front end", outside
-    yield "repeats", _agreement(curve)
+    found = {
+        "plateau": _plateau(curve, tolerance),
+        f"most {curve.axes.throughput}": _best(curve),
+        "Pareto-optimal": _front(curve),
+        "saturation law": text,
+    }
+    if curve.axes.knob is None:
+        found |= {
+            "fixed part": _fixed_part(law, work, peaks) if law else "",
+            "roofline": _roofline(curve),
+            "regime": _regime(work, peaks) if work and peaks else "",
+            "decoding": _decoding(curve),
+            "Little's law": _little(curve),
+            "latency": _unsettled(curve),
+            "front end": _outside_the_engine(curve),
+            "repeats": _agreement(curve),
+        }
+    yield from ((name, said) for name, said in found.items() if said)
 
 
 def _plateau(curve: Curve, tolerance: float) -> str:
+    """Empty where there are no two valid points."""
     gains, flat, at = curve.gains(), curve.plateau(tolerance), curve.axes.at
     if not gains:
-        return f"{ABSENT} (two valid points are needed)"
+        return ""
     reason = obstacle(curve)
     certain = "" if reason is None else f"; not certain: {reason}"
     past = f"past it a doubling gains less than {percent(tolerance)}"
@@ -101,7 +101,9 @@ def _flat_for_a_while(gains: Sequence[Gain], tolerance: float) -> str:
 
 
 def _best(curve: Curve) -> str:
-    """The largest mean, and what the largest load has less."""
+    """The largest mean, and what the largest load has less; empty where nothing is valid."""
+    if not curve.valid:
+        return ""
     best, last = max(curve.valid, key=lambda p: fmean(p.repeats)), curve.valid[-1]
     text = f"{figure(fmean(best.repeats), 4)} at {curve.axes.at(best.concurrency)}"
     if best is last:
@@ -112,19 +114,21 @@ def _best(curve: Curve) -> str:
 
 
 def _front(curve: Curve) -> str:
+    """Empty where there is no other point to compare with."""
+    if len(curve.valid) < 2:
+        return ""
     front = [point.concurrency for point in curve.pareto_front()]
-    if not front:
-        return ABSENT
-    which = "all points" if len(front) == len(curve.valid) > 1 else curve.axes.at(listed(front))
+    which = "all points" if len(front) == len(curve.valid) else curve.axes.at(listed(front))
     return f"{which} (by the means of {curve.axes.throughput} and {curve.axes.latency}, whatever the noise)"
 
 
 def _law(curve: Curve, b_half: float | None) -> tuple[str, Fit | None]:
-    """The saturation law's result as text, and the law itself where it describes the curve, else None."""
+    """The saturation law's result as text, and the law itself where it describes the curve, else None. The text is
+    empty where there are too few points for a law."""
     try:
         law = fit(curve.points, b_half)
-    except TooFewPoints as error:
-        return f"not fitted: {error.problem}", None
+    except TooFewPoints:
+        return "", None
     errors = f"off by {percent(law.error_mean)} in the mean, {percent(law.error_max)} at most"
     if not law.describes:
         return f"T(B) = T_inf B/(B + b_half) does not describe this curve: at its best {errors}", None
@@ -135,13 +139,14 @@ def _law(curve: Curve, b_half: float | None) -> tuple[str, Fit | None]:
 
 
 def _fixed_part(law: Fit, work: Work | None, peaks: Peaks | None) -> str:
-    """The part of a step that no batch changes, against the time to read the weights."""
+    """The part of a step that no batch changes, against the time to read the weights where shape and data sheet are
+    known."""
     seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
     if work is None:
-        return f"{seen}; the model's shape is unknown, so it cannot be split into weights and host"
+        return seen
     shapes = f"b_half from shapes is {figure(work.b_half)} sequences"
     if peaks is None:
-        return f"{seen}; {shapes}; no data sheet for this device, so it cannot be split into weights and host"
+        return f"{seen}; {shapes}"
     reading = fixed_s_from_shapes(work, peaks)
     against = f"{milliseconds(reading)} ms to read the weights at {figure(peaks.bytes_per_s / 1e9, 4)} GB/s ({shapes})"
     return f"{seen}, {against}: {_host(law, reading)}"
@@ -155,10 +160,10 @@ def _host(law: Fit, reading_s: float) -> str:
     return f"the other {milliseconds(more)} ms is the host, the launching of kernels, and memory below its data sheet"
 
 
-def _roofline(curve: Curve, peaks: Peaks | None) -> str:
+def _roofline(curve: Curve) -> str:
     shares = [(p.roofline_fraction, p.concurrency) for p in curve.valid if p.roofline_fraction is not None]
     if not shares:
-        return ABSENT if peaks else f"{ABSENT} (no data sheet for this device)"
+        return ""
     share, where = max(shares)
     return f"at most {percent(share)} of what the data sheet allows, at {where} in flight"
 
@@ -177,23 +182,27 @@ def _decoding(curve: Curve) -> str:
     seen = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
     if not seen or seen[-1] is not curve.valid[-1]:
         return ""
-    dram, tensor = (", ".join(hundredths(getattr(p, name)) for p in seen) for name in ("decode_dram", "decode_tensor"))
+    columns = [[hundredths(getattr(p, name)) for p in seen] for name in ("decode_dram", "decode_tensor")]
+    alike = len(seen) > 1 and all(len(set(column)) == 1 for column in columns)
+    dram, tensor = (column[0] if alike else ", ".join(column) for column in columns)
+    loads = "every number" if alike else listed(p.concurrency for p in seen)
     return (
         f"while no prompt is processed, DRAM is active {dram} % of the time, the tensor cores {tensor} %, "
-        f"at {listed(p.concurrency for p in seen)} in flight"
+        f"at {loads} in flight"
     )
 
 
 def _little(curve: Curve) -> str:
+    """Empty where nothing deviates, to the digits shown."""
     seen = [(p.little, p.concurrency) for p in curve.valid if p.little is not None]
-    if not seen:
-        return ABSENT
-    worst, where = max(seen, key=lambda pair: abs(pair[0]))
+    worst, where = max(seen, key=lambda pair: abs(pair[0]), default=(0.0, 0))
+    if percent(abs(worst)) == percent(0.0):
+        return ""
     return f"requests' own intervals and step trace at most {percent(abs(worst))} apart, at {where} in flight"
 
 
-def _unsettled(curve: Curve) -> str | None:
-    """Warning where requests/s x mean E2E is not the batch; None where it is. E2E looks back over a whole request, the
+def _unsettled(curve: Curve) -> str:
+    """Warning where requests/s x mean E2E is not the batch; empty where it is. E2E looks back over a whole request, the
     batch does not."""
     seen = [
         (p.requests_per_s * p.e2e_s / p.batch - 1, p.concurrency)
@@ -202,7 +211,7 @@ def _unsettled(curve: Curve) -> str | None:
     ]
     off, where = min(seen, default=(0.0, 0))
     if off > -UNSETTLED:
-        return None
+        return ""
     settled = "" if curve.load is None else f" (the load had settled for {curve.load.settle_lifetimes:g} lifetimes)"
     return (
         f"requests/s x mean E2E is up to {percent(-off)} less than the batch (at {where} in flight): requests that "
@@ -210,16 +219,16 @@ def _unsettled(curve: Curve) -> str | None:
     )
 
 
-def _outside_the_engine(curve: Curve) -> str | None:
-    """Warning where an engine with room holds far less than its server received: the server is the limit. None
+def _outside_the_engine(curve: Curve) -> str:
+    """Warning where an engine with room holds far less than its server received: the server is the limit. Empty
     otherwise."""
     if curve.spec is None or curve.spec.interface != "server":
-        return None
+        return ""
     room = curve.spec.max_num_seqs
     held = [(p.batch, p.concurrency) for p in curve.valid if p.batch is not None and (p.kv_usage or 0.0) < FULL]
     batch, sent = min(held, key=lambda pair: pair[0] / min(pair[1], room), default=(1.0, 1))
     if batch > FED * min(sent, room):
-        return None
+        return ""
     return (
         f"at {sent} in flight the engine holds {figure(batch, 3)} in the mean, though it has room: the others are on "
         "their way through the server's one front end; --slm-engine-arg api_server_count=4 starts several"
@@ -229,7 +238,7 @@ def _outside_the_engine(curve: Curve) -> str | None:
 def _agreement(curve: Curve) -> str:
     seen = [(share, p.concurrency) for p in curve.valid if (share := spread(p)) is not None]
     if not seen:
-        return f"{ABSENT} (no point has two valid ones)"
+        return ""
     worst, where = max(seen)
     middle = median(share for share, _ in seen)
     text = f"differ by {percent(middle)} in the median, {percent(worst)} at most (at {where} in flight)"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo
 from pytest_slmserve.analysis.points.sweep_points import Point, concurrency_of
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.sweep.peak_goodput import IN_FLIGHT, highest_load, peak
+from pytest_slmserve.analysis.sweep.peak_goodput import IN_FLIGHT, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.report.numbers import figure, hundredths, whole
 from pytest_slmserve.report.text_table import Column, hanging, table
 
@@ -33,11 +33,15 @@ def slo_report(curve: Curve, slo: Slo) -> str:
         return ""
     rows = [_served(curve, point, slo) for point in curve.points]
     columns = goodput_columns("in\nflight", slo, 3)
-    columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None)))
+    columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
     shown = table(rows, columns, always=len(columns))
-    found = [(s.load, s.goodput) for s in rows if s.goodput]
-    invalid = [s.load for s in rows if s.goodput is None]
-    return "\n".join([f"good: {slo}", shown, *_findings(found, invalid), hanging(LEGEND, 0)])
+    best, highest = _found(rows)
+    return "\n".join([f"good: {slo}", shown, *(hanging(e.why, 2) for e in (best, highest) if e), hanging(LEGEND, 0)])
+
+
+def highest_good_load(curve: Curve, slo: Slo) -> HighestLoad | None:
+    """The highest load of a sweep at which enough requests are good; None where nothing valid was measured."""
+    return _found([_served(curve, point, slo) for point in curve.points])[1]
 
 
 def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
@@ -62,8 +66,10 @@ def _served(curve: Curve, point: Point, slo: Slo) -> Served:
     return Served(point.concurrency, point.goodput(slo), dropped)
 
 
-def _findings(found: Sequence[tuple[float, Goodput]], invalid: Sequence[float]) -> Iterator[str]:
-    best = peak([(load, each.per_s) for load, each in found], invalid, IN_FLIGHT)
-    attained = [(load, each.attainment) for load, each in found if each.attainment is not None]
-    highest = highest_load(attained, invalid=invalid, unit=IN_FLIGHT)
-    yield from (hanging(each.why, 2) for each in (best, highest) if each)
+def _found(rows: Sequence[Served]) -> tuple[Peak | None, HighestLoad | None]:
+    """The peak of goodput, and the highest load at which enough requests are good."""
+    known = [(s.load, s.goodput) for s in rows if s.goodput]
+    invalid = [s.load for s in rows if s.goodput is None]
+    attained = [(load, each.attainment) for load, each in known if each.attainment is not None]
+    best = peak([(load, each.per_s) for load, each in known], invalid, IN_FLIGHT)
+    return best, highest_load(attained, invalid=invalid, unit=IN_FLIGHT)

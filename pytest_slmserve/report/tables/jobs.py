@@ -10,6 +10,7 @@ from pytest_slmserve.report.numbers import figure, hundredths, milliseconds, who
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.valid_column import left_out, valid_cell
 from pytest_slmserve.report.text_table import Column, hanging, table
+from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import OpenLoop
 
 LEGEND = (
@@ -24,20 +25,22 @@ COLUMNS: tuple[Column[JobPoint], ...] = (
     Column("prompt/\noutput", lambda p: f"{p.workload.mean_prompt_tokens:.0f}/{p.output_tokens:.0f}"),
     Column("\nrequests", lambda p: f"{p.requests:,}"),
     Column("asked\n/s", lambda p: "at once" if p.load.at_once else f"{p.load.rate:g}"),
-    Column("came\n/s", lambda p: figure(p.rate)),
-    Column("burst-\niness", lambda p: _burstiness(p.load)),
-    Column("most in\nflight", lambda p: "" if p.load.max_concurrency is None else whole(p.load.max_concurrency)),
-    Column("KV\nblocks", lambda p: whole(p.kv_blocks)),
-    Column("\nholds", lambda p: whole(p.capacity)),
-    Column("requests\n/s", lambda p: figure(p.requests_per_s, 4)),
+    Column("came\n/s", lambda p: figure(p.rate), rank=6),
+    Column("burst-\niness", lambda p: _burstiness(p.load), rank=3),
+    Column(
+        "most in\nflight", lambda p: "" if p.load.max_concurrency is None else whole(p.load.max_concurrency), rank=3
+    ),
+    Column("KV\nblocks", lambda p: whole(p.kv_blocks), rank=2),
+    Column("\nholds", lambda p: whole(p.capacity), rank=8),
+    Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=1),
     Column("tokens\n/s", lambda p: figure(p.output_tokens_per_s, 4)),
-    Column("\nbatch", lambda p: figure(p.batch)),
-    Column("E2E s\nmean", lambda p: figure(p.e2e_s)),
-    Column("\np99", lambda p: figure(p.e2e_p99_s)),
-    Column("ms/\ntoken", lambda p: milliseconds(p.normalized_latency_s)),
-    Column("TTFT\nms", lambda p: milliseconds(p.ttft_s)),
-    Column("pre-\nempted", lambda p: figure(p.preemptions)),
-    Column("waste\n%", lambda p: hundredths(p.waste)),
+    Column("\nbatch", lambda p: figure(p.batch), rank=7),
+    Column("E2E s\nmean", lambda p: figure(p.e2e_s), rank=1),
+    Column("E2E s\np99", lambda p: figure(p.e2e_p99_s), rank=4),
+    Column("ms/\ntoken", lambda p: milliseconds(p.normalized_latency_s), rank=5),
+    Column("TTFT\nms", lambda p: milliseconds(p.ttft_s), rank=4),
+    Column("pre-\nempted", lambda p: figure(p.preemptions), rank=6),
+    Column("waste\n%", lambda p: hundredths(p.waste), rank=5),
     Column("\nvalid", valid_cell, "left"),
 )
 
@@ -45,12 +48,15 @@ COLUMNS: tuple[Column[JobPoint], ...] = (
 def job_report(jobs: Sequence[JobPoint]) -> Iterator[str]:
     """A table for each kind of host, and how to read it; nothing where there was no job."""
     for points in grouped(jobs, lambda p: p.environment.key):
-        where = points[0].environment
-        simulated = ": SIMULATED, NOT MEASURED" if where.platform == "simulated" else ""
         rows = table(sorted(points, key=_place), COLUMNS)
-        yield "\n".join([f"Jobs on {served_on(where)}{simulated}", "", rows, *_remarks(points)])
+        yield "\n".join([jobs_title(points[0].environment), "", rows, *_remarks(points)])
     if jobs:
         yield hanging(LEGEND, 0)
+
+
+def jobs_title(where: Environment) -> str:
+    simulated = ": SIMULATED, NOT MEASURED" if where.platform == "simulated" else ""
+    return f"Jobs on {served_on(where)}{simulated}"
 
 
 def _burstiness(load: OpenLoop) -> str:

@@ -42,23 +42,23 @@ NAMES: tuple[Column[Entry], ...] = (
 )
 SERVED: tuple[Column[Entry], ...] = (
     Column("tokens\n/s", lambda e: figure(e.served.output_tokens_per_s, 4)),
-    Column("\nsum", lambda e: _other_sum(e.served)),
-    Column("gain\n%", lambda e: change(e.gain)),
-    Column("95 %\n", lambda e: changes(e.gain), "left"),
-    Column("E2E s\nlargest", lambda e: figure(_largest_e2e_s(e.served))),
-    Column("\np99", lambda e: figure(e.served.e2e_p99_s)),
+    Column("\nsum", lambda e: _other_sum(e.served), rank=6),
+    Column("gain\n%", lambda e: change(e.gain), rank=1),
+    Column("95 %\n", lambda e: changes(e.gain), "left", rank=2),
+    Column("E2E s\nlargest", lambda e: figure(_largest_e2e_s(e.served)), rank=3),
+    Column("E2E s\np99", lambda e: figure(e.served.e2e_p99_s), rank=4),
     Column("\nvalid", lambda e: valid_cell(e.served), "left"),
 )
 SENSED: tuple[Column[Entry], ...] = (
-    Column("GPU\nutil %", lambda e: hundredths(e.served.gpu_util)),
-    Column("busy\n%", lambda e: hundredths(e.served.engine_active)),
-    Column("SM\n%", lambda e: hundredths(e.served.sm_active)),
-    Column("DRAM\n%", lambda e: hundredths(e.served.dram_active)),
-    Column("tensor\n%", lambda e: hundredths(e.served.tensor_active)),
-    Column("power\nW", lambda e: figure(e.served.power_w)),
-    Column("mJ/\ntoken", lambda e: milliseconds(e.served.energy_per_token_j)),
-    Column("cap\n%", lambda e: hundredths(e.served.power_capped)),
-    Column("own\ncores", lambda e: figure(e.served.own_cores)),
+    Column("GPU\nutil %", lambda e: hundredths(e.served.gpu_util), rank=6),
+    Column("busy\n%", lambda e: hundredths(e.served.engine_active), rank=2),
+    Column("SM\n%", lambda e: hundredths(e.served.sm_active), rank=1),
+    Column("DRAM\n%", lambda e: hundredths(e.served.dram_active), rank=1),
+    Column("tensor\n%", lambda e: hundredths(e.served.tensor_active), rank=1),
+    Column("power\nW", lambda e: figure(e.served.power_w), rank=3),
+    Column("mJ/\ntoken", lambda e: milliseconds(e.served.energy_per_token_j), rank=1),
+    Column("cap\n%", lambda e: hundredths(e.served.power_capped), rank=4),
+    Column("own\ncores", lambda e: figure(e.served.own_cores), rank=5),
 )
 
 
@@ -92,7 +92,7 @@ def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
             yield Entry(under[0].models[0], "alone", alone)
         for point in sorted(under, key=_place):
             gain = gain_over(alone, point) if alone and point.valid else None
-            yield Entry(engines(point.models), _how(point), point, gain)
+            yield Entry(engines(point.models), deployed(point), point, gain)
 
 
 def _place(point: ReplicaPoint) -> tuple[int, bool, int, int]:
@@ -105,7 +105,7 @@ def alone_at(shared: ReplicaPoint, curves: Sequence[Curve]) -> Point | None:
     return next((point for point in found if point), None)
 
 
-def _how(point: ReplicaPoint) -> str:
+def deployed(point: ReplicaPoint) -> str:
     part = f", {point.thread_percentage} %" if point.thread_percentage else ""
     return f"{point.sharing}{', pinned' if point.pinned else ''}{part}"
 
@@ -124,11 +124,11 @@ def _other_sum(served: Point | ReplicaPoint) -> str:
 
 def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[str]:
     for point in points:
-        name = f"{engines(point.models)}, {_how(point)}, {point.concurrency} in flight"
+        name = f"{engines(point.models)}, {deployed(point)}, {point.concurrency} in flight"
         used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
         yield from reasons(point, name, used)
         if point.model is None and (text := _turns(point, curves)):
-            yield hanging(f"{engines(point.models)}, {_how(point)}: {text}", 2)
+            yield hanging(f"{engines(point.models)}, {deployed(point)}: {text}", 2)
 
 
 def _turns(point: ReplicaPoint, curves: Sequence[Curve]) -> str:

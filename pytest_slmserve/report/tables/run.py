@@ -41,8 +41,8 @@ Outcome = Literal["as expected", "unexpected", "undecided"]
 STATES = len("fails, as expected")
 LEGEND = (
     "batch: sequences that a step really held (requests in flight, where a server does not tell its steps). tokens: of "
-    "output.\nspread: largest less smallest repeat, over the mean. ms/token: E2E over output tokens. gain: of tokens/s "
-    "since the row\nabove, per doubling of the load. roofline: share of what the data sheet allows at this batch. "
+    "output. spread: largest less smallest repeat, over the mean. ms/token: E2E over output tokens. gain: of tokens/s "
+    "since the row above, per doubling of the load. roofline: share of what the data sheet allows at this batch. "
     "-: not measured."
 )
 
@@ -51,9 +51,10 @@ def sweep_report(curve: Curve, *, tolerance: float = TOLERANCE, slo: Slo | None 
     """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat.
     slo: adds how many requests met it."""
     further = [sensor_table(curve), slo_report(curve, slo) if slo else ""]
-    lines = [*heading(curve), "", point_table(curve), *remarks(curve)]
-    lines += [line for table in further if table for line in ("", table)] + [""]
-    return "\n".join([*lines, named(list(findings(curve, tolerance)))])
+    lines = [*heading(curve), *(["", point_table(curve)] if curve.points else []), *remarks(curve)]
+    lines += [line for table in further if table for line in ("", table)]
+    seen = list(findings(curve, tolerance))
+    return "\n".join([*lines, *(["", named(seen)] if seen else [])])
 
 
 def run_lines(
@@ -72,7 +73,7 @@ def run_lines(
         tolerance = tolerances.get(label) or tolerances.get(curve.subject, TOLERANCE)
         yield f"{sweep_report(curve, tolerance=tolerance, slo=slo)}\n", None
     if labelled:
-        yield f"{LEGEND}\n", None
+        yield f"{hanging(LEGEND, 0)}\n", None
     if read := legend(curves):
         yield f"{hanging(read, 0)}\n", None
     others = (replica_report(curves, shared), gpus_report(curves), interfaces_report(curves), job_report(jobs))
@@ -83,8 +84,8 @@ def run_lines(
 
 
 def _is_of_a_sweep(curve: Curve) -> bool:
-    """One that has nothing but an engine alone, to compare replicas with, stands in their table."""
-    return bool(curve.points) or not curve.alone
+    """One that has nothing but an engine alone, to compare replicas with, or jobs, stands in a table of those."""
+    return bool(curve.points) or not (curve.alone or curve.jobs)
 
 
 # Heading
@@ -184,23 +185,23 @@ def point_table(curve: Curve) -> str:
     front = {point.concurrency for point in curve.pareto_front()}
     columns: tuple[Column[Point], ...] = (
         Column("in\nflight", lambda p: str(p.concurrency)),
-        Column("\nbatch", lambda p: figure(p.batch, 4)),
-        Column("requests\n/s", lambda p: figure(p.requests_per_s, 4)),
+        Column("\nbatch", lambda p: figure(p.batch, 4), rank=5),
+        Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=2),
         Column("tokens\n/s", lambda p: figure(p.output_tokens_per_s, 4)),
-        Column("spread\n%", lambda p: hundredths(spread(p))),
+        Column("spread\n%", lambda p: hundredths(spread(p)), rank=8),
         Column("E2E s\nmean", lambda p: figure(p.e2e_s)),
-        Column("\np50", lambda p: figure(p.e2e_p50_s)),
-        Column("\np99", lambda p: figure(p.e2e_p99_s)),
-        Column("ms/\ntoken", lambda p: milliseconds(p.normalized_latency_s)),
-        Column("TTFT\nms", lambda p: milliseconds(p.ttft_s)),
-        Column("TPOT\nms", lambda p: milliseconds(p.tpot_s)),
-        Column("step\nms", lambda p: milliseconds(p.step_s)),
-        Column("gain\n%", lambda p: hundredths(gains.get(p.concurrency), signed=True)),
-        Column("roof-\nline %", lambda p: hundredths(p.roofline_fraction)),
-        Column("\nPareto", lambda p: "*" if p.concurrency in front else "", "center"),
+        Column("E2E s\np50", lambda p: figure(p.e2e_p50_s), rank=9),
+        Column("E2E s\np99", lambda p: figure(p.e2e_p99_s), rank=1),
+        Column("ms/\ntoken", lambda p: milliseconds(p.normalized_latency_s), rank=10),
+        Column("TTFT\nms", lambda p: milliseconds(p.ttft_s), rank=3),
+        Column("TPOT\nms", lambda p: milliseconds(p.tpot_s), rank=3),
+        Column("step\nms", lambda p: milliseconds(p.step_s), rank=7),
+        Column("gain\n%", lambda p: hundredths(gains.get(p.concurrency), signed=True), rank=4),
+        Column("roof-\nline %", lambda p: hundredths(p.roofline_fraction), rank=6),
+        Column("\nPareto", lambda p: "*" if p.concurrency in front else "", "center", rank=5),
         Column("\nvalid", valid_cell, "left"),
     )
-    return table(curve.points, columns, always=len(columns))
+    return table(curve.points, columns)
 
 
 def remarks(curve: Curve) -> Iterator[str]:

@@ -14,28 +14,28 @@ from pytest_slmserve.report.text_table import Column, table, telling
 REST = "which neither its bytes nor its FLOPs fill at the data sheet."
 
 
-def _share(head: str, name: str, about: str = "") -> Column[Point]:
+def _share(head: str, name: str, rank: int, about: str = "") -> Column[Point]:
     """Column of a share of time, or of what there is, in per cent."""
-    return Column(head, lambda p: hundredths(getattr(p, name)), about=about)
+    return Column(head, lambda p: hundredths(getattr(p, name)), about=about, rank=rank)
 
 
 COLUMNS: tuple[Column[Point], ...] = (
     Column("in\nflight", lambda p: str(p.concurrency)),
-    _share("GPU\nutil %", "gpu_util", "GPU util: time in which any kernel ran, as NVML samples it."),
-    _share("busy\n%", "engine_active", "busy: the same by the profiling counters."),
-    _share("SM %\nmean", "sm_active", "SM: share of the SMs with work."),
-    _share("\nmax", "sm_active_max"),
-    _share("warp %\nmean", "sm_occupancy", "warp: warps resident, of those that fit (SM occupancy)."),
-    _share("\nmax", "sm_occupancy_max"),
-    _share("DRAM\n%", "dram_active", "DRAM, tensor: share of the time in which they were active."),
-    _share("tensor\n%", "tensor_active"),
-    Column("power\nW", lambda p: figure(p.power_w)),
+    _share("GPU\nutil %", "gpu_util", 7, "GPU util: time in which any kernel ran, as NVML samples it."),
+    _share("busy\n%", "engine_active", 3, "busy: the same by the profiling counters."),
+    _share("SM %\nmean", "sm_active", 1, "SM: share of the SMs with work."),
+    _share("SM %\nmax", "sm_active_max", 9),
+    _share("warp %\nmean", "sm_occupancy", 6, "warp: warps resident, of those that fit (SM occupancy)."),
+    _share("warp %\nmax", "sm_occupancy_max", 10),
+    _share("DRAM\n%", "dram_active", 1, "DRAM, tensor: share of the time in which they were active."),
+    _share("tensor\n%", "tensor_active", 1),
+    Column("power\nW", lambda p: figure(p.power_w), rank=2),
     Column("mJ/\ntoken", lambda p: milliseconds(p.energy_per_token_j), about="mJ/token: energy of an output token."),
-    Column("clock\nMHz", lambda p: figure(None if p.sm_clock_hz is None else p.sm_clock_hz / 1e6, 4)),
-    _share("cap\n%", "power_capped", "cap: time in which the power limit held the clock down."),
-    Column("own\ncores", lambda p: figure(p.own_cores), about="own cores: CPU time of this run's processes."),
-    _share("rest\n%", "unexplained", f"rest: unexplained share of a step, {REST}"),
-    Column("\nbound", lambda p: p.bound or ABSENT, "left", "bound: by what is nearest to its end, by the counters."),
+    Column("clock\nMHz", lambda p: figure(None if p.sm_clock_hz is None else p.sm_clock_hz / 1e6, 4), rank=8),
+    _share("cap\n%", "power_capped", 4, "cap: time in which the power limit held the clock down."),
+    Column("own\ncores", lambda p: figure(p.own_cores), about="own cores: CPU time of this run's processes.", rank=5),
+    _share("rest\n%", "unexplained", 5, f"rest: unexplained share of a step, {REST}"),
+    Column("\nbound", lambda p: p.bound or ABSENT, "left", "bound: by what is nearest to its end, by the counters.", 3),
     Column("\nsensors", lambda p: "degraded" if p.degraded else "ok" if p.valid else ABSENT, "left"),
 )
 ENERGY: tuple[Column[tuple[str, Point]], ...] = (

@@ -43,7 +43,8 @@ def test_the_worst_of_littles_law_and_where():
     others = [measurement(c, law(c)) for c in BATCHES if c != 4]
     text = found(curve_of("opt-1.3b", [*others, *late]))["Little's law"]
     assert text.endswith("apart, at 4 in flight") and 1.5 < float(text.split("at most ")[1].split(" %")[0]) < 2.5
-    assert found(noisy_curve({1: 1.0, 2: 2.0}))["Little's law"] == "-"
+    exact = tuple(replace(point(c, [100.0 * c] * 2), little=0.0002) for c in (1, 2, 4))
+    assert "Little's law" not in found(Curve(subject="x", points=exact)), "what rounds to nothing is not said"
 
 
 def test_labels_tell_curves_of_one_subject_apart():
@@ -67,7 +68,7 @@ def test_repeats_agree_by_so_much():
     assert found(Curve(subject="x", points=points))["repeats"] == (
         "differ by 2 % in the median, 3.9 % at most (at 4 in flight)"
     )
-    assert found(noisy_curve({1: 1.0, 2: 2.0}, repeats=1))["repeats"].startswith("- (no point")
+    assert "repeats" not in found(noisy_curve({1: 1.0, 2: 2.0}, repeats=1))
 
 
 def test_the_plateau_with_its_confidence():
@@ -79,7 +80,6 @@ def test_the_plateau_with_its_confidence():
     assert (
         steep.startswith("not reached: the last doubling (2 to 4) still gains 99.2 %") and "so it may be" not in steep
     )
-    assert found(Curve(subject="x"))["plateau"].startswith("-")
 
 
 def test_a_flat_stretch_that_does_not_last_is_no_plateau():
@@ -114,7 +114,6 @@ def test_pareto_optimal_points_are_named():
     beaten = tuple(point(c, [rate] * 2) for c, rate in ((1, 100.0), (2, 190.0), (4, 180.0)))
     assert found(Curve(subject="x", points=beaten))["Pareto-optimal"].startswith("1, 2 in flight")
     assert found(sweep())["Pareto-optimal"].startswith("all points (by the means of tokens/s and E2E")
-    assert found(Curve(subject="x"))["Pareto-optimal"] == "-"
 
 
 def test_the_law_and_its_fixed_part_against_shapes():
@@ -152,19 +151,22 @@ def test_no_host_is_made_up_where_weights_explain_the_fixed_part(t_inf, b_half):
 
 def test_without_a_data_sheet_nothing_is_split():
     seen = found(sweep(CPU))
-    assert "b_half from shapes is 167 sequences; no data sheet for this device" in seen["fixed part"]
-    assert seen["roofline"] == "- (no data sheet for this device)" and "regime" not in seen
+    assert seen["fixed part"].endswith("; b_half from shapes is 167 sequences")
+    assert not {"roofline", "regime"} & seen.keys()
 
 
 def test_without_a_shape_nothing_is_split():
-    assert "the model's shape is unknown" in found(sweep(model="/nowhere/unknown"))["fixed part"]
+    seen = found(sweep(model="/nowhere/unknown"))["fixed part"]
+    assert seen.startswith("4.50 ms of every step fitted (95 %: ") and "shapes" not in seen
 
 
 def test_too_few_points_for_a_law():
-    seen = found(noisy_curve({1: 1.0, 2: 2.0}))
-    assert (
-        seen["saturation law"].startswith("not fitted: the saturation law needs 3 batches") and "fixed part" not in seen
-    )
+    assert not {"saturation law", "fixed part"} & found(noisy_curve({1: 1.0, 2: 2.0})).keys()
+
+
+def test_nothing_is_said_of_what_is_not_there():
+    assert found(Curve(subject="x")) == {}
+    assert found(noisy_curve({4: 1.0}, repeats=1)).keys() == {"most tokens/s"}
 
 
 def test_the_largest_share_of_the_roofline_and_the_regime():
@@ -175,7 +177,6 @@ def test_the_largest_share_of_the_roofline_and_the_regime():
         f"{best.concurrency} in flight"
     )
     assert seen["regime"].startswith("memory-bound by shapes") and "the ridge of H200 is 206" in seen["regime"]
-    assert found(replace(curve, points=()))["roofline"] == "-"
 
 
 def test_latencies_of_a_load_that_was_still_rising_are_told():

@@ -69,8 +69,8 @@ def test_a_row_shows_the_figures_of_its_point():
         *["2.31", "41.2", "compute", "ok"],
     ]
     assert head(table) == (
-        "in flight|GPU util %|busy %|SM % mean|max|warp % mean|max|DRAM %|tensor %|power W|mJ/ token|clock MHz|"
-        "cap %|own cores|rest %|bound|sensors"
+        "in flight|GPU util %|busy %|SM % mean|SM % max|warp % mean|warp % max|DRAM %|tensor %|power W|mJ/ token|"
+        "clock MHz|cap %|own cores|rest %|bound|sensors"
     )
 
 
@@ -126,7 +126,7 @@ def test_the_legend_is_of_the_columns_shown():
 def test_the_report_of_a_run_has_tables_and_legend_in_this_order():
     curve = sweep(**LIFELIKE)
     text = "\n".join(text for text, _ in run_lines([curve], []))
-    places = [text.index(words) for words in ("Pareto   valid", "util %", "saturation law", "GPU util: time in which")]
+    places = [text.index(words) for words in ("Pareto  valid", "util %", "saturation law", "GPU util: time in which")]
     assert places == sorted(places)
     assert max(len(line) for line in text.splitlines()) <= 150
 
