@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pytest_slmserve.commands.cli import (
     FAILS,
@@ -22,17 +22,16 @@ from pytest_slmserve.commands.cli import (
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_question, are_external, judge
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.loads import is_job
+from pytest_slmserve.schema.literals import Detail
 
 if TYPE_CHECKING:
     from pytest_slmserve.analysis.gate.launch_pairs import Gated
     from pytest_slmserve.analysis.metrics.goodput import Slo
-    from pytest_slmserve.analysis.points.job_points import JobPoint
-    from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
-    from pytest_slmserve.analysis.stored.claims import Judged
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.archive.store import Contents
     from pytest_slmserve.report.loads.single_load import ValidityCriteria
+    from pytest_slmserve.report.screen import Findings
+    from pytest_slmserve.report.tables.run import Judged
     from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
@@ -47,6 +46,8 @@ def add(commands: Commands) -> None:
     report_ = add_command(commands, "report", "print the tables and verdicts of archives", REPORT_STATUS, report)
     add_archives(report_, "PATH")
     report_.add_argument("--list", action="store_true", help="name the runs: id, date, models, release, measurements")
+    how = "summary (one screen), tables, or all (columns that do not fit follow below; default: tables)"
+    report_.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
     report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
@@ -70,20 +71,23 @@ def report(given: argparse.Namespace) -> int:
             raise BadUsage("--figure draws archives of ours, and these are external results", "no --figure")
         return judge(given)
     from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
-    from pytest_slmserve.report.loads.open_loop import is_windowed, open_loop_texts
-    from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts, is_counted_loop
+    from pytest_slmserve.report.loads.open_loop import is_windowed
+    from pytest_slmserve.report.loads.single_load import ValidityCriteria, is_counted_loop
 
     terms = ValidityCriteria(slo_of_requests(given.goodput))
     archives = read_each(given)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
-    found, notes = judged_again(contents, given.strict), [*contents.notes, *remarks]
     loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
-    if found.curves and not given.strict and is_unproved(contents):
+    found, notes = judged_again(contents, given.strict, terms.slo), [*contents.notes, *remarks]
+    if (found.curves or found.jobs) and not given.strict and is_unproved(contents):
         notes.append(UNPROVED)
+    if not (found.curves or found.jobs or gates or loads) and not (given.json or given.csv):
+        notes.append("no sweep was measured")
+    found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)))
     if given.json:
         from pytest_slmserve.report.as_json import as_json
 
-        print(as_json(facts_of(found, loads, gates, notes, given.strict, terms)))
+        print(as_json(facts_of(found, loads, terms)))
     elif given.csv:
         from pytest_slmserve.report.as_csv import as_csv
 
@@ -91,20 +95,13 @@ def report(given: argparse.Namespace) -> int:
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
     else:
-        tables = found.curves or any(is_job(m.load) for m in contents.measurements)
-        pages = [f"{page}\n" for text in (counted_loop_texts, open_loop_texts) for page in text(loads, terms)]
-        texts = [found.text(given.strict, terms.slo)] if tables or not (gates or loads) else []
-        for piece in [*texts, *pages, *gate_texts(gates)]:
-            print(piece)
-        nothing = [] if found.curves or gates or loads else ["no sweep was measured"]
-        for note in (*notes, *nothing):
-            print(f"note: {note}")
+        print("\n".join(pieces(found, loads, terms, given.show)))
     if given.figure is not None:
         from pytest_slmserve.report.figures.sweeps import draw_sweeps
 
         draw_sweeps(found.curves, given.figure)
         print(f"drawn: {given.figure}", file=sys.stderr if given.json or given.csv else sys.stdout)
-    judged = [exit_status(found.judged, given.strict)] if found.curves else []
+    judged = [exit_status(found.judged, given.strict)] if found.curves or found.jobs else []
     statuses = {*judged, *(status_of(each.outcome) for each in gates)}
     statuses |= {HOLDS} if loads else set()  # nothing is claimed of them
     return next((status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses), UNDECIDED)
@@ -131,14 +128,23 @@ def list_runs(given: argparse.Namespace) -> int:
     return HOLDS
 
 
-def facts_of(
-    found: JudgedArchive,
-    loads: Sequence[Measurement],
-    gates: Sequence[Gated],
-    notes: Sequence[str],
-    strict: bool,
-    terms: ValidityCriteria,
-) -> dict[str, Any]:
+def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria, detail: Detail) -> Iterator[str]:
+    """The text, as wide as the terminal: one screen, or the tables, with a page for each load that is no point."""
+    from pytest_slmserve.report.loads.open_loop import open_loop_texts
+    from pytest_slmserve.report.loads.single_load import counted_loop_texts
+    from pytest_slmserve.report.screen import screen
+    from pytest_slmserve.report.summary import tables
+    from pytest_slmserve.report.text_table import folded, laid_out
+
+    with laid_out(every_column=detail == "all"):
+        yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
+        for pages in (counted_loop_texts, open_loop_texts):
+            yield from (f"{folded(page)}\n" for page in pages(loads, terms))
+        if detail != "summary":
+            yield from (folded(f"note: {note}") for note in found.notes)
+
+
+def facts_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
     """All that the text tells, for JSON."""
     from pytest_slmserve.report.gate.text import gate_facts
     from pytest_slmserve.report.loads.open_loop import facts_of_load
@@ -146,21 +152,21 @@ def facts_of(
     from pytest_slmserve.report.tables.run import verdict_facts
 
     return {
-        "points": point_facts(found.sweeps, found.shared, found.jobs, terms.slo),
+        "points": point_facts(found.curves, found.shared, found.jobs, terms.slo),
         "loads": [facts_of_load(m, terms) for m in loads],
-        "sweeps": sweep_facts(found.sweeps),
-        "verdicts": [verdict_facts(verdict, row, strict=strict) for verdict, row in found.judged],
-        "gates": map(gate_facts, gates),
-        "notes": notes,
+        "sweeps": sweep_facts(found.curves),
+        "verdicts": [verdict_facts(verdict, row, strict=found.strict) for verdict, row in found.judged],
+        "gates": map(gate_facts, found.gates),
+        "notes": found.notes,
     }
 
 
-def rows_of(found: JudgedArchive, loads: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[dict[str, Any]]:
+def rows_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[dict[str, Any]]:
     """A row for each point, job and load."""
     from pytest_slmserve.report.loads.open_loop import rows_of_load
     from pytest_slmserve.report.point_facts import point_facts
 
-    yield from point_facts(found.sweeps, found.shared, found.jobs, terms.slo)
+    yield from point_facts(found.curves, found.shared, found.jobs, terms.slo)
     for m in loads:
         yield from ({"kind": "load", **row} for row in rows_of_load(m, terms))
 
@@ -243,14 +249,6 @@ def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     return weaker(gated, known.calibration), calibration_text(gated.model, known.calibration, known.measured_at)
 
 
-def gate_texts(gates: Sequence[Gated]) -> list[str]:
-    if not gates:
-        return []
-    from pytest_slmserve.report.gate.text import gate_text
-
-    return [f"{gate_text(gated)}\n" for gated in gates]
-
-
 def curves_of(contents: Contents) -> Sequence[Curve]:
     """Raises BadArchive where the stored plans are none."""
     from pytest_slmserve.analysis.stored.claims import stored_curves
@@ -263,26 +261,7 @@ def is_unproved(contents: Contents) -> bool:
     return bool(contents.sessions) and all(session.plan.get("unproved") for session in contents.sessions)
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedArchive:
-    """Contents of an archive by today's claims table. sweeps: the curves of it; curves: with one for each model of
-    which there are jobs alone."""
-
-    sweeps: Sequence[Curve]
-    curves: Sequence[Curve]
-    judged: Sequence[Judged]
-    shared: Sequence[ReplicaPoint]
-    jobs: Sequence[JobPoint]
-
-    def text(self, strict: bool, slo: Slo | None = None) -> str:
-        """The tables and verdicts."""
-        from pytest_slmserve.report.tables.run import run_lines
-
-        lines = run_lines(self.sweeps, self.judged, shared=self.shared, jobs=self.jobs, strict=strict, slo=slo)
-        return "\n".join(text for text, _ in lines)
-
-
-def judged_again(contents: Contents, strict: bool = False) -> JudgedArchive:
+def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
     """Curves, points and verdicts; of a run that left out the claims of the papers, verdicts on arithmetic alone,
     unless `strict`. Raises BadArchive where the stored claims or plans are none."""
     from pytest_slmserve.analysis.claims import table
@@ -290,13 +269,15 @@ def judged_again(contents: Contents, strict: bool = False) -> JudgedArchive:
     from pytest_slmserve.analysis.points.replica_points import shared_points
     from pytest_slmserve.analysis.stored.claims import judge_all, rows_from
     from pytest_slmserve.analysis.sweep.curve import with_jobs
+    from pytest_slmserve.report.screen import Findings
 
     jobs = job_points(contents.measurements)
     sweeps = curves_of(contents)
     curves = with_jobs(sweeps, jobs)
     provable = curves if strict or not is_unproved(contents) else ()
-    judged = judge_all(provable, table.ROWS, rows_from(contents.claims))
-    return JudgedArchive(sweeps, curves, judged, shared_points(contents.measurements), jobs)
+    judged = judge_all(provable, table.ROWS, rows_from(contents.claims)) if curves else []
+    shared = shared_points(contents.measurements)
+    return Findings(curves=sweeps, judged=judged, shared=shared, jobs=jobs, strict=strict, slo=slo)
 
 
 def merged(archives: Sequence[Contents]) -> Contents:

@@ -31,6 +31,7 @@ from pytest_slmserve.options.parsers import (
 )
 from pytest_slmserve.schema.literals import (
     Caches,
+    Detail,
     LoadFormat,
     OwnInterface,
     OwnSharing,
@@ -273,6 +274,13 @@ class Options:
 
     records: str = opt(
         RECORDS, str, ".slm/records.jsonl", "archive to append every measurement to (.gz, .xz: packed)", "PATH"
+    )
+    report: Detail = opt(
+        RECORDS,
+        OneOf(get_args(Detail)),
+        "summary",
+        "end of a run: summary (one screen), tables (-v) or all (-vv: every column, and pytest-benchmark's table)",
+        "HOW",
     )
     export: str = opt(
         RECORDS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import date
@@ -334,6 +334,12 @@ class BenchmarkReporter:
                 benchmark.pedantic(lambda: CLOCK.advance(next(rounds)), rounds=len(seconds), iterations=1)
 
         return carry
+
+    @pytest.hookimpl(wrapper=True, optionalhook=True)
+    def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, Any, Any]:
+        from pytest_slmserve.plugin.detail import groups_to_show
+
+        return groups_to_show(config, (yield))
 
 
 class NoReporter:

@@ -381,6 +381,7 @@ def _nothing_compared(config: pytest.Config, slm: Session) -> bool:
     return slm.options.gate and not slm.gates and not slm.options.plan and not config.option.collectonly
 
 
+@pytest.hookimpl(trylast=True)  # what a person wants to know comes last, where a terminal shows it
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     session = config.stash.get(SESSION, None)
     if (
@@ -389,10 +390,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         or not (session.results or session.verdicts.judged or session.gates or session.notes)
     ):
         return
+    from pytest_slmserve.plugin.detail import detail_of
     from pytest_slmserve.report.summary import write_summary
 
+    terminalreporter.ensure_newline()
     terminalreporter.section("slmserve")
-    write_summary(terminalreporter, session)
+    write_summary(terminalreporter, session, detail_of(config))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,9 +1,10 @@
-"""The end of a run in the terminal."""
+"""The end of a run: in the terminal, on the page of a workflow, and for other tools."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +12,90 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate.text import as_markdown, gate_facts, gate_text
+from pytest_slmserve.report.screen import Findings, Line, screen
 from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.report.text_table import folded, laid_out
+from pytest_slmserve.schema.literals import Detail
+
+ON_A_PAGE = 100  # columns of a summary on the page of a workflow
 
 
-def write_for_others(gates: Sequence[Gated], records: Path) -> str:
-    """Writes the gates' findings for other tools: JSON and Markdown beside the records, and a GitHub workflow's page if
-    there is one. Returns the paths, or the reason for failure: the records hold the measurements anyway."""
-    beside, markdown = records.parent / "gate.json", as_markdown(gates)
+def write_summary(terminal: Any, session: Any, detail: Detail = "summary") -> None:
+    """Writes the last screen of a session through pytest's terminal reporter, below its tables where `detail` wants
+    them; and for others."""
+    found = findings_of(session)
+    found = replace(found, written=write_for_others(found, Path(session.options.records)))
+    with laid_out(every_column=detail == "all"):
+        lines = [] if detail == "summary" else list(_long(found, session))
+        rest = replace(found, notes=(), reused="") if lines else found
+        for text, colour in [*lines, *screen(rest)]:
+            terminal.write_line(text, **({colour: True} if colour else {}))
+
+
+def findings_of(session: Any) -> Findings:
+    records = Path(session.options.records)
+    cells = session.reused_cells
+    return Findings(
+        curves=session.verdicts.curves(),
+        judged=[(each.verdict, each.row) for each in session.verdicts.judged],
+        shared=session.results.shared_points(),
+        jobs=session.results.job_points(),
+        gates=session.gates,
+        slo=session.slo,
+        strict=session.options.strict,
+        notes=session.notes,
+        reused=f"{sum(cells.values())} measurements were reused from {session.source}" if cells else "",
+        archives=[str(records)] if session.keeps_records else [],
+    )
+
+
+def tables(found: Findings) -> Iterator[Line]:
+    """Every table and verdict, as pieces of text with a colour."""
+    lines = run_lines(
+        found.curves, found.judged, shared=found.shared, jobs=found.jobs, strict=found.strict, slo=found.slo
+    )
+    yield from ((folded(text), colour) for text, colour in lines)
+    yield from ((f"{folded(gate_text(gated))}\n", None) for gated in found.gates)
+
+
+def _long(found: Findings, session: Any) -> Iterator[Line]:
+    """The tables, and what the screen below them has no room for."""
+    yield from tables(found)
+    yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
+    if found.reused:
+        each = ", ".join(f"{name} ({n})" for name, n in session.reused_cells.items())
+        yield folded(f"{found.reused}: {each}"), None
+    yield "", None
+
+
+def write_for_others(found: Findings, records: Path) -> str:
+    """Writes gates as JSON and Markdown beside the records, and what was found on the page of a GitHub workflow.
+    Returns the paths beside the records, or the reason for failure: the records hold the measurements anyway."""
+    beside, page = records.parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
     try:
-        make_folder(beside.parent)
-        beside.write_text(as_json(map(gate_facts, gates)) + "\n", "utf-8")
-        beside.with_suffix(".md").write_text(markdown, "utf-8")
-        if page := os.environ.get("GITHUB_STEP_SUMMARY"):
+        if page:
             with Path(page).open("a", encoding="utf-8") as file:
-                file.write(f"{markdown}\n")
+                file.write(f"{as_page(found)}\n")
+        if not found.gates:
+            return ""
+        write_gates(found.gates, beside)
     except OSError as error:
         return f"not written for others: {error}"
     return f"written: {beside} and {beside.with_suffix('.md').name}"
 
 
-def write_summary(terminal: Any, session: Any) -> None:
-    """Tables, verdicts and notes of a session, through pytest's terminal reporter."""
-    judged = [(j.verdict, j.row) for j in session.verdicts.judged]
-    further = {"shared": session.results.shared_points(), "jobs": session.results.job_points()}
-    further |= {"strict": session.options.strict, "slo": session.slo}
-    for text, colour in run_lines(session.verdicts.curves(), judged, **further):
-        terminal.write_line(text, **({colour: True} if colour else {}))
-    for gated in session.gates:
-        terminal.write_line(f"{gate_text(gated)}\n")
-    if session.gates:
-        terminal.write_line(write_for_others(session.gates, Path(session.options.records)))
-    for note in session.notes:
-        terminal.write_line(f"note: {note}", yellow=True)
-    if cells := session.reused_cells:
-        count = f"{sum(cells.values())} measurements were reused from {session.source}"
-        terminal.write_line(f"{count}: {', '.join(f'{name} ({n})' for name, n in cells.items())}")
+def write_gates(gates: Sequence[Gated], path: Path) -> None:
+    """Writes JSON to the path, and Markdown beside it. Raises OSError."""
+    make_folder(path.parent)
+    path.write_text(as_json(map(gate_facts, gates)) + "\n", "utf-8")
+    path.with_suffix(".md").write_text(as_markdown(gates), "utf-8")
+
+
+def as_page(found: Findings) -> str:
+    """Markdown: the gates in full, and the last screen where there is more than gates."""
+    gates = as_markdown(found.gates)
+    if found.gates and not (found.curves or found.judged):
+        return gates
+    with laid_out(ON_A_PAGE):
+        lines = "\n".join(text for text, _ in screen(replace(found, gates=())))
+    return f"{gates}### pytest-slmserve\n\n```text\n{lines}\n```\n" if lines else gates

@@ -14,6 +14,7 @@ Rule = Literal["human-first", "vllm"]
 RampUp = Literal["staggered", "burst"]
 Suite = Literal["core", "papers", "all"]  # of the shipped tests; each has those before it
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
+Detail = Literal["summary", "tables", "all"]  # of what is printed of a run
 Side = Literal["baseline", "candidate"]  # of a gate
 Batching = Literal["none", "static", "dynamic"]  # of Transformers; vLLM batches continuously
 Caches = Literal["warm", "cold"]  # of compiled code, at a launch of a gate

@@ -42,6 +42,12 @@ def requests_made_once(imported_once):
 
 
 @pytest.fixture(autouse=True)
+def very_wide_terminal(wide_terminal, monkeypatch):
+    """No sentence is broken, so that a test can match it."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+@pytest.fixture(autouse=True)
 def no_options_from_outside(monkeypatch):
     """Nor a word that tests run side by side: the inner run does not, and pytest-benchmark would switch itself off."""
     for name in [name for name in os.environ if name.startswith(("SLM_", "PYTEST_XDIST"))]:

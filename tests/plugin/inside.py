@@ -17,10 +17,13 @@ SWEEP = """
     def test_plateau(slm_claim):
         assert slm_claim()
 """
-SMALL = ("--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=1,16,64,128,256", "--slm-window=1")
+# Tables, for most tests look at what they say.
+ALL_OF_IT = "--slm-report=tables"
+SMALL = ("--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=1,16,64,128,256", "--slm-window=1", ALL_OF_IT)
 GATE = (  # steps of some 10 ms, so that a window has a hundred
     "--slm-simulate",
     "--slm-gate",
+    ALL_OF_IT,
     "--slm-models=opt-125m",
     "--slm-concurrency=4,16",
     "--slm-window=1",
@@ -34,7 +37,7 @@ GATE = (  # steps of some 10 ms, so that a window has a hundred
     "no:cacheprovider",
 )
 ENDPOINTS = ("throughput", "latency", "energy", "start", "kv-blocks", "memory")
-ONE = ("--slm-simulate", "--slm-models=opt-125m", "--slm-window=2", "-p", "no:cacheprovider")
+ONE = ("--slm-simulate", "--slm-models=opt-125m", "--slm-window=2", ALL_OF_IT, "-p", "no:cacheprovider")
 
 
 def usage_error(result):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from inside import SWEEP, usage_error
+from inside import ALL_OF_IT, SWEEP, usage_error
 from interfaces import somebodys_server, url_of, wrong_but_for_noise
 from shipped import BENCHMARKS, put
 
@@ -24,6 +24,7 @@ SMALL = (
     "--slm-input-len=16",
     "--slm-output-len=8",
     "--slm-window=0.6",
+    ALL_OF_IT,
 )
 QUIET = ("-p", "no:cacheprovider")
 

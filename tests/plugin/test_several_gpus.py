@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from inside import usage_error
+from inside import ALL_OF_IT, usage_error
 from shipped import put
 
 from pytest_slmserve.plan.case_lists import USUAL_LOADS, replica_load, usual_loads
@@ -19,6 +19,7 @@ SMALL = (
     "--slm-models=opt-125m,opt-13b",
     "--slm-engine-arg=t_inf=4000",
     "--slm-engine-arg=b_half=64",
+    ALL_OF_IT,
     "-p",
     "no:cacheprovider",
 )

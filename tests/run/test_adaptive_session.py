@@ -10,7 +10,8 @@ from simulated_sessions import records_of
 
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
-from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.report.summary import tables
 from pytest_slmserve.run import executor
 from pytest_slmserve.run.adaptive import AdaptiveSweeps
 from pytest_slmserve.run.measure import measure_case
@@ -42,7 +43,8 @@ def measured(sweeps: AdaptiveSweeps) -> list[int]:
 
 
 def reported(sweeps: AdaptiveSweeps) -> str:
-    return judged_again(read(sweeps.session.options.records)).text(strict=False)
+    found = judged_again(read(sweeps.session.options.records))
+    return "\n".join(text for text, _ in tables(found))
 
 
 def said(sweeps: AdaptiveSweeps) -> str:
@@ -53,7 +55,8 @@ def said(sweeps: AdaptiveSweeps) -> str:
         for name in ("throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau")
         for v in [session.verdicts.judge(name, MODEL)]
     ]
-    return "\n".join(text for text, _ in run_lines(session.verdicts.curves(), judged))
+    found = Findings(curves=session.verdicts.curves(), judged=judged)
+    return "\n".join(text for text, _ in tables(found))
 
 
 def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):

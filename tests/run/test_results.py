@@ -13,13 +13,14 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.report import judged_again
-from pytest_slmserve.report.tables.run import run_lines
+from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.report.summary import tables
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.loads import ClosedLoop
 
 
 def reported(session: Session) -> str:
-    return judged_again(read(session.options.records)).text(strict=False)
+    return "\n".join(text for text, _ in tables(judged_again(read(session.options.records))))
 
 
 def judged_of(curve: Curve) -> tuple[object, ...]:
@@ -37,7 +38,8 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
         if claim.name in table1.ARITHMETIC or claim.applies(session.verdicts.curve(MODEL)):
             for model in table1.ARITHMETIC.get(claim.name, (MODEL,)):
                 session.verdicts.judge(claim.name, model)
-    live = run_lines(session.verdicts.curves(), [(j.verdict, j.row) for j in session.verdicts.judged])
+    judged = [(j.verdict, j.row) for j in session.verdicts.judged]
+    live = tables(Findings(curves=session.verdicts.curves(), judged=judged))
     assert "\n".join(text for text, _ in live) == reported(session)
     missing = "not measured at 256 in flight" in reported(session)
     assert missing == (only != BATCHES) == (session.verdicts.judged[0].verdict.state is State.UNDECIDED)
@@ -61,8 +63,7 @@ def test_a_users_own_engine_of_a_swept_model_has_no_planned_loads(opened):
     assert ([p.concurrency for p in other.points], other.missing, other.cut) == ([1, 2], (), ())
     assert [p.concurrency for p in planned.points] == list(BATCHES)
     assert session.verdicts.curve_of(mine, session.planner.workload(MODEL), (*loads, ClosedLoop(4))).missing == (4,)
-    found = judged_again(read(session.options.records))
-    curves, text = found.curves, found.text(strict=False)
+    curves, text = judged_again(read(session.options.records)).curves, reported(session)
     assert list(map(judged_of, curves)) == list(map(judged_of, (planned, other)))
     assert (planned.beside, other.beside) == (False, True)
     assert [c.missing for c in curves] == [(), ()] and "opt-125m, engine " in text

@@ -1,0 +1,378 @@
+"""The last screen of a run: what a person wants to know first, in so many lines that nothing scrolls away."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from textwrap import shorten
+
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
+from pytest_slmserve.analysis.metrics.goodput import Slo
+from pytest_slmserve.analysis.points.job_points import JobPoint, grouped
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, gain_over
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, is_main_sweep, is_sweep, obstacle
+from pytest_slmserve.analysis.sweep.labels import labels
+from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.report.gate.comparisons import COLUMNS as COMPARED
+from pytest_slmserve.report.gate.comparisons import WORDS
+from pytest_slmserve.report.gate.text import title
+from pytest_slmserve.report.numbers import change, changes, counted, figure, milliseconds
+from pytest_slmserve.report.tables.findings import served_on
+from pytest_slmserve.report.tables.goodput import highest_good_load
+from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
+from pytest_slmserve.report.tables.jobs import jobs_title
+from pytest_slmserve.report.tables.replicas import alone_at, deployed
+from pytest_slmserve.report.tables.run import Colour, Judged, outcome
+from pytest_slmserve.report.tables.valid_column import AnyPoint
+from pytest_slmserve.report.text_table import Column, folded, layout, table_parts
+
+MOST_LINES = 23  # and the line that pytest puts above them
+# Lines of one sentence, of verdicts and notes and of all else, as there is room; the tables have all of it.
+LONGEST = ((9, 2), (2, 2), (2, 1), (1, 1))
+
+Line = tuple[str, Colour | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """All that there is to report of a run, or of archives. slo: of a request, where goodput is asked for. strict:
+    every claim is expected to hold. reused: a sentence on measurements of an archive that stood in for new ones.
+    archives: paths where the measurements are. written: what else was written."""
+
+    curves: Sequence[Curve] = ()
+    judged: Sequence[Judged] = ()
+    shared: Sequence[ReplicaPoint] = ()
+    jobs: Sequence[JobPoint] = ()
+    gates: Sequence[Gated] = ()
+    slo: Slo | None = None
+    strict: bool = False
+    notes: Sequence[str] = ()
+    reused: str = ""
+    archives: Sequence[str] = ()
+    written: str = ""
+
+    def tolerance(self, curve: Curve, label: str) -> float:
+        """The gain per doubling below which throughput counts as flat, by the claim that was judged."""
+        found = {v.subject: row.parameters["tolerance"] for v, row in self.judged if row and v.claim == PLATEAU}
+        return float(found.get(label) or found.get(curve.subject, TOLERANCE))
+
+
+@dataclass(slots=True)
+class Section:
+    """A part of the screen. entries: blocks of lines, of which the last go first where there is no room. head, foot:
+    lines around them, of which the first alone stays in the end. unit: of entries. weight: a part of weight 3 keeps
+    three times the lines of one of weight 1. left_out: how many entries went."""
+
+    head: list[Line]
+    entries: list[list[Line]]
+    unit: str
+    weight: int = 1
+    foot: list[Line] = field(default_factory=list)
+    left_out: int = 0
+
+    @property
+    def lines(self) -> list[Line]:
+        more: list[Line] = [(f"  and {counted(self.left_out, f'more {self.unit}')}", None)] if self.left_out else []
+        return [*self.head, *(line for entry in self.entries for line in entry), *more, *self.foot]
+
+    @property
+    def excess(self) -> float:
+        """Lines that it could do without, by weight."""
+        return (sum(map(len, self.entries)) + len(self.head) + len(self.foot) - 1) / self.weight if self.entries else 0
+
+    def shrink(self) -> None:
+        """Leaves out the last entry; where that is the only one, all but the first line of the part."""
+        last = self.entries.pop()
+        if self.entries:
+            self.left_out += 1
+        elif self.head:
+            self.head, self.foot, self.left_out = self.head[:1], [], self.left_out + 1
+        else:
+            self.head = last[:1]
+
+
+def screen(found: Findings) -> list[Line]:
+    """Lines of the screen, the most important first, each with a colour."""
+    for of_verdicts, of_others in LONGEST:
+        longest: dict[Maker, int] = dict.fromkeys((_gates, _claims, _notes), of_verdicts)
+        sections = [part for make in PARTS for part in make(found, longest.get(make, of_others))]
+        if sum(len(part.lines) for part in sections) <= MOST_LINES:
+            break
+    while sum(len(part.lines) for part in sections) > MOST_LINES:
+        largest = max(reversed(sections), key=lambda part: part.excess)
+        if not largest.excess:
+            break
+        largest.shrink()
+    return [line for part in sections for line in part.lines]
+
+
+def _plain(lines: Sequence[str]) -> list[Line]:
+    return [(line, None) for line in lines]
+
+
+def _block(text: str, longest: int, colour: Colour | None = None) -> list[Line]:
+    """A sentence as lines of the screen, cut where it has more than `longest` of them."""
+    room = longest * (layout().width - 4)
+    cut = shorten(text, room, placeholder=" ...", break_on_hyphens=False) if len(text) > room else text
+    indent = text[: len(text) - len(text.lstrip())]
+    return [(line, colour) for line in folded(indent + cut.lstrip()).split("\n")]
+
+
+# Sweeps
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A sweep by the point that its figures are of: where the plateau begins, or the one of most throughput. None: no
+    point is valid. good: the highest load within the SLO."""
+
+    label: str
+    curve: Curve
+    point: Point | None
+    plateau: str
+    good: str
+
+
+ROWS: tuple[Column[ModelRow], ...] = (
+    Column("\nmodel", lambda row: row.label, "left"),
+    Column("\nplateau", lambda row: row.plateau, "left"),
+    Column("in\nflight", lambda row: str(row.point.concurrency) if row.point else ""),
+    Column("tokens\n/s", lambda row: figure(row.point.output_tokens_per_s if row.point else None, 4)),
+    Column("E2E s\nmean", lambda row: figure(row.point.e2e_s if row.point else None)),
+    Column("E2E s\np99", lambda row: figure(row.point.e2e_p99_s if row.point else None), rank=2),
+    Column("TTFT\nms", lambda row: milliseconds(row.point.ttft_s if row.point else None), rank=1),
+    Column("TPOT\nms", lambda row: milliseconds(row.point.tpot_s if row.point else None), rank=1),
+    Column("SLO met\nup to", lambda row: row.good),
+    Column("J/\ntoken", lambda row: figure(row.point.energy_per_token_j if row.point else None)),
+)
+
+
+def _sweeps(found: Findings, longest: int) -> Iterator[Section]:
+    """A table for each device; what was measured beside the sweeps of the run is in its tables."""
+    measured = [curve for curve in found.curves if curve.points]
+    shown = [curve for curve in measured if is_main_sweep(curve)] or measured
+    for group in grouped(zip(shown, labels(shown)), lambda pair: _place(pair[0])):
+        rows = [_model_row(curve, label, found) for curve, label in group]
+        bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
+        parts = table_parts(rows, ROWS)
+        head = [*_block(f"{_place(group[0][0])}{bounds}", longest), *_plain(parts.head)]
+        yield Section(head, [_plain(lines) for lines in parts.rows], "model", weight=6, foot=_plain(parts.foot))
+
+
+def _place(curve: Curve) -> str:
+    if curve.environment and curve.environment.platform == "simulated":
+        return "SIMULATED ENGINE: these numbers come from a formula, not from a device"
+    return served_on(curve.environment)
+
+
+def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
+    flat = curve.plateau(found.tolerance(curve, label)).value
+    point = max(curve.valid, key=lambda p: fmean(p.repeats), default=None)
+    plateau = ""
+    if is_sweep(curve) and len(curve.valid) > 1:
+        unsure = "?" if obstacle(curve) else ""
+        plateau = f"past {curve.valid[-1].concurrency}{unsure}" if flat is None else f"from {flat}{unsure}"
+        point = next((p for p in curve.valid if p.concurrency == flat), point)
+    return ModelRow(label, curve, point, plateau, _good(curve, found.slo))
+
+
+def _good(curve: Curve, slo: Slo | None) -> str:
+    """The highest load within the SLO: "64", "none" of those measured, ">=512" where a larger one may do as well."""
+    highest = highest_good_load(curve, slo) if slo else None
+    if highest is None:
+        return ""
+    if highest.load is None:
+        return "none"
+    return f"{'' if highest.above else '>='}{highest.load:g}{'?' if highest.unknown else ''}"
+
+
+# Replicas and jobs
+
+
+def _replicas(found: Findings, longest: int) -> Iterator[Section]:
+    """A line for each set of models: the deployment that serves most of those measured."""
+    entries = []
+    for group in grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models)):
+        if valid := [point for point in group if point.valid]:
+            best = max(valid, key=lambda p: p.output_tokens_per_s or 0.0)
+            alone = alone_at(best, found.curves)
+            gain = gain_over(alone, best) if alone else None
+            over = f", {change(gain)} % (95 %: {changes(gain)}) over one engine" if gain else ""
+            rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
+            of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
+            entries.append(_block(f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}", longest))
+    if entries:
+        yield Section([], entries, "deployment")
+
+
+def _jobs(found: Findings, longest: int) -> Iterator[Section]:
+    for jobs in grouped(found.jobs, lambda job: job.environment.key):
+        parts = table_parts(jobs, JOBS)
+        head = [*_block(jobs_title(jobs[0].environment), longest), *_plain(parts.head)]
+        yield Section(head, list(map(_plain, parts.rows)), "job", foot=_plain(parts.foot))
+
+
+# Gates and claims
+
+
+def _gates(found: Findings, longest: int) -> Iterator[Section]:
+    """Each gate with its endpoints, the worst first, and why one does not pass."""
+    colours: dict[State, Colour] = {State.HOLDS: "green", State.FAILS: "red", State.UNDECIDED: "yellow"}
+    worst = [State.FAILS, State.UNDECIDED, State.HOLDS]
+    for gated in found.gates:
+        compared = sorted(gated.gated, key=lambda each: worst.index(each.outcome))
+        parts = table_parts([(each, True) for each in compared], COMPARED)
+        entries: list[list[Line]] = []
+        for each, lines in zip(compared, parts.rows):
+            why = [] if each.outcome is State.HOLDS else _block(f"  {each.why}", longest)
+            entries.append([*((line, colours[each.outcome]) for line in lines), *why])
+        for verdict in sorted(gated.exact, key=lambda each: worst.index(each.state)):
+            text = f"{verdict.claim}: {WORDS[verdict.state]}, {verdict.why}"
+            entries.append(_block(text, longest, colours[verdict.state]))
+        if gated.dropped:
+            entries.append(_block(f"left out: {'; '.join(gated.dropped)}", longest))
+        head = [
+            *_block(f"{title(gated)}{_releases(gated)}", longest, colours[gated.outcome]),
+            *_plain(parts.head if compared else []),
+        ]
+        yield Section(head, entries, "endpoint", weight=4, foot=_plain(parts.foot))
+
+
+def _releases(gated: Gated) -> str:
+    """The releases that were compared, where they differ; else empty."""
+    first = gated.pairs[0] if gated.pairs else None
+    sides = [first.launch(side).measurements[0].environment.vllm for side in SIDES] if first else []
+    return f": vLLM {sides[0]} and {sides[1]}" if len(set(sides)) > 1 else ""
+
+
+def _claims(found: Findings, longest: int) -> Iterator[Section]:
+    """How many claims hold, which do not and were expected to, and what would decide the others."""
+    if not found.judged:
+        return
+    seen = [(verdict, outcome(verdict, row, strict=found.strict)) for verdict, row in found.judged]
+    kinds = {
+        "hold": [v for v, how in seen if how == "as expected" and v.state is State.HOLDS],
+        "fail as expected": [v for v, how in seen if how == "as expected" and v.state is State.FAILS],
+        "FAIL": [v for v, how in seen if how == "unexpected" and v.state is State.FAILS],
+        "HOLD, UNEXPECTED": [v for v, how in seen if how == "unexpected" and v.state is State.HOLDS],
+        "undecided": [v for v, how in seen if how == "undecided"],
+    }
+    wrong = [*kinds["FAIL"], *kinds["HOLD, UNEXPECTED"]]
+    colour: Colour = "red" if wrong else "yellow" if kinds["undecided"] else "green"
+    head = _block(
+        f"claims: {', '.join(f'{len(each)} {name}' for name, each in kinds.items() if each)}", longest, colour
+    )
+    entries = [_block(f"  {_shout(v)} {v.claim}, {v.subject}: {v.why}", longest, "red") for v in wrong]
+    yield Section(head, entries, "claim", weight=4)
+    by_remedy: dict[str, list[Verdict]] = {}
+    for verdict in kinds["undecided"]:
+        by_remedy.setdefault(remedy(verdict, found.curves), []).append(verdict)
+    undecided = by_remedy.items()
+    entries = [_block(f"  undecided: {what}: {_named(them)}", longest, "yellow") for what, them in undecided]
+    yield Section([], entries, "reason", weight=2)
+
+
+def _shout(verdict: Verdict) -> str:
+    return "FAILS" if verdict.state is State.FAILS else "HOLDS, UNEXPECTED"
+
+
+def _named(verdicts: Sequence[Verdict]) -> str:
+    """ "throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 models)" """
+    subjects: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        subjects.setdefault(verdict.claim, []).append(verdict.subject)
+    each = {claim: f"{len(of)} models" if len(of) > 2 else "; ".join(of) for claim, of in subjects.items()}
+    return ", ".join(f"{claim} ({of})" for claim, of in each.items())
+
+
+def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
+    """What would decide an undecided verdict; where no measurement of the same kind would, the reason."""
+    repeats = max((len(point.repeats) for curve in curves for point in curve.points), default=1)
+    if verdict.low is not None:
+        return f"--slm-resume --slm-repeats {2 * repeats} or a longer --slm-window may decide"
+    if verdict.why.startswith(("not measured at", "invalid at")):
+        return "--slm-resume measures what is missing or invalid"
+    if "one repeat" in verdict.why:
+        return "--slm-resume --slm-repeats 2 tells the noise"
+    return verdict.why
+
+
+# What was disturbed, and where all of it is
+
+
+def _disturbed(found: Findings, longest: int) -> Iterator[Section]:
+    """Points of which something was left out, or has something against it; those together that have it for a reason of
+    one kind."""
+    points: list[tuple[str, str, AnyPoint]] = []
+    for curve, label in zip(found.curves, labels(found.curves), strict=True):
+        points += [(label, f"{point.concurrency}", point) for point in curve.points]
+    points += [(f"{engines(p.models)}, {deployed(p)},", f"{p.concurrency}", p) for p in found.shared]
+    points += [(f"{p.model}, jobs", "once" if p.load.at_once else f"{p.load.rate:g}/s", p) for p in found.jobs]
+    wrong = [(_standing(point), label, load, point) for label, load, point in points]
+    wrong = sorted((each for each in wrong if each[0]), key=lambda each: STANDINGS.index(each[0]))
+    entries = []
+    for group in grouped(wrong, lambda each: (each[0], _kind(each[3]))):
+        loads: dict[str, list[str]] = {}
+        for _, label, load, _ in group:
+            loads.setdefault(label, []).append(load)
+        names = "; ".join(f"{label} at {', '.join(dict.fromkeys(each))}" for label, each in loads.items())
+        entries.append(_block(f"  {group[0][0]}: {names}: {_reason(group[0][3])}", longest))
+    if entries:
+        head = _block(f"disturbed: {len(wrong)} of {counted(len(points), 'point')}", longest, "yellow")
+        yield Section(head, entries, "reason")
+
+
+STANDINGS = ("INVALID", "degraded", "some left out")  # the worst first
+
+
+def _standing(point: AnyPoint) -> str:
+    """Empty where nothing is wrong."""
+    invalid, degraded, left_out = STANDINGS
+    return invalid if not point.valid else degraded if point.degraded else left_out if point.left_out else ""
+
+
+def _reason(point: AnyPoint) -> str:
+    return "; ".join(dict.fromkeys((*point.degraded, *point.problems)))
+
+
+def _kind(point: AnyPoint) -> str:
+    """The first reason without its figures."""
+    return re.split(r":| [-+.\d]+ ", _reason(point), maxsplit=1)[0]
+
+
+def _notes(found: Findings, longest: int) -> Iterator[Section]:
+    entries = [_block(f"note: {note}", longest, "yellow") for note in found.notes]
+    if found.reused:
+        entries.append(_block(found.reused, longest))
+    if entries:
+        yield Section([], entries, "note")
+
+
+def _paths(found: Findings, longest: int) -> Iterator[Section]:
+    if not (found.curves or found.jobs or found.shared or found.gates):
+        return
+    more = ["more: -v, or --slm-report=tables"]
+    if found.archives:
+        paths = shlex.join(min(path, os.path.relpath(path), key=len) for path in found.archives)
+        more = [f"archive: {paths}", f"more: slmserve report {paths}"]
+    yield Section([*(_block(found.written, longest) if found.written else []), *_plain(more)], [], "path")
+
+
+Maker = Callable[[Findings, int], Iterator[Section]]
+PARTS: tuple[Maker, ...] = (
+    _sweeps,
+    _replicas,
+    _jobs,
+    _gates,
+    _claims,
+    _disturbed,
+    _notes,
+    _paths,
+)

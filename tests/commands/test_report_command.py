@@ -1,0 +1,70 @@
+"""What `slmserve report` prints of the committed archives: one screen or tables, as wide as the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from scripts import BASELINES, CHECKOUT
+
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.commands import report
+from pytest_slmserve.report.loads.open_loop import is_windowed
+from pytest_slmserve.report.loads.single_load import STRICT, is_counted_loop
+from pytest_slmserve.report.screen import MOST_LINES
+from pytest_slmserve.report.text_table import laid_out
+
+if not BASELINES.is_dir():
+    pytest.skip("the baselines are in the checkout", allow_module_level=True)
+
+ARCHIVES = sorted(BASELINES.glob("*.jsonl.xz"))
+GATE = BASELINES / "h200-vllm-0.20.2-0.26.0-gate.jsonl.xz"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
+    status = main(["report", *map(str, words)])
+    return status, capsys.readouterr().out
+
+
+def test_the_screen_in_the_readme_is_what_is_printed(capsys, monkeypatch):
+    monkeypatch.chdir(CHECKOUT)
+    monkeypatch.setenv("COLUMNS", "80")
+    block = (CHECKOUT / "README.md").read_text("utf-8").split("```text\n$ slmserve report ")[1].split("```")[0]
+    words, text = block.split("\n", 1)
+    assert printed(capsys, *words.split())[1] == text
+
+
+def test_the_screen_has_the_status_of_the_tables(capsys):
+    for show in ("summary", "tables"):
+        assert printed(capsys, GATE, "--show", show)[0] == 10
+    assert printed(capsys, GATE)[1] == printed(capsys, GATE, "--show=tables")[1]
+
+
+@pytest.mark.parametrize("path", ARCHIVES, ids=lambda path: path.name.partition(".jsonl")[0])
+def test_no_line_is_longer_than_the_terminal_and_no_number_is_lost(path, monkeypatch):
+    """But for words that cannot be broken, as paths."""
+    monkeypatch.chdir(BASELINES)
+    contents = read(path)
+    loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
+    gates = report.gates_of([path], [contents])[0]
+    found = replace(report.judged_again(contents), gates=gates, notes=contents.notes, archives=[path.name])
+    with laid_out(400):
+        whole = numbers(report.pieces(found, loads, STRICT, "tables"))
+    for width in (80, 100, 160):
+        for detail in ("summary", "tables", "all"):
+            monkeypatch.setenv("COLUMNS", str(width))
+            pieces = list(report.pieces(found, loads, STRICT, detail))
+            lines = [line for piece in pieces for line in piece.splitlines()]
+            long = [line for line in lines if len(line) > width and path.name not in line]
+            assert [line for line in long if len(line.split()) > 1] == [], (width, detail)
+            if detail == "summary":
+                assert len(lines) <= MOST_LINES or loads, "a load that is no point has a page"
+            elif detail == "all":
+                assert whole <= numbers(pieces)
+
+
+def numbers(pieces: Iterable[str]) -> set[str]:
+    return set(re.findall(r"(?<![\w.,])\d[\d,]*\.\d+(?![\w.,])", "\n".join(pieces)))
