@@ -32,8 +32,8 @@ def run_facts(path: Path, run: RecordedRun) -> dict[str, Any]:
 def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
     """A line for each run. several: of more than one archive, whose names are shown."""
 
-    def told(name: str, head: str = "") -> Column[dict[str, Any]]:
-        return Column(head or name, lambda row: ", ".join(row[name]) or ABSENT, "left")
+    def told(name: str, head: str, rank: int = 0) -> Column[dict[str, Any]]:
+        return Column(head, lambda row: ", ".join(row[name]) or ABSENT, "left", rank=rank)
 
     archive: Column[dict[str, Any]] = Column("archive", lambda row: row["path"].name, "left")
     columns: list[Column[dict[str, Any]]] = [
@@ -41,11 +41,11 @@ def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
         Column("run", lambda row: row["id"], "left"),
         Column("started", lambda row: row["started"][:16].replace("T", " ") or ABSENT, "left"),
         Column("measure-\nments", lambda row: str(row["measurements"])),
-        Column("launches", lambda row: str(row["launches"])),
-        told("models"),
-        told("vllm", "vLLM"),
-        told("devices", "device"),
-        told("hosts", "host"),
+        Column("launches", lambda row: str(row["launches"]), rank=3),
+        told("models", "models"),
+        told("vllm", "vLLM", rank=1),
+        told("devices", "device", rank=2),
+        told("hosts", "host", rank=4),
         Column("", lambda row: "resumes what is above it" if row["resumes"] else "", "left"),
     ]
     return table(rows, columns)
