@@ -117,7 +117,7 @@ class Options:
         RUN,
         OneOf(get_args(Suite)),
         "core",
-        "shipped tests to run: core (15 minutes on one H100), papers (with all published claims), or all",
+        "shipped tests to run: core (planned for 15 minutes on a GPU), papers (with all published claims), or all",
         "NAME",
     )
     plan: bool = opt(RUN, truth, False, "print items, engines, order and expected seconds, and run nothing")
