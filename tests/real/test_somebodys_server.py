@@ -153,6 +153,7 @@ def test_the_suite_at_the_url_of_another_server(transformers_serve, pytester):
         "--slm-output-len=8",
         "--slm-repeats=1",
         "--slm-window=3",
+        "--slm-report=tables",
     )
     result = pytester.runpytest_inprocess(f"--slm-endpoint={url}/completions", *asked, "-p", "no:cacheprovider")
     result.stdout.fnmatch_lines(
