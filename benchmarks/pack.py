@@ -143,7 +143,8 @@ def about(one: object, other: object) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    return re.sub(r"[-+]?\d[\d.,]*", "0", text).split()
+    """The words of a text without its numbers and its rules, which are as wide as the numbers below them."""
+    return re.sub(r"-{2,}|[-+]?\d[\d.,]*", "0", text).split()
 
 
 def says_the_same(path: Path, as_path: Path) -> bool:
