@@ -38,6 +38,7 @@ SWEEPS = """
 MODELS = (
     "--slm-simulate",
     "--slm-records=.slm/records.jsonl",
+    "--slm-report=tables",
     "--slm-models=opt-125m,opt-1.3b",
     "--slm-concurrency=1,16,64,128,256",
     "-p",

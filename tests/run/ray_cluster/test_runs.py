@@ -48,6 +48,7 @@ OTHERS = f"""{POINTS}
 WORDS = (
     "--slm-simulate",
     "--slm-records=.slm/records.jsonl",
+    "--slm-report=tables",
     "--slm-models=opt-125m,opt-1.3b",
     "--slm-concurrency=1,16,64,128,256",
     "--slm-window=2",
