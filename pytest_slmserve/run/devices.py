@@ -61,8 +61,10 @@ class Devices:
 
     def lock(self, devices: Sequence[str]) -> None:
         """Locks devices until the session ends. A simulated run locks none, for a formula disturbs nobody; nor does one
-        whose engines run elsewhere. Raises DeviceBusy."""
-        if self.locked_for_us or self.planner.platform == "simulated" or self.planner.options.ray:
+        whose engines run on a cluster. Raises DeviceBusy."""
+        options = self.planner.options
+        on_a_cluster = options.ray and not options.on_all_gpus
+        if self.locked_for_us or self.planner.platform == "simulated" or on_a_cluster:
             return
         for device in devices:
             if device not in self._locked:

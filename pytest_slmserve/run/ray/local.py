@@ -10,7 +10,6 @@ from typing import Any
 
 from pytest_slmserve.analysis.compare import interference
 from pytest_slmserve.analysis.metrics.validity import problems
-from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.costs import PlannedItem
@@ -56,12 +55,9 @@ class LocalGpus(Cluster):
         return cls(ray=None, options=options, nodes=[this], host=slots.host(host, every), slots=slots)
 
     def send(self, session: Session, cases: Sequence[Case], cells: Sequence[PlannedItem]) -> None:
-        """Locks the devices, starts Ray, and submits the cases. Raises DeviceBusy, BadUsage."""
-        if session.platform != "simulated":  # a formula disturbs nobody
-            for device in self.slots.devices if self.slots.visible else (self.host.device,):
-                lock = DeviceLock(device)
-                lock.acquire()
-                self._undo.callback(lock.release)
+        """Locks the GPUs, starts Ray, and submits the cases. Raises DeviceBusy, BadUsage."""
+        if self.slots.visible:  # parts of the CPU have one lock, which an open session holds
+            session.devices.lock(self.slots.devices)
         self.ray = self._undo.enter_context(start_here(len(self.slots.devices)))
         super().send(session, cases, cells)
 
