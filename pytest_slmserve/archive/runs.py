@@ -1,8 +1,8 @@
 """Runs of an archive: which measurement belongs to which, and which runs are read as one.
 
-A run has an id, the same in all of its session lines (a worker of several writes its own). A run that resumes goes on
-with all that the archive held. Any other run stands for itself: where it measured a case that an earlier one measured,
-its repeats are not repeats of the earlier ones, for something may have been changed between them on purpose.
+A run has an id. A run that resumes goes on with all that the archive held. Any other run stands for itself: where it
+measured a case that an earlier one measured, its repeats are not repeats of the earlier ones, for something may have
+been changed between them on purpose.
 
 Archives of older releases have no ids, and do not say what resumed what. Their sessions may be one run that went on, or
 workers of one run, so they are read as one, and a note says it.

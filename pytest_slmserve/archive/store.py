@@ -69,7 +69,7 @@ _PACKINGS = {
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """One process that wrote to the archive. started: ISO 8601, UTC. claims, plan, id, resumes: as given to
+    """One run that wrote to the archive. started: ISO 8601, UTC. claims, plan, id, resumes: as given to
     `Archive.begin`; an older release wrote no id."""
 
     format: int
@@ -139,7 +139,7 @@ class Archive:
                 "format": FORMAT,
                 "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
                 "pytest_slmserve": _version(),
-                "id": new_run_id(),
+                "id": secrets.token_hex(4),
                 "resumes": resumes,
                 "claims": dict(claims),
                 "plan": dict(plan),
@@ -185,10 +185,6 @@ class Archive:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def new_run_id() -> str:
-    return secrets.token_hex(4)
 
 
 def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:

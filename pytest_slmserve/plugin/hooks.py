@@ -229,7 +229,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return config.stash.get(LEFT_OUT, [])
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist tells what was collected
+@pytest.hookimpl(tryfirst=True)  # before the terminal tells what was collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Take the device before the first item: a run that would disturb another must not start."""
     slm = session.config.stash.get(SESSION, None)

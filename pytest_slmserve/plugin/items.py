@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
 LEFT_OUT = pytest.StashKey[list[str]]()  # sentences on the tests that are no part of the run
-LATE = pytest.StashKey[bool]()  # of an item: it comes when all others are through
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs", "gate")
@@ -139,11 +138,6 @@ def asks_the_engine(item: Any) -> bool:
     An item that only reads does not, nor one that makes up replicas."""
     asked = AS_IT_GOES & set(item.fixturenames)
     return asked != {"slm_replicas"} and bool(asked or not is_reader(item))
-
-
-def is_late(item: Any) -> bool:
-    """Was it called late?"""
-    return bool(item.stash.get(LATE, False))
 
 
 def measures_alone(item: Any) -> bool:
