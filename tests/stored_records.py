@@ -38,3 +38,12 @@ def engine_alone(
 def repeats(rates: Sequence[float], concurrency: int = 8, **facts: object) -> list[Measurement]:
     """One after the other, of one launch unless told."""
     return [engine_alone(rate, concurrency, repeat=i, **facts) for i, rate in enumerate(rates)]  # type: ignore[arg-type]
+
+
+BASELINE = repeats([1000, 1001, 1002])
+NEW = replace(KNOWN, vllm="0.27.0", torch="2.12.0")
+
+
+def candidate(factor: float, **facts: object) -> list[Measurement]:
+    """What takes `factor` times as long as `BASELINE`."""
+    return repeats([1000 / factor, 1001 / factor, 1002 / factor], **{"environment": NEW, "launch": "launch-2", **facts})

@@ -12,9 +12,8 @@ from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.report.as_json import facts, plain
 from pytest_slmserve.report.gate.diagnosis import difference_text
 from pytest_slmserve.report.numbers import ABSENT, between, counted, figure
-from pytest_slmserve.report.run_list import device_of
+from pytest_slmserve.report.run_list import device_of, measured_facts
 from pytest_slmserve.report.text_table import Column, hanging, named, table
-from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.records import Measurement
 
 METRICS = {  # heading and factor, by the name of the field
@@ -138,14 +137,9 @@ def comparison_facts(baseline: RunSide, candidate: RunSide, found: RunComparison
 
 
 def _side_facts(side: RunSide) -> dict[str, Any]:
-    return {
-        "name": side.name,
-        "measurements": len(side.measurements),
-        "launches": len({m.launch for m in side.measurements}),
-        "models": list(dict.fromkeys(short_name(m.spec.model) for m in side.measurements)),
-        "vllm": list(dict.fromkeys(m.environment.vllm for m in side.measurements if m.environment.vllm)),
-        "hosts": list(dict.fromkeys(m.environment.host for m in side.measurements if m.environment.host)),
-    }
+    measured = measured_facts(side.measurements)
+    del measured["devices"]  # among what differs, where they do
+    return {"name": side.name, **measured}
 
 
 def comparison_rows(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Iterator[dict[str, Any]]:

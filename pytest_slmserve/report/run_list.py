@@ -12,17 +12,22 @@ from pytest_slmserve.report.numbers import ABSENT
 from pytest_slmserve.report.text_table import Column, table
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.records import Measurement
 
 
 def run_facts(path: Path, run: RecordedRun) -> dict[str, Any]:
-    """A run for JSON and CSV. devices, hosts, vllm, models: every one that it has."""
-    where = [m.environment for m in run.measurements]
+    """A run for JSON and CSV."""
+    names = facts(run, "id", "started", "resumes", "pytest_slmserve")
+    return {"path": path, **names, **measured_facts(run.measurements)}
+
+
+def measured_facts(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Counts of measurements and launches; models, vllm, devices and hosts: every one that they have."""
+    where = [m.environment for m in measurements]
     return {
-        "path": path,
-        **facts(run, "id", "started", "resumes", "pytest_slmserve"),
-        "measurements": len(run.measurements),
-        "launches": len({m.launch for m in run.measurements}),
-        "models": _each(short_name(m.spec.model) for m in run.measurements),
+        "measurements": len(measurements),
+        "launches": len({m.launch for m in measurements}),
+        "models": _each(short_name(m.spec.model) for m in measurements),
         "vllm": _each(each.vllm for each in where),
         "devices": _each(map(device_of, where)),
         "hosts": _each(each.host for each in where),

@@ -8,7 +8,7 @@ from itertools import permutations
 
 import pytest
 from scripts import BASELINES
-from stored_records import BUSY, KNOWN, LIMITS, engine_alone, repeats
+from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, repeats
 
 from pytest_slmserve.analysis.compare.runs import (
     FEW_LAUNCHES,
@@ -26,15 +26,8 @@ from pytest_slmserve.schema.loads import OpenLoop
 from pytest_slmserve.schema.records import GateLaunch, Measurement, Replica
 
 MARGIN = 0.03
-BASELINE = repeats([1000, 1001, 1002])
-NEW = replace(KNOWN, vllm="0.27.0", torch="2.12.0")
 BOUNDED = [metric.name for metric in METRICS if metric.bounded]
 RATES = ("output_tokens_per_s", "requests_per_s")
-
-
-def candidate(factor: float, **facts: object) -> list[Measurement]:
-    """What takes `factor` times as long as the baseline."""
-    return repeats([1000 / factor, 1001 / factor, 1002 / factor], **{"environment": NEW, "launch": "launch-2", **facts})
 
 
 def launched(rate: float, side: str, launches: int = LAUNCHES, **facts: object) -> list[Measurement]:

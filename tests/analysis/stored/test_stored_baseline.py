@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts import BASELINES
-from stored_records import BUSY, KNOWN, LIMITS, engine_alone, repeats
+from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, repeats
 
 from pytest_slmserve.analysis.points.sweep_points import points_of
 from pytest_slmserve.analysis.stored import baseline
@@ -29,16 +29,9 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
-from pytest_slmserve.schema.records import Measurement, Replica
+from pytest_slmserve.schema.records import Replica
 
 MARGIN = 0.03
-BASELINE = repeats([1000, 1001, 1002])
-NEW = replace(KNOWN, vllm="0.27.0", torch="2.12.0")
-
-
-def candidate(factor: float, **facts: object) -> list[Measurement]:
-    """What takes `factor` times as long as the baseline."""
-    return repeats([1000 / factor, 1001 / factor, 1002 / factor], **{"environment": NEW, "launch": "launch-2", **facts})
 
 
 def states(verdicts: list[Verdict]) -> dict[str, str]:
