@@ -1,5 +1,7 @@
 """Its being here puts this folder on the path: a test writes `from strategies import measurement`."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 from real_engine import vllm_here  # noqa: F401 - a fixture for tests/engines and tests/real
@@ -9,10 +11,12 @@ settings.register_profile("tests", deadline=None)  # a busy machine is no findin
 settings.load_profile("tests")
 
 
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts are the same wherever the tests run, and tables have all their columns."""
-    monkeypatch.setenv("COLUMNS", "150")
+@pytest.fixture(autouse=True, scope="session")
+def wide_terminal() -> Iterator[None]:
+    """Texts are the same wherever the tests run, those of a module's own run too, and tables have all their columns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "150")
+        yield
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
