@@ -158,11 +158,11 @@ def _obstacle(measurement: Measurement, group: ReplicaGroup) -> str | None:
         return "its device or its release of vLLM is not known"
     if not group:
         return "it belongs to a run of several engines on one device, of which others are missing"
-    return "; ".join(check(*group)[0]) or None
+    return "; ".join(check(*group).problems) or None
 
 
 def _degraded(measurements: Iterable[Measurement]) -> tuple[LeftOut, ...]:
-    return tuple(LeftOut(m, "; ".join(doubts)) for m in measurements if (doubts := check(m)[1]))
+    return tuple(LeftOut(m, "; ".join(doubts)) for m in measurements if (doubts := check(m).degradations))
 
 
 def _write(folder: Path, named: Mapping[str, Sequence[Measurement]], claims: Mapping[str, Any]) -> None:

@@ -329,17 +329,19 @@ def _disturbed(found: Findings, longest: int) -> Iterator[Section]:
         yield Section(head, entries, "reason")
 
 
-STANDINGS = ("INVALID", "degraded", "some left out")  # the worst first
+STANDINGS = ("INVALID", "degraded", "some left out", "noisy, kept")  # the worst first
 
 
 def _standing(point: AnyPoint) -> str:
     """Empty where nothing is wrong."""
-    invalid, degraded, left_out = STANDINGS
-    return invalid if not point.valid else degraded if point.degraded else left_out if point.left_out else ""
+    invalid, degraded, left_out, noisy = STANDINGS
+    if not point.valid or point.degraded:
+        return degraded if point.valid else invalid
+    return left_out if point.left_out else noisy if point.noise else ""
 
 
 def _reason(point: AnyPoint) -> str:
-    return "; ".join(dict.fromkeys((*point.degraded, *point.problems)))
+    return "; ".join(dict.fromkeys((*point.degraded, *point.problems) or point.noise))
 
 
 def _kind(point: AnyPoint) -> str:

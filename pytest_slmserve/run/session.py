@@ -155,7 +155,7 @@ class Session:
         contents = read(self.source, skip_damaged=self.options.skip_damaged)
         self.notes.extend(contents.notes)
         self.stored = [m for m in contents.measurements if m.paired is None]
-        valid = [group for group in all_groups(self.stored) if not check(*group)[0]]
+        valid = [group for group in all_groups(self.stored) if not check(*group).problems]
         self.results.add(valid)
         self.reused.update(m.id for group in valid for m in group)
 

@@ -35,7 +35,7 @@ from pytest_slmserve.schema.sensors import (
 )
 
 HealthState = Literal["ok", "degraded", "invalid", "unknown"]
-Finding = tuple[Literal["degraded", "invalid"], str]
+Finding = tuple[Literal["noise", "degraded", "invalid"], str]
 
 COVERAGE = 0.95  # a ratio of the unseen twentieth may be anything: the mean of the window is then known to 0.05
 GAP_INTERVALS, GAP_S = 5, 2.0  # a late reading or two is usual; in two seconds a load can change and change back
@@ -66,10 +66,12 @@ GPU_IDLE = 0x01  # a clock falls because nothing runs
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """reasons: worst first; none where all is well. unknown: nothing was sampled, and the reason says so."""
+    """reasons: worst first; none where all is well. unknown: nothing was sampled, and the reason says so. noise: what
+    slowed the host or hid it from the sensors, which an interval has in it and which speaks against nothing."""
 
     state: HealthState
     reasons: tuple[str, ...] = ()
+    noise: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +97,22 @@ def health(
         return Health("unknown", ("no sensor said anything in the window",))
     cores = environment.cores if environment else None
     seen = _Seen(watch, device_figures(run), cores, _own_gpu_processes(replica), even)
-    found = sorted((finding for rule in RULES for finding in rule(seen)), key=lambda finding: finding[0] != "invalid")
-    return Health(found[0][0] if found else "ok", tuple(text for _, text in found))
+    found = [finding for rule in RULES for finding in rule(seen)]
+    invalid, degraded, noise = (
+        tuple(text for kind, text in found if kind == wanted) for wanted in ("invalid", "degraded", "noise")
+    )
+    return Health("invalid" if invalid else "degraded" if degraded else "ok", (*invalid, *degraded), noise)
 
 
 def _of_all(gpus: Sequence[Health]) -> Health:
     """Health of an engine on several GPUs: the state of the worst one, and reasons that name their GPU."""
     states: tuple[HealthState, ...] = ("invalid", "degraded", "unknown", "ok")
     state = min((gpu.state for gpu in gpus), key=states.index)
-    return Health(state, tuple(f"GPU {i}: {text}" for i, gpu in enumerate(gpus) for text in gpu.reasons))
+    reasons, noise = (
+        tuple(f"GPU {i}: {text}" for i, texts in enumerate(each) for text in texts)
+        for each in ([gpu.reasons for gpu in gpus], [gpu.noise for gpu in gpus])
+    )
+    return Health(state, reasons, noise)
 
 
 def _own_gpu_processes(replica: Replica | None) -> int:
@@ -119,7 +128,7 @@ def _coverage(seen: _Seen) -> Iterator[Finding]:
     if share is None or not any(number in columns for number in PROFILED):
         return
     if (1 - share) * length > max((1 - COVERAGE) * length, seen.watch.telemetry.interval_s):
-        yield "invalid", f"profiled counters cover {percent(share)} of the window (bound {percent(COVERAGE)})"
+        yield "noise", f"profiled counters cover {percent(share)} of the window (bound {percent(COVERAGE)})"
 
 
 def _gaps(seen: _Seen) -> Iterator[Finding]:
@@ -132,7 +141,7 @@ def _gaps(seen: _Seen) -> Iterator[Finding]:
     longest = max(after - before for before, after in pairwise(moments))
     bound = max(GAP_INTERVALS * telemetry.interval_s, GAP_S)
     if longest > bound:
-        yield "invalid", f"no reading for {longest:.1f} s of the window (bound {bound:.1f} s)"
+        yield "noise", f"no reading for {longest:.1f} s of the window (bound {bound:.1f} s)"
 
 
 def _failed_sensors(seen: _Seen) -> Iterator[Finding]:
@@ -161,13 +170,13 @@ def _clock_moves(seen: _Seen) -> Iterator[Finding]:
         then, now = (fmean(clock for clock, _ in part) for part in (rows[:half], rows[half:]))
         if seen.even and abs(now / then - 1) > CLOCK_DROP:
             yield (
-                "degraded",
+                "noise",
                 f"under the power limit the mean SM clock moved from {then / 1e6:.0f} MHz in the first half of the "
                 f"window to {now / 1e6:.0f} MHz ({percent(now / then - 1)}, bound {percent(CLOCK_DROP)})",
             )
     elif rows and (lowest := min(rows)[0]) < (1 - CLOCK_DROP) * (middle := median(clock for clock, _ in rows)):
         yield (
-            "degraded",
+            "noise",
             f"the SM clock fell to {lowest / 1e6:.0f} MHz from a median of {middle / 1e6:.0f} MHz "
             f"({percent(1 - lowest / middle)} lower, bound {percent(CLOCK_DROP)})",
         )
@@ -260,7 +269,7 @@ def _stolen(seen: _Seen) -> Iterator[Finding]:
     stolen, used = seen.figures.stolen_cores, seen.figures.own_cores or seen.figures.host_cores
     if stolen is not None and used and stolen > STOLEN * used:
         yield (
-            "degraded",
+            "noise",
             f"the hypervisor took {stolen:.2f} cores where {used:.2f} were used "
             f"({percent(stolen / used)}, bound {percent(STOLEN)})",
         )
@@ -269,7 +278,7 @@ def _stolen(seen: _Seen) -> Iterator[Finding]:
 def _throttled(seen: _Seen) -> Iterator[Finding]:
     share = seen.watch.mean(CPU_THROTTLED)
     if share is not None and share > THROTTLED:
-        yield "degraded", f"the CPU quota was used up for {percent(share)} of the time (bound {percent(THROTTLED)})"
+        yield "noise", f"the CPU quota was used up for {percent(share)} of the time (bound {percent(THROTTLED)})"
 
 
 def _busy_host(seen: _Seen) -> Iterator[Finding]:
@@ -279,7 +288,7 @@ def _busy_host(seen: _Seen) -> Iterator[Finding]:
     others, idle = (used - own) / cores, 1 - used / cores
     if others > OTHERS and idle < IDLE:
         yield (
-            "degraded",
+            "noise",
             f"others used {used - own:.1f} of {cores} cores (bound {percent(OTHERS)}) and {percent(max(idle, 0.0))} "
             f"were idle (bound {percent(IDLE)})",
         )

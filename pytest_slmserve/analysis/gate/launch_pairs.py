@@ -241,7 +241,7 @@ def _launches(members: Sequence[Measurement]) -> list[Launch]:
         last = {m.load: m for m in group}
         ascending = sorted(last.values(), key=lambda m: m.load.max_concurrency or 0)
         _, second, side = _paired(ascending[0])
-        problems = tuple(text for m in ascending for texts in check(m) for text in texts)
+        problems = tuple(text for m in ascending for texts in check(m)[:2] for text in texts)
         found.append(Launch(side, second, tuple(ascending), tuple(map(summarize, ascending)), problems))
     return found
 

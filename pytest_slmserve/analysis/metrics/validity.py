@@ -1,10 +1,16 @@
-"""Reasons not to believe a measurement. Each is one sentence with its numbers; none means it may stand in a claim."""
+"""Findings on a measurement: what makes it invalid, what degrades it, and what disturbed it. Each is one sentence with
+its numbers.
+
+Invalid and degraded need a cause that is known and is not noise. A host that is slow, unsteady or shared is none: its
+windows count, and their interval has that noise in it. Leaving them out would keep the good moments only.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.analysis.metrics import window
@@ -31,43 +37,53 @@ TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may
 STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
 
 
+class Findings(NamedTuple):
+    """One sentence each. problems: make a measurement invalid. degradations: of the sensors, without making it invalid;
+    no gate rests on such a measurement. noise: what disturbed the host, kept and shown."""
+
+    problems: tuple[str, ...] = ()
+    degradations: tuple[str, ...] = ()
+    noise: tuple[str, ...] = ()
+
+
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
     """Reasons why a measurement is invalid, one sentence each; empty if it is valid. failed_share: share of the
     requests that may fail."""
-    return check(measurement, failed_share=failed_share)[0]
+    return check(measurement, failed_share=failed_share).problems
 
 
 def degradations(measurement: Measurement) -> tuple[str, ...]:
-    """Sensor findings that degrade a measurement without making it invalid, such as a clock that moved. No gate rests
-    on a degraded measurement."""
-    return check(measurement)[1]
+    """Sensor findings that degrade a measurement without making it invalid, such as a sensor that was lost. No gate
+    rests on a degraded measurement."""
+    return check(measurement).degradations
 
 
 def is_clean(group: ReplicaGroup) -> bool:
     """True where nothing makes a repeat invalid or degrades it."""
-    return not any(check(*group))
+    found = check(*group)
+    return not found.problems and not found.degradations
 
 
-def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Problems and degradations of one measurement, or of engines that were measured at the same time.
+def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> Findings:
+    """Findings on one measurement, or on engines that were measured at the same time.
 
-    Of several engines each text names its replica. Steady are to be all engines of one model together: one may lose
-    what another gains meanwhile. failed_share: share of the requests that may fail.
+    Of several engines each text names its replica. Of engines of one model the sum is judged for steadiness: one may
+    lose what another gains meanwhile. failed_share: share of the requests that may fail.
     """
     if len(group) == 1:
         return _check_one(group[0], failed_share)
-    problems: list[str] = []
-    degraded: list[str] = []
-    for number, m in enumerate(group, 1):
-        for texts, found in zip(_check_one(m, failed_share), (problems, degraded)):
-            found += [f"replica {number}: {text}" for text in texts]
-    return tuple(problems or _not_steady_together(group)), tuple(degraded)
-
-
-def _not_steady_together(group: ReplicaGroup) -> Iterator[str]:
+    each = [_check_one(m, failed_share) for m in group]
+    problems, degraded, noise = (
+        tuple(f"replica {number}: {text}" for number, texts in enumerate(kind, 1) for text in texts)
+        for kind in zip(*each, strict=True)
+    )
     runs = window.common_span([m.run for m in group])
-    if any(window.span_s(run) is None for run in runs):
-        yield "the windows of the replicas have no time in common"
+    if not problems and any(window.span_s(run) is None for run in runs):
+        problems = ("the windows of the replicas have no time in common",)
+    return Findings(problems, degraded, (*noise, *([] if problems else _not_steady_together(group, runs))))
+
+
+def _not_steady_together(group: ReplicaGroup, runs: Sequence[Run]) -> Iterator[str]:
     by_model: dict[str, list[Measurement]] = {}
     for m, run in zip(group, runs, strict=True):
         by_model.setdefault(short_name(m.spec.model), []).append(replace(m, run=run))
@@ -75,13 +91,16 @@ def _not_steady_together(group: ReplicaGroup) -> Iterator[str]:
         yield from (f"{model}: {text}" for text in not_steady(same))
 
 
-def _check_one(measurement: Measurement, failed_share: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _check_one(measurement: Measurement, failed_share: float) -> Findings:
     job = is_job(measurement.load)
     seen = health(measurement.run, measurement.environment, measurement.replica, even=not job)
     invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
     served = _unserved(measurement) if job else _broken(measurement.run)
     broken = (*_failed(measurement, failed_share), *served)
-    return broken or (*_implausible(measurement), *invalid), degraded
+    if broken:
+        return Findings(broken, degraded, seen.noise)
+    noise = (*_late_stamps(measurement), *(not_steady([measurement]) if measurement.alone else ()), *seen.noise)
+    return Findings((*_implausible(measurement), *invalid), degraded, noise)
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:
@@ -91,15 +110,13 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     elif measurement.spec.interface == "engine":  # a client of a server does not see when its requests were admitted
         yield from _little(measurement.run, measurement.workload.mean_output_tokens)
         yield from _load_not_reached(measurement)
-    yield from _lagged(measurement)
+    yield from _late_sends(measurement)
     yield from cache_hit_problems(measurement)
-    if measurement.alone:  # of engines that share a device the sum counts, which one of them cannot tell
-        yield from not_steady([measurement])
 
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:
     """Holds where at least `wanted` repeats of a case are valid. Its reason tells what is wrong with the others."""
-    wrong = [check(*group)[0] for group in repeats]
+    wrong = [check(*group).problems for group in repeats]
     valid, what = wrong.count(()), "runs" if any(len(group) > 1 for group in repeats) else "measurements"
     told = "; ".join(dict.fromkeys(text for each in wrong for text in each))
     why = ": ".join(filter(None, [f"{valid} of {len(repeats)} {what} are valid, {wanted} are wanted", told]))
@@ -202,20 +219,22 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
         yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
 
 
-def _lagged(measurement: Measurement) -> Iterator[str]:
-    """Was the load what its schedule says, and did the client of a server hear when it was answered?"""
-    run, stream = measurement.run, measurement.run.stream
-    if stream is None:
-        return
-    median = latencies_of(measurement).ttft_s.p50
-    if (delay := delay_of(run)) and (why := late_sends(delay, median)):
-        yield why
-    if stream.stamp_doubt_s and (why := late_stamps(stream.stamp_doubt_s[0], median)):
-        yield why
+def _late_sends(measurement: Measurement) -> Iterator[str]:
+    """Was the load what its schedule says?"""
+    if delay := delay_of(measurement.run):
+        yield from filter(None, [late_sends(delay, latencies_of(measurement).ttft_s.p50)])
+
+
+def _late_stamps(measurement: Measurement) -> Iterator[str]:
+    """Did the client of a server hear when it was answered?"""
+    stream = measurement.run.stream
+    if stream and stream.stamp_doubt_s:
+        yield from filter(None, [late_stamps(stream.stamp_doubt_s[0], latencies_of(measurement).ttft_s.p50)])
 
 
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
-    """Did the sum of their throughputs change within the window? Of engines that ran at the same time."""
+    """Did the sum of their throughputs change within the window? Of engines that ran at the same time. Chance does that
+    too: at a noise of 12 % per half second, to a fifth of all windows of 5 s."""
     known = [ends for ends in map(_ends, together) if ends is not None]
     if len(known) < len(together):
         return

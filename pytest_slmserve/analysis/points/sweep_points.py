@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, checked_slo, goodput_of, together
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
-from pytest_slmserve.analysis.metrics.validity import check
+from pytest_slmserve.analysis.metrics.validity import Findings, check
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
@@ -25,7 +25,8 @@ class Repeats(Generic[T]):
     Used are the clean ones; where there are none of them, the degraded ones; never an invalid one.
     each: figures of each repeat used, in the order measured. repeats, e2e_repeats: their output tokens/s and mean E2E;
     records: ids of their measurements, which are in `used`. left_out: number of repeats not used; problems: what was
-    wrong with them. degraded: what the sensors say against those used.
+    wrong with them. degraded: what the sensors say against those used. noise: what disturbed the host while those used
+    were made.
     """
 
     repeats: tuple[float, ...] = ()
@@ -36,6 +37,7 @@ class Repeats(Generic[T]):
     left_out: int = 0
     problems: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
+    noise: tuple[str, ...] = ()
 
     @property
     def valid(self) -> bool:
@@ -88,26 +90,27 @@ def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UsableRepeats(Generic[T]):
-    """Repeats that count, and problems of those left out. degraded: findings against the repeats that count."""
+    """Repeats that count, and problems of those left out. degraded, noise: findings on the repeats that count."""
 
     used: tuple[T, ...]
     left_out: int
     problems: tuple[str, ...]
     degraded: tuple[str, ...]
+    noise: tuple[str, ...]
 
 
-def choose(repeats: Iterable[T], stand: Callable[[T], tuple[Sequence[str], Sequence[str]]]) -> UsableRepeats[T]:
-    """The clean ones; where there are none of them, the degraded ones; never an invalid one. stand: what makes a repeat
-    invalid, and what degrades it."""
-    judged = [(repeat, *stand(repeat)) for repeat in repeats]
-    valid = [entry for entry in judged if not entry[1]]
-    used = [entry for entry in valid if not entry[2]] or valid
+def choose(repeats: Iterable[T], findings: Callable[[T], Findings]) -> UsableRepeats[T]:
+    """The clean ones; where there are none of them, the degraded ones; never an invalid one."""
+    judged = [(repeat, findings(repeat)) for repeat in repeats]
+    valid = [entry for entry in judged if not entry[1].problems]
+    used = [entry for entry in valid if not entry[1].degradations] or valid
     others = [entry for entry in judged if not any(entry is other for other in used)]
     return UsableRepeats(
-        used=tuple(repeat for repeat, _, _ in used),
+        used=tuple(repeat for repeat, _ in used),
         left_out=len(others),
-        problems=tuple(dict.fromkeys(text for _, wrong, doubts in others for text in wrong or doubts)),
-        degraded=tuple(dict.fromkeys(text for _, _, doubts in used for text in doubts)),
+        problems=tuple(dict.fromkeys(text for _, found in others for text in found.problems or found.degradations)),
+        degraded=tuple(dict.fromkeys(text for _, found in used for text in found.degradations)),
+        noise=tuple(dict.fromkeys(text for _, found in used for text in found.noise)),
     )
 
 
@@ -122,6 +125,7 @@ def repeat_fields(chosen: UsableRepeats[Any], each: Sequence[Any], used: Sequenc
         "left_out": chosen.left_out,
         "problems": chosen.problems,
         "degraded": chosen.degraded,
+        "noise": chosen.noise,
     }
 
 

@@ -26,6 +26,7 @@ from pytest_slmserve.report.loads.single_load import (
 )
 from pytest_slmserve.report.numbers import figure, milliseconds
 from pytest_slmserve.report.tables.goodput import Served, goodput_columns
+from pytest_slmserve.report.tables.valid_column import lines_of, word_for
 from pytest_slmserve.report.text_table import Column, hanging, table
 from pytest_slmserve.schema.loads import Load, OpenLoop
 from pytest_slmserve.schema.records import Measurement
@@ -137,8 +138,7 @@ def _table(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
         )
 
     def valid(m: Measurement) -> str:
-        invalid, degraded = check(m, failed_share=terms.failed_share)
-        return "NO" if invalid else "degraded" if degraded else "yes"
+        return word_for(check(m, failed_share=terms.failed_share))
 
     columns: list[Column[Measurement]] = [
         Column("asked\n/s", lambda m: f"{_rate(m):g}"),
@@ -187,9 +187,7 @@ def _over_all(points: Sequence[Measurement], terms: ValidityCriteria) -> Mapping
 def _doubts(points: Sequence[Measurement], terms: ValidityCriteria) -> list[str]:
     lines = [f"failed: {_rate(m):g} requests/s: {failed_text(m)}" for m in points if m.run.failures]
     for m in points:
-        invalid, degraded = check(m, failed_share=terms.failed_share)
-        lines += [f"INVALID: {_rate(m):g} requests/s: {text}" for text in invalid]
-        lines += [f"degraded: {_rate(m):g} requests/s: {text}" for text in degraded]
+        lines += lines_of(check(m, failed_share=terms.failed_share), f"{_rate(m):g} requests/s: ")
     return ["", *(hanging(line, 2) for line in lines)] if lines else []
 
 

@@ -22,6 +22,7 @@ from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import figure, hundredths, milliseconds
 from pytest_slmserve.report.point_facts import case_facts, goodput_facts
+from pytest_slmserve.report.tables.valid_column import lines_of
 from pytest_slmserve.report.text_table import Column, table
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Measurement
@@ -73,12 +74,13 @@ def single_load_facts(measurement: Measurement, terms: ValidityCriteria = STRICT
 
 def figures_of(measurement: Measurement, terms: ValidityCriteria = STRICT) -> dict[str, Any]:
     """Seconds, tokens and ratios of 1; null is not measured."""
-    invalid, degraded = check(measurement, failed_share=terms.failed_share)
+    found = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
     return {
-        "valid": not invalid,
-        "problems": invalid,
-        "degraded": degraded,
+        "valid": not found.problems,
+        "problems": found.problems,
+        "degraded": found.degradations,
+        "noise": found.noise,
         **facts(latencies_of(measurement), "requests", "unfinished"),
         **facts(run, "failures", "first_failure"),
         "failed": run.failed and Counter(run.failed.kind),
@@ -217,6 +219,5 @@ def _served(found: Goodput) -> str:
 
 
 def _doubts(m: Measurement, terms: ValidityCriteria) -> list[str]:
-    invalid, degraded = check(m, failed_share=terms.failed_share)
-    lines = [f"INVALID: {text}" for text in invalid] + [f"degraded: {text}" for text in degraded]
+    lines = lines_of(check(m, failed_share=terms.failed_share))
     return ["", *lines] if lines else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from pytest_slmserve.analysis.metrics.validity import Findings
 from pytest_slmserve.report.text_table import hanging
 
 
@@ -19,15 +20,29 @@ class AnyPoint(Protocol):
     def left_out(self) -> int: ...
     @property
     def problems(self) -> Sequence[str]: ...
+    @property
+    def noise(self) -> Sequence[str]: ...
 
 
 def valid_cell(point: AnyPoint) -> str:
-    """partly: some repeats were left out. degraded: all that are left have something against them."""
+    """partly: some repeats were left out. degraded: all that are left have something against them. noisy: the host was
+    disturbed; all repeats count."""
     if not point.valid:
         return "NO"
     if point.degraded:
         return "degraded"
-    return "partly" if point.left_out else "yes"
+    return "partly" if point.left_out else "noisy" if point.noise else "yes"
+
+
+def word_for(found: Findings) -> str:
+    """The cell of one measurement."""
+    return "NO" if found.problems else "degraded" if found.degradations else "noisy" if found.noise else "yes"
+
+
+def lines_of(found: Findings, name: str = "") -> list[str]:
+    """Lines on one measurement: a finding each, the worst first."""
+    kinds = zip(("INVALID", "degraded", "noisy"), found, strict=True)
+    return [f"{kind}: {name}{text}" for kind, texts in kinds for text in texts]
 
 
 def reasons(point: AnyPoint, name: str, used: str) -> Iterator[str]:
@@ -35,6 +50,8 @@ def reasons(point: AnyPoint, name: str, used: str) -> Iterator[str]:
     yield from left_out(point, name, used)
     if point.degraded:
         yield hanging(f"degraded: {name}: {'; '.join(point.degraded)}", 2)
+    if point.noise:
+        yield hanging(f"noisy, kept: {name}: {'; '.join(point.noise)}", 2)
 
 
 def left_out(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
