@@ -34,7 +34,8 @@ class Verdict:
     """`assert verdict` is enough: it is true, false, or raises Undecided, and its repr tells why.
 
     value, low, high: the quantity judged and its 95 % interval, None where there is none. bound: what it was held
-    against. n: measurements it rests on, `records` their ids.
+    against. n: measurements it rests on, `records` their ids. again: loads whose further measurements would decide it,
+    and `remedy` how long that takes; empty where nothing of the kind would.
     """
 
     claim: str
@@ -47,6 +48,8 @@ class Verdict:
     bound: float | None = None
     n: int = 0
     records: tuple[str, ...] = ()
+    again: tuple[int, ...] = ()
+    remedy: str = ""
 
     @classmethod
     def undecided(cls, claim: str, subject: str, why: str, bound: float | None = None, *seen: Recorded) -> Verdict:

@@ -11,7 +11,7 @@ import random
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from pytest_slmserve.engines.base import (
     check_load,
     ignore_progress,
 )
+from pytest_slmserve.engines.host_noise import HostNoise
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
@@ -58,6 +59,7 @@ class Faults:
     which the last of them takes less power than the first.
     scatter: relative standard deviation of the speed between launches of a gate; their starts scatter three times as
     much. slowdown: share by which a step takes longer.
+    host_noise: of the speed over time, as `host_noise.HostNoise` names it.
     lasts_s: seconds of the real time that a run takes at least, for what happens meanwhile.
     """
 
@@ -82,6 +84,7 @@ class Faults:
     imbalance: float = 0.0
     scatter: float = 0.016
     slowdown: float = 0.0
+    host_noise: str | tuple[float, ...] = ""
     lasts_s: float = 0.0
 
 
@@ -152,6 +155,9 @@ class SimulatedEngine:
         self.launch = uuid.uuid4().hex[:12]
         self.shape = shape_of(spec.model)
         self.random = random.Random(f"{spec.seed}")
+        noise = self.faults.host_noise
+        self.host: Callable[[float], float] = HostNoise(noise, f"host {spec.seed}") if noise else lambda at_s: 1.0
+        self.ran_s = 0.0  # of all runs so far: the host's noise goes on
         self.resolved = Resolved(
             kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * self._kv_bytes_per_token),
             block_size=BLOCK_SIZE,
@@ -236,6 +242,7 @@ class SimulatedEngine:
             if loop.phase == "over" and loop.requests is None:
                 break
             users = ends + _due(loop, state)
+        self.ran_s += state.now
         on_progress(Progress("over", state.now, state.ended, state.in_flight, t_inf))
         failed = state.ended if loop.concurrency >= self.faults.fail_at else 0
         window = loop.window or (0.0, state.now)
@@ -288,7 +295,8 @@ class SimulatedEngine:
         """One token for each running sequence (as many as fit); returns how many ended."""
         batch = state.admit(fits, self.limits.max_num_batched_tokens)
         of_the_host = LAYER_LAUNCH_S * self.shape.layers if self.limits.enforce_eager else 0.0
-        state.now += max((b_half + batch) / t_inf + self.waits_s, of_the_host)
+        pace = self.host(self.ran_s + state.now)
+        state.now += max((b_half + batch) / t_inf + self.waits_s, of_the_host) / pace
         ended = state.ends.pop(len(state.steps), 0)
         state.ended += ended
         running = min(state.in_flight, fits)

@@ -149,6 +149,13 @@ class Options:
         "HOW",
     )
     repeats: int = opt(LOAD, count, 2, "measurements of each point; one gives no interval and no verdict", "N")
+    budget: int | None = opt(
+        LOAD,
+        whole,
+        None,
+        "seconds that a model's sweep goes on measuring until its claims are decided; default: by mode",
+        "S",
+    )
     input_len: int | Literal["natural"] | None = opt(
         LOAD, length, None, "prompt tokens of each request, or natural: as in conversations; default: by mode", "N"
     )

@@ -51,7 +51,7 @@ def estimate_s(spec: EngineSpec, load: ClosedLoop, output_tokens: float, context
     """Seconds that one measurement will take, roughly: the ramp, settling, and the window."""
     if spec.platform == "simulated":
         return 0.1
-    return duration_s(load, output_tokens * _step_s(spec, load.concurrency, context))
+    return load.duration_s(output_tokens * _step_s(spec, load.concurrency, context))
 
 
 def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
@@ -65,12 +65,6 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
     shape, running = shape_of(spec.model), min(batch, spec.max_num_seqs)
     read = (shape.weight_bytes() or 0) + running * context * shape.kv_bytes_per_token()
     return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel_size)) * batch / running
-
-
-def duration_s(load: ClosedLoop, lifetime_s: float) -> float:
-    """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
-    window_s = max(load.window_s, 2 * lifetime_s) if load.ramp_up == "burst" else load.window_s
-    return (0.5 + load.settle_lifetimes) * lifetime_s + window_s
 
 
 def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float:

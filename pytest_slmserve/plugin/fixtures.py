@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from pytest_slmserve.engines.base import Engine
     from pytest_slmserve.plugin.gpu_sampler import SampledBlock
     from pytest_slmserve.plugin.points import Carry, PlannedCase, SharedEngines
-    from pytest_slmserve.run.adaptive import AdaptiveSweeps
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
     from pytest_slmserve.run.session import Session
+    from pytest_slmserve.run.sweeps import Sweeps
     from pytest_slmserve.schema.literals import Sharing
     from pytest_slmserve.schema.records import Measurement
     from pytest_slmserve.schema.specs import EngineSpec
@@ -90,16 +90,30 @@ def slm_sweep(
     slm_session: Session,
     slm_spec: EngineSpec,
     sharegpt: Workload,
-    slm_measure: Callable[..., Point],
 ) -> Callable[..., Curve]:
-    """`slm_sweep(concurrency=[1, 2, 4])` measures these points and returns their curve, ready to be judged."""
+    """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
+    reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
+    from pytest_slmserve.run.sweeps import Rounds
+    from pytest_slmserve.schema.errors import BadUsage
 
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
-        for number in concurrency:
-            slm_measure(number, repeats=repeats, **load)
         asked = marker_overrides(request.node)
         loads = tuple(replace(load_for(slm_session, slm_spec, n, asked), **load) for n in concurrency)
-        return slm_session.verdicts.curve_of(slm_spec, sharegpt, loads)
+        if any(each.requests is not None for each in loads):
+            raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
+        cases = {each.concurrency: slm_session.planner.case(slm_spec, [sharegpt], [each]) for each in loads}
+        rounds = Rounds(slm_session, cases)
+        for number in range(1, (repeats or slm_session.options.repeats) + 1):
+            rounds.round(number, cases)
+
+        def curve() -> Curve:
+            return slm_session.verdicts.curve_of(slm_spec, sharegpt, loads)
+
+        if repeats is None:
+            rounds.until_decided(lambda: [curve().pareto_plateau()])
+        for error in rounds.failed.values():
+            raise error
+        return curve()
 
     return sweep
 
@@ -118,25 +132,26 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
 
 
 @pytest.fixture(scope="session")
-def slm_adaptive(slm_session: Session) -> AdaptiveSweeps | None:
-    """The adaptive sweeps of this run, None where every planned load is measured."""
-    if slm_session.options.sweep == "full":
+def slm_sweeps(request: pytest.FixtureRequest, slm_session: Session) -> Sweeps | None:
+    """The planned sweeps of this run; None where another process measures them."""
+    if slm_session.executor.remote:
         return None
-    from pytest_slmserve.run.adaptive import AdaptiveSweeps
+    from pytest_slmserve.plugin.items import planned_claims, planned_loads
+    from pytest_slmserve.run.sweeps import Sweeps
 
-    return AdaptiveSweeps(slm_session)
+    return Sweeps(slm_session, planned_loads(request.session.items), planned_claims(request.session.items))
 
 
 @pytest.fixture
 def slm_point(
-    request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry, slm_adaptive: AdaptiveSweeps | None
+    request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry, slm_sweeps: Sweeps | None
 ) -> PlannedCase:
     """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
     `points`: pairs of a model and the requests in flight."""
     from pytest_slmserve.plugin.points import PlannedCase
 
-    adaptive = slm_adaptive if is_planned_point(request.node) else None
-    return PlannedCase(slm_session, request.param, slm_carrier, adaptive)
+    sweeps = slm_sweeps if is_planned_point(request.node) else None
+    return PlannedCase(slm_session, request.param, slm_carrier, sweeps)
 
 
 @pytest.fixture

@@ -70,6 +70,28 @@ def is_planned_point(item: Any) -> bool:
     return "slm_point" in item.fixturenames and not (marker and "points" in marker.kwargs)
 
 
+def planned_loads(items: Sequence[Any]) -> dict[str, list[int]]:
+    """The loads that items of planned sweeps measure, by model."""
+    found: dict[str, list[int]] = {}
+    for item in items:
+        if is_planned_point(item) and not is_skipped(item) and (case := case_of(item)):
+            found.setdefault(case.model, []).append(case.concurrency)
+    return found
+
+
+def planned_claims(items: Sequence[Any]) -> dict[str, list[str]]:
+    """The claims on planned sweeps that items judge, by model."""
+    from pytest_slmserve.analysis.claims.lookup import claim_of
+
+    found: dict[str, list[str]] = {}
+    for item in items:
+        if "slm_claim" in item.fixturenames and not is_skipped(item):
+            claim = item.get_closest_marker("slm").kwargs["claim"]
+            if claim_of(claim).of == "sweeps":
+                found.setdefault(item.callspec.params["slm_model"], []).append(claim)
+    return found
+
+
 def marker_overrides(item: Any) -> MarkerOverrides:
     """The requests and the ramp-up that an item's marker asks for."""
     from pytest_slmserve.plan.case_lists import overrides_of

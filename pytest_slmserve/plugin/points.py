@@ -13,8 +13,8 @@ from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, shared_
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.titles import engine_title
-from pytest_slmserve.run.adaptive import AdaptiveSweeps
 from pytest_slmserve.run.session import Session
+from pytest_slmserve.run.sweeps import Sweeps
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import ReplicaSpec
 
@@ -23,12 +23,12 @@ Carry = Callable[[Sequence[Measurement]], None]  # shows measurements to whoever
 
 @dataclass(frozen=True, repr=False)
 class PlannedCase:
-    """The case of a test. adaptive: those sweeps, where it is a point of one."""
+    """The case of a test. sweeps: those of the run, where it is a point of one."""
 
     session: Session
     case: Case
     carry: Carry = lambda measurements: None
-    adaptive: AdaptiveSweeps | None = None
+    sweeps: Sweeps | None = None
 
     def measure(self) -> Verdict:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted. The test
@@ -39,12 +39,12 @@ class PlannedCase:
         return trustworthy(repr(self), repeats, wanted)
 
     def _repeats(self) -> int:
-        if self.adaptive is None:
+        if self.sweeps is None:
             return self.session.options.repeats
         model, concurrency = self.case.model, self.case.concurrency
-        wanted = self.adaptive.repeats(model, concurrency)
+        wanted = self.sweeps.repeats(model, concurrency)
         if wanted is None:
-            pytest.skip(self.adaptive.why_not(model, concurrency))
+            pytest.skip(self.sweeps.why_not(model, concurrency))
         return wanted
 
     def __repr__(self) -> str:

@@ -76,9 +76,9 @@ class Executor:
         known = self.results.repeats.setdefault(case.key, [])
         return missing_repeats(known, repeats or self.repeats, is_clean)
 
-    def count_missing(self, case: Case) -> int:
+    def count_missing(self, case: Case, repeats: int | None = None) -> int:
         """The number of repeats of a case that are still to be made, if each new one is clean."""
-        return count_missing(self.results.repeats.get(case.key, ()), self.repeats, is_clean)
+        return count_missing(self.results.repeats.get(case.key, ()), repeats or self.repeats, is_clean)
 
     def keep(self, case: Case, group: ReplicaGroup) -> None:
         """Know a repeat from now on. The archive has it on return."""

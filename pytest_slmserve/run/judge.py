@@ -32,10 +32,11 @@ class JudgedClaim:
 @dataclass(repr=False)
 class Verdicts:
     """Curves and verdicts of a run, by the code that judges its archive. judged: so far, in the order asked; for the
-    report."""
+    report. looks: of sweeps that measure until they are decided."""
 
     planner: Planner
     results: Results
+    looks: tuple[int, ...] = ()
     judged: list[JudgedClaim] = field(default_factory=list)
     _curves: tuple[tuple[int, ...], dict[str, Curve]] | None = None
 
@@ -47,14 +48,14 @@ class Verdicts:
             if sweep.loads
         }
         beside = {"beside": sorted(self.planner.beside)} if self.planner.beside else {}
-        return {"sweeps": sweeps, **beside}
+        return {"sweeps": sweeps, "looks": [*self.looks], **beside}
 
     def curve(self, model: str) -> Curve:
         """The curve of a planned sweep as measured so far, with other loads that users' tests requested on the same
         curve."""
         sweep, series = self.planner.sweep(model), self.planner.series(model)
         if not sweep.loads:  # each is cut, so it is in no plan
-            return curve_of(short_name(model), (), cut=sweep.cut, adaptive=self.adaptive(model))
+            return curve_of(short_name(model), (), cut=sweep.cut, adaptive=self.adaptive(model), looks=self.looks)
         keys = dict.fromkeys([*self._planned_keys(model), *self.results.requested])
         found = by_series(self.results.measurements(keys)).get(series, [])
         return planned_curve(short_name(model), series, found, [("", self.plan())])
@@ -73,7 +74,10 @@ class Verdicts:
         """The curve of these loads, as far as they have been measured."""
         keys = [self.planner.case(spec, [workload], [load]).key for load in loads]
         return curve_of(
-            short_name(spec.model), self.results.measurements(keys), planned=[load.concurrency for load in loads]
+            short_name(spec.model),
+            self.results.measurements(keys),
+            planned=[load.concurrency for load in loads],
+            looks=self.looks,
         )
 
     def curves(self) -> list[Curve]:
@@ -102,17 +106,21 @@ class Verdicts:
         return lookup.row_for(name, model, planner.host.environment, planner.interface, ramp_up)
 
     def judge(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
-        """Judge one claim for one model from what was measured, and remember it for the report. A model of which
-        nothing was measured here has no curve: what can be judged of it is arithmetic."""
+        """Judge one claim for one model from what was measured, and remember it for the report."""
+        verdict = self.verdict(name, model, overrides)
+        self.judged.append(JudgedClaim(verdict, self.row(name, model, overrides)))
+        return verdict
+
+    def verdict(self, name: str, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Verdict:
+        """The verdict on one claim for one model from what was measured so far. A model of which nothing was measured
+        here has no curve: what can be judged of it is arithmetic."""
         row, claim, jobs = self.row(name, model, overrides), lookup.claim_of(name), self.results.job_points()
         if claim.of == "gpus":
             curve = self._curve_on_gpus(model)
         else:
             curve = self._known_curve(model, overrides, planned=claim.of == "sweeps")
         curve = replace(curve, jobs=tuple(job for job in jobs if job.model == curve.subject))
-        verdict = lookup.judge_row(name, curve, row, with_jobs(self.curves(), jobs))
-        self.judged.append(JudgedClaim(verdict, row))
-        return verdict
+        return lookup.judge_row(name, curve, row, with_jobs(self.curves(), jobs))
 
     def _curve_on_gpus(self, model: str) -> Curve:
         """The curve of a model on the fewest GPUs, which includes what the model served on more; an empty curve where

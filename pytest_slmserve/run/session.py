@@ -17,9 +17,11 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.replica_points import all_groups
+from pytest_slmserve.analysis.sweep.gains import looks_from
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.options.table import Options
+from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.report.export.writer import export_to
@@ -51,7 +53,7 @@ class Session:
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        self.verdicts = Verdicts(self.planner, self.results)
+        self.verdicts = Verdicts(self.planner, self.results, self.looks)
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None) -> Session:
@@ -105,6 +107,19 @@ class Session:
     @property
     def gate_terms(self) -> GateCriteria:
         return GateCriteria(self.options.gate_margin, pairs=self.options.gate_pairs)
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of repeats of a load after which the claims of a sweep may be judged; one only where nothing is
+        measured until it is decided."""
+        repeats = self.options.repeats
+        return looks_from(repeats) if self.budget_s and repeats > 1 and not self.executor.remote else (repeats,)
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds that the sweep of a model may take, without its engine's start."""
+        budget = self.options.budget
+        return DEFAULTS[self.platform].budget_s if budget is None else budget
 
     def begin(self, compares: bool = False) -> None:
         """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""

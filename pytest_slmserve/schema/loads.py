@@ -47,6 +47,11 @@ class ClosedLoop:
         """Requests in flight at most, as of an open loop."""
         return self.concurrency
 
+    def duration_s(self, lifetime_s: float) -> float:
+        """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
+        window_s = max(self.window_s, 2 * lifetime_s) if self.ramp_up == "burst" else self.window_s
+        return (0.5 + self.settle_lifetimes) * lifetime_s + window_s
+
     @property
     def title(self) -> str:
         """ "64 in flight", or "64 in flight, 500 requests"."""

@@ -22,7 +22,7 @@ def imported_once():
         "pytest_slmserve.report.export.pytest_benchmark",
         "pytest_slmserve.analysis.stored.gates",
         "pytest_slmserve.report.summary",
-        "pytest_slmserve.run.adaptive",
+        "pytest_slmserve.run.sweeps",
     ):
         import_module(name)
 

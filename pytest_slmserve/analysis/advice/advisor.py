@@ -24,7 +24,7 @@ from pytest_slmserve.analysis.advice.gpu_memory import (
 from pytest_slmserve.analysis.advice.headroom import Gains, gains_at
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import MAX_LOG, Interval, t_975
-from pytest_slmserve.analysis.sweep.gains import Repeats, e2e_s, noise_of, tokens_per_s
+from pytest_slmserve.analysis.sweep.gains import Repeats, e2e_s, noise_at, tokens_per_s
 
 WORTH = 1.1  # a bound below leaves too little to start a second engine for
 REPLICAS = 2  # of what four engines gained in the raw results of arXiv:2503.08311, two gained four fifths or all
@@ -172,8 +172,8 @@ def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives)
 
 
 def around(point: Point, points: Sequence[Point], repeats: Repeats) -> Interval:
-    """The mean of a point's repeats, with the relative noise that all points have in common."""
-    value, noise = fmean(repeats(point)), noise_of(points, repeats)
+    """The mean of a point's repeats, with its interval."""
+    value, noise = fmean(repeats(point)), noise_at(points, point, repeats)
     if noise.sd is None:
         return Interval(value)
     half = min(t_975(noise.df) * noise.sd / math.sqrt(len(repeats(point))), MAX_LOG)

@@ -31,7 +31,7 @@ from pytest_slmserve.analysis.stats.estimates import (
     pooled_relative_sd,
     times,
 )
-from pytest_slmserve.analysis.sweep.gains import e2e_s, noise_of, tokens_per_s
+from pytest_slmserve.analysis.sweep.gains import differences, e2e_s, tokens_per_s, valid_points
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below, within
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.kv_cache import predicted_blocks
@@ -147,7 +147,8 @@ def over_predicted(predicted: OperatingPoint, seen: Point, usable: Sequence[Poin
     law has none of its own."""
     before = next((p for p in usable if p.concurrency == predicted.batch), None)
     if before is not None:
-        return factor(log_ratio(before.repeats, seen.repeats, noise_of([*usable, seen])))
+        points = valid_points([*usable, seen])
+        return factor(differences(points).between(points.index(before), points.index(seen)))
     now, base = around(seen, [*usable, seen], tokens_per_s), predicted.tokens_per_s.value
     return Interval(now.value / base, *(None if end is None else end / base for end in (now.low, now.high)))
 

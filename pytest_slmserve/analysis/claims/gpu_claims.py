@@ -27,7 +27,7 @@ from pytest_slmserve.analysis.stats.estimates import (
     times,
 )
 from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
-from pytest_slmserve.analysis.sweep.gains import noise_of
+from pytest_slmserve.analysis.sweep.gains import differences
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure
 
 UNDERUSED, BLIND_UTIL = "gpu-underused-at-largest-load", "gpu-util-saturates-first"
@@ -87,7 +87,7 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
         state, why = _unless_between(curve, surely), why + sparsely(curve)
         return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, None, bound, *points)
     best = max(points[points.index(first) :], key=lambda p: fmean(p.repeats))
-    seen = factor(log_ratio(first.repeats, best.repeats, noise_of(points)))
+    seen = factor(differences(points).between(points.index(first), points.index(best)))
     why = (
         f"utilisation is {percent(fmean(utils[first.concurrency]))} at {first.concurrency} in flight already, where "
         f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g})"

@@ -12,12 +12,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import mul, sub
+from statistics import variance
 from typing import TypeVar
 
 from pytest_slmserve.analysis.cached import once
 from pytest_slmserve.schema.records import Run
 
 T = TypeVar("T")
+
+BATCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,28 @@ def tokens_per_s(run: Run, steps: range) -> float | None:
 def output_tokens_per_s(run: Run) -> float | None:
     """Output tokens of the trace in the window / window; None below two steps."""
     return tokens_per_s(run, window_steps(run))
+
+
+@once
+def relative_variance(run: Run) -> float | None:
+    """Relative variance of the window's throughput by its own course, from the means of equal parts; None where
+    a part has no tokens, or the window too few steps.
+
+    Over the committed sweeps it explains why loads differ in noise, with 4 to 32 parts alike (docs/method.md).
+    """
+    steps, (times, tokens) = window_steps(run), spans(run)
+    if len(steps) < 2 * BATCHES or (span := span_s(run)) is None:
+        return None
+    parts, each = [0.0] * BATCHES, (span[1] - span[0]) / BATCHES
+    before = span[0]
+    for at, made in zip(piece(times, steps[1:]), piece(tokens, steps[1:])):
+        first, last = (min(int((moment - span[0]) / each), BATCHES - 1) for moment in (before, at))
+        for part in range(first, last + 1):  # a step across a boundary belongs to both parts, by its time
+            inside = min(at, span[0] + (part + 1) * each) - max(before, span[0] + part * each)
+            parts[part] += made * inside / (at - before) if at > before else 0.0
+        before = at
+    centre = math.fsum(parts) / BATCHES
+    return variance(parts) / centre**2 / BATCHES if min(parts) > 0 else None
 
 
 def prompt_tokens_per_s(run: Run) -> float | None:

@@ -26,7 +26,7 @@ class Noise:
     """Relative standard deviation of one repeat, and its degrees of freedom; sd is None where nothing was repeated."""
 
     sd: float | None
-    df: int
+    df: float
 
 
 def ends(seen: Interval) -> tuple[float, float]:
@@ -37,7 +37,7 @@ def ends(seen: Interval) -> tuple[float, float]:
     )
 
 
-def t_975(df: int) -> float:
+def t_975(df: float) -> float:
     """Student's t at 97.5 %."""
     return student_t.quantile(0.975, df)
 

@@ -39,9 +39,13 @@ def looks_until(pairs: int) -> tuple[int, ...]:
 def boundaries(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ...]:
     """Critical values of t at each look, so that one of them is exceeded with probability `alpha` at most where nothing
     has changed. maximum: pairs at which all of it is spent."""
-    planned = [spent(n / maximum, alpha / SMALL_SAMPLES) for n in looks]
-    nominal = _nominal_tails(looks, planned)
-    return tuple(student_t.above(tail, n - 1) for tail, n in zip(nominal, looks))
+    return tuple(student_t.above(tail, n - 1) for tail, n in zip(tails(looks, maximum, alpha), looks))
+
+
+@lru_cache(maxsize=256)
+def tails(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ...]:
+    """Tail probability of each boundary, taken by itself."""
+    return tuple(_nominal_tails(looks, [spent(n / maximum, alpha / SMALL_SAMPLES) for n in looks]))
 
 
 def spent(share: float, alpha: float) -> float:

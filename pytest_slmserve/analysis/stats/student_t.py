@@ -15,8 +15,8 @@ POINTS = 400  # of an integral over the spread that a sample may have
 NORMAL = NormalDist()
 
 
-def survival(t: float, df: int) -> float:
-    """P(T > t) for `df` degrees of freedom. Raises ValueError where there is none."""
+def survival(t: float, df: float) -> float:
+    """P(T > t) for `df` degrees of freedom, a whole number or not. Raises ValueError where there is none."""
     if df < 1:
         raise ValueError(f"{df} degrees of freedom: at least 1 is needed")
     tail = 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + t * t))
@@ -24,13 +24,13 @@ def survival(t: float, df: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def quantile(p: float, df: int) -> float:
+def quantile(p: float, df: float) -> float:
     """The t that a share `p` of all values lies below, 0.5 <= p < 1."""
     return above(1 - p, df)
 
 
 @lru_cache(maxsize=1024)
-def above(tail: float, df: int) -> float:
+def above(tail: float, df: float) -> float:
     """The t that a share `tail` of all values lies above, 0 < tail <= 0.5: exact for small tails too."""
     low, high = 0.0, 1.0
     while survival(high, df) > tail:

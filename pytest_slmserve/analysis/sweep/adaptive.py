@@ -20,7 +20,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import Interval, percent
-from pytest_slmserve.analysis.sweep.gains import gains, noise_of, plateau, valid_points
+from pytest_slmserve.analysis.sweep.gains import differences, gains, plateau, valid_points
 from pytest_slmserve.analysis.sweep.saturation import DESCRIBES, FEWEST_BATCHES
 from pytest_slmserve.analysis.verdict import State, below
 
@@ -153,9 +153,9 @@ def next_repeat(
     may = [p for p in valid if _may_repeat(p, repeats)]
     left_s = SHARE * repeats * _once_s(grid, known, seconds) - _spent_s(known, seconds)
     cheap = [p for p in may if _price_s(p, seconds) <= left_s]
-    start, noise = _from(valid, tolerance), noise_of(valid)
-    chosen = _first(cheap, start) or (_first(may, 0) if noise.sd is None else None)
-    why = "the noise is not known yet" if noise.sd is None else f"noise hides the gain from {last.start} to {last.end}"
+    start, known_noise = _from(valid, tolerance), differences(valid).known
+    chosen = _first(cheap, start) or (None if known_noise else _first(may, 0))
+    why = f"noise hides the gain from {last.start} to {last.end}" if known_noise else "the noise is not known yet"
     return Wanted(chosen.concurrency, len(chosen.repeats) + 1, why) if chosen else None
 
 

@@ -20,7 +20,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import MAX_LOG, Noise, percent, t_975
-from pytest_slmserve.analysis.sweep.gains import e2e_s, noise_of, valid_points
+from pytest_slmserve.analysis.sweep.gains import differences, e2e_s, noise_at, valid_points
 from pytest_slmserve.analysis.sweep.saturation import Fit, fit_step, fit_t_inf
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
@@ -215,12 +215,11 @@ def efficiency(point: Point, base: Base) -> float:
 def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float) -> Choice:
     """The largest valid load with eff(B) > threshold and a latency within the limit, both by the means; low and high
     where both are as bad, and as good, as the repeats' noise allows."""
-    speed, wait = noise_of(points), noise_of(points, e2e_s)
 
     def largest(sign: int) -> int | None:
-        return max(_within(points, base, limit, threshold, speed, wait, sign), default=None)
+        return max(_within(points, base, limit, threshold, sign), default=None)
 
-    known = wait.sd is not None
+    known = differences(points, e2e_s).known
     return Choice(largest(0), largest(-1) if known else None, largest(1) if known else None, known)
 
 
@@ -229,12 +228,11 @@ def _within(
     base: Base,
     limit: Limit | None,
     threshold: float,
-    speed: Noise,
-    wait: Noise,
     sign: int,
 ) -> Iterator[int]:
     """Loads within both conditions. sign: of the noise granted to them, 0 for none."""
     for p in valid_points(points):
+        speed, wait = noise_at(points, p), noise_at(points, p, e2e_s)
         faster = 0.0 if p.concurrency == 1 and base.repeats else _half(speed, len(p.repeats), base.repeats)
         enough = efficiency(p, base) * math.exp(sign * faster) > threshold
         if limit is None:

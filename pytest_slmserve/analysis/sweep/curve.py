@@ -5,13 +5,15 @@ Every judgement is total: what is missing, invalid or drowned in noise makes it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
 from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
-from pytest_slmserve.analysis.stats.estimates import ends, percent, percent_interval
+from pytest_slmserve.analysis.stats.estimates import Interval, ends, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
 from pytest_slmserve.analysis.sweep.adaptive import Prediction, next_load, predictions
 from pytest_slmserve.analysis.sweep.gains import Gain, Plateau
@@ -25,6 +27,7 @@ from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
 
 FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
+MOST_REPEATS = 50  # of a load: more than anyone waits for
 TOLERANCE = 0.10
 MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
@@ -49,7 +52,8 @@ class Curve:
 
     cut: planned, but not measured for a known reason (concurrency, reason). missing: planned, not cut, and not there;
     of an adaptive sweep that has not ended, the load that was next. adaptive, unneeded: such a sweep, and the planned
-    loads that it found not to be needed.
+    loads that it found not to be needed. looks: of a sweep that measures until its claims are decided, the numbers of
+    repeats after which they may be judged.
     beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
     replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
     on more GPUs. jobs: those of the model. axes: what load, throughput and latency are called.
@@ -62,6 +66,7 @@ class Curve:
     missing: tuple[int, ...] = ()
     adaptive: bool = False
     unneeded: tuple[int, ...] = ()
+    looks: tuple[int, ...] = ()
     beside: bool = False
     shared: tuple[ReplicaPoint, ...] = ()
     alone: tuple[Point, ...] = ()
@@ -128,11 +133,11 @@ class Curve:
 
     def gains(self) -> tuple[Gain, ...]:
         """Relative gain of throughput per doubling, between neighbouring valid points."""
-        return gains.gains(self.points)
+        return gains.gains(self.points, looks=self.looks)
 
     def plateau(self, tolerance: float = TOLERANCE) -> Plateau:
         """The plateau, where throughput ceases to grow by `tolerance` (a share) per doubling."""
-        return gains.plateau(self.points, tolerance)
+        return gains.plateau(self.points, tolerance, self.looks)
 
     def pareto_front(self) -> tuple[Point, ...]:
         """Valid points that no other beats in throughput and mean E2E."""
@@ -158,11 +163,12 @@ def curve_of(
     planned: Sequence[int] = (),
     cut: Sequence[tuple[int, str]] = (),
     adaptive: float | None = None,
+    looks: Sequence[int] = (),
 ) -> Curve:
     """The curve of measurements that differ in their concurrency only; those of other loads are left out.
 
     planned: every concurrency that was to be measured, so that one that is not there makes a claim undecided.
-    adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on.
+    adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on. looks: see `Curve`.
     Raises BadUsage where engines, workloads or environments differ (`points.by_series` sorts them).
     """
     series = by_series(measurements)
@@ -187,6 +193,7 @@ def curve_of(
         missing=missing,
         adaptive=adaptive is not None,
         unneeded=unneeded,
+        looks=tuple(looks),
         alone=points_of(replace(m, replica=None) for m in loaded if m.replica),
         measurements=loaded,
     )
@@ -232,17 +239,19 @@ def is_main_sweep(curve: Curve) -> bool:
     return is_sweep(curve) and not curve.beside
 
 
-def obstacle(curve: Curve) -> str | None:
-    """Reason why no verdict on this curve is possible yet, or None."""
-    invalid = [p for p in curve.points if not p.valid]
-    if curve.missing:
-        return f"not measured at {curve.axes.at(_listed(curve.missing))}"
+def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> str | None:
+    """Reason why no verdict on this curve is possible yet, or None. reads: whether it depends on a load; an adaptive
+    sweep that has not ended has loads to come that it depends on."""
+    missing = [load for load in curve.missing if curve.adaptive or reads(load)]
+    invalid = [p for p in curve.points if not p.valid and reads(p.concurrency)]
+    if missing:
+        return f"not measured at {curve.axes.at(_listed(missing))}"
     if invalid:
         reason = "; ".join(invalid[0].problems) or "it has no valid repeat"
         return f"invalid at {curve.axes.at(_listed(p.concurrency for p in invalid))} ({reason})"
-    if len(curve.points) < FEWEST_POINTS:
-        return f"{len(curve.points)} points measured, {FEWEST_POINTS} are needed"
-    if gains.noise_of(curve.points).sd is None:
+    if len(curve.valid) < FEWEST_POINTS:
+        return f"{len(curve.valid)} valid points, {FEWEST_POINTS} are needed"
+    if not gains.differences(curve.points).known:
         return f"noise unknown: one repeat of each point{'' if curve.axes.knob else '; --slm-repeats 2'}"
     return None
 
@@ -253,7 +262,8 @@ def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     Holds if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; fails if the
     last one gains more with the same confidence. value, low, high: the gain of the last doubling, which decides.
     """
-    if reason := obstacle(curve):
+    loads = sorted({*curve.missing, *(p.concurrency for p in curve.points)})
+    if reason := obstacle(curve, loads[-2:].__contains__):
         return Verdict.undecided(PLATEAU, curve.subject, reason + sparsely(curve), tolerance, *curve.valid)
     last = curve.gains()[-1]
     state = below(last, tolerance)
@@ -266,29 +276,32 @@ def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
         case State.FAILS:
             why = f"no plateau up to {last.end} in flight: {last_text}{_limits(curve)}"
         case State.UNDECIDED:
-            why = f"{last_text}: too noisy to tell; {_more(curve)}"
-    return Verdict.from_interval(PLATEAU, curve.subject, state, why + sparsely(curve), last, tolerance, *curve.valid)
+            why = f"{last_text}: too noisy to tell"
+    return _verdict(PLATEAU, curve, state, why, last, tolerance, (last.start, last.end))
 
 
 def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     """Verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.
 
-    Holds if every one does with 97.5 % confidence, fails if one does not with the same confidence. value, low, high: of
-    the doubling that decides.
+    Holds if every one does with 97.5 % confidence, fails if one does not with the same confidence, corrected for having
+    been chosen of all. value, low, high: of the doubling that decides.
     """
-    knee, reason = _knee(curve, tolerance)
+    knee, reason = _knee(curve, tolerance, lambda load, knee: load >= knee)
     if knee is None:
         return Verdict.undecided(LATENCY, curve.subject, reason + sparsely(curve), tolerance, *curve.valid)
-    rises = [g for g in gains.gains(curve.points, gains.e2e_s) if g.start >= knee]
-    flattest = min(rises, key=lambda g: ends(g)[1])
+    past = sum(p.concurrency >= knee for p in curve.valid) - 1
+    least, least_of_all = (
+        [g for g in gains.gains(curve.points, gains.e2e_s, curve.looks, several) if g.start >= knee]
+        for several in (1, max(past, 1))
+    )
+    flattest = min(least_of_all, key=lambda g: ends(g)[1])
+    state = State.FAILS
     if below(flattest, tolerance) is not State.HOLDS:
-        flattest = min(rises, key=lambda g: ends(g)[0])
-    state = above(flattest, tolerance)
+        flattest = min(least, key=lambda g: ends(g)[0])
+        state = State.HOLDS if above(flattest, tolerance) is State.HOLDS else State.UNDECIDED
     why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
     why += f"the least does by {percent_interval(flattest)} ({flattest.start} to {flattest.end})"
-    return Verdict.from_interval(
-        LATENCY, curve.subject, state, why + sparsely(curve), flattest, tolerance, *curve.valid
-    )
+    return _verdict(LATENCY, curve, state, why, flattest, tolerance, (flattest.start, flattest.end))
 
 
 def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
@@ -296,17 +309,22 @@ def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: flo
     throughput and in mean E2E?
 
     Without a margin two points of equal latency would be told apart by noise alone. value, low, high: the advantage
-    of another point over one of these that decides.
+    of another point over one of these that decides; of several it is corrected for having been chosen.
     """
-    knee, reason = _knee(curve, tolerance)
+    knee, reason = _knee(curve, tolerance, lambda load, knee: load <= knee)
     if knee is None:
         return Verdict.undecided(PARETO, curve.subject, reason + sparsely(curve), margin, *curve.valid)
     upto = [p for p in curve.valid if p.concurrency <= knee]
-    rivals = [(p, q, by) for p in upto for q, by in gains.advantages(curve.points, p)]
-    point, rival, by = max(rivals, key=lambda row: ends(row[2])[0])
+    pairs = len(upto) * (len(curve.valid) - 1)
+    rivals, rivals_of_all = (
+        [(p, q, by) for p in upto for q, by in gains.advantages(curve.points, p, curve.looks, several)]
+        for several in (1, pairs)
+    )
+    point, rival, by = max(rivals_of_all, key=lambda row: ends(row[2])[0])
+    state = State.FAILS
     if below(by, margin) is not State.FAILS:
         point, rival, by = max(rivals, key=lambda row: ends(row[2])[1])
-    state = below(by, margin)
+        state = State.HOLDS if below(by, margin) is State.HOLDS else State.UNDECIDED
     if state is State.HOLDS:
         why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
         why += f"than {_listed(p.concurrency for p in upto)} in flight"
@@ -314,14 +332,48 @@ def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: flo
         verb = "beats" if state is State.FAILS else "may beat"
         why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
         why += f"in the lesser of them by {percent_interval(by)}, bound {percent(margin)}"
-    return Verdict.from_interval(PARETO, curve.subject, state, why + sparsely(curve), by, margin, *curve.valid)
+    return _verdict(PARETO, curve, state, why, by, margin, tuple(sorted((point.concurrency, rival.concurrency))))
 
 
-def _knee(curve: Curve, tolerance: float) -> tuple[int | None, str]:
-    """The concurrency where the plateau begins, or None, and the reason why there is none to judge from."""
-    if reason := obstacle(curve):
-        return None, reason
-    return curve.plateau(tolerance).value, f"no plateau within the points measured (bound {percent(tolerance)})"
+def _knee(curve: Curve, tolerance: float, reads: Callable[[int, int], bool]) -> tuple[int | None, str]:
+    """The concurrency where the plateau begins, or None, and the reason why there is none to judge from. reads: whether
+    the judgement depends on a load, given where the plateau begins."""
+    knee = curve.plateau(tolerance).value
+    if knee is None:
+        return None, obstacle(curve) or f"no plateau within the points measured (bound {percent(tolerance)})"
+    reason = obstacle(curve, lambda load: reads(load, knee))
+    return (None, reason) if reason else (knee, "")
+
+
+def _verdict(
+    claim: str, curve: Curve, state: State, why: str, seen: Interval, bound: float, loads: tuple[int, ...]
+) -> Verdict:
+    """A verdict on the curve. loads: on which it depends most."""
+    launches = {m.launch for m in curve.trusted}
+    of_one = ", of one launch" if len(launches) == 1 else ""
+    verdict = Verdict.from_interval(
+        claim, curve.subject, state, f"{why}{of_one}{sparsely(curve)}", seen, bound, *curve.valid
+    )
+    if state is not State.UNDECIDED:
+        return verdict
+    return replace(verdict, again=loads, remedy=_remedy(curve, seen, bound, loads))
+
+
+def _remedy(curve: Curve, seen: Interval, bound: float, loads: tuple[int, ...]) -> str:
+    """What would decide: an interval shrinks with the square root of the number of repeats, and has to end at the
+    bound. Of external results, whose repeats take nobody knows how long: more of them."""
+    points = [p for p in curve.valid if p.concurrency in loads]
+    there, where = min(len(p.repeats) for p in points), curve.axes.at(" and ".join(map(str, loads)))
+    if curve.unneeded:
+        return "--slm-sweep full with --slm-resume measures the rest"
+    if seen.low is None or seen.high is None or curve.load is None:
+        return f"more repeats at {where}"
+    reach, distance = (seen.high - seen.low) / 2, abs(seen.value - bound)
+    if distance * MOST_REPEATS**0.5 < reach * there**0.5:
+        return f"at {where} it is too near to its bound for {MOST_REPEATS} repeats to tell"
+    more = max(1, math.ceil(there * (reach / distance) ** 2) - there)
+    seconds = more * sum(curve.load.duration_s(fmean(p.e2e_repeats)) for p in points)
+    return f"about {seconds:.0f} s more at {where} would decide: --slm-resume"
 
 
 def _listed(concurrencies: Iterable[int]) -> str:
@@ -347,12 +399,6 @@ def sparsely(curve: Curve) -> str:
     if not curve.unneeded:
         return ""
     return f" (adaptive sweep: judged at {_listed(p.concurrency for p in curve.valid)} in flight)"
-
-
-def _more(curve: Curve) -> str:
-    if curve.unneeded:
-        return "--slm-sweep full with --slm-resume measures the rest"
-    return "more repeats or a longer window"
 
 
 def _limits(curve: Curve) -> str:

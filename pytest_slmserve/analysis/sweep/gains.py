@@ -1,8 +1,9 @@
 """Gains of each doubling of the load, the plateau where they cease to pay, and the Pareto-optimal points.
 
 The knob is the concurrency. Gains are per doubling, also where neighbours are not a factor of two apart:
-(T2/T1)**(1/log2(B2/B1)) - 1. Their intervals take one relative standard deviation, pooled over the repeats of all
-points, and Student's t on the log scale.
+(T2/T1)**(1/log2(B2/B1)) - 1. Their intervals are those of `stats.noise`, on the log scale. A sweep that measures until
+its claims are decided looks at its data several times, and its intervals hold at all looks together: they are repeated
+confidence intervals (Jennison and Turnbull 2000, chapter 9).
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from pytest_slmserve.analysis.metrics.window import relative_variance
 from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats.estimates import Interval, Noise, growth, log_ratio, pooled_relative_sd
+from pytest_slmserve.analysis.stats.estimates import Interval, Noise, growth
+from pytest_slmserve.analysis.stats.group_sequential import tails
+from pytest_slmserve.analysis.stats.noise import TAIL, Differences, Repeat
+from pytest_slmserve.schema.loads import is_steady
 
 Repeats = Callable[[Point], Sequence[float]]
+LOOKS = (2, 3, 4, 6, 8)  # repeats of a load after which its claims are judged, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +59,62 @@ def valid_points(points: Sequence[Point]) -> list[Point]:
     return sorted((p for p in points if p.valid), key=lambda p: p.concurrency)
 
 
-def noise_of(points: Sequence[Point], repeats: Repeats = tokens_per_s) -> Noise:
-    """Relative standard deviation of one repeat, pooled over all valid points."""
-    return pooled_relative_sd([repeats(p) for p in valid_points(points)])
+def differences(points: Sequence[Point], repeats: Repeats = tokens_per_s) -> Differences:
+    """Differences between the valid points, in ascending order."""
+    return Differences(tuple(_sample(point, repeats) for point in valid_points(points)))
 
 
-def gains(points: Sequence[Point], repeats: Repeats = tokens_per_s) -> tuple[Gain, ...]:
-    """Relative change per doubling between neighbouring valid points: of throughput, or of another repeated figure."""
-    noise = noise_of(points, repeats)
-    return tuple(_gain(a, b, repeats, noise) for a, b in pairwise(valid_points(points)))
+def _sample(point: Point, repeats: Repeats) -> tuple[Repeat, ...]:
+    """Repeats of a point. What their windows' courses tell counts where all of them tell it."""
+    values, measured = repeats(point), [group[0] for group in point.used]
+    if len(measured) != len(values):
+        return tuple(map(Repeat, values))
+    even = all(is_steady(m.load) and m.load.ramp_up == "staggered" for m in measured)  # a convoy's course is no noise
+    within = [relative_variance(m.run) if even else None for m in measured]
+    told = within if all(within) else [None] * len(within)
+    return tuple(Repeat(v, m.measured_at, m.launch, w) for v, m, w in zip(values, measured, told, strict=True))
 
 
-def _gain(first: Point, second: Point, repeats: Repeats, noise: Noise) -> Gain:
+def noise_at(points: Sequence[Point], point: Point, repeats: Repeats = tokens_per_s) -> Noise:
+    """Relative standard deviation of one repeat of a valid point, by its own repeats and those of the others."""
+    valid = valid_points(points)
+    return differences(valid, repeats).noise(valid.index(point))
+
+
+def looks_from(first: int) -> tuple[int, ...]:
+    """Numbers of repeats after which claims are judged, of a sweep that begins with `first` of each load."""
+    return (first, *(n for n in LOOKS if n > first))
+
+
+def tail_at(repeats: int, looks: Sequence[int]) -> float:
+    """Probability outside each end of an interval after so many repeats, so that the intervals at all looks hold
+    together with 95 %. looks: those that may be taken; with a single one nothing is stopped by what was seen."""
+    if len(looks) < 2:
+        return TAIL
+    taken = sum(n <= repeats for n in looks)
+    return tails(tuple(looks), looks[-1], TAIL)[max(taken - 1, 0)]
+
+
+def gains(
+    points: Sequence[Point], repeats: Repeats = tokens_per_s, looks: Sequence[int] = (), several: int = 1
+) -> tuple[Gain, ...]:
+    """Relative change per doubling between neighbouring valid points: of throughput, or of another repeated figure.
+    several: of how many gains the extreme one is chosen, so that its interval has to hold for all (Bonferroni)."""
+    valid = valid_points(points)
+    seen = differences(valid, repeats)
+    return tuple(
+        _gain(a, b, seen.between(i, i + 1, _tail(a, b, looks) / several)) for i, (a, b) in enumerate(pairwise(valid))
+    )
+
+
+def _tail(first: Point, second: Point, looks: Sequence[int]) -> float:
+    return tail_at(max(len(first.repeats), len(second.repeats)), looks)
+
+
+def _gain(first: Point, second: Point, change: Interval) -> Gain:
     doublings = math.log2(second.concurrency / first.concurrency)
-    change = log_ratio(repeats(first), repeats(second), noise)
     low, high = (None if end is None else growth(end / doublings) for end in (change.low, change.high))
-    value = growth(change.value / doublings)
-    return Gain(value, low, high, start=first.concurrency, end=second.concurrency)
+    return Gain(growth(change.value / doublings), low, high, start=first.concurrency, end=second.concurrency)
 
 
 def _from(steps: Sequence[Gain], tolerance: float, end: Callable[[Gain], float | None]) -> int | None:
@@ -83,14 +128,14 @@ def _from(steps: Sequence[Gain], tolerance: float, end: Callable[[Gain], float |
     return start
 
 
-def plateau(points: Sequence[Point], tolerance: float = 0.10) -> Plateau:
+def plateau(points: Sequence[Point], tolerance: float = 0.10, looks: Sequence[int] = ()) -> Plateau:
     """The plateau, where throughput ceases to grow by `tolerance` (a share) per doubling."""
-    steps = gains(points)
+    steps = gains(points, looks=looks)
     return Plateau(
         value=_from(steps, tolerance, lambda g: g.value),
         low=_from(steps, tolerance, lambda g: g.low),
         high=_from(steps, tolerance, lambda g: g.high),
-        known=noise_of(points).sd is not None,
+        known=any(step.low is not None for step in steps),
     )
 
 
@@ -108,19 +153,21 @@ def _dominates(better: Point, worse: Point) -> bool:
     return min(faster, sooner) >= 0 < max(faster, sooner)
 
 
-def advantages(points: Sequence[Point], point: Point) -> list[tuple[Point, Interval]]:
+def advantages(
+    points: Sequence[Point], point: Point, looks: Sequence[int] = (), several: int = 1
+) -> list[tuple[Point, Interval]]:
     """Advantage over `point` of every valid point at another load, in both throughput and mean E2E at once.
 
     The advantage of one over the other is the smaller of its two relative gains (more tokens/s, shorter E2E). So it is
     negative where the other point is worse in one of them. Its interval likewise: the smaller of both ends.
     """
-    speed, wait = noise_of(points), noise_of(points, e2e_s)
+    valid = valid_points(points)
+    speed, wait, at = differences(valid), differences(valid, e2e_s), valid.index(point)
     found = []
-    for other in valid_points(points):
-        if other.concurrency != point.concurrency:
-            more = log_ratio(point.repeats, other.repeats, speed)
-            sooner = log_ratio(other.e2e_repeats, point.e2e_repeats, wait)
-            found.append((other, _smaller(more, sooner)))
+    for i, other in enumerate(valid):
+        if i != at:
+            tail = _tail(point, other, looks) / several
+            found.append((other, _smaller(speed.between(at, i, tail), wait.between(i, at, tail))))
     return found
 
 

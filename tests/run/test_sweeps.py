@@ -13,41 +13,41 @@ from pytest_slmserve.commands.report import judged_again
 from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.report.summary import tables
 from pytest_slmserve.run import executor
-from pytest_slmserve.run.adaptive import AdaptiveSweeps
 from pytest_slmserve.run.measure import measure_case
 from pytest_slmserve.run.session import Session
+from pytest_slmserve.run.sweeps import Sweeps
 from pytest_slmserve.schema.errors import EngineFailed
 
 MODEL = "opt-125m"
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 FAST = {"input_len": "64", "output_len": "32", "window": "2", "engine_arg": ["t_inf=20000", "b_half=20"]}
-Open = Callable[..., AdaptiveSweeps]
+Open = Callable[..., Sweeps]
 
 
 @pytest.fixture
 def opened(opened: Callable[..., Session]) -> Open:
     """Opens adaptive sweeps on one archive, one session after the other; options go by their names."""
 
-    def open_sweeps(**given: object) -> AdaptiveSweeps:
+    def open_sweeps(**given: object) -> Sweeps:
         session = opened(**{"sweep": "adaptive", "concurrency": ",".join(map(str, GRID)), **FAST, **given})
         session.planner.sweep(MODEL)
         session.begin()
-        return AdaptiveSweeps(session)
+        return Sweeps(session, {MODEL: GRID}, {})
 
     return open_sweeps
 
 
-def measured(sweeps: AdaptiveSweeps) -> list[int]:
+def measured(sweeps: Sweeps) -> list[int]:
     """Loads in the order measured, over all sessions of the archive."""
     return [m.load.concurrency for m in read(sweeps.session.options.records).measurements]
 
 
-def reported(sweeps: AdaptiveSweeps) -> str:
+def reported(sweeps: Sweeps) -> str:
     found = judged_again(read(sweeps.session.options.records))
     return "\n".join(text for text, _ in tables(found))
 
 
-def said(sweeps: AdaptiveSweeps) -> str:
+def said(sweeps: Sweeps) -> str:
     """By the run itself, of the claims on the curve's throughput and latency."""
     session = sweeps.session
     judged = [

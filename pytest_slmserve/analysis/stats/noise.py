@@ -1,0 +1,193 @@
+"""Intervals of differences between points that were repeated a few times each, on hosts whose noise is not white.
+
+Three levels: the course of a window, windows, launches. Windows scatter more than their own courses tell, since the
+noise of a host is slow; the factor by which they do is about the same at all loads of a sweep, where the noise itself
+differs by a hundred. So what is pooled over loads is that factor, and only as far as it is alike: each variance is
+drawn towards the common one by as much as the variances agree (Smyth 2004, "Linear models and empirical Bayes methods",
+section 6.2). Where points were measured by several launches, the launch is the unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from statistics import fmean, variance
+from typing import NamedTuple
+
+from pytest_slmserve.analysis.stats import student_t
+from pytest_slmserve.analysis.stats.estimates import Interval, Noise
+
+TAIL = 0.025  # outside each end of a 95 % interval
+LEAST = 1e-5  # of the median variance: repeats that are equal by chance have no logarithm of one
+
+
+class Repeat(NamedTuple):
+    """One repeat of a positive figure. at: when it was measured (ISO 8601). launch: of the engine. within: relative
+    variance of its mean by the course of its own window; None where that tells nothing."""
+
+    value: float
+    at: str = ""
+    launch: str = ""
+    within: float | None = None
+
+
+class Contrast(NamedTuple):
+    """Difference of the logarithms of two means. scale: its variance, were the courses of the windows all that there
+    is. ratio: variance that the repeats show, over that; df: its degrees of freedom, 0 for an unknown ratio."""
+
+    value: float
+    scale: float
+    ratio: float
+    df: int
+
+
+class Prior(NamedTuple):
+    """Variance that all have in common, and the degrees of freedom that it is worth to each."""
+
+    ratio: float
+    df: float
+
+
+@dataclass(frozen=True)  # no slots: the prior takes a while to compute, and is kept
+class Differences:
+    """Differences between samples of repeats, ascending by load. tail: probability outside each end of an interval."""
+
+    samples: tuple[tuple[Repeat, ...], ...]
+    tail: float = TAIL
+
+    @cached_property
+    def known(self) -> bool:
+        """Was anything repeated? Without it no noise is known, and intervals have no ends."""
+        return any(len(sample) > 1 for sample in self.samples)
+
+    @cached_property
+    def _prior(self) -> Prior:
+        return prior([(c.ratio, c.df) for a, b in pairwise(self.samples) if (c := contrast(a, b)).df])
+
+    @cached_property
+    def _levels(self) -> Prior:
+        return prior([_spread(sample) for sample in self.samples if len(sample) > 1])
+
+    @property
+    def _df(self) -> int:
+        return sum(len(_units(sample)) - 1 for sample in self.samples)
+
+    def between(self, first: int, second: int, tail: float | None = None) -> Interval:
+        """ln(mean of the second sample / mean of the first), and its interval. tail: other than that of all."""
+        found = contrast(self.samples[first], self.samples[second])
+        if not self.known:
+            return Interval(found.value)
+        ratio, df = moderated(found.ratio, found.df, self._prior, self._df)
+        half = student_t.quantile(1 - (tail or self.tail), df) * math.sqrt(ratio * found.scale)
+        return Interval(found.value, found.value - half, found.value + half)
+
+    def noise(self, number: int) -> Noise:
+        """Relative standard deviation of one repeat of a sample."""
+        if not self.known:
+            return Noise(None, 0)
+        sample = self.samples[number]
+        own = _spread(sample) if len(sample) > 1 else (0.0, 0)
+        ratio, df = moderated(*own, self._levels, self._df)
+        return Noise(math.sqrt(ratio * fmean(map(_within, sample))), df)
+
+
+def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
+    """Contrast of two samples: paired where they were measured in turn, by launches where each has several."""
+    value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
+    scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
+    if pairs := _in_turn(first, second):
+        differences = _by_launch([(a.launch, math.log(b.value / a.value)) for a, b in pairs])
+        df = len(differences) - 1
+        return Contrast(value, scale, variance(differences) / len(differences) / scale if df else 0.0, df)
+    spreads = [_spread(sample) for sample in (first, second)]
+    df = sum(df for _, df in spreads)
+    return Contrast(value, scale, sum(ratio * df for ratio, df in spreads) / df if df else 0.0, df)
+
+
+def _in_turn(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[tuple[Repeat, Repeat]]:
+    """Repeats of both next to each other in time, each in one pair; empty where they were not all measured in turn."""
+    order = sorted([*((r.at, 0, r) for r in first), *((r.at, 1, r) for r in second)], key=lambda row: row[:2])
+    pairs = list(zip(order[::2], order[1::2]))
+    apart = any(a[1] == b[1] or a[2].launch != b[2].launch for a, b in pairs)
+    if len(first) != len(second) or apart or not order[0][0]:
+        return []
+    return [(a[2], b[2]) if a[1] == 0 else (b[2], a[2]) for a, b in pairs]
+
+
+def _by_launch(values: Iterable[tuple[str, float]]) -> list[float]:
+    """Means of each launch where there are several, else the values."""
+    launches: dict[str, list[float]] = {}
+    for launch, value in values:
+        launches.setdefault(launch, []).append(value)
+    return [fmean(each) for each in launches.values()] if len(launches) > 1 else next(iter(launches.values()), [])
+
+
+def _units(sample: Sequence[Repeat]) -> list[float]:
+    return _by_launch((r.launch, math.log(r.value)) for r in sample)
+
+
+def _spread(sample: Sequence[Repeat]) -> tuple[float, int]:
+    """Variance of one repeat over what its course tells, and its degrees of freedom."""
+    units = _units(sample)
+    if len(units) < 2:
+        return 0.0, 0
+    each = fmean(map(_within, sample)) * len(units) / len(sample)
+    return variance(units) / each, len(units) - 1
+
+
+def _within(repeat: Repeat) -> float:
+    return 1.0 if repeat.within is None else repeat.within
+
+
+def moderated(ratio: float, df: int, common: Prior, most: int) -> tuple[float, float]:
+    """A variance drawn towards the common one, and its degrees of freedom: no more than all have, `most`."""
+    if math.isinf(common.df):
+        return common.ratio, max(most, 1)
+    whole = common.df + df
+    return (common.df * common.ratio + df * ratio) / whole if whole else 0.0, max(min(whole, most), 1)
+
+
+def prior(variances: Sequence[tuple[float, int]]) -> Prior:
+    """What variances with their degrees of freedom have in common, by the mean and the scatter of their logarithms.
+    Equal in all but chance: the pooled variance, worth any number of degrees of freedom."""
+    total = sum(df for _, df in variances)
+    pooled = Prior(sum(v * df for v, df in variances) / total if total else 0.0, math.inf)
+    floor = LEAST * sorted(v for v, _ in variances)[len(variances) // 2] if variances else 0.0
+    if len(variances) < 3 or not floor:
+        return pooled
+    logs = [math.log(max(v, floor)) - digamma(df / 2) + math.log(df / 2) for v, df in variances]
+    beyond = variance(logs) - fmean(trigamma(df / 2) for _, df in variances)
+    if beyond <= 0:
+        return pooled
+    half = _trigamma_inverse(beyond)
+    return Prior(math.exp(fmean(logs) + digamma(half) - math.log(half)), 2 * half)
+
+
+def digamma(x: float) -> float:
+    """Derivative of ln gamma(x) for x > 0 (Abramowitz and Stegun 1964, 6.3.5 and 6.3.18)."""
+    below = 0.0
+    while x < 6:
+        below, x = below - 1 / x, x + 1
+    y = 1 / x**2
+    return below + math.log(x) - 0.5 / x - y * (1 / 12 - y * (1 / 120 - y / 252))
+
+
+def trigamma(x: float) -> float:
+    """Derivative of digamma(x) for x > 0 (Abramowitz and Stegun 1964, 6.4.6 and 6.4.12)."""
+    below = 0.0
+    while x < 6:
+        below, x = below + 1 / x**2, x + 1
+    y = 1 / x**2
+    return below + 1 / x + y / 2 + y / x * (1 / 6 - y * (1 / 30 - y / 42))
+
+
+def _trigamma_inverse(value: float) -> float:
+    """x with trigamma(x) = value; it falls, so the interval is halved."""
+    low, high = 1e-3, 1e6
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if trigamma(middle) > value else (low, middle)
+    return math.sqrt(low * high)

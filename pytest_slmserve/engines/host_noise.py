@@ -1,0 +1,71 @@
+"""Noise of a host, as the simulated engine replays it: a factor of its speed over time, drawn anew by each engine."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+
+from pytest_slmserve.schema.errors import BadUsage
+
+TICK_S = 0.25  # the factor is constant for so long
+BLOCK = 16  # ticks of recorded noise that stay together
+OCTAVES = tuple(TICK_S * 2**i for i in range(10))  # time constants of 1/f noise: to two minutes
+
+
+class HostNoise:
+    """Factor of the speed at a time. kind: "white:SD", "ou:SD:SECONDS" (Ornstein-Uhlenbeck with that time constant),
+    "pink:SD" (1/f), "slow:SHARE:DEPTH:SECONDS" (slower by DEPTH for a SHARE of the time, so long each), "states:APART"
+    (two states, one for a whole launch), or a sequence of recorded factors, one for each tick, which is resampled in
+    blocks. SD is the relative standard deviation of a tick. Raises BadUsage."""
+
+    def __init__(self, kind: str | Sequence[float], seed: str) -> None:
+        self._factors: list[float] = []
+        self._more = _factors(kind, random.Random(seed))
+
+    def __call__(self, at_s: float) -> float:
+        tick = int(at_s / TICK_S)
+        if tick >= len(self._factors):
+            self._factors += islice(self._more, 2 * tick + 64 - len(self._factors))
+        return self._factors[tick]
+
+
+def _factors(kind: str | Sequence[float], chance: random.Random) -> Iterator[float]:
+    if not isinstance(kind, str):
+        starts = (chance.randrange(max(1, len(kind) - BLOCK + 1)) for _ in iter(int, 1))
+        return chain.from_iterable(kind[start : start + BLOCK] for start in starts)
+    name, *numbers = kind.split(":")
+    try:
+        match name, [float(number) for number in numbers]:
+            case "white", [sd]:
+                return (math.exp(chance.gauss(0, sd)) for _ in iter(int, 1))
+            case "ou", [sd, seconds]:
+                return map(math.exp, _ou(sd, seconds, chance))
+            case "pink", [sd]:
+                each = [_ou(sd / math.sqrt(len(OCTAVES)), seconds, chance) for seconds in OCTAVES]
+                return (math.exp(sum(values)) for values in zip(*each))
+            case "slow", [share, depth, seconds]:
+                return _slowdowns(share, depth, seconds, chance)
+            case "states", [apart]:
+                state = math.exp(apart / 2 * chance.choice((-1, 1)))
+                return (state for _ in iter(int, 1))
+    except ValueError:
+        pass
+    raise BadUsage(f"host_noise={kind} is no noise of a host", "host_noise=pink:0.12")
+
+
+def _ou(sd: float, seconds: float, chance: random.Random) -> Iterator[float]:
+    value, keeps = chance.gauss(0, sd), math.exp(-TICK_S / seconds)
+    while True:
+        yield value
+        value = keeps * value + math.sqrt(1 - keeps**2) * chance.gauss(0, sd)
+
+
+def _slowdowns(share: float, depth: float, seconds: float, chance: random.Random) -> Iterator[float]:
+    """A Markov chain of two states, which is slow for `share` of the time."""
+    slow = chance.random() < share
+    ends = {True: TICK_S / seconds, False: TICK_S / seconds * share / (1 - share)}
+    while True:
+        yield 1 - depth if slow else 1.0
+        slow = slow ^ (chance.random() < ends[slow])
