@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.stats.noise import TAIL, Differences, Repeat
 from pytest_slmserve.schema.loads import is_steady
 
 Repeats = Callable[[Point], Sequence[float]]
-LOOKS = (2, 3, 4, 6, 8)  # repeats of a load after which its claims are judged, at most
+LOOKS = (2, 3, 4, 6, 8, 12, 16)  # repeats of a load after which its claims are judged, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
