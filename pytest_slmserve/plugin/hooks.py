@@ -313,6 +313,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    if call.excinfo and isinstance(call.excinfo.value, AttributeError) and is_measured(item):
+        from pytest_slmserve.plugin.calls import name_the_figures
+
+        name_the_figures(call.excinfo.value)
     report = yield
     if call.excinfo is None or SESSION not in item.config.stash:
         return report
