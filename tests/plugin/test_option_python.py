@@ -38,7 +38,7 @@ def two_projects(pytester):
 
 
 def test_a_path_by_which_pytest_takes_another_project_for_the_root_is_warned_of(pytester, two_projects):
-    mine, other = two_projects
+    _, other = two_projects
     result = pytester.runpytest_inprocess("--slm-simulate", "--slm-python", f"{other}/python")
     result.assert_outcomes(passed=1, warnings=1)
     sentence = f"slmserve: --slm-python {other}/python made {other} the root of this run, with its settings: type "
