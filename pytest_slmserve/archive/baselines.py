@@ -16,6 +16,7 @@ from typing import Any
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.replica_points import all_groups
 from pytest_slmserve.archive.own_folder import make_folder
+from pytest_slmserve.archive.runs import RunChoice, chosen
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
@@ -106,8 +107,11 @@ def baselines(folder: Path) -> list[Baseline]:
 
 
 def baseline(folder: Path, name: str) -> Baseline:
-    """One of them, by its name with or without suffix. Raises BadUsage where it is not there, BadArchive where it
-    cannot be read."""
+    """One of them, by its name with or without suffix, or the archive of that path, with the last run of each case.
+    Raises BadUsage where it is not there, BadArchive where it cannot be read."""
+    if Path(name).is_file():
+        contents = chosen(read(Path(name)), RunChoice())
+        return Baseline(Path(name), contents.measurements, contents.notes)
     path = next((path for path in _archives(folder) if path.name in (name, f"{name}{SUFFIX}")), None)
     if path is None:
         raise BadUsage(f"there is no baseline {name} in {folder}", _what_is_there(folder))
@@ -115,32 +119,10 @@ def baseline(folder: Path, name: str) -> Baseline:
     return Baseline(path, contents.measurements, contents.notes)
 
 
-def find_baseline(folder: Path, device: str, vllm: str | None = None) -> Path:
-    """The archive of a device and a release.
-
-    device: a GPU's name as the driver has it, or a platform. vllm: None for the only release there is. Raises BadUsage
-    where there is none, or more than one.
-    """
-    wanted, release = _slug(device), None if vllm is None else _slug(vllm)
-    of_device = [path for path in _archives(folder) if wanted == path.name.removesuffix(SUFFIX).partition(RELEASE)[0]]
-    found = [path for path in of_device if release is None or _release_of(path) == release]
-    if len(found) == 1:
-        return found[0]
-    asked = f"{wanted}{'' if vllm is None else f' with vLLM {vllm}'}"
-    if found:
-        releases = ", ".join(_release_of(path) or path.name for path in found)
-        raise BadUsage(f"{folder} has {len(found)} baselines of {asked}: {releases}", "one of these releases")
-    raise BadUsage(f"there is no baseline of {asked} in {folder}", _what_is_there(folder))
-
-
 def _slug(text: str) -> str:
     """Text for a file's name, in lower case: "-" for all but letters, digits, "." and "+", and no "nvidia-" first."""
     plain = re.sub(r"[^a-z0-9.+]+", "-", text.lower()).strip("-.")
     return plain.removeprefix("nvidia-")
-
-
-def _release_of(path: Path) -> str:
-    return path.name.removesuffix(SUFFIX).partition(RELEASE)[2]
 
 
 def _judged(measurements: Sequence[Measurement]) -> list[tuple[Measurement, str | None]]:

@@ -43,9 +43,11 @@ def add(commands: Commands) -> None:
     add_accept(actions)
     list_ = add_command(actions, "list", "name the baselines of a folder", STATUS, list_all)
     show_ = add_command(actions, "show", "print what one baseline holds", STATUS, show)
-    show_.add_argument("name", metavar="NAME", help="as `baseline list` prints it")
+    where: dict[str, Any] = {"metavar": "FOLDER", "type": Path, "default": Path(FOLDER), "help": _default()}
+    list_.add_argument("folder", nargs="?", **where)
+    show_.add_argument("name", metavar="NAME", help="as `baseline list` prints it, or the path of an archive")
+    show_.add_argument("--from", dest="folder", **where)
     for each in (list_, show_):
-        each.add_argument("--from", dest="folder", metavar="FOLDER", type=Path, default=Path(FOLDER), help=_default())
         each.add_argument("--json", action="store_true", help="JSON instead of text")
 
 

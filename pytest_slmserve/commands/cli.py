@@ -19,6 +19,13 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str | None = None, **words: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **words)
 
+    def parse_known_args(self, *words: Any) -> Any:  # type: ignore[override]
+        """Refuses what is left over here, where the help of the very command is known, and not at the top."""
+        given, left_over = super().parse_known_args(*words)
+        if left_over:
+            self.error(f"unrecognized arguments: {' '.join(left_over)}")
+        return given, left_over
+
     def error(self, message: str) -> NoReturn:
         raise BadUsage(message, f"{self.prog} --help")
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser
+from pytest_slmserve.options.table import OPTS
 
 MODES = ("--slm-gpu", "--slm-cpu", "--slm-simulate")
 SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
@@ -41,9 +42,22 @@ def plan(command: Parser, given: argparse.Namespace) -> int:
 
 
 def words_of(words: Sequence[str]) -> list[str]:
+    words = _joined(words)
     mode = [] if any(word in MODES for word in words) else [MODES[0]]
     named = any(not word.startswith("-") and Path(word.partition("::")[0]).exists() for word in words)
     return [*mode, "--slm-plan", *words, *([] if named or "--pyargs" in words else shipped())]
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Words in which the value of each of our options stands behind "=": a path that stands alone is one of tests."""
+    flags = {opt.flag for opt in OPTS if not opt.is_flag and not opt.bare}
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in flags:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def shipped() -> list[str]:

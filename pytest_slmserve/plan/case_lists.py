@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
@@ -24,6 +25,7 @@ from pytest_slmserve.workload.arrivals import job
 
 USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
 ENOUGH_FOR_A_REPLICA = 32  # requests in flight
+A_JOB = '{"model": "opt-125m", "requests": 500, "rate": 10, "lengths": (512, 256)}'
 WAIT_S = 0.1  # that a dynamic batch waits for more requests
 
 # Points of sweeps
@@ -31,16 +33,23 @@ WAIT_S = 0.1  # that a dynamic batch waits for more requests
 
 def point_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
     """The points of the planned sweeps, or those that a marker names, of the models that were chosen; all of them where
-    none was chosen. Raises BadUsage for an unknown model."""
+    none was chosen. Raises BadUsage for an unknown model, and for requests that are too long for it."""
     overrides, chosen = overrides_of(words), planner.options.models
     if "points" not in words:
         planned = [(model, load) for model in planner.models for load in planner.sweep(model).loads]
         return [_point(planner, model, load, overrides) for model, load in planned]
     found = []
-    for model, concurrency in words["points"]:
+    for point in words["points"]:
+        match point:
+            case (str(model), int(concurrency)):
+                pass
+            case _:
+                raise BadUsage(f"{point!r} is no point: a model and a concurrency", 'points=[("opt-125m", 64)]')
         if not chosen or planner.swept(model):
             load = planner.load(concurrency, overrides)
             why = planner.misfit(model) or planner.overload(model, load, overrides)
+            if why is None and planner.platform != "remote":
+                check_fits(planner.spec(model), planner.workload(model, overrides))
             found.append(_point(planner, model, load, overrides, why))
     return found
 
@@ -59,7 +68,17 @@ def _point(
 
 
 def overrides_of(words: Mapping[str, Any]) -> MarkerOverrides:
-    return MarkerOverrides(words.get("lengths"), words.get("ramp_up"))
+    """Raises BadUsage for lengths that are no pair."""
+    lengths = words.get("lengths")
+    return MarkerOverrides(None if lengths is None else checked_lengths(lengths), words.get("ramp_up"))
+
+
+def checked_lengths(given: Any) -> tuple[Any, Any]:
+    """The prompt and output tokens that somebody gave as a pair; None in it is a natural length. Raises BadUsage."""
+    match given:
+        case (int() | None as prompt, int() | None as output):
+            return prompt, output
+    raise BadUsage(f"lengths={given!r} is no pair of prompt and output tokens", "lengths=(512, 64)")
 
 
 # Replicas
@@ -163,13 +182,18 @@ def usual_loads(model: str) -> tuple[int, ...]:
 
 
 def job_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
-    """The jobs that a marker names for this mode ("gpu" or "cpu"), of the models that were chosen; the simulated engine
-    has those of a GPU. Raises BadUsage for words that say nothing."""
-    found: Sequence[Mapping[str, Any]] = words["jobs"].get("cpu" if planner.platform == "cpu" else "gpu", ())
+    """The jobs that a marker names for this mode ("gpu" or "cpu") or, as a list, for any, of the models that were
+    chosen; the simulated engine has those of a GPU. Raises BadUsage for words that say nothing."""
+    jobs = words["jobs"]
+    if isinstance(jobs, Mapping) and (unknown := jobs.keys() - {"gpu", "cpu"}):
+        raise BadUsage(f"jobs for {', '.join(map(repr, sorted(unknown)))}, which is no mode", '"gpu" or "cpu"')
+    found = jobs.get("cpu" if planner.platform == "cpu" else "gpu", ()) if isinstance(jobs, Mapping) else jobs
     known = list(inspect.signature(job_case).parameters)[1:]
     for facts in found:
-        if unknown := set(facts) - set(known):
+        if isinstance(facts, Mapping) and (unknown := set(facts) - set(known)):
             raise BadUsage(f"a job has no {', '.join(sorted(unknown))}", ", ".join(known))
+        if not isinstance(facts, Mapping) or not {"model", "requests"} <= facts.keys():
+            raise BadUsage(f"{facts!r} is no job: a model and a number of requests", A_JOB)
         if facts.get("batching") not in (None, *get_args(Batching)):
             raise BadUsage(f"a job has no batching {facts['batching']!r}", " or ".join(get_args(Batching)))
     chosen = planner.options.models
@@ -252,7 +276,7 @@ def sized_workload(
     of None: natural ones."""
     spec = replace(workload_spec(planner.options, planner.platform), requests=requests)
     if lengths is not None:
-        spec = spec.with_lengths(*lengths)
+        spec = spec.with_lengths(*checked_lengths(lengths))
     return planner.requests(model, spec)
 
 

@@ -72,8 +72,10 @@ def slm_measure(
 ) -> Callable[..., Point]:
     """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
     from pytest_slmserve.analysis.points.sweep_points import points_of
+    from pytest_slmserve.plugin.calls import OF_A_LOAD, checked
     from pytest_slmserve.schema.errors import BadUsage
 
+    @checked("slm_measure", *OF_A_LOAD)
     def measure(concurrency: int, *, repeats: int | None = None, **load: Any) -> Point:
         wanted = replace(load_for(slm_session, slm_spec, concurrency, marker_overrides(request.node)), **load)
         if wanted.requests is not None:
@@ -93,10 +95,14 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
     reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
+    from pytest_slmserve.plugin.calls import OF_A_LOAD, checked
     from pytest_slmserve.run.sweeps import Rounds
     from pytest_slmserve.schema.errors import BadUsage
 
+    @checked("slm_sweep", *OF_A_LOAD)
     def sweep(concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
+        if isinstance(concurrency, str | int):
+            raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is no list of numbers", "concurrency=[1, 2, 4]")
         asked = marker_overrides(request.node)
         loads = tuple(replace(load_for(slm_session, slm_spec, n, asked), **load) for n in concurrency)
         if any(each.requests is not None for each in loads):
@@ -122,7 +128,9 @@ def slm_sweep(
 def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
     """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
     `model`. Measures nothing: where fewer than two loads are known, the test is undecided."""
+    from pytest_slmserve.plugin.calls import checked
 
+    @checked("slm_advice")
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
         from pytest_slmserve.run.advice import advice_of
 
@@ -159,7 +167,9 @@ def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
     it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
     has its URL. The test is skipped, with the reason, where that cannot be."""
+    from pytest_slmserve.plugin.calls import checked
 
+    @checked("slm_replicas")
     def of(
         n: int = 2,
         *,
@@ -207,8 +217,10 @@ def slm_job(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoin
     rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
     from pytest_slmserve.analysis.points.job_points import job_points
     from pytest_slmserve.plan.case_lists import sized_workload
+    from pytest_slmserve.plugin.calls import checked
     from pytest_slmserve.workload.arrivals import job
 
+    @checked("slm_job")
     def serve(
         requests: int,
         rate: float = math.inf,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,6 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slm_suite(name): the suite that a test is part of: core, papers or all")
     options = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
+    if options is not None and (misread := _misread_path(config)):
+        config.issue_config_time_warning(pytest.PytestConfigWarning(f"slmserve: {misread}"), stacklevel=2)
     if options is None or options.platform is None:
         return
     if config.getoption("tx", None) and config.getoption("dist") != "no":
@@ -113,6 +116,22 @@ def _options(config: pytest.Config) -> Options | None:
         return read_options(given, ini)
     except BadUsage as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
+
+
+def _misread_path(config: pytest.Config) -> str | None:
+    """A sentence on a path after one of our options that pytest took for a place of tests, and so another project for
+    the root of the run; None where it did not. When pytest looks for the root it does not know our options yet."""
+    from pytest_slmserve.options.table import OPTS
+
+    here, root, chosen = config.invocation_params.dir, config.rootpath, config.option
+    own = config.inipath is not None and here.is_relative_to(root)
+    if own or chosen.rootdir or chosen.inifilename:
+        return None
+    flags, words = {opt.flag for opt in OPTS if not opt.is_flag}, map(str, config.invocation_params.args)
+    for flag, value in pairwise(words):
+        if flag in flags and (path := here / value).exists() and not path.is_relative_to(here):
+            return f"{flag} {value} made {root} the root of this run, with its settings: type {flag}={value}"
+    return None
 
 
 def _of_ini_file(config: pytest.Config, key: str) -> Any:
@@ -313,6 +332,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    if call.excinfo and isinstance(call.excinfo.value, AttributeError) and is_measured(item):
+        from pytest_slmserve.plugin.calls import name_the_figures
+
+        name_the_figures(call.excinfo.value)
     report = yield
     if call.excinfo is None or SESSION not in item.config.stash:
         return report

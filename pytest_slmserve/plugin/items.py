@@ -132,6 +132,23 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     return None if parametrised else spec_from_marker(session, words)
 
 
+def check_requests_fit(session: Session, item: Any) -> None:
+    """Raises BadUsage where `slm_measure` would send requests that are longer than the engine of the item takes."""
+    from pytest_slmserve.engines.base import check_fits
+    from pytest_slmserve.schema.errors import naming
+    from pytest_slmserve.schema.specs import EngineSpec
+
+    if "slm_measure" not in item.fixturenames or is_skipped(item) or session.platform == "remote":
+        return
+    # Who overrides these fixtures measures something else than the marker says.
+    found = item._fixtureinfo.name2fixturedefs
+    if any(len(found[name]) > 1 for name in ("slm_spec", "sharegpt")):
+        return
+    if isinstance(spec := engine_of(session, item), EngineSpec):
+        with naming(item.nodeid):
+            check_fits(spec, session.planner.workload(spec.model, marker_overrides(item)))
+
+
 def reads_several(item: Any) -> bool:
     """Does an item read what more than one engine measured? So do claims that name their models, those of replicas, of
     several GPUs and of jobs, and what holds a run against a baseline. Raises BadUsage for an unknown claim."""
@@ -255,6 +272,7 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
     the options, so words that choose one say nothing there."""
     from pytest_slmserve.options import old_names
     from pytest_slmserve.options.parsers import takes_gpus
+    from pytest_slmserve.plan.case_lists import checked_lengths
     from pytest_slmserve.schema.errors import BadUsage
     from pytest_slmserve.schema.literals import RampUp
     from pytest_slmserve.schema.specs import EngineSpec
@@ -267,6 +285,8 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
     if unknown := set(words) - set(known):
         where = " where slm_point or slm_model is asked for" if parametrised else ""
         raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}{where}", ", ".join(known))
+    if "lengths" in words:
+        checked_lengths(words["lengths"])
     if words.get("ramp_up", "staggered") not in get_args(RampUp):
         raise BadUsage(f"@pytest.mark.slm(ramp_up={words['ramp_up']!r}) is no ramp-up", " or ".join(get_args(RampUp)))
     if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_slmserve.analysis.claims.lookup import claim_of
 from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS
-from pytest_slmserve.plan.case_lists import gpus_cases, job_cases, point_cases, replica_cases
+from pytest_slmserve.plan.case_lists import A_JOB, gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plugin.items import compares
 from pytest_slmserve.run.session import Session
@@ -78,8 +78,7 @@ CLOCK = Clock()
 
 
 def _no_jobs() -> Exception:
-    hint = '@pytest.mark.slm(jobs={"gpu": [{"model": "opt-125m", "requests": 500, "rate": 10, "lengths": (512, 256)}]})'
-    return BadUsage("slm_job_point without jobs", hint)
+    return BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{A_JOB}])")
 
 
 def gate_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
@@ -111,7 +110,9 @@ def model_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
 
 def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:
     """Models that a claim's marker names and that can be judged here. Where models were chosen, all that the claim
-    reads must be among them; else all must fit. Raises BadUsage for an unknown claim or model."""
+    reads must be among them; else all must fit. Raises BadUsage for an unknown claim or model, and for no list."""
+    if isinstance(named, str):
+        raise BadUsage(f"@pytest.mark.slm(models={named!r}) is no list of models", f"models=[{named!r}]")
 
     def there(model: str) -> bool:
         return session.planner.swept(model) if session.options.models else session.planner.misfit(model) is None

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pytest_slmserve.analysis.stored.baseline import WARNING, against_stored, cells, of_model, on_one_side
 from pytest_slmserve.analysis.stored.comparability import warnings
 from pytest_slmserve.analysis.verdict import Verdict, all_of
 from pytest_slmserve.archive.baselines import FOLDER, baseline
-from pytest_slmserve.archive.runs import RunChoice, chosen
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.run.judge import JudgedClaim
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
@@ -34,7 +31,7 @@ class StoredBaseline:
         """Raises BadUsage where there is none, BadArchive where it cannot be read: before anything is started."""
         named = session.options.baseline
         try:
-            there = chosen(read(Path(named)), RunChoice()) if Path(named).is_file() else baseline(FOLDER, named)
+            there = baseline(FOLDER, named)
         except BadUsage as error:
             raise BadUsage(f"--slm-baseline {named}: {error.problem}, and no such file", error.hint) from None
         return cls(session, there.measurements, (*there.notes, WARNING))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, TypeGuard
+from typing import Any, ClassVar, Literal, TypeGuard, get_args
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import RampUp
@@ -37,8 +37,15 @@ class ClosedLoop:
     judged_by: ClassVar[JudgedBy] = "ended"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.concurrency, int):
+            raise BadUsage(f"concurrency {self.concurrency!r} is no whole number", "concurrency=64")
         if self.concurrency < 1:
             raise BadUsage(f"concurrency {self.concurrency} is not positive", "1 or more")
+        for name in ("window_s", "settle_lifetimes"):
+            if not isinstance(value := getattr(self, name), int | float):
+                raise BadUsage(f"{name}={value!r} is no number", f"{name}=10")
+        if self.ramp_up not in get_args(RampUp):
+            raise BadUsage(f"ramp_up={self.ramp_up!r} is no ramp-up", " or ".join(get_args(RampUp)))
         if self.requests is None and self.window_s <= 0:
             raise BadUsage(f"a window of {self.window_s} s measures nothing", "--slm-window 5")
 

@@ -106,19 +106,19 @@ def test_a_damaged_archive_stops_it_unless_the_line_is_left_out(tmp_path, capsys
 
 def test_list_names_each_and_what_cannot_be_read(folder, capsys):
     (folder / "broken.jsonl.xz").write_text("no gzip")
-    status, out, err = run(capsys, "list", "--from", folder)
+    status, out, err = run(capsys, "list", folder)
     row = next(line.split() for line in out.splitlines() if line.startswith(NAME))
     assert (status, err) == (0, "") and row == [NAME, "2026-01-01", "3", "1", "opt-1.3b"]
     assert f"note: {folder / 'broken.jsonl.xz'} ends in .xz but is not xz" in out
 
 
 def test_list_of_none(tmp_path, capsys):
-    assert run(capsys, "list", "--from", tmp_path / "none") == (0, f"no baseline in {tmp_path / 'none'}\n", "")
-    assert run(capsys, "list", "--from", tmp_path / "none", "--json") == (0, "[]\n", "")
+    assert run(capsys, "list", tmp_path / "none") == (0, f"no baseline in {tmp_path / 'none'}\n", "")
+    assert run(capsys, "list", tmp_path / "none", "--json") == (0, "[]\n", "")
 
 
 def test_list_as_json(folder, capsys):
-    (found,) = json.loads(run(capsys, "list", "--from", folder, "--json")[1])
+    (found,) = json.loads(run(capsys, "list", folder, "--json")[1])
     assert (found["name"], found["measurements"], found["launches"], found["models"]) == (NAME, 3, 1, ["opt-1.3b"])
     assert found["measured"] == ["2026-01-01T00:00:00.000+00:00", "2026-01-01T00:00:01.000+00:00"]
     assert found["environment"]["driver"] == ["580.159.04"] and found["environment"]["vllm"] == ["0.26.0"]
@@ -147,6 +147,11 @@ def test_show_tells_models_loads_repeats_launches_date_and_environment(folder, c
     assert second.split() == ["opt-1.3b", "16", "staggered", "5.00", "64/32", "1", "1", "1,900"]
 
 
+def test_show_takes_a_path_as_slm_baseline_does(folder, capsys):
+    status, out, err = run(capsys, "show", folder / f"{NAME}.jsonl.xz")
+    assert (status, out, err) == run(capsys, "show", NAME, "--from", folder) and out.startswith(f"{NAME}: 3 meas")
+
+
 def test_show_as_json_has_the_loads(folder, capsys):
     found = json.loads(run(capsys, "show", NAME, "--from", folder, "--json")[1])
     assert [(row["in_flight"], row["measured"], row["repeats"]) for row in found["loads"]] == [(8, 2, 2), (16, 1, 1)]
@@ -167,6 +172,7 @@ def test_show_of_any_archive_says_what_is_no_part_of_a_baseline(tmp_path, capsys
         (["accept"], "RECORDS"),
         (["show"], "NAME"),
         (["show", "nothing"], "there is no baseline nothing"),
+        (["show", "one", "two"], "unrecognized arguments: two"),
         (["accept", "nowhere.jsonl"], "cannot read nowhere.jsonl"),
     ],
 )
@@ -174,6 +180,10 @@ def test_wrong_usage_is_4(arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (4, "") and message in err.splitlines()[0] and err.count("\n") == 2
+
+
+def test_what_is_too_much_is_told_with_the_help_of_its_command(capsys):
+    assert run(capsys, "show", "one", "two")[2].endswith("try: slmserve baseline show --help\n")
 
 
 def test_help_tells_the_exit_statuses(capsys):

@@ -19,6 +19,13 @@ def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, mo
     (tmp_path / "test_mine.py").touch()
     mine = "test_mine.py::test_it"
     assert words_of([mine, "--slm-cpu"]) == ["--slm-plan", mine, "--slm-cpu"]
+    (tmp_path / "python").touch()
+    assert words_of(["--slm-python", "python", "--slm-cpu"]) == [
+        "--slm-plan",
+        "--slm-python=python",
+        "--slm-cpu",
+        *shipped,
+    ]
     assert words_of(["--pyargs", "my.tests"]) == ["--slm-gpu", "--slm-plan", "--pyargs", "my.tests"]
 
 

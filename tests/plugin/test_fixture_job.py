@@ -78,12 +78,27 @@ def test_one_that_does_not_fit_is_skipped_with_the_reason(pytester):
     ("marker", "told"),
     [
         ('jobs={"gpu": [{"model": "opt-125m", "request": 3}]}', "a job has no request"),
+        ('jobs=[{"model": "opt-125m"}]', "is no job: a model and a number of requests"),
+        ('jobs={"gpus": []}', "jobs for 'gpus', which is no mode"),
         ('points=[("opt-125m", 4)]', "slm_job_point without jobs"),
     ],
 )
 def test_a_marker_that_says_nothing_is_refused(pytester, marker, told):
     pytester.makepyfile(f"import pytest\n@pytest.mark.slm({marker})\ndef test_it(slm_job_point): pass")
     assert told in usage_error(pytester.runpytest_inprocess(*ONE))
+
+
+@pytest.mark.parametrize("jobs", ["[JOB]", '{"gpu": [JOB]}'])
+def test_a_list_of_jobs_is_for_any_mode(pytester, jobs):
+    pytester.makepyfile(f"""
+        import pytest
+
+        JOB = {{"model": "opt-125m", "requests": 5, "lengths": (16, 8)}}
+
+        @pytest.mark.slm(jobs={jobs})
+        def test_it(slm_job_point): assert slm_job_point.measure()
+    """)
+    pytester.runpytest_inprocess(*ONE).assert_outcomes(passed=1)
 
 
 def test_a_job_in_a_test_of_ones_own(pytester):
