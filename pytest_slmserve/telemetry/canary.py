@@ -19,7 +19,7 @@ from pytest_slmserve.telemetry.base import NO_GPU, Reading
 
 SCRIPT = Path(__file__).with_name("canary_process.py")
 MANY_CORES = 4  # from here on an engine on a GPU leaves one idle
-SHARED_REST_S = 0.9  # between two pieces on cores that the engine needs: at most 0.5 % of one; of a core of its own 2 %
+SHARED_REST_S = 1.9  # between two pieces on cores that the engine needs: 0.2 % of one; of a core of its own 2 %
 
 
 class CanarySource:

@@ -13,6 +13,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
 from pytest_slmserve.report.tables.run import run_lines, sweep_report
 from pytest_slmserve.report.tables.sensors import COLUMNS, energy_report, legend, sensor_table
 from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.records import Measurement
 
 BATCHES = (1, 8, 1024)
 LIFELIKE = {
@@ -197,3 +198,26 @@ def test_records_with_sensors_have_one():
     table = sensor_table(curve_of("opt-1.3b", watched))
     assert len(rows(table)) == 3 and {row[-1] for row in rows(table)} <= {"ok", "degraded"}
     assert "95.0" in rows(table)[0] and "400" in rows(table)[0]
+
+
+# The host
+
+
+def slower(concurrency: int, cpu_ms: float, model: str = "opt-1.3b") -> Measurement:
+    """A measurement beside which a canary took so long, and waited as long again."""
+    made = measurement(concurrency, law(concurrency), model=model)
+    pieces = {sensors.OWN_CORES: 1.0, sensors.CANARY: 2e-3 * cpu_ms, sensors.CANARY_CPU: 1e-3 * cpu_ms}
+    return replace(made, run=replace(made.run, telemetry=planted_telemetry(pieces, interval_s=0.001, until_s=0.7)))
+
+
+def test_the_speed_of_the_host_is_shown_beside_each_load():
+    table = sensor_table(curve_of("opt-1.3b", [slower(1, 4.0), slower(2, 5.0), slower(4, 4.0)]))
+    assert head(table) == "in flight|own cores|host speed %|host wait %|sensors"
+    assert [row[2:4] for row in rows(table)] == [["100.0", "50.0"], ["80.0", "50.0"], ["100.0", "50.0"]]
+    assert "host speed: " in legend([curve_of("opt-1.3b", [slower(1, 4.0)])])
+
+
+def test_the_speed_of_the_host_is_relative_to_its_best_in_the_whole_run():
+    curves = [curve_of(model, [slower(c, ms, model) for c in (1, 2, 4)]) for model, ms in (("a", 4.0), ("b", 8.0))]
+    [first, second] = [text for text, _ in run_lines(curves, []) if "in flight" in text and "batch:" not in text][:2]
+    assert " 100.0 " in first and " 50.0 " in second.split("wait")[1]
