@@ -114,13 +114,16 @@ def is_on(now_s: float, stretch_s: float) -> bool:
 
 
 def pairs_of(run: Run, stretch_s: float) -> Iterator[tuple[float, float]]:
-    """Tokens/s of neighbouring whole stretches of the window, with the sensors and without."""
+    """Tokens/s of neighbouring whole stretches of the window, with the sensors and without. A pair is left out where the
+    host stood still for a stretch, so that it has no two steps."""
     assert run.began_s is not None
     opens, closes = (run.began_s + at for at in run.window_s)
     first, last = math.ceil(opens / stretch_s / 2), math.floor(closes / stretch_s / 2)
     for number in range(first, last):
         rates = {is_on(at, stretch_s): rate(run, at, at + stretch_s) for at in halves(number, stretch_s)}
-        yield rates[True], rates[False]
+        on, off = rates[True], rates[False]
+        if on and off:
+            yield on, off
 
 
 def halves(number: int, stretch_s: float) -> tuple[float, float]:
@@ -128,12 +131,12 @@ def halves(number: int, stretch_s: float) -> tuple[float, float]:
     return 2 * number * stretch_s + stretch_s / 1e6, (2 * number + 1) * stretch_s + stretch_s / 1e6
 
 
-def rate(run: Run, begin_s: float, end_s: float) -> float:
-    """Output tokens/s of the steps in a stretch, cut at step boundaries."""
+def rate(run: Run, begin_s: float, end_s: float) -> float | None:
+    """Output tokens/s of the steps in a stretch, cut at step boundaries; None below two."""
     times = [run.began_s + at for at in run.steps.time_s]  # type: ignore[operator]
     inside = [i for i, at in enumerate(times) if begin_s <= at < end_s]
     tokens = sum(run.steps.new_tokens[i] for i in inside[1:])
-    return tokens / (times[inside[-1]] - times[inside[0]])
+    return tokens / (times[inside[-1]] - times[inside[0]]) if len(inside) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
