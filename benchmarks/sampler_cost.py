@@ -114,8 +114,8 @@ def is_on(now_s: float, stretch_s: float) -> bool:
 
 
 def pairs_of(run: Run, stretch_s: float) -> Iterator[tuple[float, float]]:
-    """Tokens/s of neighbouring whole stretches of the window, with the sensors and without. A pair is left out where the
-    host stood still for a stretch, so that it has no two steps."""
+    """Tokens/s of neighbouring whole stretches of the window, with the sensors and without. A pair is left out where
+    the host stood still for a stretch, so that it has no two steps."""
     assert run.began_s is not None
     opens, closes = (run.began_s + at for at in run.window_s)
     first, last = math.ceil(opens / stretch_s / 2), math.floor(closes / stretch_s / 2)

@@ -214,7 +214,7 @@ def test_what_is_saved_is_small_and_gives_the_same_estimate(script, clock):
 
 
 def test_a_pair_of_which_the_host_slept_through_a_stretch_is_left_out(script):
-    steps = [at / 10 for at in range(80) if not 20 <= at < 29]
+    steps = [at / 10 for at in range(80) if not 20 <= at < 30]
     trace = SimpleNamespace(time_s=steps, new_tokens=[5] * len(steps))
     run = SimpleNamespace(began_s=100.0, window_s=(0.0, 8.0), steps=trace)
     assert list(script.pairs_of(run, 1.0)) == [pytest.approx((50.0, 50.0))] * 3
