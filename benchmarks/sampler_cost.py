@@ -1,6 +1,7 @@
 """Does reading the sensors slow down what is measured? Two estimates of the throughput that it costs, and its CPU time.
 
     python benchmarks/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60
+    python benchmarks/sampler_cost.py --platform cuda --model opt-125m --concurrency 512 --pairs 60 --canary
 
 One long steady run on one engine; the sensors are read in one stretch of time and left alone in the next, in the order
 A B B A, so that what drifts cancels. The first estimate is the ratio of throughputs of neighbouring stretches, by the
@@ -9,6 +10,8 @@ some milliseconds and can only lengthen the engine's steps that it overlaps, so 
 them. A moment more often falls into a long step than into a short one, but that holds for the moments, too, at which
 the sensors were left alone, and the difference of the two is what a reading costs. The engine tells of a step a little
 after it, and one that schedules ahead may be late one step later, so it is told with the next step, too.
+
+With --canary the canary alone is left out of every other stretch, and a reading is one of its pieces of work.
 
 OPT-125M at 512 is the hardest case: there the host is the limit.
 """
@@ -37,7 +40,9 @@ from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run
+from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 from pytest_slmserve.telemetry.base import Reading, SensorSource
+from pytest_slmserve.telemetry.canary import CanarySource
 from pytest_slmserve.telemetry.host_probe import probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
@@ -84,18 +89,41 @@ class Gated:
         self.source.close()
 
 
+@dataclass
+class GatedCanary(Gated):
+    """The canary costs what the piece of work costs that a reading begins, in a process of its own. It is a round once
+    its time is known."""
+
+    def read(self, now_s: float) -> Reading:
+        assert isinstance(self.source, CanarySource)
+        if not is_on(now_s, self.stretch_s):
+            self.rounds[now_s] = now_s
+            return Reading()
+        asked_s, reading = self.source.asked_s, self.source.read(now_s)
+        lasted, cpu = reading.values.get(CANARY), reading.values.get(CANARY_CPU)
+        if lasted is not None and cpu is not None:
+            self.readings += 1
+            self.cpu_s += cpu
+            self.wall_s += lasted
+            self.rounds[asked_s] = asked_s + lasted
+        return reading
+
+
 def is_on(now_s: float, stretch_s: float) -> bool:
     return ORDER[int(now_s / stretch_s) % len(ORDER)]
 
 
 def pairs_of(run: Run, stretch_s: float) -> Iterator[tuple[float, float]]:
-    """Tokens/s of neighbouring whole stretches of the window, with the sensors and without."""
+    """Tokens/s of neighbouring whole stretches of the window, with the sensors and without. A pair is left out where
+    the host stood still for a stretch, so that it has no two steps."""
     assert run.began_s is not None
     opens, closes = (run.began_s + at for at in run.window_s)
     first, last = math.ceil(opens / stretch_s / 2), math.floor(closes / stretch_s / 2)
     for number in range(first, last):
         rates = {is_on(at, stretch_s): rate(run, at, at + stretch_s) for at in halves(number, stretch_s)}
-        yield rates[True], rates[False]
+        on, off = rates[True], rates[False]
+        if on and off:
+            yield on, off
 
 
 def halves(number: int, stretch_s: float) -> tuple[float, float]:
@@ -103,12 +131,12 @@ def halves(number: int, stretch_s: float) -> tuple[float, float]:
     return 2 * number * stretch_s + stretch_s / 1e6, (2 * number + 1) * stretch_s + stretch_s / 1e6
 
 
-def rate(run: Run, begin_s: float, end_s: float) -> float:
-    """Output tokens/s of the steps in a stretch, cut at step boundaries."""
+def rate(run: Run, begin_s: float, end_s: float) -> float | None:
+    """Output tokens/s of the steps in a stretch, cut at step boundaries; None below two."""
     times = [run.began_s + at for at in run.steps.time_s]  # type: ignore[operator]
     inside = [i for i, at in enumerate(times) if begin_s <= at < end_s]
     tokens = sum(run.steps.new_tokens[i] for i in inside[1:])
-    return tokens / (times[inside[-1]] - times[inside[0]])
+    return tokens / (times[inside[-1]] - times[inside[0]]) if len(inside) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +220,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stretch", type=float, default=1.0, help="seconds with, and then without, the sensors")
     parser.add_argument("--interval", type=float, default=INTERVAL_S, help="seconds between readings")
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--canary", action="store_true", help="what the canary costs, the other sensors being read")
     parser.add_argument("--out", type=Path, help="file for all that the estimates are made of, as JSON")
     return parser.parse_args()
 
@@ -204,8 +233,13 @@ def main() -> None:
     if opened is None:
         sys.exit("no sensors here")
     rounds: dict[float, float] = {}
-    gated = [Gated(source, args.stretch, rounds) for source in opened.sources]
-    sampler = Sampler(gated, args.interval)
+    canaries = [source for source in opened.sources if isinstance(source, CanarySource)]
+    others = [source for source in opened.sources if source not in canaries]
+    gated: list[Gated] = [
+        *(GatedCanary(source, args.stretch, rounds) for source in canaries if args.canary),
+        *(Gated(source, args.stretch, rounds) for source in others if not args.canary),
+    ]
+    sampler = Sampler([*gated, *(others if args.canary else canaries)], args.interval)
     workload = build_workload(workload_spec(options, args.platform), shape_of(args.model))
     load = ClosedLoop(args.concurrency, window_s=(2 * args.pairs + 4) * args.stretch)
     engine = start(engine_spec(options, args.platform, args.model, host.environment))
@@ -221,8 +255,10 @@ def main() -> None:
         facts = {"interval_s": args.interval, "stretch_s": args.stretch, "pairs": pairs, "costs": costs(gated)}
         args.out.write_text(json.dumps(facts | asdict(trace), separators=(",", ":")) + "\n", "utf-8")
     tell_pairs(pairs)
-    tell_readings(trace, args.interval)
-    tell_costs(gated, args.interval)
+    rest_s = max((source.rest_s for source in canaries if args.canary), default=0.0)
+    every_s = args.interval * max(1, math.ceil(rest_s / args.interval))
+    tell_readings(trace, every_s)
+    tell_costs(gated, every_s)
 
 
 def costs(gated: Sequence[Gated]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
+NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
 MIN_SPAN_S = 0.1  # below, the GPU's profiling counters are not valid (NVIDIA/DCGM issue 310)
 
 

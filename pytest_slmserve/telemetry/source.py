@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pytest_slmserve.schema.errors import BadUsage, SensorFailed
-from pytest_slmserve.telemetry.base import SensorSource
+from pytest_slmserve.telemetry.base import NO_GPU, SensorSource
+from pytest_slmserve.telemetry.canary import open_canary
 from pytest_slmserve.telemetry.multi_gpu import SeveralGpus
 from pytest_slmserve.telemetry.sampler import Sampler
-
-NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
 
 
 def open_sampler(
@@ -31,7 +30,7 @@ def open_sampler(
 def _sources(choice: str, devices: Sequence[str], interval_s: float) -> tuple[list[SensorSource], list[str]]:
     notes: list[str] = []
     device = devices[0]
-    host = _tried(_host, notes)
+    host = [*_tried(_host, notes), open_canary(device)]
     if choice == "host" or (choice == "auto" and device in NO_GPU):
         return host, notes
     if device in NO_GPU:

@@ -33,6 +33,7 @@ def there(monkeypatch):
 
     def plant(nvml=None, dcgm=None):
         monkeypatch.setattr(source, "_host", lambda: Named("host"))
+        monkeypatch.setattr(source, "open_canary", lambda device: Named("canary"))
         monkeypatch.setattr(source, "_nvml", lambda device, profile: found(nvml if profile or not nvml else "nvml"))
         monkeypatch.setattr(source, "_dcgm", lambda device, interval_s, address="": found(dcgm))
 
@@ -56,7 +57,7 @@ def there(monkeypatch):
 def test_what_is_read_beside_a_gpu(there, choice, nvml, dcgm, names, note):
     there(nvml, dcgm)
     sampler, notes = open_sampler(choice, UUID, 0.25)
-    assert sampler.name == names
+    assert sampler.name == f"{names} + canary"
     assert (note in " ".join(notes)) if note else notes == []
 
 
@@ -81,9 +82,9 @@ def test_a_cpu_has_no_sensors_of_a_gpu(there, choice):
 
 
 @pytest.mark.parametrize("choice", ["auto", "host"])
-def test_beside_a_cpu_the_host_is_read(there, choice):
+def test_beside_a_cpu_the_host_and_its_canary_are_read(there, choice):
     there("nvml-gpm", "dcgm")
-    assert open_sampler(choice, "cpu", 0.25)[0].name == "host"
+    assert open_sampler(choice, "cpu", 0.25)[0].name == "host + canary"
 
 
 def test_off_reads_nothing(there):

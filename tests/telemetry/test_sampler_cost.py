@@ -15,7 +15,9 @@ from scripts import benchmark_script, loaded
 
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.canary import CanarySource
 from pytest_slmserve.telemetry.sampler import Recording
 
 SCRIPT = benchmark_script("sampler_cost")
@@ -133,6 +135,28 @@ def test_two_means_are_compared_as_welch_has_it(script):
     assert script.welch([2, 2], [1, 1]) == Interval(1, 1, 1)
 
 
+def test_a_piece_of_the_canary_is_a_round_that_lasts_as_long_as_it(script, clock, monkeypatch):
+    """Its times come with the reading after it; one that began before a stretch without it is told of after that."""
+    canary, rounds = CanarySource(rest_s=0.9), {}
+    pieces = itertools.cycle([{}, {}, {}, {CANARY: 0.005, CANARY_CPU: 0.004}])
+
+    def turn(now_s):
+        canary.asked_s = now_s if now_s - canary.asked_s >= 0.9 else canary.asked_s
+        return next(pieces)
+
+    monkeypatch.setattr(canary, "_turn", turn)
+    gated = script.GatedCanary(canary, 1.0, rounds)
+    recording = Recording([gated], INTERVAL_S, lambda: clock.now)
+    for at in range(32):
+        clock.now = 100.1 + INTERVAL_S * at
+        recording.read()
+    lasted = {at: round(end - at, 6) for at, end in rounds.items() if script.is_on(at, 1.0)}
+    assert lasted == dict.fromkeys([100.1, 103.1, 104.1, 107.1], 0.005), "one in each stretch of 1 s with it"
+    shams = [end - at for at, end in rounds.items() if not script.is_on(at, 1.0)]
+    assert shams == [0.0] * 16
+    assert (gated.readings, gated.cpu_s, gated.wall_s) == (4, pytest.approx(0.016), pytest.approx(0.02))
+
+
 class Told:
     """A source that takes its time by a clock of its own."""
 
@@ -187,6 +211,14 @@ def test_what_is_saved_is_small_and_gives_the_same_estimate(script, clock):
     assert (len(trace.readings), len(trace.shams)) == (248, 248)
     assert 0 <= trace.steps[0] < 0.03 and 123.97 < trace.steps[-1] <= 124
     assert (trace.shams[0], trace.readings[0]) == (0.1, (2.1, 2.106))
+
+
+def test_a_pair_of_which_the_host_slept_through_a_stretch_is_left_out(script):
+    steps = [at / 10 for at in range(80) if not 20 <= at < 30]
+    trace = SimpleNamespace(time_s=steps, new_tokens=[5] * len(steps))
+    run = SimpleNamespace(began_s=100.0, window_s=(0.0, 8.0), steps=trace)
+    assert list(script.pairs_of(run, 1.0)) == [pytest.approx((50.0, 50.0))] * 3
+    assert script.rate(run, 102.0, 103.0) is None
 
 
 @pytest.mark.parametrize(

@@ -71,17 +71,18 @@ def sources(monkeypatch):
     monkeypatch.setattr(source, "_nvml", open_one)
     monkeypatch.setattr(source, "_dcgm", lambda *_: (_ for _ in ()).throw(SensorFailed("no DCGM")))
     monkeypatch.setattr(source, "_host", lambda: Planted(name="host"))
+    monkeypatch.setattr(source, "open_canary", lambda device: Planted(name="canary"))
     return opened
 
 
 def test_the_gpus_of_an_engine_are_opened_together(sources):
     sampler, notes = open_sampler("auto", "GPU-a", 0.25, ["GPU-b"])
-    assert (sampler.name, notes) == ("2 x nvml-gpm + host", [])
+    assert (sampler.name, notes) == ("2 x nvml-gpm + host + canary", [])
     sampler.close()
     assert [source.closed for source in sources] == [1, 1]
 
 
 def test_a_part_of_the_gpus_is_not_taken_for_the_whole(sources):
     sampler, notes = open_sampler("auto", "GPU-a", 0.25, ["GPU-c"])
-    assert sampler.name == "host" and sources[0].closed == 1
+    assert sampler.name == "host + canary" and sources[0].closed == 1
     assert any("not every GPU of the engine" in note for note in notes)

@@ -15,6 +15,8 @@ from pytest_slmserve.analysis.cached import once
 from pytest_slmserve.analysis.device.multi_gpu import each_gpu, imbalance, together
 from pytest_slmserve.schema.records import Run, Telemetry
 from pytest_slmserve.schema.sensors import (
+    CANARY,
+    CANARY_CPU,
     CAPPED_POWER,
     CLOCK_REASONS,
     DRAM_ACTIVE,
@@ -53,6 +55,8 @@ class DeviceFigures:
 
     Of several GPUs: power, energy and memory are those of all together, ratios means over them, the clock that of the
     slowest. power_imbalance: power of the GPU that takes most less that of the one that takes least, over their mean.
+
+    canary_s, canary_cpu_s: time of the canary's piece of work, and its CPU time (`telemetry/canary.py`).
     """
 
     gpu_util: float | None = None
@@ -76,6 +80,8 @@ class DeviceFigures:
     own_cores: float | None = None
     host_cores: float | None = None
     stolen_cores: float | None = None
+    canary_s: float | None = None
+    canary_cpu_s: float | None = None
     coverage: float | None = None
     power_imbalance: float | None = None
 
@@ -195,6 +201,8 @@ def device_figures(run: Run) -> DeviceFigures:
         own_cores=watch.mean(OWN_CORES),
         host_cores=watch.mean(HOST_CORES),
         stolen_cores=watch.mean(STOLEN_CORES),
+        canary_s=watch.mean(CANARY),
+        canary_cpu_s=watch.mean(CANARY_CPU),
         coverage=_coverage(watch),
         power_imbalance=imbalance([figures.power_w for figures in figures_of_each_gpu(run)]),
     )

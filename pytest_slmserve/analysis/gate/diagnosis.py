@@ -86,6 +86,7 @@ class Windows:
     requests: output tokens over those of a request, so no whole number. seconds: from each window's first step boundary
     to its last. steps: in that time. with_prompt: those whose row names a prompt. alone, alone_s: those that only
     decode, and how long they took. idle: share of time in which no kernel ran on the GPU, None where nobody looked.
+    canary_s, canary_cpu_s: mean time of the canary's piece of work, and its CPU time; None where there was none.
     """
 
     measurements: int
@@ -96,6 +97,8 @@ class Windows:
     alone: int
     alone_s: float
     idle: float | None
+    canary_s: float | None = None
+    canary_cpu_s: float | None = None
 
     @property
     def total_s(self) -> float:
@@ -138,6 +141,14 @@ class Split:
     def by_device(self) -> tuple[Change, ...]:
         """host gap and kernels, which add up to `total`; empty where a side had no sensor that could tell."""
         return _parts("host gap", "kernels", self.total, self.baseline.gap_s, self.candidate.gap_s)
+
+    @property
+    def canary(self) -> tuple[Change, ...]:
+        """The time of the same piece of Python beside both sides, and its CPU time: what of a change may be the host's.
+        Empty where a side had no canary."""
+        before, after = self.baseline, self.candidate
+        times = {"canary": (before.canary_s, after.canary_s), "its CPU time": (before.canary_cpu_s, after.canary_cpu_s)}
+        return tuple(Change(name, b, c) for name, (b, c) in times.items() if b is not None and c is not None)
 
     @property
     def steps(self) -> Change:
@@ -246,6 +257,7 @@ def _reach(measurement: Measurement) -> int:
 def _side(measurements: Sequence[Measurement], reach: int) -> Windows:
     ranges = [(m.run, window.window_steps(m.run)[1:]) for m in measurements]
     alone = [(run, [i for i in steps if _decodes_only(run, i, reach)]) for run, steps in ranges]
+    seen = [device_figures(m.run) for m in measurements]
     return Windows(
         measurements=len(measurements),
         requests=math.fsum(_requests(m) for m in measurements),
@@ -254,7 +266,9 @@ def _side(measurements: Sequence[Measurement], reach: int) -> Windows:
         with_prompt=sum(bool(run.steps.prompt_tokens[i]) for run, steps in ranges for i in steps),
         alone=sum(len(steps) for _, steps in alone),
         alone_s=math.fsum(_seconds(run, steps) for run, steps in alone),
-        idle=mean_of_known(idle_share(device_figures(m.run).engine_active) for m in measurements),
+        idle=mean_of_known(idle_share(each.engine_active) for each in seen),
+        canary_s=mean_of_known(each.canary_s for each in seen),
+        canary_cpu_s=mean_of_known(each.canary_cpu_s for each in seen),
     )
 
 

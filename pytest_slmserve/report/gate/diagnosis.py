@@ -36,6 +36,10 @@ SPLIT_LEGEND = (
     "prefill: what prompts add to the steps. decode: the steps without that. host gap: no kernel ran on the GPU. Two "
     "views of one time: prefill and decode add up to all of it, host gap and kernels too."
 )
+CANARY_LEGEND = (
+    "canary: a fixed piece of Python beside each window. Where its CPU time changed, the host's cores were of another "
+    "speed beside that side; where its time alone did, others wanted them too."
+)
 
 
 def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -44,6 +48,8 @@ def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield split_text(split)
     if diagnosis.splits:
         yield hanging(SPLIT_LEGEND, 0)
+    if any(split.canary for split in diagnosis.splits):
+        yield hanging(CANARY_LEGEND, 0)
     for start in diagnosis.start_ups:
         yield f"start-up of {start.model}: {_from_to(start.change, 1, 's')}, mean of each side's launches"
     if diagnosis.splits or diagnosis.start_ups or diagnosis.differences:
@@ -56,6 +62,7 @@ def split_text(split: Split) -> str:
     heading = f"where the time goes: {split.model}, {split.load.title}, seconds per 1,000 requests ({counts})"
     rows = [_times(1000, each) for each in (split.total, *split.by_step, *split.by_device)]
     rows += [split.steps, replace(_times(1000, split.step), name="ms per step")]
+    rows += [replace(_times(1000, each), name=f"{each.name}, ms") for each in split.canary]
     shown = table(rows, COLUMNS, always=len(COLUMNS))
     return "\n".join([heading, shown, *(hanging(line, 2) for line in findings(split))])
 
@@ -67,6 +74,7 @@ def findings(split: Split) -> Iterator[str]:
         yield f"time per request changed by less than {percent(NOTABLE)}: there is nothing to explain at this load"
     else:
         yield from _explained(split)
+    yield from _of_the_host(split)
     if not split.by_step:
         yield _unsplit(split)
     if not split.by_device:
@@ -108,6 +116,14 @@ def _explained(split: Split) -> Iterator[str]:
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
     count, step = split.steps.relative, split.step.relative
     yield f"steps per request {_percents(count)} %, time per step {_percents(step)} %"
+
+
+def _of_the_host(split: Split) -> Iterator[str]:
+    """The change of the host's own speed, if it is notable: the total may have that from the host."""
+    shares = [(part.name, part.relative) for part in split.canary]
+    if any(abs(share or 0.0) >= NOTABLE for _, share in shares):
+        changed = ", ".join(f"{name} {_percents(share)} %" for name, share in shares)
+        yield f"the host was not the same beside both sides: {changed}"
 
 
 def _unsplit(split: Split) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, Literal
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.device.host_speed import Place, fastest_pieces
 from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
@@ -47,10 +48,17 @@ LEGEND = (
 )
 
 
-def sweep_report(curve: Curve, *, tolerance: float = TOLERANCE, slo: Slo | None = None) -> str:
+def sweep_report(
+    curve: Curve,
+    *,
+    tolerance: float = TOLERANCE,
+    slo: Slo | None = None,
+    fastest: Mapping[Place, float] | None = None,
+) -> str:
     """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat.
-    slo: adds how many requests met it."""
-    further = [sensor_table(curve), slo_report(curve, slo) if slo else ""]
+    slo: adds how many requests met it. fastest: what the speed of a host is relative to; None: its best in this
+    sweep."""
+    further = [sensor_table(curve, fastest), slo_report(curve, slo) if slo else ""]
     lines = [*heading(curve), *(["", point_table(curve)] if curve.points else []), *remarks(curve)]
     lines += [line for table in further if table for line in ("", table)]
     seen = list(findings(curve, tolerance))
@@ -69,9 +77,10 @@ def run_lines(
     """All there is to say at the end of a run: sweeps, how to read them, verdicts. Pieces of text with a colour."""
     tolerances = {v.subject: row.parameters["tolerance"] for v, row in judged if row and v.claim == PLATEAU}
     labelled = [pair for pair in zip(curves, labels(curves), strict=True) if _is_of_a_sweep(pair[0])]
+    fastest = fastest_pieces(m for curve in curves for m in curve.measurements)
     for curve, label in labelled:
         tolerance = tolerances.get(label) or tolerances.get(curve.subject, TOLERANCE)
-        yield f"{sweep_report(curve, tolerance=tolerance, slo=slo)}\n", None
+        yield f"{sweep_report(curve, tolerance=tolerance, slo=slo, fastest=fastest)}\n", None
     if labelled:
         yield f"{hanging(LEGEND, 0)}\n", None
     if read := legend(curves):

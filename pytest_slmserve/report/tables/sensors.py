@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from pytest_slmserve.analysis.claims.gpu_claims import at_table_1
+from pytest_slmserve.analysis.device.host_speed import Place, fastest_pieces, host_speed, waiting
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels
@@ -12,15 +14,24 @@ from pytest_slmserve.report.numbers import ABSENT, figure, hundredths, milliseco
 from pytest_slmserve.report.text_table import Column, table, telling
 
 REST = "which neither its bytes nor its FLOPs fill at the data sheet."
+HOST_SPEED = "host speed: of its cores, relative to the fastest seen beside any window, by a fixed piece of Python."
 
 
-def _share(head: str, name: str, rank: int, about: str = "") -> Column[Point]:
+@dataclass(frozen=True, slots=True)
+class SensedPoint:
+    """A point that sensors were read beside. host_speed: of the fastest known of its host."""
+
+    point: Point
+    host_speed: float | None = None
+
+
+def _share(head: str, name: str, rank: int, about: str = "") -> Column[SensedPoint]:
     """Column of a share of time, or of what there is, in per cent."""
-    return Column(head, lambda p: hundredths(getattr(p, name)), about=about, rank=rank)
+    return Column(head, lambda at: hundredths(getattr(at.point, name)), about=about, rank=rank)
 
 
-COLUMNS: tuple[Column[Point], ...] = (
-    Column("in\nflight", lambda p: str(p.concurrency)),
+COLUMNS: tuple[Column[SensedPoint], ...] = (
+    Column("in\nflight", lambda at: str(at.point.concurrency)),
     _share("GPU\nutil %", "gpu_util", 7, "GPU util: time in which any kernel ran, as NVML samples it."),
     _share("busy\n%", "engine_active", 3, "busy: the same by the profiling counters."),
     _share("SM %\nmean", "sm_active", 1, "SM: share of the SMs with work."),
@@ -29,14 +40,36 @@ COLUMNS: tuple[Column[Point], ...] = (
     _share("warp %\nmax", "sm_occupancy_max", 10),
     _share("DRAM\n%", "dram_active", 1, "DRAM, tensor: share of the time in which they were active."),
     _share("tensor\n%", "tensor_active", 1),
-    Column("power\nW", lambda p: figure(p.power_w), rank=2),
-    Column("mJ/\ntoken", lambda p: milliseconds(p.energy_per_token_j), about="mJ/token: energy of an output token."),
-    Column("clock\nMHz", lambda p: figure(None if p.sm_clock_hz is None else p.sm_clock_hz / 1e6, 4), rank=8),
+    Column("power\nW", lambda at: figure(at.point.power_w), rank=2),
+    Column(
+        "mJ/\ntoken", lambda at: milliseconds(at.point.energy_per_token_j), about="mJ/token: energy of an output token."
+    ),
+    Column(
+        "clock\nMHz", lambda at: figure(None if at.point.sm_clock_hz is None else at.point.sm_clock_hz / 1e6, 4), rank=8
+    ),
     _share("cap\n%", "power_capped", 4, "cap: time in which the power limit held the clock down."),
-    Column("own\ncores", lambda p: figure(p.own_cores), about="own cores: CPU time of this run's processes.", rank=5),
+    Column(
+        "own\ncores",
+        lambda at: figure(at.point.own_cores),
+        about="own cores: CPU time of this run's processes.",
+        rank=5,
+    ),
+    Column("host\nspeed %", lambda at: hundredths(at.host_speed), about=HOST_SPEED, rank=4),
+    Column(
+        "host\nwait %",
+        lambda at: hundredths(waiting(at.point.canary_s, at.point.canary_cpu_s)),
+        about="host wait: share of the time of that piece in which it had no core.",
+        rank=8,
+    ),
     _share("rest\n%", "unexplained", 5, f"rest: unexplained share of a step, {REST}"),
-    Column("\nbound", lambda p: p.bound or ABSENT, "left", "bound: by what is nearest to its end, by the counters.", 3),
-    Column("\nsensors", lambda p: "degraded" if p.degraded else "ok" if p.valid else ABSENT, "left"),
+    Column(
+        "\nbound",
+        lambda at: at.point.bound or ABSENT,
+        "left",
+        "bound: by what is nearest to its end, by the counters.",
+        3,
+    ),
+    Column("\nsensors", lambda at: "degraded" if at.point.degraded else "ok" if at.point.valid else ABSENT, "left"),
 )
 ENERGY: tuple[Column[tuple[str, Point]], ...] = (
     Column("model", lambda row: row[0], "left"),
@@ -47,21 +80,25 @@ ENERGY: tuple[Column[tuple[str, Point]], ...] = (
 )
 
 
-def sensor_table(curve: Curve) -> str:
-    """One row per point with its sensors; empty where none said anything."""
-    seen = _sensed(curve)
+def sensor_table(curve: Curve, fastest: Mapping[Place, float] | None = None) -> str:
+    """One row per point with its sensors; empty where none said anything. fastest: see `fastest_pieces`; None: of this
+    curve."""
+    seen = _sensed(curve, fastest_pieces(curve.measurements) if fastest is None else fastest)
     return table(seen, COLUMNS) if seen else ""
 
 
 def legend(curves: Sequence[Curve]) -> str:
     """Explanation of the columns in the tables of these sweeps."""
-    shown = {column for curve in curves for column in telling(_sensed(curve), COLUMNS)}
+    shown = {
+        column for curve in curves for column in telling(_sensed(curve, fastest_pieces(curve.measurements)), COLUMNS)
+    }
     return " ".join(column.about for column in COLUMNS if column in shown and column.about)
 
 
-def _sensed(curve: Curve) -> list[Point]:
+def _sensed(curve: Curve, fastest: Mapping[Place, float]) -> list[SensedPoint]:
     """Points that were looked at."""
-    return [p for p in curve.points if any(v is not None for v in (p.gpu_util, p.sm_active, p.power_w, p.own_cores))]
+    seen = [p for p in curve.points if any(v is not None for v in (p.gpu_util, p.sm_active, p.power_w, p.own_cores))]
+    return [SensedPoint(p, host_speed((m for group in p.used for m in group), fastest)) for p in seen]
 
 
 def energy_report(curves: Sequence[Curve]) -> Iterator[str]:

@@ -10,9 +10,11 @@ from strategies import H200, WELL, law, measurement, planted_telemetry, point
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.report import text_table
 from pytest_slmserve.report.tables.run import run_lines, sweep_report
-from pytest_slmserve.report.tables.sensors import COLUMNS, energy_report, legend, sensor_table
+from pytest_slmserve.report.tables.sensors import COLUMNS, SensedPoint, energy_report, legend, sensor_table
 from pytest_slmserve.schema import sensors
+from pytest_slmserve.schema.records import Measurement
 
 BATCHES = (1, 8, 1024)
 LIFELIKE = {
@@ -30,6 +32,8 @@ LIFELIKE = {
     "sm_clock_hz": 1.98e9,
     "power_capped": 0.954,
     "own_cores": 2.31,
+    "canary_s": 0.0048,
+    "canary_cpu_s": 0.0045,
     "unexplained": 0.412,
     "bound": "compute",
     "decode_dram": 0.713,
@@ -66,17 +70,18 @@ def test_a_row_shows_the_figures_of_its_point():
     assert len(rows(table)) == 3
     assert rows(table)[1] == [
         *["8", "100.0", "97.2", "71.8", "88.4", "13.5", "14.9", "61.3", "5.2", "412", "1,235", "1,980", "95.4"],
-        *["2.31", "41.2", "compute", "ok"],
+        *["2.31", "6.2", "41.2", "compute", "ok"],
     ]
     assert head(table) == (
         "in flight|GPU util %|busy %|SM % mean|SM % max|warp % mean|warp % max|DRAM %|tensor %|power W|mJ/ token|"
-        "clock MHz|cap %|own cores|rest %|bound|sensors"
+        "clock MHz|cap %|own cores|host wait %|rest %|bound|sensors"
     )
 
 
 def test_the_table_fits_a_wide_terminal():
     widest = LIFELIKE | {"power_w": 1_234.0, "energy_per_token_j": 123.4, "own_cores": 127.9, "power_capped": 1.0}
-    table = sensor_table(Curve(subject="x", points=(seen(1024, **widest), replace(seen(1), degraded=("slow",)))))
+    points = seen(1024, **widest), replace(seen(1), degraded=("slow",))
+    table = text_table.table([SensedPoint(each, host_speed=1.0) for each in points], COLUMNS)
     assert 120 < max(map(len, table.splitlines())) <= 150
 
 
@@ -119,7 +124,7 @@ def test_the_legend_is_of_the_columns_shown():
     assert legend([sweep(gpu_util=1.0)]) == LEGEND["GPU\nutil %"]
     both = legend([sweep(gpu_util=1.0), sweep(own_cores=1.0, power_capped=0.0)])
     assert both == " ".join(LEGEND[name] for name in ("GPU\nutil %", "cap\n%", "own\ncores"))
-    assert legend([sweep(**LIFELIKE)]) == " ".join(LEGEND.values())
+    assert legend([sweep(**LIFELIKE)]) == " ".join(LEGEND[name] for name in LEGEND if name != "host\nspeed %")
     assert legend([]) == ""
 
 
@@ -197,3 +202,26 @@ def test_records_with_sensors_have_one():
     table = sensor_table(curve_of("opt-1.3b", watched))
     assert len(rows(table)) == 3 and {row[-1] for row in rows(table)} <= {"ok", "degraded"}
     assert "95.0" in rows(table)[0] and "400" in rows(table)[0]
+
+
+# The host
+
+
+def slower(concurrency: int, cpu_ms: float, model: str = "opt-1.3b") -> Measurement:
+    """A measurement beside which a canary took so long, and waited as long again."""
+    made = measurement(concurrency, law(concurrency), model=model)
+    pieces = {sensors.OWN_CORES: 1.0, sensors.CANARY: 2e-3 * cpu_ms, sensors.CANARY_CPU: 1e-3 * cpu_ms}
+    return replace(made, run=replace(made.run, telemetry=planted_telemetry(pieces, interval_s=0.001, until_s=0.7)))
+
+
+def test_the_speed_of_the_host_is_shown_beside_each_load():
+    table = sensor_table(curve_of("opt-1.3b", [slower(1, 4.0), slower(2, 5.0), slower(4, 4.0)]))
+    assert head(table) == "in flight|own cores|host speed %|host wait %|rest %|sensors"
+    assert [row[2:4] for row in rows(table)] == [["100.0", "50.0"], ["80.0", "50.0"], ["100.0", "50.0"]]
+    assert "host speed: " in legend([curve_of("opt-1.3b", [slower(1, 4.0)])])
+
+
+def test_the_speed_of_the_host_is_relative_to_its_best_in_the_whole_run():
+    curves = [curve_of(model, [slower(c, ms, model) for c in (1, 2, 4)]) for model, ms in (("a", 4.0), ("b", 8.0))]
+    [first, second] = [text for text, _ in run_lines(curves, []) if "in flight" in text and "batch:" not in text][:2]
+    assert " 100.0 " in first and " 50.0 " in second.split("wait")[1]

@@ -1,0 +1,182 @@
+"""The canary: what its pieces say, and that its process never outlives us nor costs a measurement."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from processes import alive, until
+from strategies import watched_run
+
+from pytest_slmserve.analysis.device.sensor_health import health
+from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
+from pytest_slmserve.telemetry.base import Reading
+from pytest_slmserve.telemetry.canary import SCRIPT, SHARED_REST_S, CanarySource, open_canary, spare_core
+from pytest_slmserve.telemetry.sampler import Sampler
+
+PATIENCE_S = 30.0  # on a host that others keep busy
+GPU = "GPU-0000"
+
+
+def running(parent: int) -> list[int]:
+    """Ids of the canaries that watch this process."""
+    return [
+        pid for pid, _, words in alive() if str(SCRIPT) in words and words[words.index(str(SCRIPT)) + 1] == str(parent)
+    ]
+
+
+@pytest.fixture
+def canary():
+    source = CanarySource()
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def process(canary):
+    """The id of its process, which the first reading starts."""
+    before = running(os.getpid())
+    assert canary.read(0.0) == Reading(), "there is no piece yet"
+    [pid] = set(running(os.getpid())) - set(before)
+    return pid
+
+
+def piece_of(canary: CanarySource) -> Reading:
+    return until(lambda: (read := canary.read(time.monotonic())).values and read, PATIENCE_S, "a piece")
+
+
+def test_a_reading_tells_of_the_piece_that_the_one_before_began(canary, process):
+    for _ in range(3):
+        found = piece_of(canary)
+        assert found.values.keys() == {CANARY, CANARY_CPU} and not found.missing
+        assert 1e-4 < found.values[CANARY_CPU] < found.values[CANARY] + 1e-3 < PATIENCE_S
+        assert all(1e6 * value == pytest.approx(round(1e6 * value)) for value in found.values.values())
+    assert running(os.getpid()).count(process) == 1, "started once and kept"
+
+
+def test_it_does_the_same_work_each_time():
+    script = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import canary_process as c; print(c.piece())"
+    told = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
+    assert int(told.stdout) == sum(n for n in range(30_000) if n * 7919 % 1021 == 0)
+
+
+def test_a_piece_that_still_works_is_waited_for(canary, process):
+    os.kill(process, signal.SIGSTOP)
+    for now in (1.0, 2.0, 3.0):
+        assert canary.read(now) == Reading()
+    assert canary.asked_s == 0.0, "one at a time"
+    os.kill(process, signal.SIGCONT)
+    assert piece_of(canary).values[CANARY] > 0
+
+
+def test_between_two_pieces_it_rests():
+    canary = CanarySource(rest_s=0.9)
+    asked = []
+    try:
+        for now in (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0):
+            canary.read(now)
+            if canary.asked_s == now:
+                until(lambda: canary.read(canary.asked_s).values, PATIENCE_S, "a piece")
+            asked.append(canary.asked_s)
+    finally:
+        canary.close()
+    assert asked == [0.0] * 4 + [1.0] * 4 + [2.0]
+
+
+def test_it_rests_where_it_has_no_core_of_its_own(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8, 9})
+    own, shared = open_canary(GPU), open_canary("cpu")
+    assert (own.core, own.rest_s) == (9, 0.0)
+    assert (shared.core, shared.rest_s) == (None, SHARED_REST_S)
+    assert running(os.getpid()) == [], "the first reading starts it"
+
+
+@pytest.mark.parametrize(
+    ("device", "allowed", "core"),
+    [
+        (GPU, {0, 1, 2, 3}, 3),
+        (GPU, {4, 5, 6, 7, 12}, 12),
+        (GPU, {0, 1, 2}, None),
+        (GPU, {5}, None),
+        (GPU, set(), None),
+        ("cpu", set(range(64)), None),
+        ("none", {0, 1, 2, 3}, None),
+    ],
+)
+def test_which_core_is_its_own(device, allowed, core):
+    assert spare_core(device, allowed) == core
+
+
+def test_it_stays_on_its_core():
+    core = max(os.sched_getaffinity(0))
+    canary = CanarySource(core)
+    try:
+        canary.read(0.0)
+        piece_of(canary)
+        assert [os.sched_getaffinity(pid) for pid in running(os.getpid())] == [{core}]
+    finally:
+        canary.close()
+
+
+def test_close_ends_its_process_and_may_be_called_twice(canary, process):
+    canary.close()
+    assert process not in running(os.getpid())
+    canary.close()
+    CanarySource().close()
+
+
+def test_an_interrupt_from_the_terminal_does_not_end_it(canary, process):
+    piece_of(canary)
+    os.kill(process, signal.SIGINT)
+    piece_of(canary), piece_of(canary)
+    assert process in running(os.getpid())
+
+
+def test_one_that_ends_makes_its_values_unknown_and_degrades_nothing(canary, process):
+    os.kill(process, signal.SIGKILL)
+    until(lambda: process not in running(os.getpid()), PATIENCE_S, "its end")
+    with Sampler([canary], 0.1).recording() as recording:
+        time.sleep(0.25)
+    told = recording.telemetry(began_s=recording.rows[0][0] - 1.0)
+    assert set(told.columns[CANARY]) == set(told.columns[CANARY_CPU]) == {None}
+    assert told.notes == () and told.missing == {f"{CANARY}: the canary's process has ended": len(told)}
+    assert "lost" not in " ".join(health(watched_run(told, (0.5, 2.0)), None).reasons)
+
+
+def test_one_that_cannot_be_started_makes_its_values_unknown(canary, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    found = canary.read(0.0)
+    assert found.values == {CANARY: None, CANARY_CPU: None} and "/nowhere/python" in found.missing[0]
+
+
+# A forked process holds our end of the pipe as well, so the canary sees no end of file when we are killed.
+PARENT = """
+import os, time
+from pytest_slmserve.telemetry.canary import CanarySource
+source = CanarySource()
+source.read(time.monotonic())
+if (beside := os.fork()) == 0:
+    time.sleep(600)
+print(beside, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_when_its_parent_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout
+    with parent:
+        beside = int(parent.stdout.readline())
+        try:
+            [pid] = until(lambda: running(parent.pid), PATIENCE_S, "the canary")
+            parent.kill()
+            parent.wait()
+            until(lambda: pid not in [each for each, _, _ in alive()], PATIENCE_S, "the canary's end")
+            assert beside in [each for each, _, _ in alive()]
+        finally:
+            parent.kill()
+            os.kill(beside, signal.SIGKILL)
