@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import curves, law, noisy_curve, plateau_batch, point, without
 
-from pytest_slmserve.analysis.sweep.gains import Plateau, advantages, gains, noise_of, pareto_front, plateau
+from pytest_slmserve.analysis.sweep.gains import Plateau, advantages, differences, gains, pareto_front, plateau
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
