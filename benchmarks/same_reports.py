@@ -36,7 +36,7 @@ VALUE = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?(/\d[\d,]*|/s)?|true|false
 VERDICT = re.compile(
     r"^  (holds|fails, as expected|FAILS|HOLDS, UNEXPECTED|undecided)  "  # of a claim
     r'|(?:^|  |: )"?(pass|fail|inconclusive|PASS|FAIL|INCONCLUSIVE)"?(?=$|[:,]| after)'  # of a gate
-    r"|  (yes|partly|degraded|NO)$"  # of a measurement
+    r"|  (yes|noisy|partly|degraded|NO)$"  # of a measurement
 )
 Outputs = dict[str, tuple[int, str]]  # exit status and text, by command
 

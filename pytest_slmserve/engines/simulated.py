@@ -54,7 +54,8 @@ class Faults:
     other_token_at: position from which its outputs are not those of the formula.
     sensors: False for a device that has none; the others of this kind are what they say (`telemetry.simulated`); of
     memory in use, in bytes, they say nothing unless told. profiler: False for a release without.
-    slow_clock_from, hot_from: concurrency from which the SM clock sinks at times, or the heat brakes it.
+    slow_clock_from, lost_from, hot_from: concurrency from which the SM clock sinks at times, which is noise, a sensor
+    is lost, which degrades, or the heat brakes the clock, which invalidates.
     all_reduce_s: what a step on several GPUs waits for each of its all-reduces, two in a layer. imbalance: share by
     which the last of them takes less power than the first.
     scatter: relative standard deviation of the speed between launches of a gate; their starts scatter three times as
@@ -79,6 +80,7 @@ class Faults:
     start_s: float = 20.0
     other_token_at: float = math.inf
     slow_clock_from: float = math.inf
+    lost_from: float = math.inf
     hot_from: float = math.inf
     all_reduce_s: float = 10e-6
     imbalance: float = 0.0
@@ -263,6 +265,7 @@ class SimulatedEngine:
             power_w=faults.power_w,
             memory_used=faults.memory_used,
             slow_clock=concurrency >= faults.slow_clock_from,
+            lost=concurrency >= faults.lost_from,
             hot=concurrency >= faults.hot_from,
             gpus=self.gpus,
             imbalance=faults.imbalance,

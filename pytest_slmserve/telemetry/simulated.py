@@ -41,13 +41,14 @@ def simulated(
     memory_used: float | None = None,
     slow_clock: bool = False,
     hot: bool = False,
+    lost: bool = False,
     gpus: int = 1,
     imbalance: float = 0.0,
 ) -> Telemetry:
     """Readings through the window and one interval around it, every one alike but for what is planted. imbalance: share
     by which the last of several GPUs takes less power than the first."""
     if gpus > 1:
-        alike = {"memory_used": memory_used, "slow_clock": slow_clock, "hot": hot}
+        alike = {"memory_used": memory_used, "slow_clock": slow_clock, "hot": hot, "lost": lost}
         powers = [power_w * (1 - imbalance * i / (gpus - 1)) for i in range(gpus)]
         each = [simulated(window_s, ratios, power_w=watts, **alike) for watts in powers]  # type: ignore[arg-type]
         return replace(each[0], columns={}, gpus=tuple(one.columns for one in each))
@@ -61,7 +62,8 @@ def simulated(
     columns[ENERGY] = tuple(round(power_w * at, 3) for at in times)
     columns[SM_CLOCK] = tuple(clocks)
     columns[CLOCK_REASONS] = (float(HW_THERMAL_SLOWDOWN if hot else 0),) * rows
-    return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns)
+    notes = (f"simulated failed after {rows} readings: as it was told to",) if lost else ()
+    return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns, notes=notes)
 
 
 def _times(opens: float, closes: float) -> tuple[float, ...]:

@@ -113,11 +113,18 @@ def test_engines_that_shared_a_device_are_kept_all_or_none(tmp_path):
 
 
 def test_what_is_degraded_is_kept_and_told(tmp_path):
-    doubtful = engine_alone(columns={**BUSY, sensors.STOLEN_CORES: 0.5}, repeat=5)
+    crowded = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+    doubtful = engine_alone(columns=crowded, repeat=5)
     (kept,), left_out = accept([*GOOD, doubtful], tmp_path)
     (told,) = kept.degraded
     assert left_out == () and kept.measurements == (*GOOD, doubtful)
-    assert told.measurement is doubtful and "the hypervisor took 0.50 cores" in told.why
+    assert told.measurement is doubtful and "3 processes computed on the GPU" in told.why
+
+
+def test_what_is_noisy_is_kept_like_any_other(tmp_path):
+    noisy = engine_alone(columns={**BUSY, sensors.STOLEN_CORES: 0.5}, repeat=5)
+    (kept,), left_out = accept([*GOOD, noisy], tmp_path)
+    assert left_out == () == kept.degraded and kept.measurements == (*GOOD, noisy)
 
 
 def test_an_archive_that_is_there_is_overwritten_only_when_told(tmp_path):

@@ -91,6 +91,19 @@ def test_csv_has_a_line_for_each_point_with_the_keys_of_the_json(records, capsys
     assert rows[0]["repeats"] == "; ".join(map(repr, found[0]["repeats"]))
 
 
+def test_noise_is_in_the_json_and_in_the_csv_of_a_point_that_is_valid(tmp_path, capsys):
+    path = tmp_path / "noisy.jsonl"
+    with Archive.open(path) as archive:
+        for factor in (1.0, 1.25):
+            archive.add(measurement(8, 1000.0, launch=f"{factor}", steps=200, slow_from=100, slow_factor=factor))
+    [point] = json.loads(told(capsys, "report", path, "--run=all", "--json")[1].out)["points"]
+    assert (point["valid"], point["left_out"], point["problems"], point["degraded"]) == (True, 0, [], [])
+    [text] = point["noise"]
+    assert text.startswith("not steady: ") and len(point["repeats"]) == 2
+    [row] = csv.DictReader(io.StringIO(told(capsys, "report", path, "--run=all", "--csv")[1].out))
+    assert (row["valid"], row["degraded"], row["noise"]) == ("true", "", text)
+
+
 def test_of_jobs_alone_nothing_is_said_of_a_sweep(tmp_path, capsys):
     made = measurement(8, 1000.0)
     with Archive.open(tmp_path / "jobs.jsonl") as archive:

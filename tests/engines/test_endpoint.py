@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from interfaces import SIMULATED, small_workload, somebodys_server, url_of, wrong_but_for_noise
+from interfaces import SIMULATED, problems_of, small_workload, somebodys_server, url_of
 
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import summarize
@@ -51,7 +51,7 @@ def endpoint(there):
 def test_a_closed_loop_without_a_step_trace(endpoint):
     found = measure(endpoint, small_workload(), ClosedLoop(4, window_s=0.6), remote())
     run = found.run
-    assert wrong_but_for_noise([found]) == [] and len(run.steps) == 0
+    assert problems_of([found]) == [] and len(run.steps) == 0
     assert window.step_s(run) is None and window.kv_usage(run) is None and window.littles_law(run) is None
     assert 3 < window.mean_batch(run) <= 4
     ended = window.finished_in_window(run)

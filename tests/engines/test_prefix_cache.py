@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interfaces import small_workload, somebodys_server, stand_in, url_of, wrong_but_for_noise
+from interfaces import problems_of, small_workload, somebodys_server, stand_in, url_of
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
@@ -146,7 +146,7 @@ def test_a_server_that_does_not_tell_is_not_judged(tmp_path):
         found = [measure(engine, small_workload(), BURST, remote()) for _ in range(2)]
         engine.close()
         assert lookups(url_of(server), {}) is None
-    assert cache_hit_share(found[1].run) is None and wrong_but_for_noise(found[1:]) == []
+    assert cache_hit_share(found[1].run) is None and problems_of(found[1:]) == []
 
 
 # Engines of ours

@@ -43,9 +43,10 @@ def again(capsys):
         (SLOWER, 1),
         ((*SLOWER, "--slm-gate-margin=0.3"), 0),
         (("--slm-candidate-engine-arg=memory_used=9e9", "--slm-gate-caches=cold"), 1),
-        (("--slm-candidate-engine-arg=slow_clock_from=4",), 10),
+        (("--slm-candidate-engine-arg=lost_from=4",), 10),
+        (("--slm-candidate-engine-arg=slow_clock_from=4",), 0),
     ],
-    ids=["equal", "slower", "wide margin", "memory, cold", "nothing counts"],
+    ids=["equal", "slower", "wide margin", "memory, cold", "nothing counts", "noisy"],
 )
 def test_the_report_repeats_the_verdict_of_the_run(gate, again, arguments, status):
     result = gate(*arguments)

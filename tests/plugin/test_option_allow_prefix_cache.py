@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from inside import SWEEP
-from interfaces import somebodys_server, url_of, wrong_but_for_noise
+from interfaces import problems_of, somebodys_server, url_of
 
 from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
 
@@ -35,7 +35,7 @@ def test_an_endpoint_that_caches_gets_prompts_of_their_own_unless_it_is_given(py
         further = ["--slm-allow-prefix-cache"] if allowed else []
         pytester.runpytest_inprocess(f"--slm-endpoint={url_of(server)}", *POINT, *further, "-k", "point")
     found = archive().measurements
-    assert wrong_but_for_noise(found) == []
+    assert problems_of(found) == []
     last = cache_hit_share(found[-1].run).share  # the first has filled the cache, where it may be used
     assert last > 0.3 if allowed else last == 0
 
@@ -53,5 +53,5 @@ def test_an_engine_of_ours_that_caches_is_found_out(pytester, archive, stand_in_
     )
     caches = "--slm-engine-arg=enable_prefix_caching=true"
     result = pytester.runpytest_inprocess(*words, stand_in_here, caches, "-k", "point", "-p", "no:cacheprovider")
-    assert [text for text in wrong_but_for_noise(archive().measurements) if "from a prefix cache" in text]
+    assert [text for text in problems_of(archive().measurements) if "from a prefix cache" in text]
     result.assert_outcomes(failed=1, deselected=1)

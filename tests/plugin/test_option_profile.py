@@ -49,7 +49,7 @@ def test_earlier_traces_are_not_taken_for_new_ones(gate, pytester):
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--slm-candidate-engine-arg=start_s=60",), ("--slm-candidate-engine-arg=slow_clock_from=4",)]
+    "arguments", [(), ("--slm-candidate-engine-arg=start_s=60",), ("--slm-candidate-engine-arg=lost_from=4",)]
 )
 def test_nothing_is_started_where_no_load_fails(gate, pytester, profiled, arguments):
     """It passes, its start alone fails, or nothing counts."""

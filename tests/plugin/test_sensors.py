@@ -248,11 +248,20 @@ def repeats(archive, concurrency):
 
 
 def test_a_degraded_point_is_measured_once_more_shown_and_no_failure(sweep, archive):
-    result = with_sensors(sweep, "--slm-engine-arg=slow_clock_from=256")
+    result = with_sensors(sweep, "--slm-engine-arg=lost_from=256")
     result.assert_outcomes(passed=6)
     assert result.ret == pytest.ExitCode.OK
     assert [len(repeats(archive, c)) for c in (1, 16, 64, 128, 256)] == [2, 2, 2, 2, 3]
-    result.stdout.fnmatch_lines(["*256 *degraded", "*degraded: 256 in flight: the SM clock fell to 1600 MHz*"])
+    result.stdout.fnmatch_lines(["*256 *degraded", "*degraded: 256 in flight: a sensor was lost: simulated failed*"])
+
+
+def test_a_noisy_point_is_not_measured_again_and_is_shown(sweep, archive):
+    result = with_sensors(sweep, "--slm-engine-arg=slow_clock_from=256")
+    result.assert_outcomes(passed=6)
+    assert result.ret == pytest.ExitCode.OK
+    assert [len(repeats(archive, c)) for c in (1, 16, 64, 128, 256)] == [2, 2, 2, 2, 2]
+    result.stdout.fnmatch_lines(["*256 *noisy", "noisy, kept: 256 in flight: the SM clock fell to 1600 MHz*"])
+    assert "left out" not in result.stdout.str()
 
 
 def test_an_invalid_point_is_measured_once_more_and_fails(sweep, archive):

@@ -97,12 +97,19 @@ def test_noise_does_not_hide_a_failure_from_the_exit_status(gate, noisy):
 
 
 def test_what_cannot_be_trusted_never_passes(gate):
-    result = gate("--slm-candidate-engine-arg=slow_clock_from=4")
+    result = gate("--slm-candidate-engine-arg=lost_from=4")
     assert result.ret == 10
     result.stdout.fnmatch_lines(["*6 undecided*"])
     result.stdout.fnmatch_lines(
-        ["opt-125m: INCONCLUSIVE after 0 pairs*", "left out: pair 4: the SM clock fell to 1600*"]
+        ["opt-125m: INCONCLUSIVE after 0 pairs*", "left out: pair 4: a sensor was lost: simulated failed*"]
     )
+
+
+def test_noise_of_the_host_drops_no_pair(gate):
+    result = gate("--slm-candidate-engine-arg=slow_clock_from=4")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["opt-125m: PASS after 4 pairs of launches*"])
+    assert "left out" not in result.stdout.str()
 
 
 def test_without_sensors_the_energy_is_skipped(gate):

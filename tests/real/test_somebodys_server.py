@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
-from interfaces import url_of, wrong_but_for_noise
+from interfaces import problems_of, url_of
 from processes import until
 from real_engine import SPEC
 
@@ -49,7 +49,7 @@ def test_the_suite_at_its_url(there, pytester, monkeypatch):
     )
     pytester.runpytest_inprocess(f"--slm-endpoint={url_of(there)}", *asked, "-p", "no:cacheprovider")
     found = read(pytester.path / ".slm/records.jsonl").measurements
-    assert wrong_but_for_noise(found) == []
+    assert problems_of(found) == []
     assert [cache_hit_share(m.run).share for m in found] == [0.0] * len(found), "its prompts are its own"
     assert {m.load.concurrency for m in found} == {1, 8} and not any(len(m.run.steps) for m in found)
     assert {tokens for m in found for tokens in m.run.samples.prompt_tokens} == {160}
@@ -66,7 +66,7 @@ def test_a_seed_that_comes_again_meets_a_warm_cache(there, tmp_path, capsys, mon
     for further in (["--seed", "5"], ["--seed", "5"], ["--seed", "5", "--allow-prefix-cache"], []):
         assert main([*words, *further]) in (0, 1), capsys.readouterr().err
     found = read(tmp_path / "r.jsonl").measurements
-    refused = [any("from a prefix cache" in text for text in wrong_but_for_noise([m])) for m in found]
+    refused = [any("from a prefix cache" in text for text in problems_of([m])) for m in found]
     assert refused == [False, True, False, False]
     assert [cache_hit_share(m.run).share for m in found] == [0, pytest.approx(128 / 160), pytest.approx(128 / 160), 0]
     by_counters = [m.run.stream.cache_lookups for m in found]
@@ -131,7 +131,7 @@ def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, cap
     told = capsys.readouterr().out
     assert f"asked without {', '.join(refused)}, which this server refuses" in told
     (kept,) = read(records).measurements
-    assert wrong_but_for_noise([kept]) == [] and kept.run.stream.without == refused
+    assert problems_of([kept]) == [] and kept.run.stream.without == refused
     assert set(kept.run.samples.prompt_tokens) == {16} and set(kept.run.samples.output_tokens) == {8}
     assert sum(kept.run.stream.tokens) == pytest.approx(48 * 8, rel=0.01)
 
@@ -160,4 +160,4 @@ def test_the_suite_at_the_url_of_another_server(transformers_serve, pytester):
         [f"tiny at {url}/completions, endpoint interface", "*asked without ignore_eos, token ids*"]
     )
     found = read(pytester.path / ".slm/records.jsonl").measurements
-    assert {m.load.concurrency for m in found} == {1, 2} and wrong_but_for_noise(found) == []
+    assert {m.load.concurrency for m in found} == {1, 2} and problems_of(found) == []

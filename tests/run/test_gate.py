@@ -18,6 +18,7 @@ from launches import pairs
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.pool import Pool
@@ -332,16 +333,25 @@ def test_noise_takes_more_pairs_than_a_clear_case(opened):
 
 
 def test_pairs_that_cannot_be_trusted_are_made_again(opened):
-    session = opened(start=faulty(1, slow_clock_from=8))
+    session = opened(start=faulty(1, lost_from=8))
     gated = Gates(session).of(MODEL)
     assert [p.number for p in gated.pairs] == [2, 3, 4, 5] and gated.outcome is State.HOLDS
     [why] = gated.dropped
-    assert why.startswith("pair 1: the SM clock fell")
+    assert why.startswith("pair 1: a sensor was lost")
     assert any(note.endswith("minutes, 4 pairs count") for note in session.notes)
 
 
-def test_after_too_many_of_them_it_gives_up(opened):
+def test_noisy_pairs_count_and_nothing_of_them_is_measured_again(opened):
     session = opened(candidate_engine_arg=["slow_clock_from=8"])
+    gated = Gates(session).of(MODEL)
+    assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.dropped == ()
+    assert len(session.devices.pool.starts) == 8 and gated.outcome is State.HOLDS
+    each = [m for m in stored(session) if m.paired and m.paired.side == "candidate" and check(m).noise]
+    assert len(each) == 4, "one at the load that is noisy, of each pair"
+
+
+def test_after_too_many_of_them_it_gives_up(opened):
+    session = opened(candidate_engine_arg=["lost_from=8"])
     gated = Gates(session).of(MODEL)
     assert len(gated.dropped) == MAX_DROPPED + 1 and gated.pairs == ()
     assert len(session.devices.pool.starts) == 2 * (MAX_DROPPED + 1)

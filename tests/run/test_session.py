@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from simulated_sessions import MODEL, point, sweep
 
-from pytest_slmserve.analysis.metrics.validity import problems, trustworthy
+from pytest_slmserve.analysis.metrics.validity import check, problems, trustworthy
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.pool import Pool
@@ -63,6 +63,14 @@ def test_an_invalid_measurement_is_kept_and_measured_once_more(opened, monkeypat
     [curve] = session.verdicts.curves()
     text = "\n".join(text for text, _ in run_lines([curve], []))
     assert "left out: 8 in flight: 2 of 3 measurements are used: 1 requests failed" in text
+
+
+def test_a_noisy_measurement_is_not_repeated_and_is_reused(opened):
+    session = opened(engine_arg=["slow_clock_from=8"])
+    found = point(session)
+    assert len(found) == 2 == len(stored(session)) and all(check(m).noise for m in found)
+    again = opened(engine_arg=["slow_clock_from=8"], resume=True)
+    assert [m.id for m in point(again)] == [m.id for m in found] and again.devices.pool.starts == []
 
 
 def test_there_is_no_third_chance(opened, monkeypatch):

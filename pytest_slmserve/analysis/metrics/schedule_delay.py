@@ -88,7 +88,7 @@ def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
 
 
 def late_stamps(stamp_doubt_s: float, median_ttft_s: float | None) -> str | None:
-    """Message that late time stamps make the run invalid, in a sentence; None where the stamps can be trusted.
+    """Message that the time stamps are late, which is noise, in a sentence; None where they can be trusted.
     stamp_doubt_s: possible error of the stamps, the mean in seconds."""
     bound = _harmless_s(median_ttft_s)
     if stamp_doubt_s <= bound:

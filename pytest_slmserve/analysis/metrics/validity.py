@@ -37,7 +37,7 @@ TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may
 STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
 
 
-class Findings(NamedTuple):
+class CheckResult(NamedTuple):
     """One sentence each. problems: make a measurement invalid. degradations: of the sensors, without making it invalid;
     no gate rests on such a measurement. noise: what disturbed the host, kept and shown."""
 
@@ -64,7 +64,7 @@ def is_clean(group: ReplicaGroup) -> bool:
     return not found.problems and not found.degradations
 
 
-def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> Findings:
+def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResult:
     """Findings on one measurement, or on engines that were measured at the same time.
 
     Of several engines each text names its replica. Of engines of one model the sum is judged for steadiness: one may
@@ -80,7 +80,7 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> Findings:
     runs = window.common_span([m.run for m in group])
     if not problems and any(window.span_s(run) is None for run in runs):
         problems = ("the windows of the replicas have no time in common",)
-    return Findings(problems, degraded, (*noise, *([] if problems else _not_steady_together(group, runs))))
+    return CheckResult(problems, degraded, (*noise, *([] if problems else _not_steady_together(group, runs))))
 
 
 def _not_steady_together(group: ReplicaGroup, runs: Sequence[Run]) -> Iterator[str]:
@@ -91,16 +91,16 @@ def _not_steady_together(group: ReplicaGroup, runs: Sequence[Run]) -> Iterator[s
         yield from (f"{model}: {text}" for text in not_steady(same))
 
 
-def _check_one(measurement: Measurement, failed_share: float) -> Findings:
+def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
     job = is_job(measurement.load)
     seen = health(measurement.run, measurement.environment, measurement.replica, even=not job)
     invalid, degraded = (seen.reasons if seen.state == state else () for state in ("invalid", "degraded"))
     served = _unserved(measurement) if job else _broken(measurement.run)
     broken = (*_failed(measurement, failed_share), *served)
     if broken:
-        return Findings(broken, degraded, seen.noise)
+        return CheckResult(broken, degraded, seen.noise)
     noise = (*_late_stamps(measurement), *(not_steady([measurement]) if measurement.alone else ()), *seen.noise)
-    return Findings((*_implausible(measurement), *invalid), degraded, noise)
+    return CheckResult((*_implausible(measurement), *invalid), degraded, noise)
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, checked_slo, goodput_of, together
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
-from pytest_slmserve.analysis.metrics.validity import Findings, check
+from pytest_slmserve.analysis.metrics.validity import CheckResult, check
 from pytest_slmserve.analysis.stats.estimates import mean_of_known
 from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
@@ -99,7 +99,7 @@ class UsableRepeats(Generic[T]):
     noise: tuple[str, ...]
 
 
-def choose(repeats: Iterable[T], findings: Callable[[T], Findings]) -> UsableRepeats[T]:
+def choose(repeats: Iterable[T], findings: Callable[[T], CheckResult]) -> UsableRepeats[T]:
     """The clean ones; where there are none of them, the degraded ones; never an invalid one."""
     judged = [(repeat, findings(repeat)) for repeat in repeats]
     valid = [entry for entry in judged if not entry[1].problems]

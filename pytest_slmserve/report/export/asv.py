@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
-from pytest_slmserve.analysis.metrics.validity import Findings, check
+from pytest_slmserve.analysis.metrics.validity import CheckResult, check
 from pytest_slmserve.analysis.points.sweep_points import choose, concurrency_of
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
@@ -168,7 +168,7 @@ def _serving(group: Sequence[Seen]) -> Iterator[Value]:
         m = each.measurement
         cells.setdefault((workload(m), short_name(m.spec.model), concurrency_of(m) or 0), []).append(each)
     for (requests, model, concurrency), repeats in cells.items():
-        used = choose(repeats, lambda each: Findings(degradations=each.degraded)).used
+        used = choose(repeats, lambda each: CheckResult(degradations=each.degraded)).used
         for metric in METRICS:
             if samples := _by_launch((e.measurement, metric.of(e.summary)) for e in used):
                 latest, degraded = max(e.measurement.measured_at for e in used), bool(used[0].degraded)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, grouped
 from pytest_slmserve.report.numbers import figure, hundredths, milliseconds, whole
 from pytest_slmserve.report.tables.findings import served_on
-from pytest_slmserve.report.tables.valid_column import left_out, valid_cell
+from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
 from pytest_slmserve.report.text_table import Column, hanging, table
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import OpenLoop
@@ -73,4 +73,4 @@ def _place(point: JobPoint) -> tuple[str, str, float, float, int]:
 
 def _remarks(points: Sequence[JobPoint]) -> Iterator[str]:
     for p in points:
-        yield from left_out(p, f"{p.model}, {p.output_tokens:.0f} output tokens")
+        yield from reasons(p, f"{p.model}, {p.output_tokens:.0f} output tokens")

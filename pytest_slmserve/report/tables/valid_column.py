@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from pytest_slmserve.analysis.metrics.validity import Findings
+from pytest_slmserve.analysis.metrics.validity import CheckResult
 from pytest_slmserve.report.text_table import hanging
 
 
@@ -34,27 +34,27 @@ def valid_cell(point: AnyPoint) -> str:
     return "partly" if point.left_out else "noisy" if point.noise else "yes"
 
 
-def word_for(found: Findings) -> str:
+def word_for(found: CheckResult) -> str:
     """The cell of one measurement."""
     return "NO" if found.problems else "degraded" if found.degradations else "noisy" if found.noise else "yes"
 
 
-def lines_of(found: Findings, name: str = "") -> list[str]:
+def lines_of(found: CheckResult, name: str = "") -> list[str]:
     """Lines on one measurement: a finding each, the worst first."""
     kinds = zip(("INVALID", "degraded", "noisy"), found, strict=True)
     return [f"{kind}: {name}{text}" for kind, texts in kinds for text in texts]
 
 
-def reasons(point: AnyPoint, name: str, used: str) -> Iterator[str]:
-    """Lines on what was left out and on what is degraded. used: how many repeats count."""
-    yield from left_out(point, name, used)
+def reasons(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
+    """Lines on what was left out, on what is degraded and on noise. used: how many repeats count."""
+    yield from _left_out(point, name, used)
     if point.degraded:
         yield hanging(f"degraded: {name}: {'; '.join(point.degraded)}", 2)
     if point.noise:
         yield hanging(f"noisy, kept: {name}: {'; '.join(point.noise)}", 2)
 
 
-def left_out(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
+def _left_out(point: AnyPoint, name: str, used: str) -> Iterator[str]:
     """Line on repeats that do not count, and why."""
     if point.left_out or not point.valid:
         kind = "left out" if point.valid else "INVALID"

@@ -64,7 +64,10 @@ def test_health_is_that_of_the_worst_and_names_it():
     assert (lost.state, lost.reasons) == ("degraded", ("GPU 0: a sensor was lost: nvml failed",)), "said once"
     slow = {of.SM_CLOCK: lambda at: 1980e6 if at < 11.5 else 1500e6}
     both = health(watched_run(several(slow, {of.CLOCK_REASONS: 64.0})))
-    assert both.state == "invalid" and len(both.reasons) == 2
+    assert both.state == "invalid" and len(both.reasons) == 1
+    assert [text.partition(" fell")[0] for text in both.noise] == ["GPU 0: the SM clock"]
+    held_up = health(watched_run(several({}, {}, host={**HOST, of.CPU_THROTTLED: 0.5})))
+    assert held_up.state == "ok" and len(held_up.noise) == 1, "the host's is said once"
 
 
 @given(st.lists(st.floats(1, 1000), min_size=2, max_size=8))

@@ -14,6 +14,7 @@ from strategies import measurement
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS, MEMORY, SIDES, judge_gate, pairs_of
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.sweep_points import by_series
 from pytest_slmserve.analysis.verdict import State, Undecided
 from pytest_slmserve.schema import sensors
@@ -87,13 +88,20 @@ def test_a_pair_with_a_measurement_that_cannot_be_trusted_is_left_out_with_a_sen
 
 
 def test_a_degraded_measurement_is_not_trusted_either():
+    crowded = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
+    gated = judge_gate([*pairs(4), *pair_of_launches(5, columns=crowded)], GateCriteria())
+    assert len(gated.pairs) == 4
+    assert "pair 5: 3 processes computed on the GPU" in gated.dropped[0]
+
+
+def test_noise_drops_no_pair():
     def clocks_down(at: float) -> float:
         return 1.5e9 if at % 0.2 < 0.1 else 1.98e9
 
     made = [*pairs(4), *pair_of_launches(5, columns={**BUSY, sensors.SM_CLOCK: clocks_down})]
+    assert any("the SM clock fell" in text for m in made for text in check(m).noise)
     gated = judge_gate(made, GateCriteria())
-    assert len(gated.pairs) == 4
-    assert "pair 5: the SM clock fell" in gated.dropped[0]
+    assert len(gated.pairs) == 5 and gated.dropped == ()
 
 
 def test_without_a_pair_that_counts_everything_is_undecided_and_nothing_passes():

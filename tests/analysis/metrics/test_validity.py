@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strategies import WELL, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.metrics.latency import judged_rows
-from pytest_slmserve.analysis.metrics.validity import degradations, is_clean, problems, trustworthy
+from pytest_slmserve.analysis.metrics.validity import check, degradations, is_clean, problems, trustworthy
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures, Steps, Stream
@@ -26,6 +26,14 @@ def only(m) -> str:
     found = problems(m)
     assert len(found) == 1, found
     return found[0]
+
+
+def noise_only(m) -> str:
+    """The one thing that is found, which is noise: it leaves a measurement clean."""
+    found = check(m)
+    assert not found.problems and not found.degradations and is_clean((m,))
+    (text,) = found.noise
+    return text
 
 
 def test_preemption():
@@ -103,8 +111,8 @@ def through_a_client(m, doubt_s):
 
 
 def test_a_client_that_was_held_up_tells_of_itself():
-    assert problems(through_a_client(measurement(), 0.0)) == ()
-    assert only(through_a_client(measurement(), 0.3)).startswith(
+    assert not any(check(through_a_client(measurement(), 0.0)))
+    assert noise_only(through_a_client(measurement(), 0.3)).startswith(
         "the client was held up: its stamps can be 300.0 ms late"
     )
 
@@ -146,13 +154,13 @@ def test_an_engine_limit_is_no_fault_of_the_load():
 
 @pytest.mark.parametrize("load", [OpenLoop(requests=8), ClosedLoop(8, requests=100)])
 def test_a_load_without_a_steady_window_need_be_neither_full_nor_steady(load):
-    assert problems(measurement(8, load=load, idle_steps=16, slow_from=50, slow_factor=2.0)) == ()
+    assert not any(check(measurement(8, load=load, idle_steps=16, slow_from=50, slow_factor=2.0)))
 
 
 @pytest.mark.parametrize(("factor", "caught"), [(1.0, False), (1.05, False), (1.2, True), (0.8, True)])
 def test_not_steady(factor, caught):
-    found = problems(measurement(8, steps=200, slow_from=100, slow_factor=factor))
-    assert any("not steady" in text for text in found) is caught
+    made = measurement(8, steps=200, slow_from=100, slow_factor=factor)
+    assert noise_only(made).startswith("not steady: ") if caught else not any(check(made))
 
 
 PERIOD = 129  # a convoy of 128 tokens a request
@@ -178,7 +186,7 @@ def convoys(periods, slow_period=None):
 
 
 def unsteady(m):
-    return any("not steady" in text for text in problems(m))
+    return any("not steady" in text for text in check(m).noise)
 
 
 @pytest.mark.parametrize("periods", [1, 2, 3, 4])
@@ -194,7 +202,7 @@ def test_a_convoy_slower_than_the_others_is_not_steady(periods):
 
 
 def test_halves_of_few_steps_are_not_compared():
-    assert problems(measurement(8, steps=38, output_tokens=16, slow_from=19, slow_factor=1.5)) == ()
+    assert not any(check(measurement(8, steps=38, output_tokens=16, slow_from=19, slow_factor=1.5)))
 
 
 def test_trustworthy_counts_the_valid_and_tells_the_reasons():
@@ -245,7 +253,7 @@ def test_what_makes_a_window_invalid_is_a_problem(columns, why):
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"SM_CLOCK": now_and_then(1.5e9, 1.98e9)}, "the SM clock fell to 1500 MHz"),
+        ({"FOREIGN_PROCESSES": None, "GPU_PROCESSES": 3.0}, "3 processes computed on the GPU"),
         ({"SM_ACTIVE": now_and_then(0.8, None)}, "DCGM_FI_PROF_SM_ACTIVE is missing"),
     ],
 )
@@ -256,9 +264,30 @@ def test_what_degrades_a_window_is_no_problem_but_it_is_not_clean(columns, why):
     assert trustworthy("opt-1.3b[8]", [(made,)]), "it stands, and the table says how"
 
 
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"SM_CLOCK": now_and_then(1.5e9, 1.98e9)}, "the SM clock fell to 1500 MHz"),
+        ({"STOLEN_CORES": 0.5}, "the hypervisor took 0.50 cores where 2.00 were used"),
+        ({"CPU_THROTTLED": 0.5}, "the CPU quota was used up for 50 % of the time"),
+    ],
+)
+def test_noise_of_the_host_is_told_and_leaves_a_window_clean(columns, why):
+    made = sensed(**columns)
+    assert why in noise_only(made) and trustworthy("opt-1.3b[8]", [(made,)])
+
+
 def test_where_both_kinds_are_found_all_of_it_is_the_problem():
-    made = sensed(FOREIGN_PROCESSES=1.0, CPU_THROTTLED=0.5)
-    assert [text.split()[0] for text in problems(made)] == ["1", "the"] and degradations(made) == ()
+    made = sensed(FOREIGN_PROCESSES=1.0, SM_ACTIVE=now_and_then(0.8, None))
+    assert [text.split()[0] for text in problems(made)] == ["1", "DCGM_FI_PROF_SM_ACTIVE"] and degradations(made) == ()
+
+
+def test_noise_is_kept_beside_what_makes_a_window_invalid():
+    found = check(sensed(FOREIGN_PROCESSES=1.0, CPU_THROTTLED=0.5))
+    assert [text.split()[0] for text in found.problems] == ["1"] and found.degradations == ()
+    assert [text.partition(" was")[0] for text in found.noise] == ["the CPU quota"]
+    broken = check(sensed(measurement(preempted=2), CPU_THROTTLED=0.5))
+    assert len(broken.problems) == 1 and broken.noise == found.noise
 
 
 def test_a_broken_run_is_not_clean_whatever_the_sensors_say():

@@ -165,15 +165,32 @@ def test_repeats_make_a_point_and_invalid_ones_are_left_out():
 )
 def test_what_one_loses_and_another_gains_is_steady(factors, caught):
     members = tuple(slowed(m, factor) for m, factor in zip(together(400.0, 400.0, steps=200), factors))
-    found, doubts = check(*members)
-    assert [text.partition(" not steady")[0] for text in found] == ["opt-1.3b:"] * caught and not doubts
-    assert is_clean(members) is not caught
+    found = check(*members)
+    assert [text.partition(" not steady")[0] for text in found.noise] == ["opt-1.3b:"] * caught
+    assert not found.problems and not found.degradations and is_clean(members)
 
 
 def test_of_different_models_each_is_to_be_steady():
     pair = together(400.0, 400.0, models=["opt-125m", "opt-1.3b"], steps=200)
-    found, _ = check(slowed(pair[0], 1.25), slowed(pair[1], 0.84))
-    assert [text.partition(" not steady")[0] for text in found] == ["opt-125m:", "opt-1.3b:"]
+    found = check(slowed(pair[0], 1.25), slowed(pair[1], 0.84))
+    assert [text.partition(" not steady")[0] for text in found.noise] == ["opt-125m:", "opt-1.3b:"]
+
+
+def test_engines_with_nothing_in_common_are_invalid_and_noise_names_its_replica():
+    apart = check(*together(400.0, 400.0, began_s=(100.0, 900.0)))
+    assert apart.problems == ("the windows of the replicas have no time in common",) and not apart.noise
+    first, second = together(400.0, 400.0)
+    busy = planted_telemetry({**WELL, sensors.CPU_THROTTLED: 0.5}, until_s=second.run.window_s[1], interval_s=0.01)
+    found = check(first, replace(second, run=replace(second.run, telemetry=busy)))
+    assert found == ((), (), ("replica 2: the CPU quota was used up for 50 % of the time (bound 1 %)",))
+
+
+def test_noisy_runs_are_repeats_as_others_are_and_the_point_tells():
+    runs = [together(400.0, 400.0, steps=200), together(410.0, 410.0, repeat=1, steps=200)]
+    runs[1] = [slowed(m, 1.3) for m in runs[1]]
+    (found,) = shared_points([m for run in runs for m in run])
+    assert len(found.repeats) == 2 and (found.left_out, found.problems, found.degraded) == (0, (), ())
+    assert found.noise[0].startswith("opt-1.3b: not steady: ")
 
 
 def test_different_questions_are_different_points():

@@ -55,18 +55,38 @@ def clocks_down(at):
     return 1.5e9 if round(at / 0.01) % 5 == 0 else 1.98e9
 
 
+def test_noisy_repeats_count_as_others_do_and_it_is_said():
+    good = sensed(measurement(8, 1000.0))
+    noisy = sensed(measurement(8, 500.0, repeat=1), SM_CLOCK=clocks_down)
+    [seen] = points_of([good, noisy])
+    assert seen.repeats == pytest.approx((1000, 500)) and seen.records == (good.id, noisy.id)
+    assert (seen.left_out, seen.problems, seen.degraded) == (0, (), ())
+    [text] = seen.noise
+    assert "SM clock fell" in text
+
+
+def test_noise_of_a_repeat_that_is_left_out_is_not_that_of_the_point():
+    noisy = sensed(measurement(8, 500.0, repeat=1, preempted=1), SM_CLOCK=clocks_down)
+    [seen] = points_of([sensed(measurement(8, 1000.0)), noisy])
+    assert seen.left_out == 1 and "preemption" in seen.problems[0] and seen.noise == ()
+
+
+def now_and_then(at):
+    return 0.8 if round(at / 0.01) % 5 == 0 else None
+
+
 def test_degraded_repeats_give_way_to_sound_ones():
     good = sensed(measurement(8, 1000.0))
-    bad = sensed(measurement(8, 500.0, repeat=1), SM_CLOCK=clocks_down)
+    bad = sensed(measurement(8, 500.0, repeat=1), SM_ACTIVE=now_and_then)
     [seen] = points_of([good, bad])
     assert seen.repeats == pytest.approx((1000,)) and seen.left_out == 1 and seen.degraded == ()
-    assert "SM clock fell" in seen.problems[0]
+    assert "SM_ACTIVE is missing" in seen.problems[0]
 
 
 def test_where_all_are_degraded_they_are_used_and_it_is_said():
-    [seen] = points_of([sensed(measurement(8, 1000.0, repeat=i), SM_CLOCK=clocks_down) for i in range(2)])
+    [seen] = points_of([sensed(measurement(8, 1000.0, repeat=i), SM_ACTIVE=now_and_then) for i in range(2)])
     assert seen.valid and len(seen.repeats) == len(seen.each) == 2 and seen.left_out == 0
-    assert "SM clock fell" in seen.degraded[0]
+    assert "SM_ACTIVE is missing" in seen.degraded[0]
 
 
 def test_what_the_sensors_call_invalid_is_no_repeat():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scripts import BASELINES
 from stored_records import BASELINE, BUSY, KNOWN, LIMITS, NEW, candidate, engine_alone, repeats
 
+from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.sweep_points import points_of
 from pytest_slmserve.analysis.stored import baseline
 from pytest_slmserve.analysis.stored.baseline import (
@@ -32,6 +33,7 @@ from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Replica
 
 MARGIN = 0.03
+CROWDED = {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
 
 
 def states(verdicts: list[Verdict]) -> dict[str, str]:
@@ -143,7 +145,7 @@ def test_a_verdict_says_by_how_much_and_of_what():
         (BASELINE, candidate(1.0, sensed=False), "power limit 700 W there, not known here"),
         (BASELINE, candidate(1.0, failures=1), "this run is invalid: 1 requests failed"),
         (repeats([1000, 1001], preempted=1), candidate(1.0), "the baseline is invalid: 1 preemptions"),
-        (BASELINE, candidate(1.0, columns={**BUSY, sensors.STOLEN_CORES: 0.5}), "this run is degraded: the hypervisor"),
+        (BASELINE, candidate(1.0, columns=CROWDED), "this run is degraded: 3 processes computed on the GPU"),
         (
             [*BASELINE, *candidate(1.0)],
             candidate(1.0, launch="launch-3"),
@@ -157,6 +159,13 @@ def test_what_cannot_be_compared_is_undecided_and_says_why(there, here, words):
     verdicts = against_stored(there, here, MARGIN)
     assert states(verdicts) == both("undecided") and all(words in verdict.why for verdict in verdicts)
     assert all(verdict.value is None for verdict in verdicts)
+
+
+@pytest.mark.parametrize(("factor", "state"), [(1.0, "holds"), (1.1, "fails")])
+def test_a_run_on_a_disturbed_host_is_compared_as_others_are(factor, state):
+    disturbed = candidate(factor, columns={**BUSY, sensors.STOLEN_CORES: 0.5})
+    assert all("the hypervisor took 0.50 cores" in check(m).noise[0] for m in disturbed)
+    assert states(against_stored(BASELINE, disturbed, MARGIN)) == both(state)
 
 
 def test_of_a_baseline_with_several_engines_the_one_that_is_asked_for_again_counts():

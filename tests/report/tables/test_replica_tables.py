@@ -220,6 +220,12 @@ def test_what_stands_against_those_used_is_told():
     ]
 
 
+def test_noise_of_those_used_is_told():
+    text = report(curve(shared_point(2, (900.0,), noise=("opt-1.3b: not steady: it was slow",))))
+    assert served(text)[1]["valid"] == "noisy"
+    assert remarks(text) == ["noisy, kept: 2 x opt-1.3b, mps, 96 in flight: opt-1.3b: not steady: it was slow"]
+
+
 def pair(**figures: object) -> ReplicaPoint:
     made = shared_point(
         2, (2200.0,), models=("opt-125m", "opt-1.3b"), loads=(64, 32), each_tokens_per_s=(1800.0, 400.0)

@@ -143,6 +143,17 @@ def test_cut_missing_invalid_and_partly_valid_points_are_named():
     )
 
 
+def test_noisy_points_are_marked_and_named():
+    made = [measurement(c, law(c), repeat=i, steps=200) for c in BATCHES for i in range(2)]
+    made += [measurement(8, law(8), repeat=2, steps=200, slow_from=100, slow_factor=factor) for factor in (1.25,)]
+    made += [measurement(4, law(4), repeat=2, steps=200, slow_from=100, slow_factor=1.25, failures=1)]
+    curve = curve_of("opt-1.3b", made)
+    text, cells = sweep_report(curve), point_table(curve)
+    assert [row(cells, c)[-1] for c in (2, 4, 8)] == ["yes", "partly", "noisy"]
+    [line] = [line for line in text.splitlines() if "noisy, kept" in line]
+    assert line.startswith("noisy, kept: 8 in flight: not steady: ") and "8 in flight: 3 of 3" not in text
+
+
 def test_the_report_and_the_item_say_alike_what_was_left_out():
     made = [measurement(8, 100.0, repeat=i, failures=3 * (i == 2)) for i in range(3)]
     text = sweep_report(curve_of("opt-1.3b", made))
