@@ -135,9 +135,8 @@ class Sweeps:
         def seconds(concurrency: int, tokens_per_s: float) -> float:
             return loads[concurrency].duration_s(tokens * concurrency / tokens_per_s)
 
-        return next_measurement(
-            sweep.concurrencies, session.verdicts.curve(model).points, tolerance, session.options.repeats, seconds
-        )
+        points = session.verdicts.curve(model).points
+        return next_measurement(sweep.concurrencies, points, tolerance, session.options.repeats, seconds, session.looks)
 
     def repeats(self, model: str, concurrency: int) -> int | None:
         """The number of repeats that the sweep requested of this load, after carrying out the whole sweep. It is 1 for

@@ -21,6 +21,7 @@ from pytest_slmserve.schema.records import Run
 T = TypeVar("T")
 
 BATCHES = 8
+LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the stamps, which a record rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def relative_variance(run: Run) -> float | None:
             parts[part] += made * inside / (at - before) if at > before else 0.0
         before = at
     centre = math.fsum(parts) / BATCHES
-    return variance(parts) / centre**2 / BATCHES if min(parts) > 0 else None
+    return max(LEAST, variance(parts) / centre**2 / BATCHES) if min(parts) > 0 else None
 
 
 def prompt_tokens_per_s(run: Run) -> float | None:

@@ -36,12 +36,14 @@ class Repeat(NamedTuple):
 
 class Contrast(NamedTuple):
     """Difference of the logarithms of two means. scale: its variance, were the courses of the windows all that there
-    is. ratio: variance that the repeats show, over that; df: its degrees of freedom, 0 for an unknown ratio."""
+    is. ratio: variance that the repeats show, over that; df: its degrees of freedom, 0 for an unknown ratio. in_turn:
+    the repeats are paired in time."""
 
     value: float
     scale: float
     ratio: float
     df: int
+    in_turn: bool
 
 
 class Prior(NamedTuple):
@@ -65,7 +67,9 @@ class Differences:
 
     @cached_property
     def _prior(self) -> Prior:
-        return prior([(c.ratio, c.df) for a, b in pairwise(self.samples) if (c := contrast(a, b)).df])
+        """Of differences where all are measured in turn; else of samples, each of which is in two differences."""
+        found = [contrast(a, b) for a, b in pairwise(self.samples)]
+        return prior([(c.ratio, c.df) for c in found if c.df]) if all(c.in_turn for c in found) else self._levels
 
     @cached_property
     def _levels(self) -> Prior:
@@ -101,10 +105,10 @@ def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
     if pairs := _in_turn(first, second):
         differences = _by_launch([(a.launch, math.log(b.value / a.value)) for a, b in pairs])
         df = len(differences) - 1
-        return Contrast(value, scale, variance(differences) / len(differences) / scale if df else 0.0, df)
+        return Contrast(value, scale, variance(differences) / len(differences) / scale if df else 0.0, df, True)
     spreads = [_spread(sample) for sample in (first, second)]
     df = sum(df for _, df in spreads)
-    return Contrast(value, scale, sum(ratio * df for ratio, df in spreads) / df if df else 0.0, df)
+    return Contrast(value, scale, sum(ratio * df for ratio, df in spreads) / df if df else 0.0, df, False)
 
 
 def _in_turn(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[tuple[Repeat, Repeat]]:

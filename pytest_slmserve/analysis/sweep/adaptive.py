@@ -49,17 +49,22 @@ class Prediction:
 
 
 def next_measurement(
-    grid: Sequence[int], points: Iterable[Point], tolerance: float, repeats: int, seconds: Seconds
+    grid: Sequence[int],
+    points: Iterable[Point],
+    tolerance: float,
+    repeats: int,
+    seconds: Seconds,
+    looks: Sequence[int] = (),
 ) -> Wanted | None:
     """The next measurement to make, or None where nothing more is worth its time.
 
     grid: the planned loads. points: results on this curve so far; loads outside the grid do not count. repeats: the
-    most of a load. Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on
+    most of a load. looks: those that intervals are made for. Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on
     both sides of the tolerance. Repeats end when all measurements would take more than SHARE of the time of the whole
     grid. The first repeat is made in any case: without one the noise is unknown, and no verdict is possible.
     """
     known = tuple(points)
-    return next_load(grid, known, tolerance) or next_repeat(grid, known, tolerance, repeats, seconds)
+    return next_load(grid, known, tolerance) or next_repeat(grid, known, tolerance, repeats, seconds, looks)
 
 
 def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) -> Wanted | None:
@@ -142,13 +147,18 @@ def predicted(rates: Mapping[int, float], load: int) -> float:
 
 
 def next_repeat(
-    grid: Sequence[int], points: Iterable[Point], tolerance: float, repeats: int, seconds: Seconds
+    grid: Sequence[int],
+    points: Iterable[Point],
+    tolerance: float,
+    repeats: int,
+    seconds: Seconds,
+    looks: Sequence[int] = (),
 ) -> Wanted | None:
     """The next repeat, of the loads around and past the plateau the smallest, then of the others; None where the gain
     of the last doubling is clear, and where there is no time left."""
     known = _on(grid, points)
     valid = valid_points(known)
-    if len(valid) < 2 or below(last := gains(valid)[-1], tolerance) is not State.UNDECIDED:
+    if len(valid) < 2 or below(last := gains(valid, looks=looks)[-1], tolerance) is not State.UNDECIDED:
         return None
     may = [p for p in valid if _may_repeat(p, repeats)]
     left_s = SHARE * repeats * _once_s(grid, known, seconds) - _spent_s(known, seconds)

@@ -262,8 +262,7 @@ def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     Holds if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; fails if the
     last one gains more with the same confidence. value, low, high: the gain of the last doubling, which decides.
     """
-    loads = sorted({*curve.missing, *(p.concurrency for p in curve.points)})
-    if reason := obstacle(curve, loads[-2:].__contains__):
+    if reason := obstacle(curve, _largest_two(curve).__contains__):
         return Verdict.undecided(PLATEAU, curve.subject, reason + sparsely(curve), tolerance, *curve.valid)
     last = curve.gains()[-1]
     state = below(last, tolerance)
@@ -341,8 +340,14 @@ def _knee(curve: Curve, tolerance: float, reads: Callable[[int, int], bool]) -> 
     knee = curve.plateau(tolerance).value
     if knee is None:
         return None, obstacle(curve) or f"no plateau within the points measured (bound {percent(tolerance)})"
-    reason = obstacle(curve, lambda load: reads(load, knee))
+    last = _largest_two(curve)
+    reason = obstacle(curve, lambda load: reads(load, knee) or load in last)
     return (None, reason) if reason else (knee, "")
+
+
+def _largest_two(curve: Curve) -> list[int]:
+    """The loads of the last doubling, measured or not: it decides whether there is a plateau."""
+    return sorted({*curve.missing, *(p.concurrency for p in curve.points)})[-2:]
 
 
 def _verdict(

@@ -275,9 +275,9 @@ def test_obstacles_of_the_sweep_come_first(judge):
     for curve, why in (
         (replace(whole, missing=(64,)), "not measured at 64 in flight"),
         (without(whole, 4), "invalid at 4 in flight"),
-        (replace(whole, points=whole.points[:2]), "2 points measured, 3 are needed"),
+        (replace(whole, points=whole.points[:2]), "2 valid points, 3 are needed"),
         (single, "--slm-repeats 2"),
-        (Curve(subject="opt-1.3b"), "0 points measured"),
+        (Curve(subject="opt-1.3b"), "0 valid points"),
     ):
         verdict = judge(curve, *BOUNDS[judge])
         assert verdict.state is UNDECIDED and why in verdict.why

@@ -138,10 +138,10 @@ def test_past_no_plateau_there_is_nothing_to_judge(judge):
 @pytest.mark.parametrize(
     ("curve", "why"),
     [
-        (Curve(subject="opt-1.3b"), "0 points measured, 3 are needed"),
-        (noisy_curve({1: 1.0, 2: 1.9}), "2 points measured"),
+        (Curve(subject="opt-1.3b"), "0 valid points, 3 are needed"),
+        (noisy_curve({1: 1.0, 2: 1.9}), "2 valid points"),
         (noisy_curve(FLAT, repeats=1), "noise unknown: one repeat of each point; --slm-repeats 2"),
-        (without(noisy_curve(FLAT), 64), "invalid at 64 in flight (planted: invalid)"),
+        (without(noisy_curve(FLAT), 512), "invalid at 512 in flight (planted: invalid)"),
         (replace(noisy_curve(FLAT), missing=(1024, 2048)), "not measured at 1024, 2048 in flight"),
         (Curve(subject="x", points=(point(1, [1.0], []),)), "it has no valid repeat"),
     ],
@@ -151,10 +151,17 @@ def test_what_is_not_there_is_undecided_with_a_reason(judge, curve, why):
     assert verdict.state is State.UNDECIDED and why in verdict.why and verdict.value is None
 
 
-@given(curves(), st.floats(-0.5, 2.0), st.data())
-def test_an_invalid_point_makes_no_claim_green(curve, tolerance, data):
-    spoilt = without(curve, data.draw(st.sampled_from([p.concurrency for p in curve.points])))
+@given(curves(), st.floats(-0.5, 2.0), st.integers(1, 2))
+def test_an_invalid_point_of_the_last_doubling_makes_no_claim_green(curve, tolerance, back):
+    spoilt = without(curve, curve.points[-min(back, len(curve.points))].concurrency)
     assert {judge(spoilt, tolerance).state for judge in JUDGES} == {State.UNDECIDED}
+
+
+def test_a_claim_depends_on_the_loads_that_it_reads_and_on_no_other():
+    """The plateau begins at 256: what is before it is nothing to the doublings past it."""
+    plateau, latency, pareto = (judge(without(noisy_curve(FLAT, noise=0.002), 16)) for judge in JUDGES)
+    assert plateau.state is latency.state is State.HOLDS
+    assert pareto.state is State.UNDECIDED and pareto.why.startswith("invalid at 16 in flight")
 
 
 @given(curves(repeats=1) | curves(repeats=2), st.floats(-0.5, 2.0))
@@ -254,4 +261,6 @@ def test_an_adaptive_sweep_that_is_undecided_says_how_to_go_on():
         curve,
         points=tuple(point(p.concurrency, (0.9 * FLAT[p.concurrency], FLAT[p.concurrency])) for p in curve.points),
     )
-    assert "too noisy to tell; --slm-sweep full with --slm-resume measures the rest" in noisy.pareto_plateau().why
+    verdict = noisy.pareto_plateau()
+    assert "too noisy to tell" in verdict.why and verdict.again == (256, 512)
+    assert verdict.remedy == "--slm-sweep full with --slm-resume measures the rest"
