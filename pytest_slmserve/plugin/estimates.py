@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
@@ -14,18 +15,28 @@ from pytest_slmserve.plan.costs import (
     repeat_estimate_s,
     start_estimate_s,
 )
+from pytest_slmserve.plan.schedule import divided, groups_of, makespan_s, spread
+from pytest_slmserve.plan.titles import Engines
 from pytest_slmserve.plugin.items import (
+    AS_IT_GOES,
     asks_as_it_goes,
     asks_the_engine,
     case_of,
+    cases_of_items,
     engine_of,
+    is_gate,
     is_measured,
     is_planned_point,
     is_skipped,
 )
+from pytest_slmserve.report.live_line import left_text
+from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.gate import launches_left, loads_of
+from pytest_slmserve.run.gpu_slots import slot_count
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+
+LONG_S = 300.0  # a run that takes longer says so before it begins
 
 
 def plan_rows(session: Session, items: Sequence[Any]) -> list[PlannedItem]:
@@ -73,13 +84,71 @@ def estimate_notes(options: Options) -> list[str]:
     return [note for note, holds in notes.items() if holds]
 
 
-def seconds_left(session: Session, items: Sequence[Any]) -> Callable[[Progress], float]:
-    """A function from the progress of a measurement to the seconds until `items` end; the measurement belongs to the
-    first item.
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """Seconds until all items end: step_s of them for what is done at present. more: some tests may ask for what is not
+    known yet."""
 
-    The items are priced once: that hashes each of their keys, too much to do twice a second beside what is measured.
-    """
+    step_s: float = 0.0
+    rest_s: float = 0.0
+    more: bool = False
+
+    def __bool__(self) -> bool:
+        return self.step_s + self.rest_s > 0 or self.more
+
+    def text(self, elapsed_s: float = 0.0) -> str:
+        """In words. elapsed_s: of what is done at present."""
+        return left_text(max(0.0, self.step_s - elapsed_s) + self.rest_s, self.more)
+
+
+def time_left(session: Session, items: Sequence[Any], step_s: float = 0.0) -> TimeLeft:
+    """The time left for `items`, of which the first runs. step_s: the estimate for what it does at present; a gate is
+    one step."""
+    rows, planned = plan_rows(session, items), {case.key for case in cases_of_items(items)}
+    executor, current = session.executor, session.devices.pool.current
+    asked = [case for case, _ in executor.asked.values() if case.key not in planned and executor.count_missing(case)]
+    engines = {row.engine for row in rows if row.engine} | {case.engine for case in asked}
+    starts_s = sum(map(start_estimate_s, engines - {current}))
+    asked_s = sum(executor.count_missing(case) * case.estimate_s for case in asked)
+    total_s = sum(row.seconds for row in rows) + asked_s + starts_s
+    step_s = min(total_s, rows[0].seconds if items and is_gate(items[0]) else step_s)
+    return TimeLeft(step_s, total_s - step_s, may_ask_for_more(items))
+
+
+def may_ask_for_more(items: Sequence[Any]) -> bool:
+    """Does one of the items measure what its body asks for?"""
+    return any(is_measured(item) and not is_skipped(item) and _asks_by_itself(item) for item in items)
+
+
+def _asks_by_itself(item: Any) -> bool:
+    return case_of(item) is None and not AS_IT_GOES.isdisjoint(item.fixturenames)
+
+
+def gated_models(items: Sequence[Any]) -> list[str]:
+    """Models that the items compare on two sides, each once."""
+    gates = (item.callspec.params.get("slm_gate") for item in items if hasattr(item, "callspec"))
+    return list(dict.fromkeys(gate[0] for gate in gates if gate))
+
+
+def _each(engine: Engines) -> tuple[EngineSpec, ...]:
+    return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
+
+
+def length_line(session: Session, items: Sequence[Any]) -> str | None:
+    """A sentence on how long a run of `items` takes; None where that is less than LONG_S."""
     rows = plan_rows(session, items)
-    starts = sum(map(start_estimate_s, {row.engine for row in rows if row.engine} - {session.devices.pool.current}))
-    points = sum(row.seconds for row in rows)
-    return lambda progress: max(0.0, points - progress.elapsed_s) + starts
+    groups, gates = groups_of(rows), gated_models(items)
+    starts = len(groups) + sum(sum(launches_left(session, model)) for model in gates)
+    seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
+    if session.options.on_all_gpus:
+        gpus = slot_count(session.options, session.host)
+        seconds = makespan_s(spread(divided(groups, gpus), gpus))
+    if seconds < LONG_S:
+        return None
+    models = {spec.model for group in groups for spec in _each(group.engine)} | set(gates)
+    often = [counted(starts, "engine start")] if session.platform != "remote" else []
+    roughly = "up to" if session.options.sweep == "adaptive" else "about"
+    parts = [f"{roughly} {seconds / 60:.0f} min", *often, counted(len(models), "model")]
+    if asking := sum(may_ask_for_more([item]) for item in items):
+        parts.append(f"and what {counted(asking, 'test')} will ask for")
+    return f"slmserve: {', '.join(parts)}; --slm-plan lists them"

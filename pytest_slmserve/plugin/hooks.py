@@ -225,8 +225,14 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[LEFT_OUT] = [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
 
 
-def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    return config.stash.get(LEFT_OUT, [])
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    slm, lines = config.stash.get(SESSION, None), config.stash.get(LEFT_OUT, [])
+    if slm is None or slm.options.plan or config.option.collectonly:
+        return lines
+    from pytest_slmserve.plugin.estimates import length_line
+
+    length = length_line(slm, list(filter(is_measured, items)))
+    return [*lines, length] if length else lines
 
 
 @pytest.hookimpl(tryfirst=True)  # before the terminal tells what was collected
@@ -259,11 +265,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         session.config.stash[PROBLEM] = f"slmserve: {error}"
         raise pytest.UsageError(session.config.stash[PROBLEM]) from None
     slm.begin(compares=any(is_gate(item) and not is_skipped(item) for item in session.items))
-    progress = ProgressLine(session, slm)
-    slm.executor.on_progress = progress.on_progress
-    if CLUSTER in session.config.stash:
-        session.config.stash[CLUSTER].on_progress = progress.wait
-    session.config.pluginmanager.register(progress, "slmserve-progress")
+    if reporter := session.config.pluginmanager.getplugin("terminalreporter"):
+        progress = ProgressLine(session, slm, reporter)
+        progress.install()
+        if CLUSTER in session.config.stash:
+            session.config.stash[CLUSTER].on_progress = progress.wait
+        session.config.pluginmanager.register(progress, "slmserve-progress")
 
 
 def _resume(slm: Session, session: pytest.Session) -> None:
