@@ -87,7 +87,7 @@ def estimate_notes(options: Options) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
     """Seconds until all items end: step_s of them for what is done at present. more: some tests may ask for what is not
-    known yet."""
+    known yet, so that this is the least."""
 
     step_s: float = 0.0
     rest_s: float = 0.0
@@ -97,8 +97,9 @@ class TimeLeft:
         return self.step_s + self.rest_s > 0 or self.more
 
     def text(self, elapsed_s: float = 0.0) -> str:
-        """In words. elapsed_s: of what is done at present."""
-        return left_text(max(0.0, self.step_s - elapsed_s) + self.rest_s, self.more)
+        """In words. elapsed_s: of what is done at present; where that takes longer than was estimated, so much is left
+        at least."""
+        return left_text(max(0.0, self.step_s - elapsed_s) + self.rest_s, self.more or elapsed_s > self.step_s)
 
 
 def time_left(session: Session, items: Sequence[Any], step_s: float = 0.0) -> TimeLeft:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +37,14 @@ class ProgressLine:
         self.live = sys.stdout.isatty()  # nothing is captured before the first item
         self.tells = not self.live and session.config.option.verbose >= 0
         self.index = {item.nodeid: index for index, item in enumerate(session.items)}
-        missing = filter(slm.executor.count_missing, cases_of_items(session.items))
-        self.places = {case.key: place for place, case in enumerate(missing, start=1)}
+        self.cases = self._missing(cases_of_items(session.items))  # and those that tests ask for, from then on
+        self.places: dict[str, int] = {}  # of cases, in the order in which they begin
         self.starts = StartWatch()
         self.left_items = session.items  # the one that runs, and all after it
         self.item_began = self.since = time.monotonic()  # since: what was told last
         self.step: tuple[object, float, TimeLeft] | None = None  # what is done, since when, and what is left
         self.measured: tuple[Case, str] | None = None  # and the title of its last repeat
-        self.shown = False
+        self.shown = self.told = False  # there is a live line; there were lines that stay
 
     def install(self) -> None:
         """Hears from now on of all that is started and measured."""
@@ -59,9 +60,13 @@ class ProgressLine:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._clear()
         if report.when == "call":
             self._tell_measured(self.left_items[1:])
-        self._clear()
+        if self.told and (report.when == "call" or not report.passed):
+            self.told = False
+            if self.reporter.showfspath and not self.reporter.showlongtestinfo:
+                self.reporter.write_fspath_result(report.nodeid, "")  # so that no dot stands alone
 
     def on_progress(self, case: Case, title: str, progress: Progress) -> None:
         from pytest_slmserve.report.live_line import Status
@@ -116,18 +121,21 @@ class ProgressLine:
         """Which case of how many; without one, how many."""
         from pytest_slmserve.plugin.estimates import may_ask_for_more
 
-        if not self.places or (case and case.key not in self.places):
+        if not self.cases or (case and case.key not in self.cases):
             return ""
-        number = f"case {self.places[case.key]} of {len(self.places)}" if case else f"{len(self.places)} cases"
-        return f"{number}{'+' if may_ask_for_more(self.left_items) else ''}"
+        number = f"{len(self.cases)}{'+' if may_ask_for_more(self.left_items) else ''}"
+        return f"case {self.places[case.key]} of {number}" if case else f"{number} cases"
 
     def _measures(self, case: Case, title: str) -> None:
         if self.measured and self.measured[0].key != case.key:
             self._tell_measured(self.left_items)
         self.measured = case, title
-        for key, (asked, _) in self.slm.executor.asked.items():  # what a test asks for as it goes
-            if self.slm.executor.count_missing(asked):
-                self.places.setdefault(key, len(self.places) + 1)
+        self.cases |= self._missing(asked for asked, _ in self.slm.executor.asked.values())
+        if case.key in self.cases:
+            self.places.setdefault(case.key, len(self.places) + 1)
+
+    def _missing(self, cases: Iterable[Case]) -> set[str]:
+        return {case.key for case in cases if self.slm.executor.count_missing(case)}
 
     def _tell_measured(self, left_items: list[Any]) -> None:
         """A line on the case that has been measured, where there is one."""
@@ -143,9 +151,12 @@ class ProgressLine:
         self.measured = None
 
     def _tell(self, text: str) -> None:
+        """A line of its own, to which pytest adds a new line before it names a test or a file again."""
         if self.tells:
             with self._uncaptured():
-                self.reporter.write_line(f"slmserve: {text}")
+                self.writer.write(f"\nslmserve: {text}", flush=True)
+            self.reporter.currentfspath = None
+            self.told = True
 
     def _show(self, status: Status) -> None:
         self._write(status)

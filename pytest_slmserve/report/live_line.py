@@ -56,7 +56,7 @@ def _joined(fields: Sequence[str]) -> str:
 
 
 def left_text(seconds: float, more: bool = False) -> str:
-    """The time that is left, never 0:00, for something is. more: what will still be asked for is not known yet."""
+    """The time that is left, never 0:00, for something is. more: so much at least."""
     return f"{clock(max(1.0, seconds))}{'+' if more else ''} left"
 
 
