@@ -131,7 +131,8 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=given.endpoint)
     spec = replace(remotely, extra=further, allow_prefix_cache=may)
-    found, line = list[Measurement](), LiveLine(sys.stderr)
+    found: list[Measurement] = []
+    line = LiveLine(sys.stderr)
     with ExitStack() as undo:
         undo.callback(line.clear)
         with of_a_command(BadUsage, BadArchive):

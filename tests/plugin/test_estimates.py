@@ -79,7 +79,9 @@ def test_the_time_falls_while_something_is_done_and_no_further_than_the_rest():
 
 
 def lengths(result):
-    return [line for line in result.stdout.str().splitlines() if line.startswith("slmserve: ") and "engine start" in line]
+    return [
+        line for line in result.stdout.str().splitlines() if line.startswith("slmserve: ") and "engine start" in line
+    ]
 
 
 def test_a_long_run_says_how_long_before_it_begins(sweep, pytester, monkeypatch):
