@@ -15,7 +15,7 @@ import pytest
 
 from pytest_slmserve.plugin.items import (
     BASELINE,
-    LEFT_OUT,
+    COLLECTED,
     PARAMETRISED,
     PROBLEM,
     PROVES_NOTHING,
@@ -222,17 +222,11 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item, why in zip(items, reasons) if not why]
     session.unproved = PROVES_NOTHING in reasons
     counts = Counter(filter(None, reasons))
-    config.stash[LEFT_OUT] = [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
+    config.stash[COLLECTED] = [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
 
 
-def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    slm, lines = config.stash.get(SESSION, None), config.stash.get(LEFT_OUT, [])
-    if slm is None or slm.options.plan or config.option.collectonly:
-        return lines
-    from pytest_slmserve.plugin.estimates import length_line
-
-    length = length_line(slm, list(filter(is_measured, items)))
-    return [*lines, length] if length else lines
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    return config.stash.get(COLLECTED, [])
 
 
 @pytest.hookimpl(tryfirst=True)  # before the terminal tells what was collected
@@ -243,6 +237,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if PROBLEM in session.config.stash or not any(map(is_measured, session.items)):
         return  # the hook is called although the one before it has raised
+    from pytest_slmserve.plugin.estimates import length_line
     from pytest_slmserve.plugin.items import engine_of, is_skipped
     from pytest_slmserve.schema.errors import SlmError
 
@@ -261,6 +256,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for spec in dict.fromkeys(engine_of(slm, item) for item in session.items if is_measured(item)):
             if spec is not None:
                 slm.devices.take(spec)
+        if length := length_line(slm, list(filter(is_measured, session.items))):
+            session.config.stash[COLLECTED] = [*session.config.stash.get(COLLECTED, []), length]
     except SlmError as error:
         session.config.stash[PROBLEM] = f"slmserve: {error}"
         raise pytest.UsageError(session.config.stash[PROBLEM]) from None
