@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.options.table import Options
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.costs import (
     ADAPTIVE_ESTIMATE,
     ENDPOINT_ESTIMATE,
@@ -50,7 +51,7 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if case := case_of(item):
-            left = session.executor.count_missing(case)
+            left = _missing(session, case)
             depends = session.options.sweep == "adaptive" and is_planned_point(item)
             load = None if depends or asks_as_it_goes(item) else case.loads[0]
             seconds = 0.0 if case.key in paid else left * case.estimate_s
@@ -64,6 +65,13 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
             yield PlannedItem(item.name, engine_of(session, item), 0.0)
         else:
             yield PlannedItem(item.name, None, 0.0)
+
+
+def _missing(session: Session, case: Case) -> int:
+    """Repeats of a planned case that are still to be made: those of the options, and those that its sweep asks for
+    until its claims are decided."""
+    _, asked = session.executor.asked.get(case.key, (case, 0))
+    return session.executor.count_missing(case, max(session.options.repeats, asked))
 
 
 def gate_estimate_s(session: Session, model: str) -> float:
@@ -107,13 +115,13 @@ def time_left(session: Session, items: Sequence[Any], step_s: float = 0.0) -> Ti
     one step."""
     rows, planned = plan_rows(session, items), {case.key for case in cases_of_items(items)}
     executor, current = session.executor, session.devices.pool.current
-    asked = [case for case, _ in executor.asked.values() if case.key not in planned and executor.count_missing(case)]
-    engines = {row.engine for row in rows if row.engine} | {case.engine for case in asked}
+    asked = [(case, executor.count_missing(case, n)) for case, n in executor.asked.values() if case.key not in planned]
+    engines = {row.engine for row in rows if row.engine} | {case.engine for case, missing in asked if missing}
     starts_s = sum(map(start_estimate_s, engines - {current}))
-    asked_s = sum(executor.count_missing(case) * case.estimate_s for case in asked)
+    asked_s = sum(missing * case.estimate_s for case, missing in asked if missing)
     total_s = sum(row.seconds for row in rows) + asked_s + starts_s
     step_s = min(total_s, rows[0].seconds if items and is_gate(items[0]) else step_s)
-    return TimeLeft(step_s, total_s - step_s, may_ask_for_more(items))
+    return TimeLeft(step_s, total_s - step_s, may_ask_for_more(items) or _may_go_on(session, items))
 
 
 def may_ask_for_more(items: Sequence[Any]) -> bool:
@@ -123,6 +131,12 @@ def may_ask_for_more(items: Sequence[Any]) -> bool:
 
 def _asks_by_itself(item: Any) -> bool:
     return case_of(item) is None and not AS_IT_GOES.isdisjoint(item.fixturenames)
+
+
+def _may_go_on(session: Session, items: Sequence[Any]) -> bool:
+    """Does one of the items measure a sweep that goes on until its claims are decided?"""
+    points = (case_of(item) for item in items if is_measured(item) and is_planned_point(item) and not is_skipped(item))
+    return len(session.looks) > 1 and any(_missing(session, case) for case in points if case)
 
 
 def gated_models(items: Sequence[Any]) -> list[str]:

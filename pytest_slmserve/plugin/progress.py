@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,8 @@ class ProgressLine:
         self.live = sys.stdout.isatty()  # nothing is captured before the first item
         self.tells = not self.live and session.config.option.verbose >= 0
         self.index = {item.nodeid: index for index, item in enumerate(session.items)}
-        self.cases = self._missing(cases_of_items(session.items))  # and those that tests ask for, from then on
+        # And those that tests ask for, from then on.
+        self.cases = {case.key for case in cases_of_items(session.items) if slm.executor.count_missing(case)}
         self.places: dict[str, int] = {}  # of cases, in the order in which they begin
         self.starts = StartWatch()
         self.left_items = session.items  # the one that runs, and all after it
@@ -130,12 +130,10 @@ class ProgressLine:
         if self.measured and self.measured[0].key != case.key:
             self._tell_measured(self.left_items)
         self.measured = case, title
-        self.cases |= self._missing(asked for asked, _ in self.slm.executor.asked.values())
+        executor = self.slm.executor
+        self.cases |= {key for key, (asked, n) in executor.asked.items() if executor.count_missing(asked, n)}
         if case.key in self.cases:
             self.places.setdefault(case.key, len(self.places) + 1)
-
-    def _missing(self, cases: Iterable[Case]) -> set[str]:
-        return {case.key for case in cases if self.slm.executor.count_missing(case)}
 
     def _tell_measured(self, left_items: list[Any]) -> None:
         """A line on the case that has been measured, where there is one."""

@@ -68,8 +68,11 @@ class Executor:
         return found
 
     def ask(self, cases: Sequence[Case], repeats: int | None = None) -> None:
-        """Note what will be measured, so that progress tells of all of it from the first case on."""
-        self.asked |= {case.key: (case, repeats or self.repeats) for case in cases}
+        """Note what will be measured, so that progress tells of all of it from the first case on. Who asks for fewer
+        repeats than before asks for a round of them."""
+        for case in cases:
+            _, before = self.asked.get(case.key, (case, 0))
+            self.asked[case.key] = case, max(before, repeats or self.repeats)
 
     def iter_repeats(self, case: Case, repeats: int | None = None, why: str = "") -> Iterator[ReplicaGroup]:
         """Measure what is missing of a case; each repeat is given when it has been kept."""

@@ -40,7 +40,7 @@ def asked(session, concurrency):
 
 
 def test_all_that_is_left_counts_and_the_start_until_the_engine_runs(opened):
-    session = opened(repeats="2")
+    session = opened(repeats="2", budget="0")
     items = [item("slm_point", slm_point=case) for case in point_cases(session.planner, {})]
     repeats = 2 * len(items)
     assert time_left(session, items, START_S) == TimeLeft(START_S, repeats * REPEAT_S)
@@ -60,8 +60,31 @@ def test_what_a_test_asks_for_counts_when_it_is_asked_and_more_may_come(opened):
     assert time_left(session, items, REPEAT_S) == TimeLeft(REPEAT_S, 2 * REPEAT_S, more=True)
 
 
+def test_a_round_of_a_sweep_leaves_those_after_it(opened):
+    session = opened(repeats="3", budget="0")
+    case = point_cases(session.planner, {})[0]
+    items = [item("slm_point", slm_point=case)]
+    session.executor.measure(case, 1)
+    assert time_left(session, items, REPEAT_S) == TimeLeft(REPEAT_S, REPEAT_S)
+    session.executor.ask([asked(session, 16)], repeats=3)
+    session.executor.measure(asked(session, 16), 1)
+    assert time_left(session, items).rest_s == (2 + 2) * REPEAT_S
+
+
+def test_a_sweep_that_goes_on_until_it_is_decided_takes_so_long_at_least(opened):
+    for budget, more in (("0", False), ("60", True)):
+        session = opened(repeats="2", budget=budget)
+        items = [item("slm_point", slm_point=case) for case in point_cases(session.planner, {})]
+        assert time_left(session, items).more is more
+    for each in items:
+        session.executor.measure(each.callspec.params["slm_point"])
+    assert not time_left(session, items)
+    session.executor.ask([items[0].callspec.params["slm_point"]], repeats=4)
+    assert time_left(session, items).rest_s == 2 * REPEAT_S
+
+
 def test_what_was_planned_and_is_asked_for_counts_once(opened):
-    session = opened(repeats="2")
+    session = opened(repeats="2", budget="0")
     case = point_cases(session.planner, {})[0]
     session.executor.ask([case])
     left = time_left(session, [item("slm_point", slm_point=case)], REPEAT_S)
