@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pytest_slmserve.commands.cli import (
@@ -23,6 +24,7 @@ from pytest_slmserve.commands.cli import (
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
+from pytest_slmserve.report.live_line import LiveLine, Status
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.batch_choice import Objectives
     from pytest_slmserve.analysis.advice.subjects import ResultSource
     from pytest_slmserve.analysis.sweep.curve import Curve
+    from pytest_slmserve.plan.cases import Case
     from pytest_slmserve.run.verify_advice import VerifyOptions
     from pytest_slmserve.schema.records import Progress
 
@@ -124,10 +127,12 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
     joint = verify_advice.joint_of(found, alone, terms.sharing)
     try:
         with verify_advice.opened(alone, joint, terms) as session:
-            session.executor.on_progress = teller()
+            line = LiveLine(sys.stderr)
+            session.executor.on_progress, session.devices.pool.on_wait = partial(_show, line), line.on_wait
             if not as_object:
                 print(f"{text.text(found, source)}\n", flush=True)
             seen = verify_advice.verify(session, alone, joint, terms)
+            line.clear()
     except KeyboardInterrupt:
         print(f"interrupted: nothing runs any more; what was measured is in {terms.records}", file=sys.stderr)
         return INTERRUPTED
@@ -139,16 +144,8 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
     return status_of(seen.state)
 
 
-def teller() -> Callable[[str, Progress], None]:
-    """Says on a terminal what is being measured, once."""
-    said = {""}
-
-    def on_progress(name: str, progress: Progress) -> None:
-        if name not in said and sys.stderr.isatty():
-            print(f"measuring {name}", file=sys.stderr)
-        said.add(name)
-
-    return on_progress
+def _show(line: LiveLine, case: Case, title: str, progress: Progress) -> None:
+    line.show(Status(subject=title).measuring(progress))
 
 
 def terms_of(given: argparse.Namespace) -> VerifyOptions | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from pytest_slmserve.commands import measure_loads, measure_requests
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats
 from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
+from pytest_slmserve.report.live_line import LiveLine, Status, left_text
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.urls import KEY
@@ -22,6 +25,7 @@ from pytest_slmserve.schema.urls import KEY
 if TYPE_CHECKING:
     from pytest_slmserve.report.export.writer import Export
     from pytest_slmserve.report.loads.single_load import ValidityCriteria
+    from pytest_slmserve.schema.loads import Load
     from pytest_slmserve.schema.records import Measurement, Progress
 
 SECRETS = ("key", "secret", "password", "access_token", "authorization")  # how fields that hold one end
@@ -127,14 +131,17 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=given.endpoint)
     spec = replace(remotely, extra=further, allow_prefix_cache=may)
-    found = []
+    found: list[Measurement] = []
+    line = LiveLine(sys.stderr)
     with ExitStack() as undo:
+        undo.callback(line.clear)
         with of_a_command(BadUsage, BadArchive):
             archive = undo.enter_context(Archive.open(given.records))
         client = {"timeout_s": given.timeout, "processes": given.processes}
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
-        for load, workload in wanted:
-            found.append(measure(engine, workload, load, remote(), told))
+        for number, (load, workload) in enumerate(wanted):
+            shown = partial(_show, line, number, [load for load, _ in wanted])
+            found.append(measure(engine, workload, load, remote(), shown))
             archive.add(found[-1])
             if export:
                 export.add(found[-1])
@@ -171,10 +178,9 @@ def table_of(found: list[Measurement], terms: ValidityCriteria) -> str:
     return as_csv(row for m in found for row in rows_of_load(m, terms))
 
 
-def told(progress: Progress) -> None:
-    """Prints the progress on a terminal line that is written over."""
-    if sys.stderr.isatty():
-        rate = "" if progress.tokens_per_s is None else f", {progress.tokens_per_s:,.0f} tokens/s"
-        print(
-            f"\r{progress.phase} {progress.elapsed_s:.0f} s, {progress.done} done{rate}\033[K", end="", file=sys.stderr
-        )
+def _show(line: LiveLine, number: int, loads: Sequence[Load], progress: Progress) -> None:
+    """Shows how far the load of this number, from 0, is; the time left is what all loads take at least."""
+    now, *later = map(measure_loads.least_s, loads[number:])
+    place = f"load {number + 1} of {len(loads)}" if len(loads) > 1 else ""
+    left = left_text(max(0.0, now - progress.elapsed_s) + sum(later), more=True)
+    line.show(Status(place, left, loads[number].title).measuring(progress))

@@ -158,6 +158,14 @@ def job_of(given: argparse.Namespace) -> OpenLoop:
     return job(given.num_prompts, rate, given.seed, given.max_concurrency, given.burstiness)
 
 
+def least_s(load: Load) -> float:
+    """Seconds that a load takes at least: how long the requests of an endpoint last is not known beforehand."""
+    if isinstance(load, OpenLoop):
+        arrivals_s = (load.requests or 0) / load.rate
+        return arrivals_s if load.window_s is None else 2 * load.settle_s + load.window_s
+    return 0.0 if load.requests else load.window_s
+
+
 def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
     from pytest_slmserve.workload.arrivals import Arrivals
 

@@ -3,14 +3,17 @@ the device."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.hf_generate import BatchedEngine, SimulatedBatches
+from pytest_slmserve.engines.launch.start_stages import waiting
 from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
@@ -50,7 +53,11 @@ def hold(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Waiti
 
 
 class Pool:
-    """Engines by specification; asking for another on a device stops what is there."""
+    """Engines by specification; asking for another on a device stops what is there.
+
+    on_wait: called while one is not ready yet, with its log. on_started: called when it is, with the seconds that it
+    took.
+    """
 
     def __init__(
         self,
@@ -62,6 +69,8 @@ class Pool:
         self._there: Any = None  # an engine, or replicas
         self._failed: tuple[EngineSpec | ReplicaSpec, EngineFailed] | None = None
         self.starts: list[EngineSpec | ReplicaSpec] = []
+        self.on_wait: Callable[[EngineSpec | ReplicaSpec, Path], None] = lambda spec, log: None
+        self.on_started: Callable[[EngineSpec | ReplicaSpec, float], None] = lambda spec, seconds: None
 
     @property
     def current(self) -> EngineSpec | ReplicaSpec | None:
@@ -114,11 +123,15 @@ class Pool:
     def _started(self, start: Callable[[Spec], Started], spec: Spec) -> Started:
         self.check(spec)
         self.starts.append(spec)
+        began = time.monotonic()
         try:
-            return start(spec)
+            with waiting(partial(self.on_wait, spec)):
+                started = start(spec)
         except EngineFailed as error:
             self._failed = spec, error
             raise
+        self.on_started(spec, time.monotonic() - began)
+        return started
 
     def close(self) -> None:
         there, self._there = self._there, None

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from pytest_slmserve.engines.base import Engine
+from pytest_slmserve.engines.launch.start_stages import waiting
 from pytest_slmserve.engines.pool import Pool, Waiting
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -32,12 +33,13 @@ def abreast(pool: Pool, launches: Sequence[Launch]) -> Iterator[list[Start]]:
         undo.callback(pool.close)
         pool.close()
         starts = list[Start]()
-        waiting = list[Waiting]()
+        held = list[Waiting]()
         for launch in launches:
             if engine := pool.hold(*launch):
                 undo.callback(engine.close)
-                waiting.append(engine)
+                held.append(engine)
             starts.append(partial(turn, launch, engine))
-        for engine in waiting:
-            engine.await_turn()
+        for engine in held:
+            with waiting(partial(pool.on_wait, engine.spec)):
+                engine.await_turn()
         yield starts

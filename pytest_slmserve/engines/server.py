@@ -32,6 +32,7 @@ from pytest_slmserve.engines.child_messages import resolved_from
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.engines.launch.model_files import model_for
 from pytest_slmserve.engines.launch.staggered_start import START_S, StaggeredEngine, StartTurn
+from pytest_slmserve.engines.launch.start_stages import still_waiting
 from pytest_slmserve.engines.launch.vllm_arguments import (
     NOWHERE_ELSE,
     WORKER,
@@ -115,6 +116,7 @@ class ServerEngine(StaggeredEngine):
                 raise self.child.failed("did not start")
             if time.monotonic() > until:
                 raise self.child.failed(f"was not ready after {START_S:.0f} s")
+            still_waiting(self.child.log)
             time.sleep(LOOK_S)
 
     def _healthy(self) -> bool:

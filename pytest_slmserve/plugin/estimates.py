@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.options.table import Options
+from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.costs import (
     ADAPTIVE_ESTIMATE,
     ENDPOINT_ESTIMATE,
@@ -14,18 +16,28 @@ from pytest_slmserve.plan.costs import (
     repeat_estimate_s,
     start_estimate_s,
 )
+from pytest_slmserve.plan.schedule import divided, groups_of, makespan_s, spread
+from pytest_slmserve.plan.titles import Engines
 from pytest_slmserve.plugin.items import (
+    AS_IT_GOES,
     asks_as_it_goes,
     asks_the_engine,
     case_of,
+    cases_of_items,
     engine_of,
+    is_gate,
     is_measured,
     is_planned_point,
     is_skipped,
 )
+from pytest_slmserve.report.live_line import left_text
+from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.gate import launches_left, loads_of
+from pytest_slmserve.run.gpu_slots import slot_count
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
+
+LONG_S = 300.0  # a run that takes longer says so before it begins
 
 
 def plan_rows(session: Session, items: Sequence[Any]) -> list[PlannedItem]:
@@ -39,7 +51,7 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if case := case_of(item):
-            left = session.executor.count_missing(case)
+            left = _missing(session, case)
             depends = session.options.sweep == "adaptive" and is_planned_point(item)
             load = None if depends or asks_as_it_goes(item) else case.loads[0]
             seconds = 0.0 if case.key in paid else left * case.estimate_s
@@ -53,6 +65,13 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
             yield PlannedItem(item.name, engine_of(session, item), 0.0)
         else:
             yield PlannedItem(item.name, None, 0.0)
+
+
+def _missing(session: Session, case: Case) -> int:
+    """Repeats of a planned case that are still to be made: those of the options, and those that its sweep asks for
+    until its claims are decided."""
+    _, asked = session.executor.asked.get(case.key, (case, 0))
+    return session.executor.count_missing(case, max(session.options.repeats, asked))
 
 
 def gate_estimate_s(session: Session, model: str) -> float:
@@ -73,13 +92,78 @@ def estimate_notes(options: Options) -> list[str]:
     return [note for note, holds in notes.items() if holds]
 
 
-def seconds_left(session: Session, items: Sequence[Any]) -> Callable[[Progress], float]:
-    """A function from the progress of a measurement to the seconds until `items` end; the measurement belongs to the
-    first item.
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """Seconds until all items end: step_s of them for what is done at present. more: some tests may ask for what is not
+    known yet, so that this is the least."""
 
-    The items are priced once: that hashes each of their keys, too much to do twice a second beside what is measured.
-    """
+    step_s: float = 0.0
+    rest_s: float = 0.0
+    more: bool = False
+
+    def __bool__(self) -> bool:
+        return self.step_s + self.rest_s > 0 or self.more
+
+    def text(self, elapsed_s: float = 0.0) -> str:
+        """In words. elapsed_s: of what is done at present; where that takes longer than was estimated, so much is left
+        at least."""
+        return left_text(max(0.0, self.step_s - elapsed_s) + self.rest_s, self.more or elapsed_s > self.step_s)
+
+
+def time_left(session: Session, items: Sequence[Any], step_s: float = 0.0) -> TimeLeft:
+    """The time left for `items`, of which the first runs. step_s: the estimate for what it does at present; a gate is
+    one step."""
+    rows, planned = plan_rows(session, items), {case.key for case in cases_of_items(items)}
+    executor, current = session.executor, session.devices.pool.current
+    asked = [(case, executor.count_missing(case, n)) for case, n in executor.asked.values() if case.key not in planned]
+    engines = {row.engine for row in rows if row.engine} | {case.engine for case, missing in asked if missing}
+    starts_s = sum(map(start_estimate_s, engines - {current}))
+    asked_s = sum(missing * case.estimate_s for case, missing in asked if missing)
+    total_s = sum(row.seconds for row in rows) + asked_s + starts_s
+    step_s = min(total_s, rows[0].seconds if items and is_gate(items[0]) else step_s)
+    return TimeLeft(step_s, total_s - step_s, may_ask_for_more(items) or _may_go_on(session, items))
+
+
+def may_ask_for_more(items: Sequence[Any]) -> bool:
+    """Does one of the items measure what its body asks for?"""
+    return any(is_measured(item) and not is_skipped(item) and _asks_by_itself(item) for item in items)
+
+
+def _asks_by_itself(item: Any) -> bool:
+    return case_of(item) is None and not AS_IT_GOES.isdisjoint(item.fixturenames)
+
+
+def _may_go_on(session: Session, items: Sequence[Any]) -> bool:
+    """Does one of the items measure a sweep that goes on until its claims are decided?"""
+    points = (case_of(item) for item in items if is_measured(item) and is_planned_point(item) and not is_skipped(item))
+    return len(session.looks) > 1 and any(_missing(session, case) for case in points if case)
+
+
+def gated_models(items: Sequence[Any]) -> list[str]:
+    """Models that the items compare on two sides, each once."""
+    gates = (item.callspec.params.get("slm_gate") for item in items if hasattr(item, "callspec"))
+    return list(dict.fromkeys(gate[0] for gate in gates if gate))
+
+
+def _each(engine: Engines) -> tuple[EngineSpec, ...]:
+    return engine.engines if isinstance(engine, ReplicaSpec) else (engine,)
+
+
+def length_line(session: Session, items: Sequence[Any]) -> str | None:
+    """A sentence on how long a run of `items` takes; None where that is less than LONG_S."""
     rows = plan_rows(session, items)
-    starts = sum(map(start_estimate_s, {row.engine for row in rows if row.engine} - {session.devices.pool.current}))
-    points = sum(row.seconds for row in rows)
-    return lambda progress: max(0.0, points - progress.elapsed_s) + starts
+    groups, gates = groups_of(rows), gated_models(items)
+    starts = len(groups) + sum(sum(launches_left(session, model)) for model in gates)
+    seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
+    if session.options.on_all_gpus:
+        gpus = slot_count(session.options, session.host)
+        seconds = makespan_s(spread(divided(groups, gpus), gpus))
+    if seconds < LONG_S:
+        return None
+    models = {spec.model for group in groups for spec in _each(group.engine)} | set(gates)
+    often = [counted(starts, "engine start")] if session.platform != "remote" else []
+    roughly = "up to" if session.options.sweep == "adaptive" else "about"
+    parts = [f"{roughly} {seconds / 60:.0f} min", *often, counted(len(models), "model")]
+    if asking := sum(may_ask_for_more([item]) for item in items):
+        parts.append(f"and what {counted(asking, 'test')} will ask for")
+    return f"slmserve: {', '.join(parts)}; --slm-plan lists them"

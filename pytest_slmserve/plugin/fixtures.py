@@ -108,6 +108,7 @@ def slm_sweep(
         if any(each.requests is not None for each in loads):
             raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
         cases = {each.concurrency: slm_session.planner.case(slm_spec, [sharegpt], [each]) for each in loads}
+        slm_session.executor.ask(list(cases.values()), repeats)
         rounds = Rounds(slm_session, cases)
         for number in range(1, (repeats or slm_session.options.repeats) + 1):
             rounds.round(number, cases)

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_slmserve.plugin.items import (
     BASELINE,
-    LEFT_OUT,
+    COLLECTED,
     PARAMETRISED,
     PROBLEM,
     PROVES_NOTHING,
@@ -241,11 +241,11 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item, why in zip(items, reasons) if not why]
     session.unproved = PROVES_NOTHING in reasons
     counts = Counter(filter(None, reasons))
-    config.stash[LEFT_OUT] = [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
+    config.stash[COLLECTED] = [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    return config.stash.get(LEFT_OUT, [])
+    return config.stash.get(COLLECTED, [])
 
 
 @pytest.hookimpl(tryfirst=True)  # before the terminal tells what was collected
@@ -256,6 +256,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     if PROBLEM in session.config.stash or not any(map(is_measured, session.items)):
         return  # the hook is called although the one before it has raised
+    from pytest_slmserve.plugin.estimates import length_line
     from pytest_slmserve.plugin.items import engine_of, is_skipped
     from pytest_slmserve.schema.errors import SlmError
 
@@ -274,15 +275,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for spec in dict.fromkeys(engine_of(slm, item) for item in session.items if is_measured(item)):
             if spec is not None:
                 slm.devices.take(spec)
+        if length := length_line(slm, list(filter(is_measured, session.items))):
+            session.config.stash[COLLECTED] = [*session.config.stash.get(COLLECTED, []), length]
     except SlmError as error:
         session.config.stash[PROBLEM] = f"slmserve: {error}"
         raise pytest.UsageError(session.config.stash[PROBLEM]) from None
     slm.begin(compares=any(is_gate(item) and not is_skipped(item) for item in session.items))
-    progress = ProgressLine(session, slm)
-    slm.executor.on_progress = progress.on_progress
-    if CLUSTER in session.config.stash:
-        session.config.stash[CLUSTER].on_progress = progress.wait
-    session.config.pluginmanager.register(progress, "slmserve-progress")
+    if reporter := session.config.pluginmanager.getplugin("terminalreporter"):
+        progress = ProgressLine(session, slm, reporter)
+        progress.install()
+        if CLUSTER in session.config.stash:
+            session.config.stash[CLUSTER].on_progress = progress.wait
+        session.config.pluginmanager.register(progress, "slmserve-progress")
 
 
 def _resume(slm: Session, session: pytest.Session) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SESSION = pytest.StashKey["Session"]()
 PROBLEM = pytest.StashKey[str]()  # why the options cannot be carried out, found while items were made
-LEFT_OUT = pytest.StashKey[list[str]]()  # sentences on the tests that are no part of the run
+COLLECTED = pytest.StashKey[list[str]]()  # sentences on the tests that are no part of the run, and on its length
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs", "gate")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -39,7 +39,8 @@ class RemoteExecutor(Protocol):
 @dataclass(repr=False)
 class Executor:
     """repeats: clean ones that are wanted of each case. on_progress: called while a repeat is measured, with its title.
-    remote: measures instead of the devices here."""
+    asked: cases that were asked for, by key, with the clean repeats that are wanted of each. remote: measures instead
+    of the devices here."""
 
     devices: Devices
     results: Results
@@ -47,7 +48,8 @@ class Executor:
     archive: Archive | None = None
     export: Export | None = None
     remote: RemoteExecutor | None = None
-    on_progress: Callable[[str, Progress], None] = lambda title, progress: None
+    on_progress: Callable[[Case, str, Progress], None] = lambda case, title, progress: None
+    asked: dict[str, tuple[Case, int]] = field(default_factory=dict)
     _warmed: str | None = None  # the launch that has served something
 
     def measure(self, case: Case, repeats: int | None = None, why: str = "") -> list[ReplicaGroup]:
@@ -56,6 +58,7 @@ class Executor:
         One that is invalid or degraded (another process in the way, say) is kept, shown, and measured again, once for
         each case.
         """
+        self.ask([case], repeats)
         found = self.results.request(case.key)
         if self.remote:
             self.remote.fetch(case)
@@ -63,6 +66,13 @@ class Executor:
             for _ in self.iter_repeats(case, repeats, why):
                 pass
         return found
+
+    def ask(self, cases: Sequence[Case], repeats: int | None = None) -> None:
+        """Note what will be measured, so that progress tells of all of it from the first case on. Who asks for fewer
+        repeats than before asks for a round of them."""
+        for case in cases:
+            _, before = self.asked.get(case.key, (case, 0))
+            self.asked[case.key] = case, max(before, repeats or self.repeats)
 
     def iter_repeats(self, case: Case, repeats: int | None = None, why: str = "") -> Iterator[ReplicaGroup]:
         """Measure what is missing of a case; each repeat is given when it has been kept."""
@@ -108,7 +118,7 @@ class Executor:
             case alone:
                 running = devices.engine(alone)
                 self._warm(running, case)
-        return measure_case(running, case, partial(self.on_progress, title), devices.sampler_of(case.engine))
+        return measure_case(running, case, partial(self.on_progress, case, title), devices.sampler_of(case.engine))
 
     def _warm(self, engine: Engine, case: Case) -> None:
         """Serve some requests before a job. It has no ramp, and the first ones of a fresh engine are slow."""

@@ -270,12 +270,15 @@ class OneGate:
             if gated.terms == self.session.gate_terms and not assumed and all(map(self._asks, found)):
                 self.id = gated.gate
                 there = f"{counted(len(pairs_of(found)), 'pair')} of launches in {self.session.source}"
-                self.session.notes.append(f"{of} goes on from {there}")
+                self._note(f"{of} goes on from {there}")
                 return found, gated
-        self.session.notes.append(
-            f"{of} begins anew: {self.session.source} has none of the same sides, loads, caches and terms"
-        )
+        self._note(f"{of} begins anew: {self.session.source} has none of the same sides, loads, caches and terms")
         return [], None
+
+    def _note(self, note: str) -> None:
+        """Says it once, however often the gate is estimated before it runs."""
+        if note not in self.session.notes:
+            self.session.notes.append(note)
 
     def _asks(self, m: Measurement) -> bool:
         """Would this gate measure it? On whatever host of the kind: a pair is compared within itself."""

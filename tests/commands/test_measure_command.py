@@ -12,18 +12,19 @@ from typing import NamedTuple
 import pytest
 from conversations import write_dataset
 from interfaces import somebodys_server, url_of
+from terminals import Screen
 
 from pytest_slmserve.__main__ import main, parser, run
 from pytest_slmserve.analysis.metrics.latency import latencies_of
 from pytest_slmserve.analysis.metrics.ramp import steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.measure_loads import asked
+from pytest_slmserve.commands.measure_loads import asked, least_s
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.report import text_table
 from pytest_slmserve.schema.errors import EngineFailed
-from pytest_slmserve.schema.loads import OpenLoop
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.workload.arrivals import job
 from pytest_slmserve.workload.sharegpt import read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
@@ -571,3 +572,30 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
 def test_wrong_usage_of_measure(there, tmp_path, arguments, problem):
     done = command(there, tmp_path, *arguments)
     assert done.status == 4 and problem in done.err and "x1y2" not in done.err
+
+
+def test_a_terminal_sees_which_load_how_far_and_what_is_left_and_then_only_the_result(there, tmp_path, monkeypatch):
+    screen = Screen()
+    monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
+    words = ["--endpoint", url_of(there), "--model", "slm", "--records", str(tmp_path / "r.jsonl")]
+    words += ["--input-len", "16", "--output-len", "8", "--request-rate", "20,60", "--settle", "0.2", "--window", "0.8"]
+    with redirect_stdout(io.StringIO()), redirect_stderr(screen):
+        assert main(["measure", *words]) in (0, 1)
+    first, *others, last = screen.getvalue().split("\r")[1:]
+    assert re.match(r"load 1 of 2 \| 0:0[12]\+ left \| 20 requests/s \| \w+ \d\.\d s", first), first
+    assert any(line.startswith("load 2 of 2 | 0:01+ left | ") for line in others)
+    assert last == "\x1b[K" and all(len(line.removesuffix("\x1b[K")) < 80 for line in others)
+
+
+@pytest.mark.parametrize(
+    ("load", "seconds"),
+    [
+        (ClosedLoop(4, window_s=5.0), 5.0),
+        (ClosedLoop(4, requests=40), 0.0),
+        (OpenLoop(rate=10.0, requests=50), 5.0),
+        (OpenLoop(requests=50), 0.0),
+        (OpenLoop(rate=10.0, window_s=60.0, settle_s=5.0), 70.0),
+    ],
+)
+def test_a_load_takes_at_least_its_window_or_its_arrivals(load, seconds):
+    assert least_s(load) == seconds

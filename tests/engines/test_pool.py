@@ -12,6 +12,7 @@ import pytest
 from interfaces import SIMULATED, small_workload
 
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.engines.launch.start_stages import still_waiting
 from pytest_slmserve.engines.pool import Pool, start
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy, EngineFailed
@@ -114,6 +115,21 @@ def test_what_did_not_start_is_not_tried_again_and_says_why():
     with pytest.raises(EngineFailed, match="^the engine did not start"):
         pool.engine(OTHER)
     assert pool.starts == [SIMULATED, OTHER]
+
+
+def test_a_start_is_heard_of_while_it_goes_on_and_when_it_is_ready(tmp_path):
+    heard = []
+
+    def slow(spec):
+        still_waiting(tmp_path)
+        return SimulatedEngine(spec)
+
+    with Pool(slow) as pool:
+        pool.on_wait = lambda spec, log: heard.append((spec, log))
+        pool.on_started = lambda spec, seconds: heard.append((spec, seconds >= 0))
+        pool.engine(SIMULATED)
+        pool.engine(SIMULATED)
+    assert heard == [(SIMULATED, tmp_path), (SIMULATED, True)]
 
 
 def test_the_backend_chooses_the_interface():

@@ -145,7 +145,7 @@ def test_a_plan_needs_no_device(tmp_path, monkeypatch):
 def test_how_a_run_is_going_is_told_with_the_name_of_its_point(opened):
     told: list[str] = []
     session = opened()
-    session.executor.on_progress = lambda name, progress: told.append(name)
+    session.executor.on_progress = lambda case, title, progress: told.append(title)
     point(session)
     assert list(dict.fromkeys(told)) == ["opt-125m at 8, repeat 1", "opt-125m at 8, repeat 2"]
 

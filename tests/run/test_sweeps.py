@@ -73,7 +73,7 @@ def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):
 
 def test_why_a_load_is_measured_is_told_while_it_is(opened):
     sweeps, told = opened(repeats="1"), []
-    sweeps.session.executor.on_progress = lambda name, progress: told.append(name)
+    sweeps.session.executor.on_progress = lambda case, title, progress: told.append(title)
     sweeps.carry_out(MODEL)
     assert list(dict.fromkeys(told))[:2] == [
         "opt-125m at 1, repeat 1 (the smallest load: what a step takes, whatever the batch)",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier, ignore_progress
+from pytest_slmserve.engines.launch.start_stages import still_waiting
 from pytest_slmserve.schema.errors import EngineFailed
 from pytest_slmserve.schema.records import Progress, known_fields
 
@@ -77,6 +78,7 @@ class Child:
         while (end := self.buffer.find(b"\n")) < 0:
             if not self._more(min(POLL_S, max(0.0, until - time.monotonic()))) and time.monotonic() >= until:
                 raise self.failed(f"was silent for {within_s:.0f} s while {what}")
+            still_waiting(self.log)
         line, self.buffer = bytes(self.buffer[:end]), self.buffer[end + 1 :]
         message: dict[str, Any] = json.loads(line)
         return message

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.launch.start_stages import still_waiting
 
 LOOK_S = 0.05
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
@@ -34,6 +35,7 @@ class StartTurn:
         while not self._waiting_since() and child.process.poll() is None:
             if time.monotonic() > until:
                 raise child.failed(f"had not imported vLLM after {within_s:.0f} s")
+            still_waiting(child.log)
             time.sleep(LOOK_S)
 
     @property

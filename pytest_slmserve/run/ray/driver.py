@@ -72,7 +72,7 @@ class Cluster:
     options: Options
     nodes: list[Node]
     host: Host
-    on_progress: Callable[[str], None] = lambda text: None
+    on_progress: Callable[[Case, str], None] = lambda case, text: None
     _session: Session | None = None
     _sent: dict[Any, Submission] = field(default_factory=dict)  # by the stream of its messages
     _known: set[str] = field(default_factory=set)  # keys of what was planned
@@ -126,7 +126,7 @@ class Cluster:
         while any(case.key in sent.open for sent in self._pending):
             if not self._hear(TICK_S):
                 self._check_quiet()
-            self.on_progress(self._progress(case))
+            self.on_progress(case, self._progress())
         if error := self._failed.get(case.key):
             raise error
 
@@ -325,10 +325,10 @@ class Cluster:
             why = f"{sent.name}: nothing came for {clock(self._quiet_s)} (on {where})"
             self._fail(sent, EngineFailed(why, "ray status; what came is kept: --slm-resume"))
 
-    def _progress(self, case: Case) -> str:
+    def _progress(self) -> str:
         running = sum(sent.node is not None for sent in self._sent.values())
         waiting = len(self._sent) - running
-        return f"{case.title} | {self._came} came | {running} engines run, {waiting} wait for a node"
+        return f"{self._came} came | {running} engines run, {waiting} wait for a node"
 
 
 def quiet_s(groups: Sequence[Group]) -> float:
