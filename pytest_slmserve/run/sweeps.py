@@ -52,10 +52,9 @@ class Rounds:
         """Measure again the loads that undecided verdicts depend on most, until none is left that more measurements
         would decide, or the budget is spent. Verdicts are only asked for after the numbers of repeats that their
         intervals are made for."""
-        looks = self.session.looks
-        while again := sorted({load for verdict in judge() for load in self._again(verdict)}):
-            for number in range(1, looks[-1] + 1):
-                wanted = [load for load in again if number <= self._next_look(load)]
+        while again := {load: self._next_look(load) for verdict in judge() for load in self._again(verdict)}:
+            for number in range(1, max(again.values()) + 1):
+                wanted = [load for load, look in again.items() if number <= look]
                 if not self._time_for(wanted, number):
                     return
                 self.round(number, wanted, "undecided so far")

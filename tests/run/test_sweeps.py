@@ -62,10 +62,10 @@ def said(sweeps: Sweeps) -> str:
 def test_what_is_wanted_is_measured_in_its_order_and_no_more(opened):
     sweeps = opened()
     sweeps.carry_out(MODEL)
-    assert measured(sweeps) == [1, 512, 128, 64, 64]
-    assert sweeps.asked == {(MODEL, 1): 1, (MODEL, 512): 1, (MODEL, 128): 1, (MODEL, 64): 2}
+    assert measured(sweeps) == [1, 512, 128, 64, 64, 128]
+    assert sweeps.asked == {(MODEL, 1): 1, (MODEL, 512): 1, (MODEL, 128): 2, (MODEL, 64): 2}
     assert [sweeps.repeats(MODEL, load) for load in (1, 2, 64)] == [1, None, 2]
-    assert len(measured(sweeps)) == 5, "once carried out, it is over"
+    assert len(measured(sweeps)) == 6, "once carried out, it is over"
     curve = sweeps.session.verdicts.curve(MODEL)
     assert curve.adaptive and curve.unneeded == (2, 4, 8, 16, 32, 256) and curve.missing == ()
     assert sweeps.why_not(MODEL, 256).startswith("not needed: the adaptive sweep found the plateau without it; predict")
@@ -157,7 +157,8 @@ def test_invalid_measurements_are_made_again_and_it_ends(opened, monkeypatch):
     assert measured(sweeps)[:4] == [1, 1, 2, 2], "twice in vain; the next larger load is then the smallest"
     curve = sweeps.session.verdicts.curve(MODEL)
     assert [p.concurrency for p in curve.points if not p.valid] == [1, 2]
-    assert sweeps.session.verdicts.judge("throughput-plateau", MODEL).why.startswith("invalid at 1, 2 in flight")
+    assert sweeps.session.verdicts.judge("pareto-up-to-plateau", MODEL).why.startswith("invalid at 1, 2 in flight")
+    assert sweeps.session.verdicts.judge("throughput-plateau", MODEL).again == (128, 512), "which needs neither"
 
 
 def test_two_models_are_two_sweeps(opened):

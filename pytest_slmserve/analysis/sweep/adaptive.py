@@ -59,7 +59,9 @@ def next_measurement(
     """The next measurement to make, or None where nothing more is worth its time.
 
     grid: the planned loads. points: results on this curve so far; loads outside the grid do not count. repeats: the
-    most of a load. looks: those that intervals are made for. Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on
+    most of a load. looks: those that intervals are made for.
+
+    Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on
     both sides of the tolerance. Repeats end when all measurements would take more than SHARE of the time of the whole
     grid. The first repeat is made in any case: without one the noise is unknown, and no verdict is possible.
     """
