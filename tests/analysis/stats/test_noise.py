@@ -1,0 +1,148 @@
+"""Intervals of differences: moderation against published values, pairing in time, launches as units."""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import fmean, variance
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_slmserve.analysis.stats.noise import (
+    TAIL,
+    Differences,
+    Prior,
+    Repeat,
+    contrast,
+    digamma,
+    moderated,
+    prior,
+    trigamma,
+)
+from pytest_slmserve.analysis.stats.student_t import quantile
+
+EULER = 0.57721566490153286
+
+
+def repeats(*values: float, at: str = "", launch: str = "a", within: float | None = None) -> tuple[Repeat, ...]:
+    return tuple(Repeat(value, at and f"{at}{i}", launch, within) for i, value in enumerate(values))
+
+
+def test_digamma_and_trigamma_where_they_are_known():
+    """Abramowitz and Stegun 1964, 6.3.2, 6.3.3, 6.4.2 and 6.4.4."""
+    assert digamma(1) == pytest.approx(-EULER, abs=1e-8)
+    assert digamma(0.5) == pytest.approx(-EULER - 2 * math.log(2), abs=1e-8)
+    assert trigamma(1) == pytest.approx(math.pi**2 / 6, abs=1e-7)
+    assert trigamma(0.5) == pytest.approx(math.pi**2 / 2, abs=1e-7)
+
+
+@given(st.floats(0.05, 50))
+def test_digamma_and_trigamma_step_as_they_should(x):
+    assert digamma(x + 1) - digamma(x) == pytest.approx(1 / x, rel=1e-5, abs=1e-8)
+    assert trigamma(x) - trigamma(x + 1) == pytest.approx(1 / x**2, rel=1e-4, abs=1e-7)
+
+
+def test_variances_that_differ_by_chance_alone_are_pooled():
+    chance = random.Random(1)
+    drawn = [(variance([chance.gauss(0, 2) for _ in range(4)]), 3) for _ in range(200)]
+    common = prior(drawn)
+    assert common.ratio == pytest.approx(4, rel=0.15) and common.df > 15
+
+
+def test_variances_that_differ_by_more_are_worth_few_degrees_of_freedom():
+    chance = random.Random(2)
+    drawn = [(variance([chance.gauss(0, sd) for _ in range(4)]), 3) for sd in (0.01, 0.1, 1.0) for _ in range(60)]
+    assert prior(drawn).df < 2
+
+
+def test_the_scatter_of_drawn_variances_gives_their_prior():
+    """Variances whose own variances are scaled inverse chi-squared with 6 degrees of freedom (Smyth 2004, section 3)."""
+    chance = random.Random(3)
+
+    def drawn() -> float:
+        true = 6 * 0.5 / sum(chance.gauss(0, 1) ** 2 for _ in range(6))
+        return variance([chance.gauss(0, math.sqrt(true)) for _ in range(5)])
+
+    common = prior([(drawn(), 4) for _ in range(3000)])
+    assert common.df == pytest.approx(6, rel=0.2) and common.ratio == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_moderated_variance_lies_between_its_own_and_the_common_one():
+    assert moderated(4.0, 2, Prior(1.0, 2.0), 100) == (2.5, 4.0)
+    assert moderated(4.0, 2, Prior(1.0, math.inf), 9) == (1.0, 9)
+    assert moderated(4.0, 2, Prior(1.0, 50.0), 9)[1] == 9, "no more than all have"
+
+
+def test_two_samples_by_hand():
+    """Welch's setting with a common variance: logs 0 and 0.02, 1 and 1.02, so variance 0.0002 with 2 degrees."""
+    logs = (0.0, 0.02), (1.0, 1.02)
+    seen = Differences(tuple(repeats(*map(math.exp, each)) for each in logs)).between(0, 1)
+    half = quantile(0.975, 2) * math.sqrt(0.0002)
+    assert seen.value == pytest.approx(1.0, abs=1e-6)
+    assert (seen.high - seen.low) / 2 == pytest.approx(half, rel=1e-6)
+
+
+def test_repeats_in_turn_are_paired():
+    """The host slows down by a tenth; each pair is measured in the same moment."""
+    first, second = repeats(100, 90, 81, at="2026-01-0"), repeats(110, 99.1, 89.05, at="2026-01-0")
+    second = tuple(r._replace(at=f"{r.at}T12") for r in second)
+    found = contrast(first, second)
+    assert found.in_turn and found.df == 2
+    logs = [math.log(b.value / a.value) for a, b in zip(first, second)]
+    assert found.ratio * found.scale == pytest.approx(variance(logs) / 3)
+    late = tuple(r._replace(at=f"2026-02-0{i}") for i, r in enumerate(second))
+    assert not contrast(first, late).in_turn and contrast(first, late).ratio > 100 * found.ratio
+
+
+def test_pairs_are_of_one_launch():
+    first = repeats(100, 101, at="2026-01-0")
+    second = tuple(r._replace(at=f"{r.at}T12", launch="b") for r in first)
+    assert not contrast(first, second).in_turn
+
+
+def test_where_there_are_launches_they_are_the_unit():
+    """Two launches 10 % apart, windows of each alike: four windows are two repeats."""
+    logs = [0.0, 0.001, 0.1, 0.101]
+    sample = tuple(Repeat(math.exp(log), launch="ab"[i // 2]) for i, log in enumerate(logs))
+    found = contrast(sample, sample)
+    assert found.df == 2 and found.ratio / 2 == pytest.approx(variance([0.0005, 0.1005]))
+
+
+def test_the_course_of_a_window_says_which_loads_are_noisy():
+    quiet, rough = repeats(100, 100.1, within=1e-6), repeats(50, 55, within=2.5e-3)
+    seen = Differences((quiet, quiet, rough, rough))
+    widths = [end.high - end.low for end in (seen.between(0, 1), seen.between(2, 3))]
+    assert widths[1] > 20 * widths[0]
+    assert seen.noise(0).sd < 0.01 < seen.noise(2).sd
+
+
+def test_without_repeats_nothing_is_known_of_the_noise():
+    single = Differences((repeats(1.0), repeats(2.0)))
+    assert not single.known and single.noise(0).sd is None
+    assert single.between(0, 1).low is None and single.between(0, 1).value == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("spread", [(0.01, 0.01, 0.01, 0.01, 0.01), (0.002, 0.005, 0.01, 0.05, 0.05)])
+def test_intervals_cover_what_they_say(spread):
+    """Five loads, three repeats each, their noise equal or 25 times apart and seen in the course of each window."""
+    chance, covered, runs = random.Random(4), 0, 1500
+    for _ in range(runs):
+        samples = tuple(
+            tuple(Repeat(math.exp(chance.gauss(0, sd)), within=sd**2 * chance.uniform(0.7, 1.4)) for _ in range(3))
+            for sd in spread
+        )
+        seen = Differences(samples).between(3, 4)
+        covered += seen.low <= 0 <= seen.high
+    assert 0.93 <= covered / runs <= 0.98
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=2, max_size=6), st.lists(st.floats(0.5, 2), min_size=2, max_size=6))
+def test_an_interval_is_that_of_the_way_back_turned_round(first, second):
+    seen = Differences((repeats(*first), repeats(*second)))
+    there, back = seen.between(0, 1), seen.between(1, 0)
+    assert there.value == pytest.approx(-back.value, abs=1e-12) and there.low == pytest.approx(-back.high, abs=1e-9)
+    assert there.value == pytest.approx(math.log(fmean(second) / fmean(first)))
+    wide = seen.between(0, 1, TAIL / 4)
+    assert wide.low <= there.low <= there.high <= wide.high

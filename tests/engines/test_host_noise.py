@@ -1,0 +1,68 @@
+"""Noise that the simulated engine replays: its size, its memory, and words that are none."""
+
+from __future__ import annotations
+
+from statistics import fmean, stdev
+
+import pytest
+
+from pytest_slmserve.engines.host_noise import TICK_S, HostNoise
+from pytest_slmserve.schema.errors import BadUsage
+
+TICKS = 40_000
+
+
+def factors(kind: object, seed: str = "1", ticks: int = TICKS) -> list[float]:
+    noise = HostNoise(kind, seed)
+    return [noise(i * TICK_S) for i in range(ticks)]
+
+
+def averaged(values: list[float], over: int) -> float:
+    """Standard deviation of means over so many ticks."""
+    return stdev(fmean(values[i : i + over]) for i in range(0, len(values) - over, over))
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("white:0.1", 0.22, 0.28), ("ou:0.1:1", 0.55, 0.75)])
+def test_noise_that_is_forgotten_averages_out(kind, least, most):
+    values = factors(kind)
+    assert stdev(values) == pytest.approx(0.1, rel=0.1)
+    assert least < averaged(values, 16) / stdev(values) < most, "white: a quarter over 16 ticks"
+
+
+def test_pink_noise_hardly_averages_out():
+    values = factors("pink:0.12")
+    assert stdev(values) == pytest.approx(0.12, rel=0.2)
+    assert averaged(values, 40) / stdev(values) > 0.5, "over ten seconds"
+
+
+def test_slowdowns_are_of_one_side():
+    values = factors("slow:0.2:0.3:2")
+    assert set(values) == {0.7, 1.0} and values.count(0.7) / len(values) == pytest.approx(0.2, abs=0.03)
+
+
+def test_a_launch_is_in_one_of_two_states():
+    states = {tuple(set(factors("states:0.04", str(seed), 50))) for seed in range(40)}
+    low, high = sorted(value for (value,) in states)
+    assert high / low == pytest.approx(1.0408, abs=1e-3)
+
+
+def test_recorded_noise_is_resampled_in_blocks():
+    recorded = [1 + i / 1000 for i in range(64)]
+    values = factors(recorded, ticks=160)
+    assert set(values) <= set(recorded)
+    for block in range(0, 160, 16):
+        start = recorded.index(values[block])
+        assert values[block : block + 16] == recorded[start : start + 16]
+
+
+def test_time_may_go_back_and_seeds_differ():
+    noise = HostNoise("white:0.1", "1")
+    later = noise(100.0)
+    assert noise(3.0) == HostNoise("white:0.1", "1")(3.0) != HostNoise("white:0.1", "2")(3.0)
+    assert noise(100.0) == later
+
+
+@pytest.mark.parametrize("kind", ["", "grey:0.1", "white", "white:x", "ou:0.1", "slow:0.2:0.3"])
+def test_what_is_no_noise_is_refused(kind):
+    with pytest.raises(BadUsage, match="is no noise of a host"):
+        HostNoise(kind, "1")
