@@ -24,7 +24,6 @@ from pytest_slmserve.commands.cli import (
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
-from pytest_slmserve.report.live_line import LiveLine, Status
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.advice.subjects import ResultSource
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.plan.cases import Case
+    from pytest_slmserve.report.live_line import LiveLine
     from pytest_slmserve.run.verify_advice import VerifyOptions
     from pytest_slmserve.schema.records import Progress
 
@@ -121,6 +121,7 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
     from pytest_slmserve.report.advice import text, verification
     from pytest_slmserve.report.advice.facts import advice_facts
     from pytest_slmserve.report.as_json import as_json
+    from pytest_slmserve.report.live_line import LiveLine
     from pytest_slmserve.run import verify_advice
 
     alone = verify_advice.trials(found, curves, terms.python)
@@ -145,6 +146,8 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
 
 
 def _show(line: LiveLine, case: Case, title: str, progress: Progress) -> None:
+    from pytest_slmserve.report.live_line import Status
+
     line.show(Status(subject=title).measuring(progress))
 
 

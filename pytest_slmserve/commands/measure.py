@@ -17,13 +17,13 @@ from pytest_slmserve.commands import measure_loads, measure_requests
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats
 from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
-from pytest_slmserve.report.live_line import LiveLine, Status, left_text
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.urls import KEY
 
 if TYPE_CHECKING:
     from pytest_slmserve.report.export.writer import Export
+    from pytest_slmserve.report.live_line import LiveLine
     from pytest_slmserve.report.loads.single_load import ValidityCriteria
     from pytest_slmserve.schema.loads import Load
     from pytest_slmserve.schema.records import Measurement, Progress
@@ -124,6 +124,7 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
     comes again is not the same."""
     from pytest_slmserve.archive.store import Archive
     from pytest_slmserve.engines.endpoint import EndpointEngine
+    from pytest_slmserve.report.live_line import LiveLine
     from pytest_slmserve.run.measure import measure
     from pytest_slmserve.telemetry.host_probe import remote
 
@@ -180,6 +181,8 @@ def table_of(found: list[Measurement], terms: ValidityCriteria) -> str:
 
 def _show(line: LiveLine, number: int, loads: Sequence[Load], progress: Progress) -> None:
     """Shows how far the load of this number, from 0, is; the time left is what all loads take at least."""
+    from pytest_slmserve.report.live_line import Status, left_text
+
     now, *later = map(measure_loads.least_s, loads[number:])
     place = f"load {number + 1} of {len(loads)}" if len(loads) > 1 else ""
     left = left_text(max(0.0, now - progress.elapsed_s) + sum(later), more=True)

@@ -138,7 +138,7 @@ def check_requests_fit(session: Session, item: Any) -> None:
     from pytest_slmserve.schema.errors import naming
     from pytest_slmserve.schema.specs import EngineSpec
 
-    if "slm_measure" not in item.fixturenames or is_skipped(item) or session.platform == "remote":
+    if {"slm_measure", "slm_sweep"}.isdisjoint(item.fixturenames) or is_skipped(item) or session.platform == "remote":
         return
     # Who overrides these fixtures measures something else than the marker says.
     found = item._fixtureinfo.name2fixturedefs

@@ -41,7 +41,7 @@ def test_the_default_sweep_doubles_up_to_the_capacity_and_says_what_it_cuts():
     assert sweep.capacity is not None and 512 < sweep.capacity < 1024
     assert sweep.concurrencies == doublings(512)
     assert sweep.cut == ((1024, f"the KV cache holds {sweep.capacity} requests of 768 tokens"),)
-    assert {(load.window_s, load.ramp_up, load.settle_lifetimes) for load in sweep.loads} == {(5.0, "staggered", 1.0)}
+    assert {(load.window_s, load.ramp_up, load.settle_lifetimes) for load in sweep.loads} == {(2.0, "staggered", 1.0)}
 
 
 def test_batches_window_and_starts_are_those_asked_for():

@@ -30,7 +30,7 @@ def test_every_planned_load_is_measured_unless_told_otherwise(sweep, archive):
 def test_only_what_decides_is_measured_and_the_rest_is_skipped_with_what_the_law_says(sweep, archive):
     result = sweep(*ADAPTIVE, "-rs")
     result.assert_outcomes(passed=6, skipped=5)
-    assert loads(archive()) == DECIDING and len(archive().measurements) == 6
+    assert loads(archive()) == DECIDING and len(archive().measurements) == 8
     result.stdout.fnmatch_lines(
         [
             "slmserve: simulated, no vLLM; adaptive sweep; *",
@@ -68,7 +68,7 @@ def test_a_full_sweep_measures_what_an_adaptive_one_left_out(sweep, archive):
     sweep(*ADAPTIVE)
     result = sweep(*FULL, "--slm-resume")
     result.assert_outcomes(passed=11)
-    result.stdout.fnmatch_lines(["*6 measurements were reused*"])
+    result.stdout.fnmatch_lines(["*8 measurements were reused*"])
     assert len(archive().measurements) == 20
 
 
@@ -114,11 +114,13 @@ def test_points_that_a_marker_names_are_measured_in_any_case(pytester, archive):
     assert sum(m.load.concurrency == 4 for m in archive().measurements) == 2
 
 
-def test_noise_that_takes_more_than_a_third_to_tell_leaves_it_undecided_and_says_how_to_go_on(sweep):
-    result = sweep(*ADAPTIVE, "--slm-engine-arg=noise=0.05", "--slm-engine-arg=b_half=60")
+def test_noise_that_takes_too_long_leaves_it_undecided_and_says_how_to_go_on(sweep):
+    result = sweep(
+        *ADAPTIVE, "--slm-engine-arg=noise=0.05", "--slm-engine-arg=b_half=60", "--slm-report=summary", "--slm-budget=0"
+    )
     assert result.ret == 10
     text = " ".join(result.stdout.str().split())
-    assert "too noisy to tell; --slm-sweep full with --slm-resume measures the rest (adaptive sweep" in text
+    assert "undecided: --slm-sweep full with --slm-resume measures the rest: throughput-plateau" in text
 
 
 def test_a_plan_says_that_it_is_the_most_that_may_be_measured(sweep):

@@ -39,6 +39,7 @@ def test_a_verdict_is_whole():
     assert plain(verdict) == {
         "claim": "c", "subject": "opt-125m", "state": "holds", "why": "so",
         "value": 2.0, "low": 1.0, "high": 3.0, "bound": 1.5, "n": 0, "records": [],
+        "again": [], "remedy": "",
     }  # fmt: skip
 
 
