@@ -4,7 +4,7 @@ Three levels: the course of a window, windows, launches. Windows scatter more th
 noise of a host is slow; the factor by which they do is about the same at all loads of a sweep, where the noise itself
 differs by a hundred. So what is pooled over loads is that factor, and only as far as it is alike: each variance is
 drawn towards the common one by as much as the variances agree (Smyth 2004, "Linear models and empirical Bayes methods",
-section 6.2). Where points were measured by several launches, the launch is the unit.
+section 6.2). Where points were measured equally often by several launches, the launch is the unit.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Differences:
 
 
 def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
-    """Contrast of two samples: paired where they were measured in turn, by launches where each has several."""
+    """Contrast of two samples: paired where they were measured in turn."""
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
     scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
     if pairs := _in_turn(first, second):
@@ -122,11 +122,13 @@ def _in_turn(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[tuple[Re
 
 
 def _by_launch(values: Iterable[tuple[str, float]]) -> list[float]:
-    """Means of each launch where there are several, else the values."""
+    """Means of each launch where there are several that measured equally often, else the values."""
     launches: dict[str, list[float]] = {}
     for launch, value in values:
         launches.setdefault(launch, []).append(value)
-    return [fmean(each) for each in launches.values()] if len(launches) > 1 else next(iter(launches.values()), [])
+    each = list(launches.values())
+    even = len(each) > 1 and len({*map(len, each)}) == 1
+    return [fmean(of_one) for of_one in each] if even else [value for of_one in each for value in of_one]
 
 
 def _units(sample: Sequence[Repeat]) -> list[float]:

@@ -13,6 +13,7 @@ from statistics import fmean
 from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
 from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
+from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
 from pytest_slmserve.analysis.sweep.adaptive import Prediction, next_load, predictions
@@ -28,6 +29,7 @@ from pytest_slmserve.schema.workloads import WorkloadReference
 
 FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
 MOST_REPEATS = 50  # of a load: more than anyone waits for
+SURE = 2.2  # standard errors to an end of an interval, once there are many repeats
 TOLERANCE = 0.10
 MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
@@ -365,15 +367,16 @@ def _verdict(
 
 
 def _remedy(curve: Curve, seen: Interval, bound: float, loads: tuple[int, ...]) -> str:
-    """What would decide: an interval shrinks with the square root of the number of repeats, and has to end at the
-    bound. Of external results, whose repeats take nobody knows how long: more of them."""
+    """What would decide, roughly: an interval shrinks with the square root of the number of repeats, and has to end at
+    the bound. Of external results, whose repeats take nobody knows how long: more of them."""
     points = [p for p in curve.valid if p.concurrency in loads]
     there, where = min(len(p.repeats) for p in points), curve.axes.at(" and ".join(map(str, loads)))
     if curve.unneeded:
         return "--slm-sweep full with --slm-resume measures the rest"
     if seen.low is None or seen.high is None or curve.load is None:
         return f"more repeats at {where}"
-    reach, distance = (seen.high - seen.low) / 2, abs(seen.value - bound)
+    certainty = student_t.above(gains.tail_at(there, curve.looks), max(1, sum(len(p.repeats) - 1 for p in curve.valid)))
+    reach, distance = (seen.high - seen.low) / 2 * SURE / certainty, abs(seen.value - bound)
     if distance * MOST_REPEATS**0.5 < reach * there**0.5:
         return f"at {where} it is too near to its bound for {MOST_REPEATS} repeats to tell"
     more = max(1, math.ceil(there * (reach / distance) ** 2) - there)

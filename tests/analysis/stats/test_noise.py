@@ -58,7 +58,7 @@ def test_variances_that_differ_by_more_are_worth_few_degrees_of_freedom():
 
 
 def test_the_scatter_of_drawn_variances_gives_their_prior():
-    """Variances whose own variances are scaled inverse chi-squared with 6 degrees of freedom (Smyth 2004, section 3)."""
+    """The true variances are scaled inverse chi-squared with 6 degrees of freedom (Smyth 2004, section 3)."""
     chance = random.Random(3)
 
     def drawn() -> float:
