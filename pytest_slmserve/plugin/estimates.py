@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
-from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.costs import (
     ADAPTIVE_ESTIMATE,
@@ -82,13 +81,20 @@ def gate_estimate_s(session: Session, model: str) -> float:
     return (uncounted + measured) * start_estimate_s(spec) + measured * each
 
 
-def estimate_notes(options: Options) -> list[str]:
+def estimate_notes(session: Session) -> list[str]:
     """Notes on what the estimates of a plan leave open."""
+    options = session.options
     adaptive = options.sweep == "adaptive" and not options.gate
     clear = (
         f"a gate is priced as a clear case, {FIRST_LOOKS[0]} pairs; one that is not takes up to {options.gate_pairs}"
     )
-    notes = {ADAPTIVE_ESTIMATE: adaptive, clear: options.gate, ENDPOINT_ESTIMATE: bool(options.endpoint)}
+    goes_on = f"a sweep goes on until its claims are decided, up to {session.budget_s:g} s a model (--slm-budget)"
+    notes = {
+        ADAPTIVE_ESTIMATE: adaptive,
+        goes_on: len(session.looks) > 1 and not options.gate,
+        clear: options.gate,
+        ENDPOINT_ESTIMATE: bool(options.endpoint),
+    }
     return [note for note, holds in notes.items() if holds]
 
 

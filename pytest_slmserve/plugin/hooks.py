@@ -326,7 +326,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     except BadUsage as error:
         raise pytest.UsageError(f"slmserve: {error}") from None
     writer.line()
-    notes = [*slm.notes, *estimate_notes(slm.options)]
+    notes = [*slm.notes, *estimate_notes(slm)]
     for line in [*plan_lines(cells), *spread, *(f"note: {note}" for note in notes)]:
         writer.line(line)
     return True
