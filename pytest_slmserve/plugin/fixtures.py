@@ -114,7 +114,7 @@ def slm_sweep(
             rounds.round(number, cases)
 
         def curve() -> Curve:
-            return slm_session.verdicts.curve_of(slm_spec, sharegpt, loads)
+            return slm_session.verdicts.curve_of(slm_spec, sharegpt, loads, () if repeats else slm_session.looks)
 
         if repeats is None:
             rounds.until_decided(lambda: [curve().pareto_plateau()])

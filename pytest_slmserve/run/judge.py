@@ -70,14 +70,17 @@ class Verdicts:
             return None
         return float(self.row(PLATEAU, model).parameters["tolerance"])
 
-    def curve_of(self, spec: EngineSpec, workload: Workload, loads: tuple[ClosedLoop, ...]) -> Curve:
-        """The curve of these loads, as far as they have been measured."""
+    def curve_of(
+        self, spec: EngineSpec, workload: Workload, loads: tuple[ClosedLoop, ...], looks: tuple[int, ...] = ()
+    ) -> Curve:
+        """The curve of these loads, as far as they have been measured. looks: where they are measured until it is
+        decided."""
         keys = [self.planner.case(spec, [workload], [load]).key for load in loads]
         return curve_of(
             short_name(spec.model),
             self.results.measurements(keys),
             planned=[load.concurrency for load in loads],
-            looks=self.looks,
+            looks=looks,
         )
 
     def curves(self) -> list[Curve]:

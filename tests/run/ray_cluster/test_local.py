@@ -105,7 +105,8 @@ def test_the_report_of_a_run_without_is_the_same(spread, pytester):
         return [line for line in result.outlines if line.lstrip()[:1].isdigit() and "*" in line]
 
     together = tables(spread("--slm-window=4"))
-    alone = tables(pytester.runpytest_subprocess(*MODELS, "--slm-window=4", "--slm-records=alone.jsonl"))
+    without = (*MODELS, "--slm-window=4", "--slm-records=alone.jsonl", "--slm-budget=0")
+    alone = tables(pytester.runpytest_subprocess(*without))
     assert together == alone and len(together) == 10
 
 
