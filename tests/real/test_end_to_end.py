@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -54,7 +55,7 @@ def test_no_measurement_is_invalid_or_degraded(finished):
 def test_its_records_hold_what_was_asked_for(finished):
     found = finished.archived()
     assert {m.load.concurrency for m in found} == set(BATCHES)
-    assert len(found) == 6
+    assert min(Counter(m.load.concurrency for m in found).values()) >= 2, "and on until the claims are decided"
     assert len({m.launch for m in found}) == 1
     assert len({m.workload.hash for m in found}) == 1
     first = found[0]
@@ -124,6 +125,6 @@ def test_what_was_advised_is_what_is_served(finished):
     assert abs(blocks["reported"] - blocks["predicted"]) <= 2 and model["preemptions"] == 0
     assert done.returncode == {"holds": 0, "fails": 1, "undecided": 10}[seen["verification"]["state"]]
     kept = read(finished.folder / ".slm" / "verify.jsonl").measurements
-    assert {(m.spec.max_num_seqs, m.load.concurrency, m.load.window_s) for m in kept} == {(batch, batch, 4.0)}
+    assert {(m.spec.max_num_seqs, m.load.concurrency, m.load.window_s) for m in kept} == {(batch, batch, 2.0)}
     if model["ratio"] and not noisy:  # else the machine was too noisy to say anything
         assert abs(model["ratio"]["value"] - 1) < MARGIN, done.stdout
