@@ -87,6 +87,7 @@ def one(noise: str, gain: float, seed: int) -> Outcome:
         "concurrency": ",".join(map(str, GRID)),
         "input_len": "8",
         "output_len": str(OUTPUT),
+        "window": "2",
         "seed": str(seed),
         "budget": "240",
         "engine_arg": [f"{name}={json.dumps(value)}" for name, value in arguments.items()] + [f"host_noise={noise}"],

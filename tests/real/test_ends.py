@@ -51,6 +51,12 @@ def pytest_run(tmp_path, tmp):
         each.stop()
 
 
+def by_themselves(folder, *loads):
+    """Points that are measured one item after the other, each with all its repeats: they are no sweep."""
+    marked = f'@pytest.mark.slm(points=[("opt-tiny", n) for n in {loads}])\ndef test_point'
+    (folder / "test_points.py").write_text(dedent(POINTS).replace("def test_point", marked), "utf-8")
+
+
 def device_is_free(folder):
     lock = DeviceLock("cpu", folder)
     lock.acquire()
@@ -60,7 +66,8 @@ def device_is_free(folder):
 
 def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(pytest_run, tmp_path, tmp):
     """Two starts: one point loses its engine, the next gets a new one, which an interrupt stops in mid window."""
-    run = pytest_run("--slm-concurrency=1,2,4,8,16,32,64,128", "--slm-window=3")  # more than are ever reached
+    by_themselves(tmp_path, 1, 2, 4, 8, 16, 32, 64, 128)  # more than are ever reached
+    run = pytest_run("--slm-window=3")
     first = run.engine()
     run.measured(1)
     time.sleep(1)
@@ -86,7 +93,8 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
 
     Where other tests disturb a measurement, one more is made: with both, one repeat has nothing left to measure.
     """
-    run = pytest_run("--slm-concurrency=2", "--slm-window=3", "--slm-repeats=9")
+    by_themselves(tmp_path, 2)
+    run = pytest_run("--slm-window=3", "--slm-repeats=9")
     engine = run.engine()
     run.measured(1 + SECOND_CHANCES)
     time.sleep(1)
@@ -97,7 +105,8 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
     assert device_is_free(tmp)
     kept = {m.id for m in run.archived()}
     assert before <= kept
-    again = pytest_run("--slm-concurrency=2,4", "--slm-window=3", "--slm-repeats=1", "--slm-resume")
+    by_themselves(tmp_path, 2, 4)
+    again = pytest_run("--slm-window=3", "--slm-repeats=1", "--slm-resume")
     starting = again.engine()
     time.sleep(3)  # it imports, and has started no engine core yet
     again.kill()

@@ -51,36 +51,31 @@ def run_task(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[Mes
 
 def carried_out(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[Message]:
     """Messages until the engine has stopped."""
-    left = dict(cases)
+    open_keys = list(cases)
     try:
         with closing(_session(engine_task)) as session:
             session.devices.hold()
             for (key, case), known in zip(cases.items(), engine_task.known):
-                left[key] = case = replace(case, environment=session.planner.environment(case.engine))
+                case = replace(case, environment=session.planner.environment(case.engine))
                 for group in known:
                     session.executor.keep(case, group)
-            for repeats in range(1, engine_task.repeats + 1):
-                yield from _round(session, left, repeats, last=repeats == engine_task.repeats)
+                yield from _measured(session, key, case, engine_task.repeats)
+                open_keys.remove(key)
             yield from map(UserNote, session.notes)
     except SlmError as error:
-        for key in left:
+        for key in open_keys:
             yield CaseFailed(key, error)
 
 
-def _round(session: Session, left: dict[str, Case], repeats: int, last: bool) -> Iterator[Message]:
-    """Measures each case until it has so many repeats, and yields the messages; a case that has ended is left no more.
-    An error ends no other case: the next may have an engine that runs."""
-    for key, case in list(left.items()):
-        try:
-            for group in session.executor.iter_repeats(case, repeats):
-                yield CaseMeasured(key, packed(group))
-        except SlmError as error:
-            del left[key]
-            yield CaseFailed(key, error)
-        else:
-            if last:
-                del left[key]
-                yield CaseDone(key)
+def _measured(session: Session, key: str, case: Case, repeats: int) -> Iterator[Message]:
+    """Measures one case and yields its messages. An error ends no other case: the next may have an engine that runs."""
+    try:
+        for group in session.executor.iter_repeats(case, repeats):
+            yield CaseMeasured(key, packed(group))
+    except SlmError as error:
+        yield CaseFailed(key, error)
+    else:
+        yield CaseDone(key)
 
 
 def _session(engine_task: EngineTask) -> Session:
