@@ -53,7 +53,7 @@ def pytest_run(tmp_path, tmp):
 
 def by_themselves(folder, *loads):
     """Points that are measured one item after the other, each with all its repeats: they are no sweep."""
-    marked = f'@pytest.mark.slm(points=[("opt-tiny", n) for n in {loads}])\ndef test_point'
+    marked = f'import pytest\n@pytest.mark.slm(points=[("opt-tiny", n) for n in {loads}])\ndef test_point'
     (folder / "test_points.py").write_text(dedent(POINTS).replace("def test_point", marked), "utf-8")
 
 
