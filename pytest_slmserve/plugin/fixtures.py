@@ -110,8 +110,7 @@ def slm_sweep(
         cases = {each.concurrency: slm_session.planner.case(slm_spec, [sharegpt], [each]) for each in loads}
         slm_session.executor.ask(list(cases.values()), repeats)
         rounds = Rounds(slm_session, cases)
-        for number in range(1, (repeats or slm_session.options.repeats) + 1):
-            rounds.round(number, cases)
+        rounds.rounds(repeats or slm_session.options.repeats, cases)
 
         def curve() -> Curve:
             return slm_session.verdicts.curve_of(slm_spec, sharegpt, loads, () if repeats else slm_session.looks)

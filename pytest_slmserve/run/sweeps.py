@@ -6,7 +6,7 @@ which of them runs first, and a sweep that was interrupted goes on where it ende
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_slmserve.analysis.sweep.adaptive import Wanted, next_measurement
@@ -31,6 +31,11 @@ class Rounds:
     cases: Mapping[int, Case]
     failed: dict[int, SlmError] = field(default_factory=dict)
     spent_s: float = 0.0
+
+    def rounds(self, repeats: int, loads: Collection[int]) -> None:
+        """Measure round after round until each load has so many repeats."""
+        for number in range(1, repeats + 1):
+            self.round(number, loads)
 
     def round(self, number: int, loads: Iterable[int], why: str = "") -> None:
         """Measure loads in ascending order until each has `number` repeats."""
@@ -107,8 +112,7 @@ class Sweeps:
         if sweep.adaptive:
             self._adaptive(model, rounds)
         else:
-            for number in range(1, self.session.options.repeats + 1):
-                rounds.round(number, self.loads[model])
+            rounds.rounds(self.session.options.repeats, self.loads[model])
         rounds.until_decided(lambda: self._verdicts(model))
         return rounds
 

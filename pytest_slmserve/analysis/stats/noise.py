@@ -55,10 +55,9 @@ class Prior(NamedTuple):
 
 @dataclass(frozen=True)  # no slots: the prior takes a while to compute, and is kept
 class Differences:
-    """Differences between samples of repeats, ascending by load. tail: probability outside each end of an interval."""
+    """Differences between samples of repeats, ascending by load."""
 
     samples: tuple[tuple[Repeat, ...], ...]
-    tail: float = TAIL
 
     @cached_property
     def known(self) -> bool:
@@ -79,13 +78,13 @@ class Differences:
     def _df(self) -> int:
         return sum(len(_units(sample)) - 1 for sample in self.samples)
 
-    def between(self, first: int, second: int, tail: float | None = None) -> Interval:
-        """ln(mean of the second sample / mean of the first), and its interval. tail: other than that of all."""
+    def between(self, first: int, second: int, tail: float = TAIL) -> Interval:
+        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end."""
         found = contrast(self.samples[first], self.samples[second])
         if not self.known:
             return Interval(found.value)
         ratio, df = moderated(found.ratio, found.df, self._prior, self._df)
-        half = student_t.quantile(1 - (tail or self.tail), df) * math.sqrt(ratio * found.scale)
+        half = student_t.quantile(1 - tail, df) * math.sqrt(ratio * found.scale)
         return Interval(found.value, found.value - half, found.value + half)
 
     def noise(self, number: int) -> Noise:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean
 
@@ -61,7 +62,14 @@ def valid_points(points: Sequence[Point]) -> list[Point]:
 
 def differences(points: Sequence[Point], repeats: Repeats = tokens_per_s) -> Differences:
     """Differences between the valid points, in ascending order."""
-    return Differences(tuple(_sample(point, repeats) for point in valid_points(points)))
+    return _differences(tuple(_sample(point, repeats) for point in valid_points(points)))
+
+
+@lru_cache(
+    maxsize=64
+)  # a claim asks for those of the same curve again and again, and what they have in common takes time
+def _differences(samples: tuple[tuple[Repeat, ...], ...]) -> Differences:
+    return Differences(samples)
 
 
 def _sample(point: Point, repeats: Repeats) -> tuple[Repeat, ...]:
