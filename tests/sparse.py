@@ -9,7 +9,7 @@ from itertools import cycle
 from strategies import point
 
 from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.sweep.adaptive import Seconds, Wanted, next_measurement
+from pytest_slmserve.analysis.sweep.adaptive import Grid, Seconds, Wanted, next_measurement
 
 Answer = Callable[[int], float]
 
@@ -42,7 +42,7 @@ def play(
     """Until nothing is asked for. Each answer is a throughput; 0 stands for an invalid measurement."""
     points = {p.concurrency: p for p in known}
     asked: list[Wanted] = []
-    while wanted := next_measurement(grid, tuple(points.values()), tolerance, repeats, seconds):
+    while wanted := next_measurement(Grid(grid, tolerance, repeats, seconds), points.values()):
         assert len(asked) < len(grid) * repeats, "it goes on for ever"
         asked.append(wanted)
         before = points.get(wanted.concurrency)

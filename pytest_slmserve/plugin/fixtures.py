@@ -105,6 +105,8 @@ def slm_sweep(
             raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is no list of numbers", "concurrency=[1, 2, 4]")
         asked = marker_overrides(request.node)
         loads = tuple(replace(load_for(slm_session, slm_spec, n, asked), **load) for n in concurrency)
+        if not loads:
+            raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
         if any(each.requests is not None for each in loads):
             raise BadUsage("a load of a fixed number of requests has no window to measure", "slm_engine.run(...)")
         cases = {each.concurrency: slm_session.planner.case(slm_spec, [sharegpt], [each]) for each in loads}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_slmserve.analysis.sweep.adaptive import Wanted, next_measurement
+from pytest_slmserve.analysis.sweep.adaptive import Grid, Wanted, next_measurement
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.plan.cases import Case
@@ -138,8 +138,8 @@ class Sweeps:
         def seconds(concurrency: int, tokens_per_s: float) -> float:
             return loads[concurrency].duration_s(tokens * concurrency / tokens_per_s)
 
-        points = session.verdicts.curve(model).points
-        return next_measurement(sweep.concurrencies, points, tolerance, session.options.repeats, seconds, session.looks)
+        grid = Grid(sweep.concurrencies, tolerance, session.options.repeats, seconds, session.looks)
+        return next_measurement(grid, session.verdicts.curve(model).points)
 
     def repeats(self, model: str, concurrency: int) -> int | None:
         """The number of repeats that the sweep requested of this load, after carrying out the whole sweep. It is 1 for

@@ -29,6 +29,7 @@ def lines_of(pytester, fixture, body, marker='model="opt-125m"'):
         ("slm_measure", "(4, repeats='2')", "slm_measure: repeats='2' is no number of repeats", "repeats=3"),
         ("slm_measure", "(4, repeats=0)", "slm_measure: repeats=0 is no number of repeats", "repeats=3"),
         ("slm_sweep", "('1,2,4')", "slm_sweep(concurrency='1,2,4') is no list of numbers", "concurrency=[[]1, 2, 4]"),
+        ("slm_sweep", "([])", "slm_sweep(concurrency=[[][]]) names no load", "concurrency=[[]1, 2, 4]"),
         ("slm_sweep", "(4)", "slm_sweep(concurrency=4) is no list of numbers", "concurrency=[[]1, 2, 4]"),
         ("slm_sweep", "([1, 2], repeat=3)", "slm_sweep takes no 'repeat'", "repeats"),
         ("slm_job", "(request=4)", "slm_job takes no 'request'", "requests"),

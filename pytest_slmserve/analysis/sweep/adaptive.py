@@ -48,25 +48,28 @@ class Prediction:
     tokens_per_s: Interval
 
 
-def next_measurement(
-    grid: Sequence[int],
-    points: Iterable[Point],
-    tolerance: float,
-    repeats: int,
-    seconds: Seconds,
-    looks: Sequence[int] = (),
-) -> Wanted | None:
-    """The next measurement to make, or None where nothing more is worth its time.
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The planned loads of a sweep. tolerance: per doubling, for the plateau. repeats: the most of a load. looks: those
+    that intervals are made for."""
 
-    grid: the planned loads. points: results on this curve so far; loads outside the grid do not count. repeats: the
-    most of a load. looks: those that intervals are made for.
+    loads: Sequence[int]
+    tolerance: float
+    repeats: int
+    seconds: Seconds
+    looks: Sequence[int] = ()
+
+
+def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
+    """The next measurement to make, or None where nothing more is worth its time. points: results on this curve so far;
+    loads outside the grid do not count.
 
     Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on
     both sides of the tolerance. Repeats end when all measurements would take more than SHARE of the time of the whole
     grid. The first repeat is made in any case: without one the noise is unknown, and no verdict is possible.
     """
     known = tuple(points)
-    return next_load(grid, known, tolerance) or next_repeat(grid, known, tolerance, repeats, seconds, looks)
+    return next_load(grid.loads, known, grid.tolerance) or next_repeat(grid, known)
 
 
 def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) -> Wanted | None:
@@ -148,24 +151,17 @@ def predicted(rates: Mapping[int, float], load: int) -> float:
     return load / (first + (second - first) * (load - a) / (b - a))
 
 
-def next_repeat(
-    grid: Sequence[int],
-    points: Iterable[Point],
-    tolerance: float,
-    repeats: int,
-    seconds: Seconds,
-    looks: Sequence[int] = (),
-) -> Wanted | None:
+def next_repeat(grid: Grid, points: Iterable[Point]) -> Wanted | None:
     """The next repeat, of the loads around and past the plateau the smallest, then of the others; None where the gain
     of the last doubling is clear, and where there is no time left."""
-    known = _on(grid, points)
+    known = _on(grid.loads, points)
     valid = valid_points(known)
-    if len(valid) < 2 or below(last := gains(valid, looks=looks)[-1], tolerance) is not State.UNDECIDED:
+    if len(valid) < 2 or below(last := gains(valid, looks=grid.looks)[-1], grid.tolerance) is not State.UNDECIDED:
         return None
-    may = [p for p in valid if _may_repeat(p, repeats)]
-    left_s = SHARE * repeats * _once_s(grid, known, seconds) - _spent_s(known, seconds)
-    cheap = [p for p in may if _price_s(p, seconds) <= left_s]
-    start, known_noise = _from(valid, tolerance), differences(valid).known
+    may = [p for p in valid if _may_repeat(p, grid.repeats)]
+    left_s = SHARE * grid.repeats * _once_s(grid.loads, known, grid.seconds) - _spent_s(known, grid.seconds)
+    cheap = [p for p in may if _price_s(p, grid.seconds) <= left_s]
+    start, known_noise = _from(valid, grid.tolerance), differences(valid).known
     chosen = _first(cheap, start) or (None if known_noise else _first(may, 0))
     why = f"noise hides the gain from {last.start} to {last.end}" if known_noise else "the noise is not known yet"
     return Wanted(chosen.concurrency, len(chosen.repeats) + 1, why) if chosen else None

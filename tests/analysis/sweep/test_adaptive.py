@@ -13,7 +13,7 @@ from sparse import h200_seconds, in_turn, play
 from strategies import law, point, rates
 
 from pytest_slmserve.analysis.sweep import adaptive, gains
-from pytest_slmserve.analysis.sweep.adaptive import law_error, next_load, next_measurement, predicted, predictions
+from pytest_slmserve.analysis.sweep.adaptive import Grid, law_error, next_load, next_measurement, predicted, predictions
 from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS
 from pytest_slmserve.analysis.sweep.saturation import FEWEST_BATCHES
 from pytest_slmserve.run import executor
@@ -160,9 +160,9 @@ def test_the_first_repeat_is_made_even_where_the_loads_took_all_the_time():
 def test_a_load_with_several_invalid_measurements_is_not_repeated():
     curve = {load: law(load, b_half=20.0) for load in GRID[:10]}
     once = [replace(point(load, [curve[load]]), left_out=2) for load in (1, 64, 128, 512)]
-    assert next_measurement(GRID[:10], once, 0.1, 2, h200_seconds) is None
+    assert next_measurement(Grid(GRID[:10], 0.1, 2, h200_seconds), once) is None
     once[1] = replace(once[1], left_out=1)
-    assert next_measurement(GRID[:10], once, 0.1, 2, h200_seconds).concurrency == 64
+    assert next_measurement(Grid(GRID[:10], 0.1, 2, h200_seconds), once).concurrency == 64
 
 
 # Of every curve
@@ -200,8 +200,8 @@ def test_the_order_of_the_points_does_not_matter(curve, chance):
     points = [point(load, [rate]) for load, rate in curve.items() if chance.random() < 0.5]
     shuffled = chance.sample(points, len(points))
     assert next_load(tuple(curve), points, 0.1) == next_load(tuple(curve), shuffled, 0.1)
-    assert next_measurement(tuple(curve), points, 0.1, 2, h200_seconds) == next_measurement(
-        tuple(reversed(tuple(curve))), shuffled, 0.1, 2, h200_seconds
+    assert next_measurement(Grid(tuple(curve), 0.1, 2, h200_seconds), points) == next_measurement(
+        Grid(tuple(reversed(curve)), 0.1, 2, h200_seconds), shuffled
     )
 
 
