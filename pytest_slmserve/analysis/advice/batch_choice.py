@@ -167,7 +167,7 @@ def _fit(loads: Sequence[Point], b_half: float | None) -> Fit | None:
 
 
 def _step_law(law: Fit | None) -> LatencyLaw | None:
-    return None if law is None or law.b_half.value < 0 else LatencyLaw(law.t_inf.value, law.b_half.value)
+    return None if law is None or not law.identified else LatencyLaw(law.t_inf.value, law.b_half.value)
 
 
 def _remarks(found: Batching, loads: Sequence[Point], law: Fit | None) -> Iterator[str]:

@@ -40,6 +40,11 @@ class Fit:
     n: int
 
     @property
+    def identified(self) -> bool:
+        """Is it a law that can be?"""
+        return self.b_half.value >= 0
+
+    @property
     def describes(self) -> bool:
         """Is the law near enough to every point to speak of its parts?"""
         return self.error_max <= DESCRIBES

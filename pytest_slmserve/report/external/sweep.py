@@ -56,6 +56,9 @@ def as_json(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes
     notes, law = list(_notes(curve, found, columns, notes)), None
     try:
         law = fit(curve.points, advice.subject.b_half)
+        if not law.identified:
+            law = None
+            notes.append("the saturation law is not identified: the points fit a b_half below 0, which cannot be")
     except TooFewPoints as error:
         notes.append(f"the saturation law is not fitted: {error.problem}")
     record = {

@@ -101,7 +101,7 @@ def _law(curve: Curve) -> Fit | None:
         law = fit(curve.points)
     except TooFewPoints:
         return None
-    return law if law.describes else None
+    return law if law.describes and law.identified else None
 
 
 def _draw_plane(axes: Any, sweep: Shown) -> None:

@@ -132,7 +132,7 @@ def _law(curve: Curve, b_half: float | None) -> tuple[str, Fit | None]:
     errors = f"off by {percent(law.error_mean)} in the mean, {percent(law.error_max)} at most"
     if not law.describes:
         return f"T(B) = T_inf B/(B + b_half) does not describe this curve: at its best {errors}", None
-    if law.b_half.value < 0:
+    if not law.identified:
         return f"not identified: the points fit a b_half below 0, which cannot be; {errors}", None
     numbers = f"T_inf {figure(law.t_inf.value)} {curve.axes.throughput}, b_half {figure(law.b_half.value)} sequences"
     return f"T(B) = T_inf B/(B + b_half): {numbers}{between(law.b_half)}; {errors}", law

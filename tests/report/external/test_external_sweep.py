@@ -159,6 +159,12 @@ def test_what_is_not_measured_is_said():
     assert any("by efficiency alone" in note for note in said([planted(b) for b in GRID]).notes)
 
 
+def test_a_law_that_cannot_be_is_not_identified():
+    found = said([served(b, [rate], [b / rate]) for b, rate in ((1, 10_400.0), (16, 10_300.0), (256, 10_000.0))])
+    assert found.json["saturation_law"] is None
+    assert any("not identified: the points fit a b_half below 0" in note for note in found.notes)
+
+
 def test_a_curve_without_a_law_keeps_its_other_answers():
     steep = [served(b, [100.0 * b], [0.01]) for b in (2, 4, 8)]
     found = said(steep)
