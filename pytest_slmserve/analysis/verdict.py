@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pytest_slmserve.analysis.stats.estimates import Interval, ends
+from pytest_slmserve.schema.records import ReplicaGroup
+
+T = TypeVar("T")
+Seen = tuple[Interval, T]  # an estimate, and what it is of
 
 
 class State(enum.Enum):
@@ -23,10 +27,13 @@ class Undecided(Exception):
 
 
 class Recorded(Protocol):
-    """A point, or another summary of measurements, that names their records."""
+    """A point, or another summary of measurements, that names their records and has those that it rests on."""
 
     @property
     def records(self) -> tuple[str, ...]: ...
+
+    @property
+    def used(self) -> Sequence[ReplicaGroup]: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,10 +74,13 @@ class Verdict:
         bound: float | None,
         *seen: Recorded,
     ) -> Verdict:
-        """A verdict on an estimate that was held against `bound`. seen: points it rests on, each counted once."""
+        """A verdict on an estimate that was held against `bound`. seen: points it rests on, each counted once. No
+        interval tells how far launches differ: where one was launched once, the reason says so."""
         value, low, high = (judged.value, judged.low, judged.high) if judged else (None, None, None)
         records = tuple(record for each in dict.fromkeys(point.records for point in seen) for record in each)
-        return cls(claim, subject, state, why, value, low, high, bound, len(records), records)
+        once = low is not None and any(len({group[0].launch for group in point.used}) == 1 for point in seen)
+        reason = f"{why}, of one launch" if once else why
+        return cls(claim, subject, state, reason, value, low, high, bound, len(records), records)
 
     def __bool__(self) -> bool:
         if self.state is State.UNDECIDED:
@@ -113,3 +123,34 @@ def above(seen: Interval, bound: float) -> State:
     """Does the whole interval lie above the bound? Fails where the whole of it lies below."""
     low, high = ends(seen)
     return State.HOLDS if low > bound else State.FAILS if high < bound else State.UNDECIDED
+
+
+def every(
+    judge: Callable[[Interval, float], State], bound: float, seen: Callable[[int], Sequence[Seen[T]]]
+) -> tuple[State, Interval, T]:
+    """State of the promise that each of several lies `below`, or `above`, a bound, and the one that decides. Fails if
+    one does not, corrected for having been chosen (Bonferroni); holds if each does by its own interval.
+
+    seen: intervals, each to hold together with so many.
+    """
+    sign = 1 if judge is below else -1
+
+    def by(end: Callable[[Iterable[float]], float]) -> Callable[[Seen[T]], tuple[float, float]]:
+        return lambda row: (end(sign * each for each in ends(row[0])), sign * row[0].value)
+
+    each = seen(1)
+    broken = max(seen(len(each)), key=by(min))
+    if judge(broken[0], bound) is State.FAILS:
+        return State.FAILS, *broken
+    nearest = max(each, key=by(max))
+    return State.HOLDS if judge(nearest[0], bound) is State.HOLDS else State.UNDECIDED, *nearest
+
+
+def every_within(least: float, most: float, seen: Callable[[int], Sequence[Seen[T]]]) -> tuple[State, Interval, T]:
+    """State of the promise that each of several lies between two bounds, and the one that decides; see `every`."""
+
+    def least_sure(side: tuple[State, Interval, T]) -> tuple[int, float]:
+        low, high = ends(side[1])
+        return (State.FAILS, State.UNDECIDED, State.HOLDS).index(side[0]), min(low - least, most - high)
+
+    return min(every(below, most, seen), every(above, least, seen), key=least_sure)

@@ -13,8 +13,8 @@ from textwrap import shorten
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.points.job_points import JobPoint, grouped
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, gain_over
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines
+from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, is_main_sweep, is_sweep, obstacle
 from pytest_slmserve.analysis.sweep.labels import labels
@@ -203,7 +203,7 @@ def _replicas(found: Findings, longest: int) -> Iterator[Section]:
         if valid := [point for point in group if point.valid]:
             best = max(valid, key=lambda p: p.output_tokens_per_s or 0.0)
             alone = alone_at(best, found.curves)
-            gain = gain_over(alone, best) if alone else None
+            gain = ratio(best, alone, several=len(valid)) if alone else None
             over = f", {change(gain)} % (95 %: {changes(gain)}) over one engine" if gain else ""
             rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
             of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""

@@ -6,7 +6,6 @@ Every answer is total: an unknown value is None, and some sentence says why.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -22,9 +21,9 @@ from pytest_slmserve.analysis.advice.gpu_memory import (
     utilization,
 )
 from pytest_slmserve.analysis.advice.headroom import Gains, gains_at
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats.estimates import MAX_LOG, Interval, t_975
-from pytest_slmserve.analysis.sweep.gains import Repeats, e2e_s, noise_at, tokens_per_s
+from pytest_slmserve.analysis.points.sweep_points import Figure, Point, differences, e2e_s, tokens_per_s
+from pytest_slmserve.analysis.stats.estimates import Interval, factor
+from pytest_slmserve.analysis.sweep.gains import valid_points
 
 WORTH = 1.1  # a bound below leaves too little to start a second engine for
 REPLICAS = 2  # of what four engines gained in the raw results of arXiv:2503.08311, two gained four fifths or all
@@ -171,13 +170,10 @@ def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives)
     )
 
 
-def around(point: Point, points: Sequence[Point], repeats: Repeats) -> Interval:
+def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
     """The mean of a point's repeats, with its interval."""
-    value, noise = fmean(repeats(point)), noise_at(points, point, repeats)
-    if noise.sd is None:
-        return Interval(value)
-    half = min(t_975(noise.df) * noise.sd / math.sqrt(len(repeats(point))), MAX_LOG)
-    return Interval(value, value * math.exp(-half), value * math.exp(half))
+    valid = valid_points(points)
+    return replace(factor(differences(valid, what).mean(valid.index(point))), value=fmean(what(point)))
 
 
 def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:

@@ -20,18 +20,17 @@ from pytest_slmserve.analysis.points.replica_points import (
     shared_points,
     system_throughput,
 )
-from pytest_slmserve.analysis.points.sweep_points import Point, points_of
+from pytest_slmserve.analysis.points.sweep_points import Point, e2e_s, points_of, ratio, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
     factor,
-    log_ratio,
     mean,
     percent,
     percent_interval,
-    pooled_relative_sd,
     times,
 )
-from pytest_slmserve.analysis.sweep.gains import differences, e2e_s, tokens_per_s, valid_points
+from pytest_slmserve.analysis.stats.noise import Differences, Repeat
+from pytest_slmserve.analysis.sweep.gains import valid_points
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below, within
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.kv_cache import predicted_blocks
@@ -147,10 +146,9 @@ def over_predicted(predicted: OperatingPoint, seen: Point, usable: Sequence[Poin
     law has none of its own."""
     before = next((p for p in usable if p.concurrency == predicted.batch), None)
     if before is not None:
-        points = valid_points([*usable, seen])
-        return factor(differences(points).between(points.index(before), points.index(seen)))
-    now, base = around(seen, [*usable, seen], tokens_per_s), predicted.tokens_per_s.value
-    return Interval(now.value / base, *(None if end is None else end / base for end in (now.low, now.high)))
+        return ratio(seen, before, valid_points([*usable, seen]))
+    now = around(seen, [*usable, seen], tokens_per_s)
+    return now.mapped(lambda end: end / predicted.tokens_per_s.value)
 
 
 def _verdicts(seen: Verified, point: Point, margin: float) -> Iterator[Verdict]:
@@ -231,8 +229,9 @@ def gain_over(shared: ReplicaPoint, alone: Sequence[Point]) -> Interval | None:
     sums = [total for run in shared.each if (total := system_throughput(run, own)) is not None]
     if not sums:
         return None
-    noise = pooled_relative_sd([sums, *{point.records: point.repeats for point in alone}.values()])
-    return factor(log_ratio([1.0] * min(len(point.repeats) for point in alone), sums, noise))
+    of_one = [fmean(shares) for shares in zip(*([r / base for r in p.repeats] for p, base in zip(alone, own)))]
+    samples = tuple(tuple(map(Repeat, values)) for values in ([one / fmean(of_one) for one in of_one], sums))
+    return factor(Differences(samples).between(0, 1))
 
 
 def bound_of(parts: Sequence[float], gains: Sequence[Gains | None], sharing: Sharing) -> float | None:

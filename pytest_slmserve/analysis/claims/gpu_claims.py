@@ -13,22 +13,20 @@ from dataclasses import replace
 from statistics import fmean
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points.sweep_points import Point, ratio
+from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import (
     Interval,
     factor,
-    log_ratio,
     percent,
     percent_interval,
-    pooled_relative_sd,
     pooled_sd,
     possible,
-    t_975,
     times,
 )
+from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
-from pytest_slmserve.analysis.sweep.gains import differences
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, unsure
 
 UNDERUSED, BLIND_UTIL = "gpu-underused-at-largest-load", "gpu-util-saturates-first"
 MEMORY_BOUND = "decode-stays-memory-bound"
@@ -86,8 +84,9 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
         surely = State.FAILS if below(most, full) is State.HOLDS else State.UNDECIDED
         state, why = _unless_between(curve, surely), why + sparsely(curve)
         return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, None, bound, *points)
-    best = max(points[points.index(first) :], key=lambda p: fmean(p.repeats))
-    seen = factor(differences(points).between(points.index(first), points.index(best)))
+    later = points[points.index(first) :]
+    best = max(later, key=lambda p: fmean(p.repeats))
+    seen = ratio(best, first, points, several=len(later))
     why = (
         f"utilisation is {percent(fmean(utils[first.concurrency]))} at {first.concurrency} in flight already, where "
         f"{best.concurrency} in flight serve {times(seen)} as much (bound {bound:g})"
@@ -107,7 +106,7 @@ def memory_bound(curve: Curve, margin: float) -> Verdict:
     """Verdict on whether memory is nearer to what it can reach than the tensor cores are, at every load. Counters are
     read while the engine decodes and processes no prompt.
 
-    value: how many times nearer, at the load where it is least; the margin is a factor too. Where the tensor cores did
+    value: how many times nearer, at the load that decides; the margin is a factor too. Where the tensor cores did
     not run at all there is no such number, and no doubt either. arXiv:2503.08311: decode stays memory-bound at large
     batches; by shapes, grouped keys at a short context need not (`roofline.regime`).
     """
@@ -118,14 +117,17 @@ def memory_bound(curve: Curve, margin: float) -> Verdict:
     if reason := obstacle(curve) or unseen or ("" if points else IDLE_TENSOR):
         return Verdict.undecided(MEMORY_BOUND, curve.subject, reason, margin)
     groups = [each_of(p, "saturation_gap") for p in points]
-    least = min(points, key=lambda p: fmean(each_of(p, "saturation_gap")))
-    seen = factor(_around(each_of(least, "saturation_gap"), groups))
+    state, seen, least = every(
+        above,
+        margin,
+        lambda several: [(factor(_around(gaps, groups, several)), p) for gaps, p in zip(groups, points, strict=True)],
+    )
     why = (
         f"least at {least.concurrency} in flight: DRAM active {_ratio(least.decode_dram)}, tensor cores "
         f"{_ratio(least.decode_tensor)}, so memory is {times(seen)} as near to its reach (bound {margin:g})"
         f"{sparsely(curve)}{unsure(seen)}"
     )
-    return Verdict.from_interval(MEMORY_BOUND, curve.subject, above(seen, margin), why, seen, margin, *points)
+    return Verdict.from_interval(MEMORY_BOUND, curve.subject, state, why, seen, margin, *points)
 
 
 def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
@@ -139,7 +141,7 @@ def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
     ends = {p.concurrency: energies_j(p) for p in (first, last)}
     if reason := _unseen(NO_ENERGY, ends) or _other_limits([first, last]):
         return Verdict.undecided(CHEAPER_TOKENS, curve.subject, reason, bound)
-    seen = _energy_ratio(first, last, curve.valid)
+    seen = ratio(last, first, [p for p in curve.valid if energies_j(p)], energies_j)
     why = f"{_joules(first)}, {_joules(last)}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
     return Verdict.from_interval(CHEAPER_TOKENS, curve.subject, below(seen, bound), why, seen, bound, first, last)
 
@@ -158,7 +160,7 @@ def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdic
         return Verdict.undecided(DEARER_MODELS, curve.subject, why, bound)
     if reason := _other_limits([own, its]):
         return Verdict.undecided(DEARER_MODELS, curve.subject, reason, bound)
-    seen = _energy_ratio(its, own, [own, its])
+    seen = ratio(own, its, what=energies_j)
     why = f"{_joules(own)}, {smaller} {_joules(its)}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
     return Verdict.from_interval(DEARER_MODELS, curve.subject, above(seen, bound), why, seen, bound, own, its)
 
@@ -205,17 +207,13 @@ def _other_limits(points: Sequence[Point]) -> str:
     return f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W" if len(limits) > 1 else ""
 
 
-def _energy_ratio(first: Point, second: Point, points: Sequence[Point]) -> Interval:
-    noise = pooled_relative_sd([energies_j(p) for p in points])
-    return factor(log_ratio(energies_j(first), energies_j(second), noise))
-
-
-def _around(values: Sequence[float], groups: Sequence[Sequence[float]]) -> Interval:
-    """The mean of `values` with an interval from the spread within all groups; absolute, not relative."""
+def _around(values: Sequence[float], groups: Sequence[Sequence[float]], several: int = 1) -> Interval:
+    """The mean of `values` with an interval from the spread within all groups; absolute, not relative. several: see
+    `sweep_points.ratio`."""
     centre, noise = fmean(values), pooled_sd(groups)
     if noise.sd is None:
         return Interval(centre)
-    half = t_975(noise.df) * noise.sd / math.sqrt(len(values))
+    half = student_t.quantile(1 - TAIL / several, noise.df) * noise.sd / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half)
 
 

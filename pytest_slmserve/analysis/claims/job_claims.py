@@ -12,18 +12,18 @@ from itertools import pairwise
 from pytest_slmserve.analysis.points.job_points import (
     CONTINUOUS,
     JobPoint,
-    e2e_ratio,
     grouped,
     most_varied,
-    ratio,
     same_but_batching,
     same_but_kv,
     same_engine,
     worst_problem,
 )
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, percent, pooled_relative_sd, times
+from pytest_slmserve.analysis.points.sweep_points import differences, e2e_s, figure, ratio
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, percent, times
+from pytest_slmserve.analysis.stats.noise import TAIL
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import State, Verdict, above, all_of, below
+from pytest_slmserve.analysis.verdict import State, Verdict, above, all_of, below, every, every_within
 from pytest_slmserve.schema.catalog import short_name
 
 FOLLOWS, LONGER, WAITS = "throughput-follows-arrivals", "longer-outputs-fewer-requests", "all-at-once-waits-longer"
@@ -32,7 +32,6 @@ KV = "throughput-grows-with-kv-blocks"
 CONTINUOUS_MOST, DYNAMIC_SOONER = "continuous-batching-serves-most", "dynamic-batching-answers-sooner"
 # The OPT that others of its size are compared with.
 SIZED_AS = {"llama-7b": "opt-6.7b", "mpt-7b": "opt-6.7b", "gpt-j-6b": "opt-6.7b"}
-Seen = tuple[Interval, str]
 
 
 def kv_blocks(point: JobPoint) -> int:
@@ -50,8 +49,15 @@ def throughput_follows_arrivals(curve: Curve, bound: float) -> Verdict:
     slowest = _slowest(grid_of(curve.jobs))
     if reason := _missing(slowest, 1, "no job at a rate was measured"):
         return Verdict.undecided(FOLLOWS, curve.subject, reason, bound)
-    seen = [(_kept_up(p, slowest), f"at {p.load.rate:g}/s, {p.output_tokens:.0f} output tokens") for p in slowest]
-    return _of_least(FOLLOWS, curve, seen, bound, slowest, "{where} each, served are {what} as many as come")
+    served = differences(slowest, figure("requests_per_s"))
+
+    def kept_up(several: int) -> list[tuple[Interval, JobPoint]]:
+        return [(_kept_up(served.mean(i, TAIL / several), p), p) for i, p in enumerate(slowest)]
+
+    state, seen, least = every(above, bound, kept_up)
+    why = f"at {least.load.rate:g}/s, {least.output_tokens:.0f} output tokens each, served are {times(seen)} as many as"
+    why = f"{why} come (bound {bound:g}; least of {len(slowest)} lengths)"
+    return Verdict.from_interval(FOLLOWS, curve.subject, state, why, seen, bound, *slowest)
 
 
 def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
@@ -62,8 +68,7 @@ def longer_outputs_fewer_requests(curve: Curve, bound: float) -> Verdict:
         return Verdict.undecided(LONGER, curve.subject, reason, bound)
     short, long = at_once[0], at_once[-1]
     shorter = short.output_tokens / long.output_tokens
-    tokens = ratio(long, short, at_once)
-    seen = Interval(*(None if v is None else v * shorter for v in (tokens.value, tokens.low, tokens.high)))  # type: ignore[arg-type]
+    seen = ratio(long, short, at_once).mapped(lambda tokens: tokens * shorter)
     why = (
         f"all at once, requests of {long.output_tokens:.0f} output tokens are served {times(seen)} as fast as those of "
         f"{short.output_tokens:.0f} (bound {bound:g})"
@@ -78,11 +83,12 @@ def all_at_once_waits_longer(curve: Curve, bound: float) -> Verdict:
     pairs = [(p, q) for p in grid for q in _slowest(grid) if p.load.at_once and p.workload.hash == q.workload.hash]
     if reason := _missing([p for pair in pairs for p in pair], 2, "no length was measured at a rate and all at once"):
         return Verdict.undecided(WAITS, curve.subject, reason, bound)
-    seen = [(e2e_ratio(p, q, grid), f"{p.output_tokens:.0f} output tokens") for p, q in pairs]
-    used = [p for pair in pairs for p in pair]
-    return _of_least(
-        WAITS, curve, seen, bound, used, "at {where}, a request that comes with all others lasts {what} as long"
+    state, seen, least = every(above, bound, lambda several: [(ratio(p, q, grid, e2e_s, several), p) for p, q in pairs])
+    why = (
+        f"at {least.output_tokens:.0f} output tokens, a request that comes with all others lasts {times(seen)} as long"
     )
+    why = f"{why} (bound {bound:g}; least of {len(pairs)} lengths)"
+    return Verdict.from_interval(WAITS, curve.subject, state, why, seen, bound, *(p for pair in pairs for p in pair))
 
 
 def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Verdict:
@@ -95,10 +101,10 @@ def alike_at_one_size(curve: Curve, others: Sequence[Curve], bound: float) -> Ve
     used = [p for pair in pairs for p in pair]
     if reason := _missing(used, 2, f"no job was measured of both {curve.subject} and {name}"):
         return Verdict.undecided(ALIKE, curve.subject, reason, bound)
-    seen = [(ratio(p, q, used), p.output_tokens) for p, q in pairs]
-    far, length = max(seen, key=lambda row: max(row[0].value, 1 / row[0].value))
-    state = all_of(state for each, _ in seen for state in (below(each, bound), above(each, 1 / bound)))
-    why = f"it serves {times(far)} what {name} does at {length:.0f} output tokens, no other length differs more"
+    state, far, length = every_within(
+        1 / bound, bound, lambda several: [(ratio(p, q, used, several=several), p.output_tokens) for p, q in pairs]
+    )
+    why = f"it serves {times(far)} what {name} does at {length:.0f} output tokens, which decides of {len(pairs)}"
     return Verdict.from_interval(ALIKE, curve.subject, state, f"{why} (bound {bound:g} either way)", far, bound, *used)
 
 
@@ -118,17 +124,19 @@ def throughput_grows_with_kv_blocks(curve: Curve, bound: float, flat: float) -> 
         return Verdict.undecided(KV, curve.subject, f"{which} all requests at once", bound)
     first, last = points[0], fitting[0]
     seen = ratio(last, first, points)
-    later = [ratio(q, p, points) for p, q in pairwise(fitting)]
     preempted = [p for p in fitting if p.preemptions]
-    states = [above(seen, bound), *(below(each, flat) for each in later)]
-    states += [State.FAILS] if preempted else []
+    states = [above(seen, bound), *([State.FAILS] if preempted else [])]
     why = (
         f"{last.kv_blocks:,} blocks, which hold all {last.requests} requests, serve {times(seen)} what "
         f"{first.kv_blocks:,} do, with {first.preemptions or 0:.0f} preemptions and {first.batch or 0:.0f} requests in "
         f"the engine at once (bound {bound:g})"
     )
-    if later:
-        why += f"; {fitting[-1].kv_blocks:,} blocks serve {times(later[-1])} as much (bound {flat:g})"
+    if len(fitting) > 1:
+        state, grown, larger = every(
+            below, flat, lambda n: [(ratio(q, p, points, several=n), q) for p, q in pairwise(fitting)]
+        )
+        states.append(state)
+        why += f"; {larger.kv_blocks:,} blocks serve {times(grown)} as much (bound {flat:g})"
     if preempted:
         why += f"; {preempted[0].kv_blocks:,} blocks, though they hold all, preempt"
     return Verdict.from_interval(KV, curve.subject, all_of(states), why, seen, bound, *points)
@@ -138,19 +146,22 @@ def continuous_batching_serves_most(curve: Curve, bound: float) -> Verdict:
     """Verdict on whether continuous batching, all requests at once, serves more than `bound` times what any other way
     does.
 
-    value: its throughput over the best of the others.
+    value: its throughput over that of the other way that decides.
     """
     at_once = [p for p in ways_of(curve.jobs) if p.load.at_once]
     mine, theirs = [p for p in at_once if p.batching == CONTINUOUS], [p for p in at_once if p.batching != CONTINUOUS]
     if reason := _missing(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed"):
         return Verdict.undecided(CONTINUOUS_MOST, curve.subject, reason, bound)
-    best = max(theirs, key=lambda p: p.output_tokens_per_s or 0.0)
-    seen = ratio(mine[-1], best, at_once)
-    rest = ", ".join(f"{p.batching}: {ratio(mine[-1], p, at_once).value:.3g}" for p in theirs if p is not best)
+
+    def gains(several: int = 1) -> list[tuple[Interval, JobPoint]]:
+        return [(ratio(mine[-1], p, at_once, several=several), p) for p in theirs]
+
+    state, seen, best = every(above, bound, gains)
+    rest = ", ".join(f"{p.batching}: {gain.value:.3g}" for gain, p in gains() if p is not best)
     wasted = "" if best.waste is None else f", {percent(best.waste)} of whose work is wasted"
     others = f" ({rest})" if rest else ""
     why = f"it serves {times(seen)} what {best.batching} batching does{wasted}{others} (bound {bound:g})"
-    return Verdict.from_interval(CONTINUOUS_MOST, curve.subject, above(seen, bound), why, seen, bound, *at_once)
+    return Verdict.from_interval(CONTINUOUS_MOST, curve.subject, state, why, seen, bound, *at_once)
 
 
 def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
@@ -161,7 +172,7 @@ def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
     if reason := _missing(used, 2, "jobs at a rate by dynamic and by static batching are needed"):
         return Verdict.undecided(DYNAMIC_SOONER, curve.subject, reason, bound)
     dynamic, static = used
-    seen = e2e_ratio(dynamic, static, used)
+    seen = ratio(dynamic, static, what=e2e_s)
     why = f"at {static.load.rate:g}/s a request lasts {times(seen)} as long as under static batching (bound {bound:g})"
     return Verdict.from_interval(DYNAMIC_SOONER, curve.subject, below(seen, bound), why, seen, bound, *used)
 
@@ -240,11 +251,10 @@ def has_dynamic(curve: Curve) -> bool:
 # Verdicts
 
 
-def _kept_up(point: JobPoint, points: Sequence[JobPoint]) -> Interval:
-    """Requests/s served over those that came. What came is known exactly."""
-    served = [each.requests_per_s for each in point.each if each.requests_per_s]
-    noise = pooled_relative_sd([p.repeats for p in points])
-    return factor(log_ratio([point.rate or 0.0], served, noise)) if point.rate and served else Interval(0.0)
+def _kept_up(log: Interval, point: JobPoint) -> Interval:
+    """Requests/s served, of which `log` is the logarithm, over those that came. What came is known exactly."""
+    came = point.rate or point.load.rate
+    return factor(log).mapped(lambda served: served / came)
 
 
 def _missing(points: Sequence[JobPoint], least: int, why: str) -> str | None:
@@ -252,17 +262,6 @@ def _missing(points: Sequence[JobPoint], least: int, why: str) -> str | None:
         return why
     if reason := worst_problem(points):
         return reason
-    if pooled_relative_sd([p.repeats for p in points]).sd is None:
+    if not differences(points).known:
         return "noise unknown: one repeat of each job; --slm-repeats 2"
     return None
-
-
-def _of_least(
-    claim: str, curve: Curve, seen: Sequence[Seen], bound: float, points: Sequence[JobPoint], words: str
-) -> Verdict:
-    """Verdict on ratios that must all exceed `bound`: fails if one is below; its value is the smallest."""
-    least, where = min(seen, key=lambda row: row[0].value)
-    why = f"{words.format(where=where, what=times(least))} (bound {bound:g}; least of {len(seen)} lengths)"
-    return Verdict.from_interval(
-        claim, curve.subject, all_of(above(each, bound) for each, _ in seen), why, least, bound, *points
-    )

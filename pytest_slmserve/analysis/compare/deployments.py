@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, pooled_relative_sd
+from pytest_slmserve.analysis.points.sweep_points import Point, ratio
+from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.specs import short_hash
@@ -116,14 +116,11 @@ def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployme
     return table
 
 
-def speedup(base: Deployment, other: Deployment) -> Interval:
-    """Factor of the throughput of `other` over that of `base`; the noise is that of the repeats of both."""
-    first, second = base.served.repeats, other.served.repeats
-    return factor(log_ratio(first, second, pooled_relative_sd([first, second])))
+def speedup(base: Deployment, other: Deployment, several: int = 1) -> Interval:
+    """Factor of the throughput of `other` over that of `base`. several: see `sweep_points.ratio`."""
+    return ratio(other.served, base.served, several=several)
 
 
 def per_gpu(seen: Interval, base: Deployment, other: Deployment) -> Interval:
     """Factor of the throughput per GPU of `other` over that of `base`, from the factor `seen` of their throughputs."""
-    share = base.gpus / other.gpus
-    low, high = (None if end is None else share * end for end in (seen.low, seen.high))
-    return Interval(share * seen.value, low, high)
+    return seen.mapped(lambda end: end * base.gpus / other.gpus)

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats.estimates import Interval, Noise, factor, log_ratio, pooled_relative_sd
+from pytest_slmserve.analysis.points.sweep_points import Point, figure, ratio
+from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.schema.errors import TooFewPoints
+
+RATE, LATENCY = figure("output_tokens_per_s"), figure("e2e_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +42,11 @@ class EngineSet:
     @property
     def rates(self) -> tuple[float, ...]:
         """Throughput of each repeat, tokens/s."""
-        return tuple(one.output_tokens_per_s for one in self.point.each if one.output_tokens_per_s is not None)
+        return tuple(RATE(self.point))
 
     @property
     def rate(self) -> float:
         return fmean(self.rates)
-
-    @property
-    def latencies_s(self) -> tuple[float, ...]:
-        return tuple(one.e2e_s for one in self.point.each if one.e2e_s is not None)
 
     @property
     def preempted(self) -> bool:
@@ -87,29 +85,29 @@ def compare(sets: Sequence[EngineSet]) -> ReplicaComparison:
     """Comparison of several engines with the best of one; the order of `sets` does not matter. Raises TooFewPoints
     where one side has nothing.
 
-    The noise is pooled over all sets that did not preempt; without repeats there are no intervals.
+    The noise is that of all sets; without repeats there are no intervals. Those of the best are corrected for having
+    been chosen, and its baseline too.
     """
     found = sorted(sets, key=lambda s: (s.replicas, s.limit, s.settings))
     alone = [s for s in found if s.replicas == 1 and not s.preempted]
-    baseline = _most([s for s in alone if s.eligible])
+    usable = [s for s in alone if s.eligible]
+    baseline = _most(usable)
     if baseline is None:
         raise TooFewPoints(_no_baseline(found), "another --baseline, or results of one engine too")
     if not any(s.replicas > 1 for s in found):
         raise TooFewPoints("there is no row of several engines", "another column for --replicas")
-    counted = [s for s in found if not s.preempted]
-    rate_noise = pooled_relative_sd([s.rates for s in counted])
-    latency_noise = pooled_relative_sd([s.latencies_s for s in counted])
-    rows = tuple(_compared(s, baseline, alone, rate_noise, latency_noise) for s in found)
+    points = [s.point for s in found]
     several = [s for s in found if s.replicas > 1 and not s.preempted]
-    most = _most(several)
+    most, pairs = _most(several), len(several) * len(usable)
+    rows = tuple(_compared(s, baseline, usable, points, pairs if s is most else 1) for s in found)
     result = ReplicaComparison(baseline=baseline, best=next((r for r in rows if r.engines is most), None), rows=rows)
     return (
         result
         if most is None
         else replace(
             result,
-            alike=tuple(s for s in several if s is not most and _alike(s, most, rate_noise)),
-            others=tuple((s, _gain(s, most, rate_noise)) for s in _others(alone, baseline)),
+            alike=tuple(s for s in several if s is not most and _alike(s, most, points, len(several))),
+            others=tuple((s, _gain(s, most, points, pairs)) for s in _others(alone, baseline)),
         )
     )
 
@@ -126,28 +124,27 @@ def _most(sets: Sequence[EngineSet]) -> EngineSet | None:
 
 
 def _compared(
-    seen: EngineSet, baseline: EngineSet, alone: Sequence[EngineSet], rate_noise: Noise, latency_noise: Noise
+    seen: EngineSet, baseline: EngineSet, usable: Sequence[EngineSet], points: Sequence[Point], several: int
 ) -> Compared:
     if seen is baseline:
         return Compared(engines=seen)
-    equal = _most([s for s in alone if s.eligible and s.limit == seen.total]) if seen.replicas > 1 else None
+    equal = _most([s for s in usable if s.limit == seen.total]) if seen.replicas > 1 else None
     return Compared(
         engines=seen,
-        gain=_gain(baseline, seen, rate_noise),
-        at_equal_total=_gain(equal, seen, rate_noise) if equal else None,
-        latency=factor(log_ratio(baseline.latencies_s, seen.latencies_s, latency_noise)),
+        gain=_gain(baseline, seen, points, several),
+        at_equal_total=_gain(equal, seen, points, several) if equal else None,
+        latency=ratio(seen.point, baseline.point, points, LATENCY, several),
     )
 
 
-def _gain(first: EngineSet, second: EngineSet, noise: Noise) -> Interval:
-    """Relative gain in throughput of the second set over the first, as a share of the first."""
-    seen = factor(log_ratio(first.rates, second.rates, noise))
-    low, high = (None if end is None else end - 1 for end in (seen.low, seen.high))
-    return Interval(seen.value - 1, low, high)
+def _gain(first: EngineSet, second: EngineSet, points: Sequence[Point], several: int) -> Interval:
+    """Relative gain in throughput of the second set over the first, as a share of the first. several: see
+    `sweep_points.ratio`."""
+    return ratio(second.point, first.point, points, RATE, several).mapped(lambda end: end - 1)
 
 
-def _alike(seen: EngineSet, best: EngineSet, noise: Noise) -> bool:
-    low = _gain(seen, best, noise).low
+def _alike(seen: EngineSet, best: EngineSet, points: Sequence[Point], several: int) -> bool:
+    low = _gain(seen, best, points, several).low
     return low is not None and low <= 0
 
 

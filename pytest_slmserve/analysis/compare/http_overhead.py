@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.metrics.window import steps_with_prompts
-from pytest_slmserve.analysis.points.sweep_points import Point
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, mean_of_known, pooled_relative_sd
+from pytest_slmserve.analysis.points.sweep_points import Point, at_common_loads, ratio
+from pytest_slmserve.analysis.stats.estimates import Interval, mean_of_known
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.schema.records import series_key
 
@@ -19,7 +19,7 @@ from pytest_slmserve.schema.records import series_key
 @dataclass(frozen=True, slots=True)
 class AtBothInterfaces:
     """One load without and with the server. ratio: output tokens/s through the server over those without it; its noise
-    is pooled over the repeats of all loads of both. prompt_steps: share of the steps that processed a prompt, without
+    is that of the repeats of all loads. prompt_steps: share of the steps that processed a prompt, without
     and with the server: which arrive together there is a matter of the stack, and of throughput."""
 
     engine: Point
@@ -50,14 +50,12 @@ def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
 
 
 def _loads(engine: Curve, server: Curve) -> tuple[AtBothInterfaces, ...]:
-    noise = pooled_relative_sd([p.repeats for p in (*engine.valid, *server.valid)])
-    served = {p.concurrency: p for p in server.valid}
-    pairs = [(p, served[p.concurrency]) for p in engine.valid if p.concurrency in served]
+    pairs, among = at_common_loads(engine.valid, server.valid)
     return tuple(
         AtBothInterfaces(
             engine=p,
             server=q,
-            ratio=factor(log_ratio(p.repeats, q.repeats, noise)),
+            ratio=ratio(q, p, among),
             prompt_steps=(_prompt_steps(engine, p), _prompt_steps(server, q)),
         )
         for p, q in pairs

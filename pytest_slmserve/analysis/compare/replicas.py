@@ -5,8 +5,10 @@ The papers measured their gains against an engine without chunked prefill, which
 
 from __future__ import annotations
 
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, gain_over, latency_ratio
-from pytest_slmserve.analysis.points.sweep_points import Point
+from collections.abc import Sequence
+
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, latency_ratio
+from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import percent, times
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.verdict import Verdict, above, below, unsure
@@ -30,16 +32,17 @@ def name_of(claim: str, sharing: Sharing) -> str:
 def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     """Do some number of replicas serve more than `bound` times what one engine does?
 
-    value: the largest gain in throughput, over the numbers of replicas measured. arXiv:2404.03353, figure 5;
+    value: the largest gain in throughput, over the numbers of replicas measured, its interval corrected for having been
+    chosen. arXiv:2404.03353, figure 5;
     arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine without chunked prefill, 1.236 against one with it.
     """
     claim, pairs = name_of(PAY, sharing), compared(curve, sharing)
     if not pairs:
         return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
-    gains = {pair[0].count: gain_over(pair[1], pair[0]) for pair in pairs}
-    shared, alone = max(pairs, key=lambda pair: gains[pair[0].count].value)
-    seen = gains[shared.count]
-    others = ", ".join(f"{count}: {gain.value:.3g}" for count, gain in sorted(gains.items()) if count != shared.count)
+    most = _most(pairs)
+    shared, alone = most
+    seen = ratio(*most, several=len(pairs))
+    others = ", ".join(f"{pair[0].count}: {ratio(*pair).value:.3g}" for pair in pairs if pair is not most)
     why = (
         f"{shared.count} replicas {HOW[sharing]} serve {times(seen)} what one engine does at {shared.concurrency} in "
         f"flight{f' ({others})' if others else ''}{_latency(alone, shared)} (bound {bound:g})"
@@ -55,7 +58,7 @@ def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verd
     claim, pairs = name_of(TAIL, sharing), compared(curve, sharing)
     if not pairs:
         return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
-    shared, alone = max(pairs, key=lambda pair: gain_over(pair[1], pair[0]).value)
+    shared, alone = _most(pairs)
     seen = latency_ratio(alone, shared, "e2e_p99_s")
     if seen is None:
         return Verdict.undecided(claim, curve.subject, "no request ended in a window", bound)
@@ -64,6 +67,11 @@ def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verd
         f"{shared.concurrency} in flight (bound {bound:g}){unsure(seen)}"
     )
     return Verdict.from_interval(claim, curve.subject, below(seen, bound), why, seen, bound, alone, shared)
+
+
+def _most(pairs: Sequence[Pair]) -> Pair:
+    """The pair with the largest gain in throughput."""
+    return max(pairs, key=lambda pair: ratio(*pair).value)
 
 
 def compared(curve: Curve, sharing: Sharing) -> list[Pair]:

@@ -19,11 +19,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 
 from pytest_slmserve.analysis.gate.diagnosis import Difference, differences
-from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor, log_ratio, pooled_relative_sd
+from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
+from pytest_slmserve.analysis.stats.noise import Differences, Repeat
 from pytest_slmserve.analysis.stored.baseline import (
     ComparedCase,
     ComparedPair,
@@ -181,12 +183,12 @@ def _change(
 ) -> MetricChange | None:
     """Change of one metric; None where a side has not measured it."""
     sides = [_by_launch(side, metric.name) for side in (pair.baseline, pair.candidate)]
-    values = [[value for launch in side for value in launch] for side in sides]
+    values = [[repeat.value for launch in side for repeat in launch] for side in sides]
     if not all(values) or not all(0 < value < math.inf for side in values for value in side):
         return None
     enough = min(map(len, sides)) >= LAUNCHES
-    used = [[fmean(launch) for launch in side] for side in sides] if enough else values
-    seen = log_ratio(used[0], used[1], pooled_relative_sd(used))
+    samples = tuple(tuple(map(_mean_of, side) if enough else chain(*side)) for side in sides)
+    seen = factor(Differences(samples).between(0, 1))
     by = _unseen(pair, case, metric, enough)
     verdict, why = Judgement.UNDECIDED, pair.obstacle
     if by is not None and not why:
@@ -196,18 +198,23 @@ def _change(
         verdict = verdict if known else Judgement.UNDECIDED
     if verdict is Judgement.UNDECIDED and not why:
         why = _reason(pair, by, seen)
-    ratio = factor(seen if by is not None and not pair.obstacle else Interval(seen.value))
+    ratio = seen if by is not None and not pair.obstacle else Interval(seen.value)
     (one, other), launches = map(fmean, values), (len(sides[0]), len(sides[1]))
     return MetricChange(case.engines, load, metric.name, one, other, ratio, verdict, why, launches)
 
 
-def _by_launch(side: Served, name: str) -> list[list[float]]:
-    """Values of the repeats used, those of one launch together."""
-    found: dict[tuple[str, ...], list[float]] = {}
+def _by_launch(side: Served, name: str) -> list[list[Repeat]]:
+    """The repeats used, those of one launch together."""
+    found: dict[str, list[Repeat]] = {}
     for group, figures in zip(side.used, side.each, strict=True):
         if (value := getattr(figures, name, None)) is not None:
-            found.setdefault(tuple(m.launch for m in group), []).append(value)
+            found.setdefault(group[0].launch, []).append(Repeat(value, group[0].measured_at, group[0].launch))
     return list(found.values())
+
+
+def _mean_of(launch: Sequence[Repeat]) -> Repeat:
+    """The launch as one repeat."""
+    return launch[0]._replace(value=fmean(repeat.value for repeat in launch))
 
 
 def _unseen(pair: ComparedPair, case: ComparedCase, metric: ComparedMetric, enough: bool) -> float | None:
@@ -227,13 +234,12 @@ def _reason(pair: ComparedPair, unseen: float | None, seen: Interval) -> str:
     return NOISE if seen.low is not None else ONE_REPEAT
 
 
-def _judged(log: Interval, metric: ComparedMetric, margin: float) -> Judgement:
+def _judged(ratio: Interval, metric: ComparedMetric, margin: float) -> Judgement:
     """What became of a metric, by the whole interval."""
-    low, high = ends(log)
-    least, most = (-high, -low) if metric.higher_is_better else (low, high)  # of the cost: larger is worse
-    bound = math.log1p(margin)
-    if least > bound or most < -bound:
-        return Judgement.WORSE if least > bound else Judgement.BETTER
-    if most < bound:
-        return Judgement.SAME if least > -bound else Judgement.NO_WORSE
-    return Judgement.UNDECIDED
+    (low, high), bound = ends(ratio), 1 + margin
+    if high < 1 / bound or low > bound:
+        return Judgement.BETTER if (low > bound) is metric.higher_is_better else Judgement.WORSE
+    not_less, not_more = low > 1 / bound, high < bound
+    if not_less and not_more:
+        return Judgement.SAME
+    return Judgement.NO_WORSE if (not_less if metric.higher_is_better else not_more) else Judgement.UNDECIDED

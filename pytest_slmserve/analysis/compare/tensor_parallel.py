@@ -9,7 +9,7 @@ from __future__ import annotations
 from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, one_engine_each, per_gpu, speedup
 from pytest_slmserve.analysis.stats.estimates import Interval, times
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, unsure
 
 PER_GPU = "tensor-parallel-loses-per-gpu"
 SLOWER = "tensor-parallel-slows-the-smallest"
@@ -20,15 +20,14 @@ Pair = tuple[Deployment, Deployment]
 
 
 def loses_per_gpu(curve: Curve, bound: float) -> Verdict:
-    """Does an engine serve less per GPU, however many it has? value: the largest throughput per GPU on more of them,
-    over that on the fewest."""
+    """Does an engine serve less per GPU, however many it has? value: the throughput per GPU on more of them that
+    decides, over that on the fewest."""
     pairs = _against_fewest(curve)
     if not pairs:
         return Verdict.undecided(PER_GPU, curve.subject, ONE_NUMBER, bound)
-    seen = {pair: per_gpu(speedup(*pair), *pair) for pair in pairs}
-    pair = max(seen, key=lambda pair: seen[pair].value)
-    why = f"on {_gpus(pair[1])} it serves {times(seen[pair])} as much per GPU as on {_gpus(pair[0])}"
-    return _judged(curve, PER_GPU, below(seen[pair], bound), why + _at(pair), bound, seen[pair], pair)
+    state, seen, pair = every(below, bound, lambda n: [(per_gpu(speedup(*pair, n), *pair), pair) for pair in pairs])
+    why = f"on {_gpus(pair[1])} it serves {times(seen)} as much per GPU as on {_gpus(pair[0])}"
+    return _judged(curve, PER_GPU, state, why + _at(pair), bound, seen, pair)
 
 
 def slows_the_smallest(curve: Curve, bound: float) -> Verdict:

@@ -14,7 +14,6 @@ from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import Summary, finished_output_tokens, summarize
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.sweep_points import Repeats, choose, mean_figures, repeat_fields
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, pooled_relative_sd
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import kv_capacity
@@ -147,12 +146,12 @@ def _arrived_per_s(sent_s: Sequence[float]) -> float | None:
 
 
 def _waste(measurement: Measurement) -> float | None:
-    """Share of the tokens that batches computed, prompts and outputs, that nobody requested; None where none was
-    computed."""
+    """Share of the tokens that batches computed, prompts and outputs, that nobody requested; 0 where all were and
+    more. None where none was computed."""
     steps, samples = measurement.run.steps, measurement.run.samples
     computed = sum(steps.prompt_tokens) + sum(n for n in steps.running if n is not None)
     wanted = sum(samples.prompt_tokens) + sum(steps.new_tokens)
-    return 1 - wanted / computed if computed else None
+    return max(0.0, 1 - wanted / computed) if computed else None
 
 
 def grouped(points: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
@@ -188,16 +187,6 @@ def same_but_kv(point: JobPoint) -> Hashable:
 def same_but_batching(point: JobPoint) -> Hashable:
     """Key that is equal for jobs of the same requests on the same device, whatever the engine."""
     return point.model, point.workload.hash, short_hash(repr(point.load)), point.environment.gpu_name
-
-
-def ratio(of: JobPoint, to: JobPoint, points: Sequence[JobPoint]) -> Interval:
-    """Output tokens/s of one over that of another. Its noise is pooled over the repeats of `points`."""
-    return factor(log_ratio(to.repeats, of.repeats, pooled_relative_sd([p.repeats for p in points])))
-
-
-def e2e_ratio(of: JobPoint, to: JobPoint, points: Sequence[JobPoint]) -> Interval:
-    """Mean E2E of one over that of another. Its noise is pooled over the repeats of `points`."""
-    return factor(log_ratio(to.e2e_repeats, of.e2e_repeats, pooled_relative_sd([p.e2e_repeats for p in points])))
 
 
 def worst_problem(points: Sequence[JobPoint]) -> str | None:

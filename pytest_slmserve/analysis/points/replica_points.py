@@ -17,14 +17,8 @@ from pytest_slmserve.analysis.device.gpu_figures import DeviceFigures, device_fi
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import LatencyFigures, pooled_latencies
 from pytest_slmserve.analysis.metrics.validity import check
-from pytest_slmserve.analysis.points.sweep_points import Point, Repeats, choose, repeat_fields
-from pytest_slmserve.analysis.stats.estimates import (
-    Interval,
-    factor,
-    log_ratio,
-    mean_of_known,
-    pooled_relative_sd,
-)
+from pytest_slmserve.analysis.points.sweep_points import Point, Repeats, choose, ratio, repeat_fields
+from pytest_slmserve.analysis.stats.estimates import Interval, mean_of_known
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing
@@ -196,20 +190,14 @@ def _means(each: Sequence[ReplicaSummary]) -> dict[str, Any]:
     }
 
 
-def gain_over(alone: Point, shared: ReplicaPoint) -> Interval:
-    """Factor of the throughput of several engines over that of one, as many requests being in flight in all. The noise
-    is that of the repeats of both."""
-    noise = pooled_relative_sd([alone.repeats, shared.repeats])
-    return factor(log_ratio(alone.repeats, shared.repeats, noise))
-
-
 def latency_ratio(alone: Point, shared: ReplicaPoint, name: str) -> Interval | None:
     """Factor of a latency ("e2e_p99_s", or "largest_e2e_s" against the mean of one engine alone); None where one of
     them is not known."""
-    ours = "e2e_s" if name == "largest_e2e_s" else name
-    first = [value for s in alone.each if (value := getattr(s, ours)) is not None]
-    second = [value for s in shared.each if (value := getattr(s, name)) is not None]
-    return factor(log_ratio(first, second, pooled_relative_sd([first, second]))) if first and second else None
+
+    def values(point: Repeats[Any]) -> list[float]:
+        return [value for s in point.each if (value := getattr(s, name, s.e2e_s)) is not None]
+
+    return ratio(shared, alone, what=values) if values(alone) and values(shared) else None
 
 
 def system_throughput(shared: ReplicaSummary, alone: Sequence[float]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from itertools import groupby
 from statistics import mode
 from typing import Any, Generic, TypeVar
@@ -11,7 +12,9 @@ from typing import Any, Generic, TypeVar
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, checked_slo, goodput_of, together
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
-from pytest_slmserve.analysis.stats.estimates import mean_of_known
+from pytest_slmserve.analysis.metrics.window import relative_variance
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, mean_of_known
+from pytest_slmserve.analysis.stats.noise import TAIL, Differences, Repeat, Sample
 from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup, series_key
 
@@ -61,6 +64,66 @@ class Point(Summary, Repeats[Summary]):
 
     concurrency: int
     batch_repeats: tuple[float, ...] = ()
+
+
+Figure = Callable[[Any], Sequence[float]]  # the values that the repeats of a point have of it
+
+
+def tokens_per_s(point: Repeats[Any]) -> Sequence[float]:
+    return point.repeats
+
+
+def e2e_s(point: Repeats[Any]) -> Sequence[float]:
+    return point.e2e_repeats
+
+
+def figure(name: str) -> Figure:
+    """The figure of this name, of the repeats that know it."""
+    return lambda point: [value for s in point.each if (value := getattr(s, name)) is not None]
+
+
+def differences(points: Iterable[Repeats[Any]], what: Figure = tokens_per_s) -> Differences:
+    """Differences between points in a positive figure; those next to each other are alike."""
+    return _differences(tuple(_sample(point, what) for point in points))
+
+
+@lru_cache(
+    maxsize=64
+)  # claims ask for those of the same points again and again, and what they have in common takes time
+def _differences(samples: tuple[Sample, ...]) -> Differences:
+    return Differences(samples)
+
+
+def _sample(point: Repeats[Any], what: Figure) -> Sample:
+    """Repeats of a point. The course of a window tells the noise of one engine under a staggered load: that of a convoy
+    is no noise."""
+    values, groups = what(point), point.used
+    if len(groups) != len(values):
+        return tuple(map(Repeat, values))
+    even = all(len(g) == 1 and is_steady(g[0].load) and g[0].load.ramp_up == "staggered" for g in groups)
+    rows = zip(values, (group[0] for group in groups), strict=True)
+    return tuple(Repeat(v, m.measured_at, m.launch, relative_variance(m.run) if even else None) for v, m in rows)
+
+
+def ratio(
+    of: Repeats[Any],
+    to: Repeats[Any],
+    among: Sequence[Repeats[Any]] = (),
+    what: Figure = tokens_per_s,
+    several: int = 1,
+) -> Interval:
+    """A figure of one point over that of another. among: points whose repeats tell the noise, by default these two.
+    several: of how many ratios this one is chosen, so that the interval has to hold for all (Bonferroni)."""
+    points = among or (to, of)
+    return factor(differences(points, what).between(points.index(to), points.index(of), TAIL / several))
+
+
+def at_common_loads(first: Sequence[Point], second: Sequence[Point]) -> tuple[list[tuple[Point, Point]], list[Point]]:
+    """Pairs of points under one load, ascending, and all points to tell the noise of their ratios: like pairs first."""
+    by_load = {p.concurrency: p for p in second}
+    pairs = [(p, by_load[p.concurrency]) for p in first if p.concurrency in by_load]
+    paired = {p.concurrency for p, _ in pairs}
+    return pairs, [*(p for pair in pairs for p in pair), *(p for p in (*first, *second) if p.concurrency not in paired)]
 
 
 def concurrency_of(measurement: Measurement) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -19,6 +19,11 @@ class Interval:
     value: float
     low: float | None = None
     high: float | None = None
+
+    def mapped(self, rising: Callable[[float], float]) -> Interval:
+        """The interval of a rising function of what is estimated."""
+        low, high = (None if end is None else rising(end) for end in (self.low, self.high))
+        return Interval(rising(self.value), low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +96,6 @@ def pooled_sd(groups: Iterable[Sequence[float]]) -> Noise:
     return Noise(math.sqrt(squares / df) if df else None, df)
 
 
-def pooled_relative_sd(groups: Iterable[Sequence[float]]) -> Noise:
-    """Relative standard deviation of positive values around their group's mean, pooled over groups, by their
-    logarithms.
-
-    For the few per cent seen here the deviation of the log is the relative deviation.
-    """
-    return pooled_sd([math.log(v) for v in group] if len(group) > 1 else () for group in groups)
-
-
-def log_ratio(first: Sequence[float], second: Sequence[float], noise: Noise) -> Interval:
-    """ln(mean of second / mean of first), with the interval that `noise` gives to a difference of two means."""
-    value = math.log(fmean(second) / fmean(first))
-    if noise.sd is None:
-        return Interval(value)
-    half = t_975(noise.df) * noise.sd * math.sqrt(1 / len(first) + 1 / len(second))
-    return Interval(value, value - half, value + half)
-
-
 def growth(log: float) -> float:
     """Relative change that a difference of logs stands for: exp(log) - 1, infinite where that is too large."""
     return math.expm1(log) if log < MAX_LOG else math.inf
@@ -116,8 +103,7 @@ def growth(log: float) -> float:
 
 def factor(log: Interval) -> Interval:
     """A difference of logs as a factor."""
-    low, high = (None if end is None else growth(end) + 1 for end in (log.low, log.high))
-    return Interval(growth(log.value) + 1, low, high)
+    return log.mapped(lambda end: growth(end) + 1)
 
 
 def times(seen: Interval) -> str:

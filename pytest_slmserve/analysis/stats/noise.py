@@ -34,6 +34,9 @@ class Repeat(NamedTuple):
     within: float | None = None
 
 
+Sample = tuple[Repeat, ...]
+
+
 class Contrast(NamedTuple):
     """Difference of the logarithms of two means. scale: its variance, were the courses of the windows all that there
     is. ratio: variance that the repeats show, over that; df: its degrees of freedom, 0 for an unknown ratio. in_turn:
@@ -47,17 +50,18 @@ class Contrast(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """Variance that all have in common, and the degrees of freedom that it is worth to each."""
+    """Variance that all have in common, and the degrees of freedom that it is worth to each. most: those of all."""
 
     ratio: float
     df: float
+    most: int
 
 
 @dataclass(frozen=True)  # no slots: the prior takes a while to compute, and is kept
 class Differences:
-    """Differences between samples of repeats, ascending by load."""
+    """Differences between samples of repeats, those next to each other alike: of a sweep ascending by load."""
 
-    samples: tuple[tuple[Repeat, ...], ...]
+    samples: tuple[Sample, ...]
 
     @cached_property
     def known(self) -> bool:
@@ -67,33 +71,46 @@ class Differences:
     @cached_property
     def _prior(self) -> Prior:
         """Of differences where all are measured in turn; else of samples, each of which is in two differences."""
-        found = [contrast(a, b) for a, b in pairwise(self.samples)]
+        found = [contrast(a, b) for a, b in pairwise(self._told)]
         return prior([(c.ratio, c.df) for c in found if c.df]) if all(c.in_turn for c in found) else self._levels
 
     @cached_property
     def _levels(self) -> Prior:
-        return prior([_spread(sample) for sample in self.samples if len(sample) > 1])
+        return prior([_spread(sample) for sample in self._told if len(sample) > 1])
 
-    @property
-    def _df(self) -> int:
-        return sum(len(_units(sample)) - 1 for sample in self.samples)
+    @cached_property
+    def _told(self) -> tuple[Sample, ...]:
+        """The samples. What the courses of windows tell counts where all of them tell it."""
+        if all(r.within is not None for sample in self.samples for r in sample):
+            return self.samples
+        return tuple(tuple(r._replace(within=None) for r in sample) for sample in self.samples)
 
     def between(self, first: int, second: int, tail: float = TAIL) -> Interval:
         """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end."""
-        found = contrast(self.samples[first], self.samples[second])
+        found = contrast(self._told[first], self._told[second])
+        common = self._prior if found.in_turn else self._levels
+        return self._interval(found.value, found.scale, moderated(found.ratio, found.df, common), tail)
+
+    def mean(self, number: int, tail: float = TAIL) -> Interval:
+        """ln(mean of a sample), and its interval. tail: probability outside each end."""
+        sample = self._told[number]
+        scale = fmean(map(_within, sample)) / len(sample)
+        value = math.log(fmean(r.value for r in sample))
+        return self._interval(value, scale, moderated(*_spread(sample), self._levels), tail)
+
+    def _interval(self, value: float, scale: float, noise: tuple[float, float], tail: float) -> Interval:
         if not self.known:
-            return Interval(found.value)
-        ratio, df = moderated(found.ratio, found.df, self._prior, self._df)
-        half = student_t.quantile(1 - tail, df) * math.sqrt(ratio * found.scale)
-        return Interval(found.value, found.value - half, found.value + half)
+            return Interval(value)
+        ratio, df = noise
+        half = student_t.quantile(1 - tail, df) * math.sqrt(ratio * scale)
+        return Interval(value, value - half, value + half)
 
     def noise(self, number: int) -> Noise:
         """Relative standard deviation of one repeat of a sample."""
         if not self.known:
             return Noise(None, 0)
-        sample = self.samples[number]
-        own = _spread(sample) if len(sample) > 1 else (0.0, 0)
-        ratio, df = moderated(*own, self._levels, self._df)
+        sample = self._told[number]
+        ratio, df = moderated(*_spread(sample), self._levels)
         return Noise(math.sqrt(ratio * fmean(map(_within, sample))), df)
 
 
@@ -102,7 +119,7 @@ def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
     scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
     if pairs := _in_turn(first, second):
-        differences = _by_launch([(a.launch, math.log(b.value / a.value)) for a, b in pairs])
+        differences = _by_launch([((a.launch, b.launch), math.log(b.value / a.value)) for a, b in pairs])
         df = len(differences) - 1
         return Contrast(value, scale, variance(differences) / len(differences) / scale if df else 0.0, df, True)
     spreads = [_spread(sample) for sample in (first, second)]
@@ -111,18 +128,21 @@ def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
 
 
 def _in_turn(first: Sequence[Repeat], second: Sequence[Repeat]) -> list[tuple[Repeat, Repeat]]:
-    """Repeats of both next to each other in time, each in one pair; empty where they were not all measured in turn."""
+    """Repeats of both next to each other in time, each in one pair; empty where they were not all measured in turn.
+    Where both are of the same launches, so is each pair."""
     order = sorted([*((r.at, 0, r) for r in first), *((r.at, 1, r) for r in second)], key=lambda row: row[:2])
     pairs = list(zip(order[::2], order[1::2]))
-    apart = any(a[1] == b[1] or a[2].launch != b[2].launch for a, b in pairs)
-    if len(first) != len(second) or apart or not order[0][0]:
+    together = {r.launch for r in first} & {r.launch for r in second}
+    apart = any(a[1] == b[1] or (together and a[2].launch != b[2].launch) for a, b in pairs)
+    timed = len({at for at, _, _ in order}) == len(order)
+    if len(first) != len(second) or apart or not timed:
         return []
     return [(a[2], b[2]) if a[1] == 0 else (b[2], a[2]) for a, b in pairs]
 
 
-def _by_launch(values: Iterable[tuple[str, float]]) -> list[float]:
+def _by_launch(values: Iterable[tuple[object, float]]) -> list[float]:
     """Means of each launch where there are several that measured equally often, else the values."""
-    launches: dict[str, list[float]] = {}
+    launches: dict[object, list[float]] = {}
     for launch, value in values:
         launches.setdefault(launch, []).append(value)
     each = list(launches.values())
@@ -147,19 +167,19 @@ def _within(repeat: Repeat) -> float:
     return 1.0 if repeat.within is None else repeat.within
 
 
-def moderated(ratio: float, df: int, common: Prior, most: int) -> tuple[float, float]:
-    """A variance drawn towards the common one, and its degrees of freedom: no more than all have, `most`."""
+def moderated(ratio: float, df: int, common: Prior) -> tuple[float, float]:
+    """A variance drawn towards the common one, and its degrees of freedom: no more than all have."""
     if math.isinf(common.df):
-        return common.ratio, max(most, 1)
+        return common.ratio, max(common.most, 1)
     whole = common.df + df
-    return (common.df * common.ratio + df * ratio) / whole if whole else 0.0, max(min(whole, most), 1)
+    return (common.df * common.ratio + df * ratio) / whole, max(min(whole, common.most), 1)
 
 
 def prior(variances: Sequence[tuple[float, int]]) -> Prior:
     """What variances with their degrees of freedom have in common, by the mean and the scatter of their logarithms.
     Equal in all but chance: the pooled variance, worth any number of degrees of freedom."""
     total = sum(df for _, df in variances)
-    pooled = Prior(sum(v * df for v, df in variances) / total if total else 0.0, math.inf)
+    pooled = Prior(sum(v * df for v, df in variances) / total if total else 0.0, math.inf, total)
     floor = LEAST * sorted(v for v, _ in variances)[len(variances) // 2] if variances else 0.0
     if len(variances) < 3 or not floor:
         return pooled
@@ -168,7 +188,7 @@ def prior(variances: Sequence[tuple[float, int]]) -> Prior:
     if beyond <= 0:
         return pooled
     half = _trigamma_inverse(beyond)
-    return Prior(math.exp(fmean(logs) + digamma(half) - math.log(half)), 2 * half)
+    return Prior(math.exp(fmean(logs) + digamma(half) - math.log(half)), 2 * half, total)
 
 
 def digamma(x: float) -> float:

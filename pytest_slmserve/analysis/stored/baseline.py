@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
@@ -28,10 +28,10 @@ from pytest_slmserve.analysis.points.replica_points import (
     replica_groups,
     shared_point,
 )
-from pytest_slmserve.analysis.points.sweep_points import Point, point_of
-from pytest_slmserve.analysis.stats.estimates import Interval, factor, log_ratio, percent, pooled_relative_sd
+from pytest_slmserve.analysis.points.sweep_points import Figure, Point, e2e_s, point_of, ratio, tokens_per_s
+from pytest_slmserve.analysis.stats.estimates import Interval, percent
 from pytest_slmserve.analysis.stored.comparability import FACTS, Fact, one_boot, sharing_of, why_not
-from pytest_slmserve.analysis.verdict import Verdict, below
+from pytest_slmserve.analysis.verdict import Verdict, above, below
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.loads import Load, is_job, is_steady
 from pytest_slmserve.schema.records import Measurement
@@ -116,13 +116,13 @@ class ComparedPair:
 class Metric:
     claim: str
     words: str
-    repeats: Callable[[Served], Sequence[float]]
+    repeats: Figure
     higher_is_better: bool
 
 
 METRICS = (
-    Metric(THROUGHPUT, "output tokens/s", lambda served: served.repeats, higher_is_better=True),
-    Metric(LATENCY, "mean E2E", lambda served: served.e2e_repeats, higher_is_better=False),
+    Metric(THROUGHPUT, "output tokens/s", tokens_per_s, higher_is_better=True),
+    Metric(LATENCY, "mean E2E", e2e_s, higher_is_better=False),
 )
 
 
@@ -268,24 +268,18 @@ def _verdict(pair: ComparedPair, metric: Metric, margin: float) -> Verdict:
     if pair.obstacle or pair.unseen is None:
         why = f"cannot be compared: {pair.obstacle or NO_SENSOR}"
         return Verdict.undecided(metric.claim, pair.subject, why, bound, pair.baseline, pair.candidate)
-    sides = metric.repeats(pair.baseline), metric.repeats(pair.candidate)
-    wide = widened(log_ratio(*sides, pooled_relative_sd(sides)), pair.unseen)
-    state, seen = below(_cost(wide, metric), math.log1p(margin)), factor(wide)
+    seen = widened(ratio(pair.candidate, pair.baseline, what=metric.repeats), pair.unseen)
+    state = (above if metric.higher_is_better else below)(seen, bound)
     why = f"{metric.words} {_against_baseline(seen)}, bound {_signed(bound)}{_remark(pair, seen, pair.unseen)}"
-    return Verdict.from_interval(metric.claim, pair.subject, state, why, seen, bound, pair.baseline, pair.candidate)
+    known = Verdict.from_interval(metric.claim, pair.subject, state, why, seen, bound, pair.baseline, pair.candidate)
+    return replace(known, why=why)  # the interval knows of launches
 
 
-def widened(log: Interval, by: float) -> Interval:
-    low, high = (None if end is None else end + sign * by for end, sign in ((log.low, -1), (log.high, 1)))
-    return Interval(log.value, low, high)
-
-
-def _cost(log: Interval, metric: Metric) -> Interval:
-    """Larger is worse: a rate turned round."""
-    if not metric.higher_is_better:
-        return log
-    low, high = (None if end is None else -end for end in (log.high, log.low))
-    return Interval(-log.value, low, high)
+def widened(ratio: Interval, by: float) -> Interval:
+    """The interval of a ratio, each end farther by so much as a difference of logarithms."""
+    if ratio.low is None or ratio.high is None:
+        return ratio
+    return Interval(ratio.value, ratio.low / math.exp(by), ratio.high * math.exp(by))
 
 
 def _signed(ratio: float) -> str:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points.sweep_points import Point, e2e_s
 from pytest_slmserve.analysis.stats.estimates import MAX_LOG, Noise, percent, t_975
-from pytest_slmserve.analysis.sweep.gains import differences, e2e_s, noise_at, valid_points
+from pytest_slmserve.analysis.sweep.gains import differences, noise_at, valid_points
 from pytest_slmserve.analysis.sweep.saturation import Fit, fit_step, fit_t_inf
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
@@ -159,7 +159,7 @@ def base_of(points: Sequence[Point], law: Fit | None) -> Base:
     single = _at(points, 1)
     if single is not None:
         return Base(fmean(single.repeats), len(single.repeats))
-    if law is None or law.b_half.value < 0:
+    if law is None or not law.identified:
         raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it", "a point at 1")
     trust = f"which is off by up to {percent(law.error_max)} elsewhere"
     return Base(law.tokens_per_s(1), 0, f"no valid point at 1: T(1) is by the saturation law, {trust}")
@@ -261,7 +261,7 @@ def share_of_largest(points: Sequence[Point], load: int | None) -> float | None:
 
 def efficiency_cap(threshold: float, law: Fit | None) -> float | None:
     """The largest batch with eff(B) = (1 + b_half)/(B + b_half) above the threshold; None without a law."""
-    if law is None or law.b_half.value < 0:
+    if law is None or not law.identified:
         return None
     return (1 + law.b_half.value) / threshold - law.b_half.value
 

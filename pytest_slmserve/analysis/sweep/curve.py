@@ -12,13 +12,13 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
-from pytest_slmserve.analysis.points.sweep_points import Point, by_series, points_of
+from pytest_slmserve.analysis.points.sweep_points import Point, by_series, e2e_s, points_of
 from pytest_slmserve.analysis.stats import student_t
-from pytest_slmserve.analysis.stats.estimates import Interval, ends, percent, percent_interval
+from pytest_slmserve.analysis.stats.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
 from pytest_slmserve.analysis.sweep.adaptive import Prediction, next_load, predictions
 from pytest_slmserve.analysis.sweep.gains import Gain, Plateau
-from pytest_slmserve.analysis.verdict import State, Verdict, above, below
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_capacity
@@ -290,19 +290,15 @@ def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
     knee, reason = _knee(curve, tolerance, lambda load, knee: load >= knee)
     if knee is None:
         return Verdict.undecided(LATENCY, curve.subject, reason + sparsely(curve), tolerance, *curve.valid)
-    past = sum(p.concurrency >= knee for p in curve.valid) - 1
-    least, least_of_all = (
-        [g for g in gains.gains(curve.points, gains.e2e_s, curve.looks, several) if g.start >= knee]
-        for several in (1, max(past, 1))
-    )
-    flattest = min(least_of_all, key=lambda g: ends(g)[1])
-    state = State.FAILS
-    if below(flattest, tolerance) is not State.HOLDS:
-        flattest = min(least, key=lambda g: ends(g)[0])
-        state = State.HOLDS if above(flattest, tolerance) is State.HOLDS else State.UNDECIDED
+
+    def rises(several: int) -> list[tuple[Interval, tuple[int, int]]]:
+        found = gains.gains(curve.points, e2e_s, curve.looks, several)
+        return [(gain, (gain.start, gain.end)) for gain in found if gain.start >= knee]
+
+    state, flattest, loads = every(above, tolerance, rises)
     why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
-    why += f"the least does by {percent_interval(flattest)} ({flattest.start} to {flattest.end})"
-    return _verdict(LATENCY, curve, state, why, flattest, tolerance, (flattest.start, flattest.end))
+    why += f"the least does by {percent_interval(flattest)} ({loads[0]} to {loads[1]})"
+    return _verdict(LATENCY, curve, state, why, flattest, tolerance, loads)
 
 
 def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
@@ -316,16 +312,11 @@ def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: flo
     if knee is None:
         return Verdict.undecided(PARETO, curve.subject, reason + sparsely(curve), margin, *curve.valid)
     upto = [p for p in curve.valid if p.concurrency <= knee]
-    pairs = len(upto) * (len(curve.valid) - 1)
-    rivals, rivals_of_all = (
-        [(p, q, by) for p in upto for q, by in gains.advantages(curve.points, p, curve.looks, several)]
-        for several in (1, pairs)
-    )
-    point, rival, by = max(rivals_of_all, key=lambda row: ends(row[2])[0])
-    state = State.FAILS
-    if below(by, margin) is not State.FAILS:
-        point, rival, by = max(rivals, key=lambda row: ends(row[2])[1])
-        state = State.HOLDS if below(by, margin) is State.HOLDS else State.UNDECIDED
+
+    def rivals(several: int) -> list[tuple[Interval, tuple[Point, Point]]]:
+        return [(by, (p, q)) for p in upto for q, by in gains.advantages(curve.points, p, curve.looks, several)]
+
+    state, by, (point, rival) = every(below, margin, rivals)
     if state is State.HOLDS:
         why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
         why += f"than {_listed(p.concurrency for p in upto)} in flight"
@@ -356,11 +347,7 @@ def _verdict(
     claim: str, curve: Curve, state: State, why: str, seen: Interval, bound: float, loads: tuple[int, ...]
 ) -> Verdict:
     """A verdict on the curve. loads: on which it depends most."""
-    launches = {m.launch for m in curve.trusted}
-    of_one = ", of one launch" if len(launches) == 1 else ""
-    verdict = Verdict.from_interval(
-        claim, curve.subject, state, f"{why}{of_one}{sparsely(curve)}", seen, bound, *curve.valid
-    )
+    verdict = Verdict.from_interval(claim, curve.subject, state, f"{why}{sparsely(curve)}", seen, bound, *curve.valid)
     if state is not State.UNDECIDED:
         return verdict
     return replace(verdict, again=loads, remedy=_remedy(curve, seen, bound, loads))

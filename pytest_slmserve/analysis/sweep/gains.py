@@ -11,18 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean
 
-from pytest_slmserve.analysis.metrics.window import relative_variance
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points import sweep_points
+from pytest_slmserve.analysis.points.sweep_points import Figure, Point, e2e_s, tokens_per_s
 from pytest_slmserve.analysis.stats.estimates import Interval, Noise, growth
 from pytest_slmserve.analysis.stats.group_sequential import tails
-from pytest_slmserve.analysis.stats.noise import TAIL, Differences, Repeat
-from pytest_slmserve.schema.loads import is_steady
+from pytest_slmserve.analysis.stats.noise import TAIL, Differences
 
-Repeats = Callable[[Point], Sequence[float]]
 LOOKS = (2, 3, 4, 6, 8, 12, 16)  # repeats of a load after which its claims are judged, at most
 
 
@@ -48,42 +45,16 @@ class Plateau:
     known: bool
 
 
-def tokens_per_s(point: Point) -> Sequence[float]:
-    return point.repeats
-
-
-def e2e_s(point: Point) -> Sequence[float]:
-    return point.e2e_repeats
-
-
 def valid_points(points: Sequence[Point]) -> list[Point]:
     return sorted((p for p in points if p.valid), key=lambda p: p.concurrency)
 
 
-def differences(points: Sequence[Point], repeats: Repeats = tokens_per_s) -> Differences:
+def differences(points: Sequence[Point], repeats: Figure = tokens_per_s) -> Differences:
     """Differences between the valid points, in ascending order."""
-    return _differences(tuple(_sample(point, repeats) for point in valid_points(points)))
+    return sweep_points.differences(valid_points(points), repeats)
 
 
-@lru_cache(
-    maxsize=64
-)  # a claim asks for those of the same curve again and again, and what they have in common takes time
-def _differences(samples: tuple[tuple[Repeat, ...], ...]) -> Differences:
-    return Differences(samples)
-
-
-def _sample(point: Point, repeats: Repeats) -> tuple[Repeat, ...]:
-    """Repeats of a point. What their windows' courses tell counts where all of them tell it."""
-    values, measured = repeats(point), [group[0] for group in point.used]
-    if len(measured) != len(values):
-        return tuple(map(Repeat, values))
-    even = all(is_steady(m.load) and m.load.ramp_up == "staggered" for m in measured)  # a convoy's course is no noise
-    within = [relative_variance(m.run) if even else None for m in measured]
-    told = within if all(within) else [None] * len(within)
-    return tuple(Repeat(v, m.measured_at, m.launch, w) for v, m, w in zip(values, measured, told, strict=True))
-
-
-def noise_at(points: Sequence[Point], point: Point, repeats: Repeats = tokens_per_s) -> Noise:
+def noise_at(points: Sequence[Point], point: Point, repeats: Figure = tokens_per_s) -> Noise:
     """Relative standard deviation of one repeat of a valid point, by its own repeats and those of the others."""
     valid = valid_points(points)
     return differences(valid, repeats).noise(valid.index(point))
@@ -104,7 +75,7 @@ def tail_at(repeats: int, looks: Sequence[int]) -> float:
 
 
 def gains(
-    points: Sequence[Point], repeats: Repeats = tokens_per_s, looks: Sequence[int] = (), several: int = 1
+    points: Sequence[Point], repeats: Figure = tokens_per_s, looks: Sequence[int] = (), several: int = 1
 ) -> tuple[Gain, ...]:
     """Relative change per doubling between neighbouring valid points: of throughput, or of another repeated figure.
     several: of how many gains the extreme one is chosen, so that its interval has to hold for all (Bonferroni)."""
@@ -121,8 +92,8 @@ def _tail(first: Point, second: Point, looks: Sequence[int]) -> float:
 
 def _gain(first: Point, second: Point, change: Interval) -> Gain:
     doublings = math.log2(second.concurrency / first.concurrency)
-    low, high = (None if end is None else growth(end / doublings) for end in (change.low, change.high))
-    return Gain(growth(change.value / doublings), low, high, start=first.concurrency, end=second.concurrency)
+    gain = change.mapped(lambda end: growth(end / doublings))
+    return Gain(gain.value, gain.low, gain.high, start=first.concurrency, end=second.concurrency)
 
 
 def _from(steps: Sequence[Gain], tolerance: float, end: Callable[[Gain], float | None]) -> int | None:

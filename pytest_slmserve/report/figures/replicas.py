@@ -12,8 +12,8 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis.compare.replicas import Pair, compared
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, gain_over, latency_ratio
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, latency_ratio
+from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.report.figures.drawing import GREY, Panel, Picture, Shown, picture, share_axis
 from pytest_slmserve.schema.environment import Environment
@@ -84,13 +84,13 @@ def replica_pictures(sweeps: Sequence[Shown]) -> list[Picture]:
 
 def _replica_gain(lines: Sequence[Line]) -> Picture:
     """Throughput over that of one engine against the number of replicas (arXiv:2404.03353, figure 5)."""
-
-    def gain(pair: Pair) -> Interval:
-        return gain_over(pair[1], pair[0])
-
     y = "throughput over one engine's"
-    drawn = [_ratio_panel(lines, sharing, gain, [gain], y, TITLES[sharing]) for sharing in _ways(lines)]
+    drawn = [_ratio_panel(lines, sharing, _gain, [_gain], y, TITLES[sharing]) for sharing in _ways(lines)]
     return picture("replica-gain", _hosts(lines), drawn, share_y=True)
+
+
+def _gain(pair: Pair) -> Interval:
+    return ratio(*pair)
 
 
 def _replica_latency(lines: Sequence[Line]) -> Picture:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from pytest_slmserve.analysis.points.job_points import grouped
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, gain_over, system_throughput
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, system_throughput
+from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.numbers import ABSENT, change, changes, counted, figure, hundredths, milliseconds
@@ -91,7 +91,7 @@ def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
         if alone:
             yield Entry(under[0].models[0], "alone", alone)
         for point in sorted(under, key=_place):
-            gain = gain_over(alone, point) if alone and point.valid else None
+            gain = ratio(point, alone) if alone and point.valid else None
             yield Entry(engines(point.models), deployed(point), point, gain)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ def engines(replicas: int, limit: int, *throughput: float, lost: float = 0.0, **
 
 
 def preempted(sets: EngineSet, lost: float) -> EngineSet:
-    return replace(sets, point=served(sets.total, sets.rates, sets.latencies_s, lost))
+    return replace(sets, point=served(sets.total, sets.rates, [one.e2e_s for one in sets.point.each], lost))
 
 
 ONE, TWO = engines(1, 256, 1000.0), engines(2, 128, 1300.0)
@@ -54,6 +55,13 @@ def test_the_best_of_several_over_the_best_of_one():
     assert found.baseline == ONE and found.best is not None and found.best.engines == TWO
     assert found.gain is not None and found.gain.value == pytest.approx(0.3) and found.gain.low is None
     assert found.best.latency is not None and found.best.latency.value == pytest.approx(0.5)
+
+
+def test_the_best_of_several_is_corrected_for_having_been_chosen():
+    found = compare([engines(n, 256 // n, 1000.0 + 100 * (n == 2), 1010.0 + 100 * (n == 2)) for n in (1, 2, 4)])
+    assert found.best is found.rows[1]
+    wide, plain = (math.log1p(row.gain.high) - math.log1p(row.gain.low) for row in found.rows[1:])
+    assert wide > 1.3 * plain, "half of the probability outside"
 
 
 def test_the_baseline_is_compared_with_nothing():
@@ -133,7 +141,10 @@ def test_order_does_not_matter(sets, chance):
 
 def scaled(sets: EngineSet, factor: float) -> EngineSet:
     lost = float(sets.point.problems[0].split()[0]) if sets.preempted else 0.0
-    return replace(sets, point=served(sets.total, [factor * rate for rate in sets.rates], sets.latencies_s, lost))
+    return replace(
+        sets,
+        point=served(sets.total, [factor * rate for rate in sets.rates], [one.e2e_s for one in sets.point.each], lost),
+    )
 
 
 @given(any_sets(), st.integers(-20, 20))

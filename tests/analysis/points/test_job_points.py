@@ -10,13 +10,12 @@ from strategies import job_point
 
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.points.job_points import (
-    e2e_ratio,
     job_points,
     most_varied,
-    ratio,
     same_but_kv,
     same_engine,
 )
+from pytest_slmserve.analysis.points.sweep_points import e2e_s, ratio
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
@@ -113,7 +112,7 @@ def test_ratios_take_their_noise_from_all_that_is_compared():
     slow, fast = job_point((10.0, 10.2)), job_point((20.0, 20.2), e2e_s=(1.0, 1.0))
     seen = ratio(fast, slow, [slow, fast])
     assert seen.low < seen.value == pytest.approx(1.99, abs=0.01) and seen.high > seen.value
-    assert e2e_ratio(fast, slow, [slow, fast]).value == pytest.approx(0.4975, abs=0.001)
+    assert ratio(fast, slow, what=e2e_s).value == pytest.approx(0.4975, abs=0.001)
 
 
 def test_of_groups_that_are_alike_the_most_varied_counts():

@@ -22,13 +22,13 @@ from pytest_slmserve.analysis.metrics.goodput import goodput_of, parse_slo
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies
 from pytest_slmserve.analysis.metrics.validity import check, is_clean, trustworthy
 from pytest_slmserve.analysis.points.replica_points import (
-    gain_over,
     latency_ratio,
     replica_groups,
     shared_points,
     summarize_shared,
     system_throughput,
 )
+from pytest_slmserve.analysis.points.sweep_points import ratio
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import sensors
@@ -227,10 +227,10 @@ def test_a_curve_has_the_replicas_of_its_own_model_host_and_requests():
 
 def test_the_gain_by_hand():
     (shared,) = shared_points([*together(600.0, 600.0), *together(610.0, 610.0, repeat=1)])
-    gain = gain_over(point(16, [1000.0, 1000.0]), shared)
+    gain = ratio(shared, point(16, [1000.0, 1000.0]))
     assert gain.value == pytest.approx(1210 / 1000)
     assert gain.low < 1.21 < gain.high
-    assert gain_over(point(16, [1000.0]), shared_points(together(600.0, 600.0))[0]).low is None
+    assert ratio(shared_points(together(600.0, 600.0))[0], point(16, [1000.0])).low is None
 
 
 @pytest.mark.parametrize(
@@ -242,6 +242,14 @@ def test_do_replicas_pay(rates, state):
     assert (verdict.claim, verdict.state) == (name_of(PAY, "mps"), state)
     assert "2 replicas under MPS serve" in verdict.why and "at 16 in flight" in verdict.why
     assert verdict.n == 6 and verdict.value == pytest.approx(2 * sum(rates) / 2 / 1002)
+    assert verdict.why.endswith(", of one launch")
+
+
+def test_the_best_of_several_numbers_of_replicas_is_corrected_for_having_been_chosen():
+    two = [m for i in range(2) for m in together(600.0 + i, 600.0, repeat=i)]
+    four = [m for i in range(2) for m in together(*[250.0 + i] * 4, repeat=i, concurrency=4, group="four")]
+    alone, best = (replicas_pay(curve((1000.0, 1004.0), runs), "mps", 1.0) for runs in (two, [*two, *four]))
+    assert alone.value == best.value and best.low < alone.low < alone.high < best.high
 
 
 def test_the_best_number_of_replicas_decides_and_the_others_are_told():

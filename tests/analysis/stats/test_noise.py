@@ -70,9 +70,9 @@ def test_the_scatter_of_drawn_variances_gives_their_prior():
 
 
 def test_a_moderated_variance_lies_between_its_own_and_the_common_one():
-    assert moderated(4.0, 2, Prior(1.0, 2.0), 100) == (2.5, 4.0)
-    assert moderated(4.0, 2, Prior(1.0, math.inf), 9) == (1.0, 9)
-    assert moderated(4.0, 2, Prior(1.0, 50.0), 9)[1] == 9, "no more than all have"
+    assert moderated(4.0, 2, Prior(1.0, 2.0, 100)) == (2.5, 4.0)
+    assert moderated(4.0, 2, Prior(1.0, math.inf, 9)) == (1.0, 9)
+    assert moderated(4.0, 2, Prior(1.0, 50.0, 9))[1] == 9, "no more than all have"
 
 
 def test_two_samples_by_hand():
@@ -96,10 +96,26 @@ def test_repeats_in_turn_are_paired():
     assert not contrast(first, late).in_turn and contrast(first, late).ratio > 100 * found.ratio
 
 
-def test_pairs_are_of_one_launch():
+def test_pairs_are_of_one_launch_where_both_samples_are():
     first = repeats(100, 101, at="2026-01-0")
-    second = tuple(r._replace(at=f"{r.at}T12", launch="b") for r in first)
+    second = tuple(r._replace(at=f"{r.at}T12", launch="ab"[i]) for i, r in enumerate(first))
     assert not contrast(first, second).in_turn
+
+
+def test_launches_of_two_engines_in_turn_are_paired_and_a_pair_of_launches_is_the_unit():
+    """Three launches of each, two windows of a launch; the host slows down by a tenth from one pair to the next."""
+    first, second = (
+        tuple(
+            Repeat(rate * 0.9**day * (1 + minute / 1000), f"2026-01-0{day}T{hour}:{minute}", f"{name}{day}")
+            for day in range(3)
+            for minute in range(2)
+        )
+        for name, rate, hour in (("a", 100, "01"), ("b", 110, "02"))
+    )
+    assert not contrast(first, second).in_turn, "two windows of one launch follow each other"
+    means = [sample[::2] for sample in (first, second)]
+    found = contrast(*means)
+    assert found.in_turn and found.df == 2 and found.ratio * found.scale == pytest.approx(0, abs=1e-12)
 
 
 def test_where_there_are_launches_they_are_the_unit():
@@ -136,6 +152,48 @@ def test_intervals_cover_what_they_say(spread):
         seen = Differences(samples).between(3, 4)
         covered += seen.low <= 0 <= seen.high
     assert 0.93 <= covered / runs <= 0.98
+
+
+@pytest.mark.parametrize("loads", [2, 3])
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("host", [0.0, 0.05])
+def test_intervals_of_few_samples_in_turn_cover_what_they_say(loads, count, host):
+    """The host drifts from one round to the next, and a round is measured in turn."""
+    chance, covered, runs = random.Random(6), 0, 1000
+    for _ in range(runs):
+        rounds = [chance.gauss(0, host) for _ in range(count)]
+        samples = tuple(
+            tuple(Repeat(math.exp(drift + chance.gauss(0, 0.01)), f"{i}-{load}") for i, drift in enumerate(rounds))
+            for load in range(loads)
+        )
+        seen = Differences(samples).between(0, 1)
+        covered += seen.low <= 0 <= seen.high
+    assert 0.925 <= covered / runs <= 0.975
+
+
+@pytest.mark.parametrize("launches", [1, 3])
+def test_intervals_of_a_mean_cover_what_they_say(launches):
+    """Three repeats of each of four loads, or three launches of two windows each that differ by more than those."""
+    chance, covered, runs = random.Random(7), 0, 1000
+    for _ in range(runs):
+        samples = tuple(
+            tuple(
+                Repeat(math.exp(between + chance.gauss(0, 0.01)), launch=f"{launch}")
+                for launch, between in enumerate(chance.gauss(0, 0.05 if launches > 1 else 0) for _ in range(launches))
+                for _ in range(2 if launches > 1 else 3)
+            )
+            for _ in range(4)
+        )
+        seen = Differences(samples).mean(2)
+        covered += seen.low <= 0 <= seen.high
+    assert 0.92 <= covered / runs <= 0.98
+
+
+def test_the_course_of_windows_counts_where_all_tell_it():
+    told, silent = repeats(100, 101, within=1e-6), repeats(50, 51, within=1e-6)
+    silent = (silent[0], silent[1]._replace(within=None))
+    plain = Differences(tuple(tuple(r._replace(within=None) for r in sample) for sample in (told, silent)))
+    assert Differences((told, silent)).between(0, 1) == plain.between(0, 1)
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=2, max_size=6), st.lists(st.floats(0.5, 2), min_size=2, max_size=6))

@@ -241,7 +241,7 @@ def test_loads_that_an_adaptive_sweep_does_not_need_are_not_missing():
     assert curve.predictions[-1].tokens_per_s.value == pytest.approx(FLAT[64], rel=0.01)
     verdict = curve.pareto_plateau()
     assert verdict.why.startswith("plateau from 256 in flight")
-    assert verdict.why.endswith("(adaptive sweep: judged at 1, 128, 256, 512 in flight)")
+    assert verdict.why.endswith("(adaptive sweep: judged at 1, 128, 256, 512 in flight), of one launch")
 
 
 def test_as_long_as_a_load_is_wanted_an_adaptive_sweep_decides_nothing():

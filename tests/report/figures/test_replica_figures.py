@@ -13,8 +13,8 @@ from strategies import H200, measurement, planted_telemetry, point, shared_point
 
 from pytest_slmserve.analysis.compare.replicas import HOW
 from pytest_slmserve.analysis.metrics.summary import Summary
-from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, gain_over
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
+from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stored.claims import stored_curves
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.report.figures.drawing import COLOURS, Picture, shown
@@ -115,7 +115,7 @@ def test_each_way_of_sharing_has_a_panel_with_throughput_over_one_engines():
 def test_the_interval_is_that_of_the_gain_and_there_is_a_line_at_1():
     shared, one = shared_point(2, (1190.0, 1210.0)), alone((990.0, 1010.0))
     figure = gain(curve(shared, points=[one]))
-    seen = gain_over(one, shared)
+    seen = ratio(shared, one)
     assert intervals(figure.axes[0]) == [pytest.approx((seen.low, seen.high))] and "95 % interval" in key(figure)
     assert [line.get_ydata()[0] for line in figure.axes[0].lines if line.get_linestyle() == ":"] == [1]
 

@@ -1,0 +1,83 @@
+"""Promises of several: each by its own interval, and what breaks one corrected for having been chosen."""
+
+from __future__ import annotations
+
+import random
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_records import measurement
+
+from pytest_slmserve.analysis.points.sweep_points import points_of
+from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, every_within
+
+HOLDS, FAILS, UNDECIDED = State.HOLDS, State.FAILS, State.UNDECIDED
+SECOND_FARTHER = [(Interval(1.0, 0.9, 1.1), "a"), (Interval(1.3, 1.2, 1.4), "b")]
+
+
+def around(values, half=1.0):
+    """Intervals of normal estimates with a standard error of 1, as wide as `several` of them need."""
+
+    def seen(several):
+        width = half * NormalDist().inv_cdf(1 - 0.025 / several)
+        return [(Interval(value, value - width, value + width), place) for place, value in enumerate(values)]
+
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("judge", "bound", "state", "decides"),
+    [
+        (below, 1.5, HOLDS, "b"),
+        (below, 1.3, UNDECIDED, "b"),
+        (below, 1.15, FAILS, "b"),
+        (above, 0.8, HOLDS, "a"),
+        (above, 1.0, UNDECIDED, "a"),
+        (above, 1.15, FAILS, "a"),
+    ],
+)
+def test_the_one_that_is_nearest_to_its_bound_or_beyond_it_decides(judge, bound, state, decides):
+    found, seen, what = every(judge, bound, lambda several: SECOND_FARTHER)
+    assert (found, what) == (state, decides) and seen == dict(map(reversed, SECOND_FARTHER))[decides]
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "state", "decides"),
+    [(0.5, 1.5, HOLDS, "b"), (0.8, 2, HOLDS, "a"), (1, 2, UNDECIDED, "a"), (1.15, 2, FAILS, "a"), (0, 1.1, FAILS, "b")],
+)
+def test_between_two_bounds(least, most, state, decides):
+    found, _, what = every_within(least, most, lambda several: SECOND_FARTHER)
+    assert (found, what) == (state, decides)
+
+
+def test_without_noise_nothing_is_decided_and_the_farthest_is_named():
+    rows = [(Interval(1.0), "a"), (Interval(2.0), "b")]
+    assert every(below, 5.0, lambda several: rows) == (UNDECIDED, Interval(2.0), "b")
+    assert every(above, 0.5, lambda several: rows) == (UNDECIDED, Interval(1.0), "a")
+
+
+def test_one_of_many_that_keep_a_promise_seldom_breaks_it_by_chance():
+    """Ten estimates of what lies at the bound: without the correction one in five of these promises would fail."""
+    chance, runs = random.Random(1), 2000
+    failed = sum(every(below, 0.0, around([chance.gauss(0, 1) for _ in range(10)]))[0] is FAILS for _ in range(runs))
+    assert failed / runs < 0.04
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=5), st.floats(-5, 5))
+def test_below_a_bound_is_above_it_turned_round(values, bound):
+    one = every(below, bound, around(values))
+    other = every(above, -bound, around([-value for value in values]))
+    assert one[0] is other[0] and one[1].value == -other[1].value
+
+
+@pytest.mark.parametrize(("launches", "told"), [(("a", "a"), True), (("a", "b"), False)])
+def test_a_verdict_that_rests_on_one_launch_says_so(launches, told):
+    [point] = points_of(measurement(8, 100.0, repeat=i, launch=launch) for i, launch in enumerate(launches))
+    verdict = Verdict.from_interval("claim", "subject", HOLDS, "it is so", Interval(1.0, 0.9, 1.1), 2.0, point)
+    assert verdict.why == ("it is so, of one launch" if told else "it is so")
+    assert (
+        Verdict.from_interval("claim", "subject", UNDECIDED, "who knows", Interval(1.0), 2.0, point).why == "who knows"
+    )
