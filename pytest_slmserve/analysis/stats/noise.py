@@ -18,7 +18,7 @@ from statistics import fmean, variance
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.stats import student_t
-from pytest_slmserve.analysis.stats.estimates import Interval, Noise
+from pytest_slmserve.analysis.stats.estimates import Interval
 
 TAIL = 0.025  # outside each end of a 95 % interval
 LEAST = 1e-5  # of the median variance: repeats that are equal by chance have no logarithm of one
@@ -104,14 +104,6 @@ class Differences:
         ratio, df = noise
         half = student_t.quantile(1 - tail, df) * math.sqrt(ratio * scale)
         return Interval(value, value - half, value + half)
-
-    def noise(self, number: int) -> Noise:
-        """Relative standard deviation of one repeat of a sample."""
-        if not self.known:
-            return Noise(None, 0)
-        sample = self._told[number]
-        ratio, df = moderated(*_spread(sample), self._levels)
-        return Noise(math.sqrt(ratio * fmean(map(_within, sample))), df)
 
 
 def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:

@@ -19,8 +19,9 @@ from itertools import pairwise
 from statistics import fmean
 
 from pytest_slmserve.analysis.points.sweep_points import Point, e2e_s
-from pytest_slmserve.analysis.stats.estimates import MAX_LOG, Noise, percent, t_975
-from pytest_slmserve.analysis.sweep.gains import differences, noise_at, valid_points
+from pytest_slmserve.analysis.stats.estimates import MAX_LOG, percent
+from pytest_slmserve.analysis.stats.noise import Differences
+from pytest_slmserve.analysis.sweep.gains import differences, valid_points
 from pytest_slmserve.analysis.sweep.saturation import Fit, fit_step, fit_t_inf
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
@@ -59,11 +60,10 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A latency objective in seconds. at, repeats: the load and the number of repeats it was measured with, if any."""
+    """A latency objective in seconds. at: the load it was measured at, if any."""
 
     seconds: float
     at: int | None = None
-    repeats: int = 0
     note: str | None = None
 
 
@@ -182,7 +182,7 @@ def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit
         return Limit(slo.seconds)
     reference = _at(points, slo.at)
     if reference is not None:
-        return Limit(slo.factor * fmean(reference.e2e_repeats), slo.at, len(reference.e2e_repeats))
+        return Limit(slo.factor * fmean(reference.e2e_repeats), slo.at)
     seconds, how = _latency_between(points, slo.at) or _latency_by_law(slo.at, law)
     return Limit(slo.factor * seconds, note=f"no valid point at {slo.at}: its latency is {how}")
 
@@ -231,26 +231,24 @@ def _within(
     sign: int,
 ) -> Iterator[int]:
     """Loads within both conditions. sign: of the noise granted to them, 0 for none."""
-    for p in valid_points(points):
-        speed, wait = noise_at(points, p), noise_at(points, p, e2e_s)
-        faster = 0.0 if p.concurrency == 1 and base.repeats else _half(speed, len(p.repeats), base.repeats)
-        enough = efficiency(p, base) * math.exp(sign * faster) > threshold
-        if limit is None:
-            in_time = True
-        else:
-            own = p.concurrency == limit.at  # a point has no noise against itself
-            sooner = 0.0 if own else _half(wait, len(p.e2e_repeats), limit.repeats)
-            in_time = fmean(p.e2e_repeats) * math.exp(-sign * sooner) <= limit.seconds
-        if enough and in_time:
+    valid = valid_points(points)
+    speed, wait, loads = differences(valid), differences(valid, e2e_s), [p.concurrency for p in valid]
+    alone = 0 if base.repeats else None
+    limited = loads.index(limit.at) if limit and limit.at else None
+    for number, p in enumerate(valid):
+        enough = efficiency(p, base) * math.exp(sign * _half(speed, number, alone)) > threshold
+        sooner = math.exp(-sign * _half(wait, number, limited))
+        if enough and (limit is None or fmean(p.e2e_repeats) * sooner <= limit.seconds):
             yield p.concurrency
 
 
-def _half(noise: Noise, repeats: int, others: int) -> float:
-    """Half width of the interval of ln(a/b), where `others` is 0 if b is a plain number."""
-    if noise.sd is None:
+def _half(seen: Differences, number: int, other: int | None) -> float:
+    """Half width of the interval of ln(a/b), where a is the mean of a load, and b that of another, or a plain number
+    (None). A load has no noise against itself."""
+    if number == other:
         return 0.0
-    half = t_975(noise.df) * noise.sd * math.sqrt(1 / repeats + (1 / others if others else 0.0))
-    return min(half, MAX_LOG)
+    log = seen.mean(number) if other is None else seen.between(other, number)
+    return 0.0 if log.high is None else min(log.high - log.value, MAX_LOG)
 
 
 def share_of_largest(points: Sequence[Point], load: int | None) -> float | None:

@@ -16,7 +16,7 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.points import sweep_points
 from pytest_slmserve.analysis.points.sweep_points import Figure, Point, e2e_s, tokens_per_s
-from pytest_slmserve.analysis.stats.estimates import Interval, Noise, growth
+from pytest_slmserve.analysis.stats.estimates import Interval, growth
 from pytest_slmserve.analysis.stats.group_sequential import tails
 from pytest_slmserve.analysis.stats.noise import TAIL, Differences
 
@@ -52,12 +52,6 @@ def valid_points(points: Sequence[Point]) -> list[Point]:
 def differences(points: Sequence[Point], repeats: Figure = tokens_per_s) -> Differences:
     """Differences between the valid points, in ascending order."""
     return sweep_points.differences(valid_points(points), repeats)
-
-
-def noise_at(points: Sequence[Point], point: Point, repeats: Figure = tokens_per_s) -> Noise:
-    """Relative standard deviation of one repeat of a valid point, by its own repeats and those of the others."""
-    valid = valid_points(points)
-    return differences(valid, repeats).noise(valid.index(point))
 
 
 def looks_from(first: int) -> tuple[int, ...]:

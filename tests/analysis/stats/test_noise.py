@@ -131,12 +131,13 @@ def test_the_course_of_a_window_says_which_loads_are_noisy():
     seen = Differences((quiet, quiet, rough, rough))
     widths = [end.high - end.low for end in (seen.between(0, 1), seen.between(2, 3))]
     assert widths[1] > 20 * widths[0]
-    assert seen.noise(0).sd < 0.01 < seen.noise(2).sd
+    quiet_half, rough_half = (mean.high - mean.value for mean in map(seen.mean, (0, 2)))
+    assert quiet_half < 0.01 < rough_half
 
 
 def test_without_repeats_nothing_is_known_of_the_noise():
     single = Differences((repeats(1.0), repeats(2.0)))
-    assert not single.known and single.noise(0).sd is None
+    assert not single.known and single.mean(0).low is None
     assert single.between(0, 1).low is None and single.between(0, 1).value == pytest.approx(math.log(2))
 
 
