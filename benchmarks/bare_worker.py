@@ -11,7 +11,6 @@ from typing import Any
 
 from vllm_worker import Server, StepTrace, main  # the package's worker folder is on the path
 
-
 signal.signal(signal.SIGUSR1, lambda *_: gc.disable())  # the engine core is forked, or imports this module
 signal.signal(signal.SIGUSR2, lambda *_: gc.enable())
 

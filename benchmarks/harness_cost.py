@@ -6,8 +6,9 @@
 Both serve the same requests with the same admission and output kind on the same engine, in alternating order, and
 both clocks are the engine process's own. OPT-125M at 512 is the hardest case: there the front end is the limit.
 
-With --latency the other is `vllm bench latency`: its loop, in vLLM's synchronous engine on the same device, each idle while
-the other works: with our requests, sampling and limit of tokens per step, with its own sampling, and with all its own.
+With --latency the other is the loop of `vllm bench latency`, in vLLM's synchronous engine on the same device, each idle
+while the other works: with our requests, then with its sampling, then with its prompts, too. A step there takes as many
+tokens as vLLM lets its synchronous engine, 16,384 on a GPU of 70 GiB or more where ours takes 8,192.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ from pytest_slmserve.workload.requests import build_workload
 
 BOUND = 0.99
 MEASURED = "measured"
-OWN_BATCHED_TOKENS = 16384  # as in latency_worker.py, which only vLLM's interpreter can import
 Arms = Mapping[str, Callable[[], float]]  # seconds of one job, by name
 
 
@@ -64,14 +64,13 @@ def latency_s(engine: OfflineEngine, workload: Workload, requests: int, **kind: 
     return float(engine.ask(op="batch", requests=requests, output_tokens=outputs, **kind)["seconds"])
 
 
-def latency_arms(engine: OfflineEngine, workload: Workload, requests: int, ours: EngineSpec) -> Arms:
-    """The loop of `vllm bench latency` with all that is ours, with its own sampling, and with its own prompts and limit, too."""
+def latency_arms(engine: OfflineEngine, workload: Workload, requests: int) -> Arms:
+    """The loop of `vllm bench latency` with our requests, with its sampling, and with its prompts, too."""
     arm = partial(latency_s, engine, workload, requests)
-    limit = ours.max_num_batched_tokens
     return {
-        "latency, ours": partial(arm, temperature=0.0, batched_tokens=limit, own=False),
-        "latency, its sampling": partial(arm, temperature=1.0, batched_tokens=limit, own=False),
-        "latency, all its own": partial(arm, temperature=1.0, batched_tokens=OWN_BATCHED_TOKENS, own=True),
+        "latency, our requests": partial(arm, temperature=0.0, own=False),
+        "latency, its sampling": partial(arm, temperature=1.0, own=False),
+        "latency, its prompts too": partial(arm, temperature=1.0, own=True),
     }
 
 
@@ -124,7 +123,7 @@ def main() -> None:
         arms = {MEASURED: partial(measured_s, engine, workload, load, environment)}
         if args.latency:
             other = LatencyEngine(spec)
-            arms |= latency_arms(other, workload, load.requests, spec)
+            arms |= latency_arms(other, workload, load.requests)
         else:
             arms["bare"] = partial(bare_s, engine, load)
         engine.run(workload, load)

@@ -4,8 +4,8 @@
     python benchmarks/noise_sources.py --platform cuda --model opt-1.3b --concurrency 128 --rounds 8
 
 One long steady run on one engine. Every two seconds another variant begins: processes are pinned to cores of their own
-or may run on all, the garbage collector of both is on or off, and the sensors are read or not. Each round has all variants,
-and begins with the next one. A ratio is of a stretch and the plain one nearest to it, so that what drifts cancels.
+or may run on all, the garbage collector of both is on or off, and the sensors are read or not. Each round has all
+variants, and begins with the next one. A ratio is of a stretch and the plain one nearest to it, so that drift cancels.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -145,9 +146,9 @@ def pin(pids: Sequence[int], cores: Sequence[int]) -> None:
     """Each thread that is there; those that they start take after them."""
     for pid in pids:
         with suppress(FileNotFoundError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
                 with suppress(ProcessLookupError):
-                    os.sched_setaffinity(int(thread), cores)
+                    os.sched_setaffinity(int(thread.name), cores)
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
@@ -171,12 +172,12 @@ def stretches_of(run: Run, marks: Sequence[tuple[float, str]]) -> Iterator[Stret
     """Those that lie within the window."""
     assert run.began_s is not None
     opens, closes = (run.began_s + at for at in run.window_s)
-    for number, ((begin, name), (end, _)) in enumerate(zip(marks, marks[1:])):
+    for number, ((begin, name), (end, _)) in enumerate(pairwise(marks)):
         parts = round((end - begin) / PART_S)
         if begin < opens or end > closes or not parts:
             continue
         edges = [begin + SKIPPED_S + (end - begin - SKIPPED_S) * i / parts for i in range(parts + 1)]
-        rates = [rate(run, *pair) for pair in zip(edges, edges[1:])]
+        rates = [rate(run, *pair) for pair in pairwise(edges)]
         if None not in rates:
             yield Stretch(number, name, tuple(rates))  # type: ignore[arg-type]
 
