@@ -1,13 +1,18 @@
-"""The engine worker with one more answer: the same load by a loop that measures nothing (for harness_cost.py)."""
+"""The engine worker with one more answer: the same load by a loop that measures nothing (for harness_cost.py); a signal
+stops the garbage collector, of the engine core too, and another starts it (for noise_sources.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import time
 from typing import Any
 
 from vllm_worker import Server, StepTrace, main  # the package's worker folder is on the path
+
+signal.signal(signal.SIGUSR1, lambda *_: gc.disable())  # the engine core is forked, or imports this module
+signal.signal(signal.SIGUSR2, lambda *_: gc.enable())
 
 
 class BareServer(Server):

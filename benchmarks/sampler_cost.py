@@ -32,6 +32,7 @@ from statistics import StatisticsError, fmean, variance
 from typing import Any
 
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, student_interval, t_975
+from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.pool import start
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
@@ -43,7 +44,7 @@ from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 from pytest_slmserve.telemetry.base import Reading, SensorSource
 from pytest_slmserve.telemetry.canary import CanarySource
-from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.telemetry.host_probe import Host, probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
 from pytest_slmserve.telemetry.source import open_sampler
 from pytest_slmserve.workload.requests import build_workload
@@ -228,6 +229,15 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     options, host = read_options({}, {}, {}), probe(args.platform)
+    engine = start(engine_spec(options, args.platform, args.model, host.environment))
+    try:
+        study(engine, host, args)
+    finally:
+        engine.close()
+
+
+def study(engine: Engine, host: Host, args: argparse.Namespace) -> None:
+    """Measure on an engine that runs, and print the estimates."""
     opened, notes = open_sampler("auto", host.device, args.interval)
     print(*(f"note: {note}" for note in notes), sep="\n", end="" if not notes else "\n")
     if opened is None:
@@ -240,13 +250,11 @@ def main() -> None:
         *(Gated(source, args.stretch, rounds) for source in others if not args.canary),
     ]
     sampler = Sampler([*gated, *(others if args.canary else canaries)], args.interval)
-    workload = build_workload(workload_spec(options, args.platform), shape_of(args.model))
+    workload = build_workload(workload_spec(read_options({}, {}, {}), args.platform), shape_of(args.model))
     load = ClosedLoop(args.concurrency, window_s=(2 * args.pairs + 4) * args.stretch)
-    engine = start(engine_spec(options, args.platform, args.model, host.environment))
     try:
         run = measure(engine, workload, load, host.environment, sampler=sampler).run
     finally:
-        engine.close()
         sampler.close()
     pairs, trace = list(pairs_of(run, args.stretch)), trace_of(run, rounds, args.stretch)
     where = host.environment

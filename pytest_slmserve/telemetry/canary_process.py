@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-STEPS = 30_000  # 3 to 5 ms; another number, or other work, would make older records incomparable
+STEPS = 30_000  # 3 to 6 ms; another number, or other work, would make older records incomparable
 
 
 def piece() -> int:

@@ -15,7 +15,7 @@ from strategies import watched_run
 from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.canary import SCRIPT, SHARED_REST_S, CanarySource, open_canary, spare_core
+from pytest_slmserve.telemetry.canary import OWN_REST_S, SCRIPT, SHARED_REST_S, CanarySource, open_canary, spare_core
 from pytest_slmserve.telemetry.sampler import Sampler
 
 PATIENCE_S = 30.0  # on a host that others keep busy
@@ -87,11 +87,12 @@ def test_between_two_pieces_it_rests():
     assert asked == [0.0] * 4 + [1.0] * 4 + [2.0]
 
 
-def test_it_rests_where_it_has_no_core_of_its_own(monkeypatch):
+def test_it_rests_longer_where_it_has_no_core_of_its_own(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8, 9})
     own, shared = open_canary(GPU), open_canary("cpu")
-    assert (own.core, own.rest_s) == (9, 0.0)
+    assert (own.core, own.rest_s) == (9, OWN_REST_S)
     assert (shared.core, shared.rest_s) == (None, SHARED_REST_S)
+    assert OWN_REST_S < SHARED_REST_S
     assert running(os.getpid()) == [], "the first reading starts it"
 
 
