@@ -211,7 +211,7 @@ def test_counts_are_of_all_metrics():
     assert found.counts[Judgement.WORSE] == len(BOUNDED) and sum(found.counts.values()) == len(found.changes)
 
 
-NAMES = ("adaptive", "adaptive-next-host", "doors", "ledger", "sensors", "spread", "verify")
+NAMES = ("adaptive", "adaptive-next-host", "ledger", "sensors", "spread", "together", "verify")
 
 
 @pytest.fixture(scope="module")
