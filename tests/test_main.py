@@ -348,8 +348,8 @@ def test_judge_chooses_as_published(tmp_path, capsys, slo, chosen):
     asked = (*NAMES, "--where", "model=opt-1.3b", "--preemptions", "preemptions", "--slo-itl", slo)
     status, out, err = run(capsys, "judge", path, *asked, "--efficiency", "0.1", "--json")
     found = json.loads(out)
-    assert (status, err) == (0, "") and (found["b_opt"]["batch"], found["b_opt"]["known"]) == (chosen, False)
-    assert [p["load"] for p in found["points"] if p["chosen"]] == [chosen]
+    assert (status, err) == (0, "") and (found["b_opt"]["value"], found["b_opt"]["known"]) == (chosen, False)
+    assert [p["concurrency"] for p in found["points"] if p["chosen"]] == [chosen]
     status, out, err = run(capsys, "judge", path, *asked)
     assert (status, err) == (0, "") and f"B_opt is {chosen} in flight, the largest measured with" in out
 

@@ -55,7 +55,6 @@ MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot t
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
 WARM_UP = 0  # in place of a pair's number
 ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
-SMALL_LOAD: dict[Platform, int] = {"cuda": 8, "cpu": 4, "simulated": 8}
 SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
 LARGE_LOAD: dict[Platform, int] = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is not in table 1
 
@@ -233,11 +232,11 @@ def _side(
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """Small load and large one: the ends of `--slm-concurrency`, or few requests and the model's batch of table 1. The
-    small one has a longer window."""
+    """Small load and large one: the ends of `--slm-concurrency`; by default one, the model's batch of table 1, for how
+    fast small loads are the host decides. The small one has a longer window."""
     planner, asked = session.planner, session.options.concurrency
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
-    ends = sorted({asked[0], asked[-1]} if asked else {min(SMALL_LOAD[session.platform], large), large})
+    ends = sorted({asked[0], asked[-1]} if asked else {large})
     loads = tuple(planner.load(n) for n in ends)
     if len(loads) > 1:
         loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])

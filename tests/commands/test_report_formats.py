@@ -139,8 +139,8 @@ def test_external_results_as_csv_are_the_points_of_the_json(command, capsys, tmp
     found = json.loads(told(capsys, *words, "--json")[1].out)["points"]
     status, said = told(capsys, *words, "--csv")
     rows = list(csv.DictReader(io.StringIO(said.out)))
-    assert status == 0 and [row["load"] for row in rows] == [str(point["load"]) for point in found]
-    assert {"throughput", "latency_s", "gain", "pareto", "chosen", "problems"} <= rows[0].keys()
+    assert status == 0 and [row["concurrency"] for row in rows] == [str(point["concurrency"]) for point in found]
+    assert {"tokens_per_s", "latency_s", "gain_per_doubling", "pareto", "chosen", "problems"} <= rows[0].keys()
 
 
 def test_replicas_of_others_as_csv(capsys, tmp_path):
@@ -148,5 +148,9 @@ def test_replicas_of_others_as_csv(capsys, tmp_path):
     words = ["replicas", tmp_path / "r.csv", "--replicas=n", "--knob=seqs", "--throughput=tps", "--latency=itl_ms"]
     status, said = told(capsys, *words, "--csv")
     rows = list(csv.DictReader(io.StringIO(said.out)))
-    assert status == 0 and [(row["replicas"], row["total"]) for row in rows] == [("1", "8"), ("1", "16"), ("2", "16")]
+    assert status == 0 and [(row["replicas"], row["concurrency"]) for row in rows] == [
+        ("1", "8"),
+        ("1", "16"),
+        ("2", "16"),
+    ]
     assert float(rows[2]["gain.value"]) == pytest.approx(0.4)

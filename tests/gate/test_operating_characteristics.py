@@ -190,6 +190,35 @@ def test_at_the_margin_four_endpoints_pass_at_most_as_often_as_beta(worse):
     assert many(Planted(sd=0.02, worse=worse), 300).outcomes[PASS] <= most(300, GateCriteria().beta)
 
 
+@pytest.mark.parametrize("sd", [0.01, 0.02])
+@pytest.mark.parametrize("n", [4, 6, 12])
+def test_what_is_told_to_be_detectable_is_found_in_nine_of_ten_gates_in_one_of_four_endpoints(sd, n):
+    """Allowed, on both sides; half of it is found in less than half of the gates."""
+    told = gate([of_noise(sd, n, name) for name in "abcd"], GateCriteria())[0].detectable
+    found = {worse: one_of_four(sd, n, worse) for worse in (told, told / 2)}
+    assert 1000 - most(1000, 0.13) <= found[told] <= most(1000, 0.93) and found[told / 2] < 500
+
+
+def of_noise(sd: float, n: int, name: str) -> PairSeries:
+    """Pairs that are not worse, with this standard deviation."""
+    far = sd * math.sqrt((n - 1) / n)
+    return PairSeries(name, "lower", tuple((1.0, math.exp(far if i % 2 else -far)) for i in range(n)))
+
+
+def one_of_four(sd: float, n: int, worse: float) -> int:
+    """Gates of n pairs, of 1000, in which the one endpoint fails that is worse."""
+    chance, planted = random.Random(11), Planted(sd=sd, worse=(worse, 0.0, 0.0, 0.0))
+    gates = (gate(session(planted, chance, n, DIRECTIONS), GateCriteria()) for _ in range(1000))
+    return sum(found[0].outcome is FAIL for found in gates)
+
+
+@pytest.mark.parametrize(("sd", "caught"), [(0.01, 0.95), (0.02, 0.70)])
+def test_at_the_margin_one_of_four_endpoints_is_found_as_often_as_the_docs_say(sd, caught):
+    """Shown."""
+    seen = many(Planted(sd=sd, worse=(0.03, 0.0, 0.0, 0.0)), 800)
+    assert 800 - seen.fails["endpoint 0"] < fewest(800, 1 - caught)
+
+
 def test_clear_cases_end_early():
     assert many(Planted(sd=0.01), 500).pairs < 4.3 and many(Planted(sd=0.01, worse=(0.05,)), 500).pairs < 4.4
 

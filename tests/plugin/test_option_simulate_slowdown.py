@@ -42,7 +42,7 @@ def test_each_end_of_a_gate_can_be_seen(rehearse, pytester, slowdown, status, wo
 def test_a_candidate_whose_argument_costs_something_fails(rehearse):
     result = rehearse("--slm-models=opt-125m", "--slm-candidate-engine-arg=max_num_seqs=64")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["output tokens/s, large load*fail", "mean E2E, small load*pass"])
+    result.stdout.fnmatch_lines(["output tokens/s *fail", "mean E2E *pass"])
 
 
 def test_it_is_of_the_candidate_alone_and_of_no_start(gate, archive):

@@ -71,8 +71,9 @@ class PairSeries:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """ratio: candidate over baseline (Hodges and Lehmann 1963), with its 95 % interval; of all pairs. worse: mean
-    logarithm of the cost ratio. sd: of one pair. detectable: the smallest worsening, as a share, that so many pairs of
-    such noise find with a power of 90 %. decided_at: pairs at which the outcome was known; None: it is not.
+    logarithm of the cost ratio. sd: of one pair. detectable: the smallest worsening, as a share, of this endpoint alone
+    that so many pairs of such noise find with a power of 90 %. decided_at: pairs at which the outcome was known; None:
+    it is not.
     """
 
     name: str
@@ -226,7 +227,7 @@ def _why_failed(worse: float, n: int, at: int | None) -> str:
 
 
 def _why(outcome: State, n: int, margin: float, terms: GateCriteria, detectable: float | None) -> str:
-    found = "" if detectable is None else f"; {percent(detectable)} worse would be found (90 %)"
+    found = "" if detectable is None else f"; {percent(detectable)} worse in this endpoint alone would be found (90 %)"
     match outcome:
         case State.HOLDS:
             return f"does not cost {100 * margin:.3g} % more{found}"
@@ -238,8 +239,8 @@ def _why(outcome: State, n: int, margin: float, terms: GateCriteria, detectable:
 
 
 def _detectable(sd: float | None, n: int, terms: GateCriteria, margin: float, family: int) -> float | None:
-    """The smallest worsening that n pairs would find with a power of about 90 %, at the look that they make: out of the
-    noise, as the first of `family` endpoints, and above half of the margin."""
+    """The smallest worsening of one endpoint, the others unchanged, that n pairs would find with a power of about 90 %,
+    at the look that they make: out of the noise, as the first of `family` endpoints, and above half of the margin."""
     looks = looks_until(n)
     if sd is None or not looks:
         return None

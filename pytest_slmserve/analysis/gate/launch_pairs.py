@@ -138,7 +138,8 @@ class Gated:
     def failing_load(self) -> Load | None:
         """Load of the first failing endpoint that is read at a load; None where no such endpoint fails."""
         failed = {each.name for each in self.gated if each.outcome is State.FAILS}
-        which = next((each.load for each in GATED if each.label in failed and each.load is not None), None)
+        loads = (each.load for each in GATED if each.load is not None and _label(each, self.pairs) in failed)
+        which = next(loads, None)
         return None if which is None else self.pairs[0].baseline.measurements[which].load
 
     def verdict(self, endpoint: str) -> Verdict | None:
@@ -146,12 +147,10 @@ class Gated:
         pair counts. Raises KeyError for an unknown endpoint."""
         if endpoint in (each.name for each in EXACT):
             return next((each for each in self.exact if each.claim == endpoint), None)
-        label = next((each.label for each in GATED if each.name == endpoint), None)
-        if label is None:
-            raise KeyError(endpoint)
+        of = {each.name: each for each in GATED}[endpoint]
         if not self.pairs:
             return Verdict.undecided(f"no-worse-{endpoint}", self.model, _nothing_counts(self.dropped))
-        found = next((each for each in self.gated if each.name == label), None)
+        found = next((each for each in self.gated if each.name == _label(of, self.pairs)), None)
         return None if found is None else _verdict(self, endpoint, found)
 
 
@@ -291,8 +290,7 @@ def gated_series(pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
 def shown_series(pairs: Sequence[PairOfLaunches]) -> list[PairSeries]:
     """Series of the endpoints that are shown and not gated, without those of the small load where there is one load
     only. That load is the large one as well as the small, and once is enough."""
-    alone = all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
-    endpoints = [each for each in SHOWN if each.load != SMALL or not alone]
+    endpoints = [each for each in SHOWN if each.load != SMALL or not _one_load(pairs)]
     return [made for each in endpoints if (made := _series(each, pairs)) is not None]
 
 
@@ -301,7 +299,16 @@ def _series(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> PairSeries |
     values: tuple[Pair, ...] = tuple((endpoint.read(p.baseline), endpoint.read(p.candidate)) for p in pairs)
     if all(value is None for pair in values for value in pair):
         return None
-    return PairSeries(endpoint.label, endpoint.better, values, endpoint.margin)
+    return PairSeries(_label(endpoint, pairs), endpoint.better, values, endpoint.margin)
+
+
+def _label(endpoint: Endpoint, pairs: Sequence[PairOfLaunches]) -> str:
+    """Label of an endpoint, without its load where there is one load only."""
+    return endpoint.label.partition(",")[0] if _one_load(pairs) else endpoint.label
+
+
+def _one_load(pairs: Sequence[PairOfLaunches]) -> bool:
+    return all(len(launch.measurements) == 1 for pair in pairs for launch in pair.launches)
 
 
 def _nothing_counts(dropped: Sequence[str]) -> str:

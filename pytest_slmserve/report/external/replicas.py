@@ -9,8 +9,8 @@ from typing import Any
 from pytest_slmserve.analysis.compare.external_replicas import Compared, EngineSet, ReplicaComparison
 from pytest_slmserve.analysis.stats.estimates import Interval, percent
 from pytest_slmserve.archive.external import Columns
-from pytest_slmserve.report.as_json import plain
-from pytest_slmserve.report.external.sweep import stem
+from pytest_slmserve.report.as_json import facts, plain
+from pytest_slmserve.report.external.sweep import external_figures, stem
 from pytest_slmserve.report.numbers import ABSENT, figure, hundredths, milliseconds
 from pytest_slmserve.report.text_table import Column, named, table
 
@@ -161,7 +161,7 @@ def _row(row: Compared, found: ReplicaComparison) -> dict[str, Any]:
     return {
         **_facts(row.engines),
         "gain": row.gain,
-        "gain_at_equal_total": row.at_equal_total,
+        "gain_at_equal_concurrency": row.at_equal_total,
         "latency_factor": row.latency,
         "baseline": row.engines is found.baseline,
         "chosen": row is found.best,
@@ -172,14 +172,9 @@ def _facts(engines: EngineSet) -> dict[str, Any]:
     """Means over the repeats."""
     return {
         "replicas": engines.replicas,
-        "limit": engines.limit,
-        "total": engines.total,
+        "concurrency": engines.total,
+        "concurrency_per_replica": engines.limit,
         "settings": dict(engines.settings),
-        "throughput": engines.rate,
-        "latency_s": engines.point.e2e_s,
-        "repeats": len(engines.point.each),
-        "power_w": engines.point.power_w,
-        "energy_per_token_j": engines.point.energy_per_token_j,
-        "valid": engines.point.valid,
-        "problems": engines.point.problems,
+        **external_figures(engines.point),
+        **facts(engines.point, "power_w", "energy_per_token_j"),
     }

@@ -15,7 +15,7 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.saturation import fit
 from pytest_slmserve.archive.external import Columns
 from pytest_slmserve.report.advice.text import batch_text, caps_text
-from pytest_slmserve.report.as_json import plain
+from pytest_slmserve.report.as_json import facts, plain
 from pytest_slmserve.report.numbers import figure, hundredths, listed, milliseconds
 from pytest_slmserve.report.tables.findings import UNSETTLED, findings
 from pytest_slmserve.report.text_table import Column, named, table
@@ -33,12 +33,12 @@ def text(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes: S
 
 def _columns(columns: Columns) -> tuple[Column[dict[str, Any]], ...]:
     return (
-        Column(columns.knob, lambda row: str(row["load"])),
-        Column(columns.throughput, lambda row: figure(row["throughput"], 4)),
+        Column(columns.knob, lambda row: str(row["concurrency"])),
+        Column(columns.throughput, lambda row: figure(row["tokens_per_s"], 4)),
         Column(f"{stem(columns.latency)} ms", lambda row: milliseconds(row["latency_s"])),
-        Column("gain %", lambda row: hundredths(row["gain"], signed=True), rank=1),
+        Column("gain %", lambda row: hundredths(row["gain_per_doubling"], signed=True), rank=1),
         Column("eff. %", lambda row: hundredths(row["efficiency"]), rank=2),
-        Column("in flight", lambda row: figure(row["in_flight"]), rank=3),
+        Column("in flight", lambda row: figure(row["batch"]), rank=3),
         Column("Pareto", lambda row: "*" if row["pareto"] else "", "center", rank=4),
         Column("B_opt", lambda row: "<--" if row["chosen"] else "", "center"),
         Column("invalid", lambda row: "; ".join(row["problems"]), "left"),
@@ -53,7 +53,7 @@ def stem(latency: str) -> str:
 def as_json(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes: Sequence[str]) -> str:
     """One object. Seconds and shares, nothing rounded; null is what is not known or not reached."""
     (advice,) = found.advices
-    notes, law = list(_notes(curve, found, columns, notes)), None
+    notes, law, seen = list(_notes(curve, found, columns, notes)), None, advice.decision
     try:
         law = fit(curve.points, advice.subject.b_half)
         if not law.identified:
@@ -66,8 +66,11 @@ def as_json(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes
         "objectives": found.wish,
         "plateau": curve.plateau(tolerance),
         "pareto": [point.concurrency for point in curve.pareto_front()],
-        "saturation_law": law,
-        "b_opt": advice.decision,
+        "saturation_law": law
+        and {"t_inf_tokens_per_s": law.t_inf, **facts(law, "b_half", "fixed_s", "error_mean", "error_max")},
+        "b_opt": {"value": seen.batch, **facts(seen, "low", "high", "known")},
+        "limit_s": seen.limit and seen.limit.seconds,
+        **facts(seen, "caps", "reason"),
         "advised": advice.advised,
         "points": entries(curve, found),
         "notes": notes,
@@ -76,28 +79,34 @@ def as_json(curve: Curve, found: Plan, columns: Columns, tolerance: float, notes
 
 
 def entries(curve: Curve, found: Plan) -> list[dict[str, Any]]:
-    """Rows, one for each load, invalid ones too; means over its repeats. gain: per doubling, since the last valid load.
-    in_flight: by Little's law; little: how far the reported mean of running requests is from that, a share."""
+    """Rows, one for each load, invalid ones too; means over its repeats. concurrency: the knob. tokens_per_s: of
+    whatever tokens, in `repeats` of each row. gain_per_doubling: since the last valid load. batch: requests in flight
+    by Little's law; little: how far the reported mean of running requests is from that, a share."""
     decision = found.advices[0].decision
     gains = {step.end: step.value for step in curve.gains()}
     front = curve.pareto_front()
     return [
         {
-            "load": p.concurrency,
-            "throughput": p.output_tokens_per_s,
-            "latency_s": p.e2e_s,
-            "repeats": len(p.each),
-            "gain": gains.get(p.concurrency),
+            **facts(p, "concurrency"),
+            **external_figures(p),
+            "gain_per_doubling": gains.get(p.concurrency),
             "efficiency": efficiency(p, decision.base) if decision.base and p.valid else None,
-            "in_flight": p.batch,
-            "little": p.little,
+            **facts(p, "batch", "little"),
             "pareto": p in front,
             "chosen": p.concurrency == decision.batch,
-            "valid": p.valid,
-            "problems": p.problems,
         }
         for p in curve.points
     ]
+
+
+def external_figures(point: Point) -> dict[str, Any]:
+    """Figures of a point whose throughput is of whatever tokens, and whose latency is whatever its column holds."""
+    return {
+        "tokens_per_s": point.output_tokens_per_s,
+        "latency_s": point.e2e_s,
+        "repeats": [row.output_tokens_per_s for row in point.each],
+        **facts(point, "valid", "problems"),
+    }
 
 
 def _notes(curve: Curve, found: Plan, columns: Columns, notes: Sequence[str]) -> Iterator[str]:

@@ -13,13 +13,15 @@ from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.workloads import WorkloadReference
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito: told apart by all eyes
-MARKERS = ("o", "s", "^")  # the next one where the colours begin again
+MARKERS = ("o", "s", "^", "D", "v", "P")  # told apart in grey print; the next ones where the colours begin again
 SIZE_INCHES = (11.0, 4.6)
 ROW = 0.6  # height of each further row of panels, where the first with title and key is 1
 DOTS_PER_INCH = 150
 LABELLED_LOADS = 22  # of one picture, side by side
+LABEL_DOTS = (28, 14)  # width and height of a load written beside its dot
 GREY = "#555555"
 ShareY = bool | Literal["col"]
 
@@ -61,6 +63,11 @@ class Shown:
     colour: str
     marker: str
 
+    @property
+    def origin(self) -> str:
+        first = self.curve.first
+        return origin(self.curve.environment, first.workload if first else None)
+
     def line(self, dots: Sequence[Dot], name: str = "", **look: Any) -> Series:
         """Line of this sweep. name: by default the sweep's. look: other fields of the series."""
         return Series(name or self.name, self.colour, self.marker, dots, **look)
@@ -92,15 +99,15 @@ def shown(curves: Sequence[Curve]) -> list[Shown]:
 def look(number: int) -> tuple[str, str]:
     """Colour and marker of a sweep or a model."""
     many = len(COLOURS)
-    return COLOURS[number % many], MARKERS[number // many % len(MARKERS)]
+    return COLOURS[number % many], MARKERS[(number + number // many) % len(MARKERS)]
 
 
 def picture(
-    name: str, where: Iterable[Environment | None], drawn: Sequence[Panel], rows: int = 1, share_y: ShareY = False
+    name: str, origins: Iterable[str], drawn: Sequence[Panel], rows: int = 1, share_y: ShareY = False
 ) -> Picture:
     """Panels, row after row, above one key for all. Titles and names of x stand at the rims alone, as do those of y
     where the panels share it."""
-    figure, places = panels(where, len(drawn) // rows, rows, share_y)
+    figure, places = panels(origins, len(drawn) // rows, rows, share_y)
     for axes, panel in zip(places, drawn, strict=True):
         at = axes.get_subplotspec()
         y = panel.y if at.is_first_col() or not share_y else ""
@@ -116,11 +123,9 @@ def picture(
     return Picture(name, figure)
 
 
-def panels(
-    where: Iterable[Environment | None], count: int, rows: int = 1, share_y: ShareY = False
-) -> tuple[Any, list[Any]]:
-    """A figure under the name of its devices, and the axes in it, `count` side by side, row after row. Raises BadUsage
-    without matplotlib."""
+def panels(origins: Iterable[str], count: int, rows: int = 1, share_y: ShareY = False) -> tuple[Any, list[Any]]:
+    """A figure under the origins of what it shows, and the axes in it, `count` side by side, row after row. Raises
+    BadUsage without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -129,8 +134,20 @@ def panels(
     size = (width if count > 1 else 0.6 * width, height * (1 + ROW * (rows - 1)))
     figure: Any = Figure(figsize=size, layout="constrained")
     figure.get_layout_engine().set(wspace=0.05)
-    figure.suptitle("; ".join(dict.fromkeys(map(where_of, where))), fontsize=10, color=GREY)
+    figure.suptitle("; ".join(dict.fromkeys(origins)), fontsize=10, color=GREY)
     return figure, list(figure.subplots(rows, count, sharey=share_y, squeeze=False).flat)
+
+
+def origin(environment: Environment | None, workload: WorkloadReference | None = None) -> str:
+    """Device, release of vLLM and lengths of the requests, as far as they are known."""
+    device = where_of(environment)
+    if environment is None or environment.platform == "simulated":
+        return device
+    release = f", vLLM {environment.vllm}" if environment.vllm else ""
+    if workload is None:
+        return f"{device}{release}"
+    lengths = f"{workload.mean_prompt_tokens:.0f} prompt and {workload.mean_output_tokens:.0f} output tokens"
+    return f"{device}{release}, {lengths}"
 
 
 def where_of(environment: Environment | None) -> str:
@@ -184,6 +201,16 @@ def _apart(loads: Sequence[int], most: int) -> set[int]:
     return set(kept)
 
 
+def label_loads(axes: Any, labelled: Iterable[tuple[float, float, int, str]]) -> None:
+    """Write loads beside their dots, but for those that would stand on another. labelled: x, y, load and colour."""
+    taken: list[tuple[float, float]] = []
+    for x, y, load, colour in labelled:
+        right, up = axes.transData.transform((x, y))
+        if all(abs(right - a) > LABEL_DOTS[0] or abs(up - b) > LABEL_DOTS[1] for a, b in taken):
+            axes.annotate(f"{load}", (x, y), (5, -9), textcoords="offset points", fontsize=7, color=colour)
+            taken.append((right, up))
+
+
 def share_axis(axes: Any, axis: Any) -> None:
     """Limits an axis to 0 to 100 %, with room for the dots at the ends."""
     (axes.set_ylim if axis is axes.yaxis else axes.set_xlim)(-0.02, 1.04)
@@ -204,7 +231,8 @@ def plain(value: float, position: int | None = None) -> str:
 def key_below(figure: Any, more: Iterable[Any] = ()) -> None:
     """One key for all panels, where it hides nothing: what carries a label, once, and `more`."""
     named = {text: handle for axes in figure.axes for handle, text in zip(*axes.get_legend_handles_labels())}
-    handles = [*named.values(), *more]
+    if not (handles := [*named.values(), *more]):
+        return
     columns = _columns(figure.get_figwidth(), [handle.get_label() for handle in handles])
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 

@@ -8,7 +8,7 @@ from typing import Any
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, gated_series, shown_series
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.report.figures.drawing import COLOURS, GREY, Picture, dress, key_below, panels
+from pytest_slmserve.report.figures.drawing import COLOURS, GREY, Picture, dress, key_below, panels, where_of
 from pytest_slmserve.report.gate.comparisons import WORDS
 from pytest_slmserve.report.gate.text import title
 
@@ -31,7 +31,7 @@ def _drawn(name: str, gated: Gated) -> Picture:
     rows = [each for each in (*gated.gated, *gated.shown) if each.ratio]
     if not rows:
         return Picture(name, None, "; ".join(["no pair of launches counts", *gated.dropped[:1]]))
-    figure, (axes,) = panels([gated.pairs[0].baseline.measurements[0].environment], 1)
+    figure, (axes,) = panels([where_of(gated.pairs[0].baseline.measurements[0].environment)], 1)
     dress(axes, X, title="\n".join([title(gated), *_compared(gated)]))
     series = {each.name: each for each in (*gated_series(gated.pairs), *shown_series(gated.pairs))}
     for row, each in enumerate(rows):

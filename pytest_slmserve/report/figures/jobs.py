@@ -16,11 +16,11 @@ from pytest_slmserve.report.figures.drawing import (
     dress,
     log_axis,
     look,
+    origin,
     panels,
     picture,
     plain,
 )
-from pytest_slmserve.schema.environment import Environment
 
 STROKES = ("-", "--", ":", "-.")
 Figure = Callable[[JobPoint], Any]
@@ -59,8 +59,8 @@ def _of_one_size(groups: Sequence[list[JobPoint]]) -> list[list[JobPoint]]:
     return [[p for p in group if p.load.at_once] for group in groups if group[0].model in sized]
 
 
-def _hosts(groups: Sequence[Sequence[JobPoint]]) -> list[Environment]:
-    return [p.environment for group in groups for p in group]
+def _hosts(groups: Sequence[Sequence[JobPoint]]) -> list[str]:
+    return [origin(p.environment) for group in groups for p in group]
 
 
 def _line(number: int, points: Sequence[JobPoint], x: Figure, y: Figure, name: str, stroke: str = "-") -> Series:

@@ -16,7 +16,6 @@ from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, latency
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.report.figures.drawing import GREY, Panel, Picture, Shown, picture, share_axis
-from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.literals import Sharing
 
 SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
@@ -120,8 +119,8 @@ def _replica_device(lines: Sequence[Line]) -> Picture:
     return picture("replica-device", _hosts(lines), drawn, len(ways), share_y="col")
 
 
-def _hosts(lines: Sequence[Line]) -> list[Environment | None]:
-    return [line.sweep.curve.environment for line in lines]
+def _hosts(lines: Sequence[Line]) -> list[str]:
+    return [line.sweep.origin for line in lines]
 
 
 # What is compared

@@ -23,6 +23,7 @@ from pytest_slmserve.report.figures.drawing import (
     Shown,
     dress,
     key_below,
+    label_loads,
     load_axis,
     panels,
     picture,
@@ -32,6 +33,7 @@ from pytest_slmserve.report.numbers import figure as digits
 
 HATCHES = ("", "////", "....", "xxxx")  # of power limits, from the highest
 BAR = 0.7  # width of a model's bars, where 1 is the distance between two models
+BARE = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # behind a number, so that no line crosses it
 
 Ratio = Callable[[Point], float | None]
 
@@ -87,19 +89,32 @@ def utilisation(sweeps: Sequence[Shown]) -> Picture:
         return Picture("utilisation", None, "GPU utilisation is not known at two loads of any model")
     known = [util, *_known([Share("SMs with work (SM active)", attrgetter("sm_active"))], several)]
 
-    def finish(axes: Any) -> None:
-        share_axis(axes, axes.xaxis)
-        share_axis(axes, axes.yaxis)
+    def panel(used: Share) -> Panel:
+        def finish(axes: Any) -> None:
+            share_axis(axes, axes.xaxis)
+            share_axis(axes, axes.yaxis)
+            label_loads(axes, (each for sweep in several for each in _loads(used, sweep)))
 
-    y = "throughput, of each model's largest"
-    drawn = [Panel([_throughput(used, sweep) for sweep in several], finish, used.label, y) for used in known]
-    return picture("utilisation", [sweep.curve.environment for sweep in several], drawn, share_y=True)
+        lines = [_throughput(used, sweep) for sweep in several]
+        return Panel(lines, finish, used.label, "throughput, of each model's largest (numbers: in flight)")
+
+    drawn = [panel(used) for used in known]
+    return picture("utilisation", [sweep.origin for sweep in several], drawn, share_y=True)
 
 
 def _throughput(used: Share, sweep: Shown) -> Series:
     """Line in the order of the loads; valid points have some output tokens/s."""
-    most = max(fmean(point.repeats) for point in sweep.curve.valid)
-    return sweep.line([(x, fmean(p.repeats) / most, bool(p.degraded)) for p, x in _points(used.mean, sweep)])
+    return sweep.line([(x, _share_of_most(p, sweep), bool(p.degraded)) for p, x in _points(used.mean, sweep)])
+
+
+def _share_of_most(point: Point, sweep: Shown) -> float:
+    return fmean(point.repeats) / max(fmean(each.repeats) for each in sweep.curve.valid)
+
+
+def _loads(used: Share, sweep: Shown) -> Iterator[tuple[float, float, int, str]]:
+    """Every other load, from the largest down."""
+    for point, x in _points(used.mean, sweep)[::-2]:
+        yield x, _share_of_most(point, sweep), point.concurrency, sweep.colour
 
 
 def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
@@ -111,7 +126,7 @@ def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
     spent = sorted((s for sweep in sweeps for s in _spent(sweep)), key=_place)
     if not spent:
         return Picture("energy-per-token", None, "power is not known of any model at its largest batch of table 1")
-    figure, (power, energy) = panels([s.sweep.curve.environment for s in spent], 2)
+    figure, (power, energy) = panels([s.sweep.origin for s in spent], 2)
     limits = sorted({s.limit_w for s in spent}, key=_descending)
     for axes, label, values in (
         (power, "power, W", attrgetter("power_w")),
@@ -119,7 +134,9 @@ def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
     ):
         dress(axes, "requests in flight, and model", label)
         _draw_bars(axes, spent, values, limits)
-    key_below(figure, _limit_patches(limits))
+    if len(limits) == 1 and limits[0] is not None:
+        power.axhline(limits[0], color=GREY, linewidth=0.8, linestyle=":", label=f"power limit {limits[0]} W")
+    key_below(figure, _limit_patches(limits) if len(limits) > 1 else ())
     return Picture("energy-per-token", figure)
 
 
@@ -138,7 +155,7 @@ def _against_load(name: str, sweeps: Sequence[Shown], known: Sequence[Share], un
         return Picture(name, None, unknown)
     seen = [sweep for sweep in sweeps if any(_points(share.mean, sweep) for share in known)]
     drawn = [_by_load(share, seen) for share in known]
-    return picture(name, [sweep.curve.environment for sweep in seen], drawn, share_y=True)
+    return picture(name, [sweep.origin for sweep in seen], drawn, share_y=True)
 
 
 def _by_load(share: Share, sweeps: Sequence[Shown]) -> Panel:
@@ -230,7 +247,9 @@ def _draw_bar(axes: Any, x: float, width: float, values: Sequence[float], colour
         ends = [[mean - min(values)], [largest - mean]]
         axes.errorbar(x, mean, yerr=ends, color=GREY, linewidth=1, capsize=3, label="smallest to largest repeat")
     place = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center", "va": "bottom"}
-    axes.annotate(digits(mean), (x, largest), fontsize=8, color=GREY, rotation=0 if width == BAR else 90, **place)
+    axes.annotate(
+        digits(mean), (x, largest), fontsize=8, color=GREY, rotation=0 if width == BAR else 90, bbox=BARE, **place
+    )
 
 
 def _limit_patches(limits: Sequence[int | None]) -> list[Any]:

@@ -16,7 +16,7 @@ Line = tuple[str, str, list[Deployment]]  # its name, its stroke, and what stand
 def gpus_pictures(known: Sequence[Shown]) -> list[Picture]:
     """One picture, where any model was served on several GPUs; points without a valid repeat are left out."""
     several = [one for one in known if on_several_gpus(one.curve)]
-    return [picture("gpus", [one.curve.environment for one in several], _panels(several))] if several else []
+    return [picture("gpus", [one.origin for one in several], _panels(several))] if several else []
 
 
 def _panels(several: Sequence[Shown]) -> list[Panel]:

@@ -18,9 +18,12 @@ from pytest_slmserve.report.figures.drawing import (
     Shown,
     dress,
     has_valid,
+    key_below,
+    label_loads,
     load_axis,
     log_axis,
     panels,
+    plain,
     save,
     shown,
 )
@@ -64,15 +67,21 @@ def _swept(known: Sequence[Shown]) -> list[Shown]:
 
 
 def _draw(sweeps: Sequence[Shown]) -> Any:
-    figure, (load, plane) = panels([sweep.curve.environment for sweep in sweeps], 2)
+    figure, (load, plane) = panels([sweep.origin for sweep in sweeps], 2)
     for sweep in sweeps:
         _draw_load(load, sweep)
         _draw_plane(plane, sweep)
-    _dress(load, "requests in flight")
+    load.set_ylim(0, 1.08 * max(p.output_tokens_per_s or 0.0 for sweep in sweeps for p in sweep.curve.valid))
+    _draw_roofs(load, sweeps)
+    dress(load, "requests in flight", "output tokens/s")
+    load.yaxis.set_major_formatter(plain)
     load_axis(load, sweeps)
-    _dress(plane, "mean E2E latency, s")
+    dress(plane, "mean E2E latency, s (numbers: requests in flight)", "output tokens/s")
     log_axis(plane, plane.xaxis)
+    log_axis(plane, plane.yaxis)
+    label_loads(plane, (each for sweep in sweeps for each in _front_loads(sweep)))
     _key(load, [sweep.curve for sweep in sweeps])
+    key_below(figure)
     return figure
 
 
@@ -81,18 +90,26 @@ def _xy(points: Sequence[Point], x: str) -> tuple[list[float], list[float]]:
 
 
 def _draw_load(axes: Any, sweep: Shown) -> None:
-    """Points, the law (solid, where it describes them), the roofline (dashed), a ring where the plateau begins."""
+    """Points, the law (solid, where it describes them), a ring where the plateau begins."""
     curve, colour = sweep.curve, sweep.colour
     axes.plot(*_xy(curve.valid, "concurrency"), sweep.marker, color=colour, markersize=4, label=sweep.name)
     loads = _between(curve.valid[0].concurrency, curve.valid[-1].concurrency)
     if law := _law(curve):
         axes.plot(loads, [law.tokens_per_s(load) for load in loads], "-", color=colour, linewidth=1)
-    work, peaks = work_of_curve(curve), peaks_of_curve(curve)
-    if work and peaks:
-        bound = [ceiling_tokens_per_s(work, peaks, load) for load in loads]
-        axes.plot(loads, bound, "--", color=colour, linewidth=1, alpha=0.6)
     knee = [p for p in curve.valid if p.concurrency == curve.plateau().value]
     axes.plot(*_xy(knee, "concurrency"), "o", color=colour, markersize=10, fillstyle="none")
+
+
+def _draw_roofs(axes: Any, sweeps: Sequence[Shown]) -> None:
+    """The roofline (dashed), once for all sweeps that have the same; far above them it leaves the picture."""
+    drawn: list[list[float]] = []
+    for sweep in sweeps:
+        work, peaks, valid = work_of_curve(sweep.curve), peaks_of_curve(sweep.curve), sweep.curve.valid
+        loads = _between(valid[0].concurrency, valid[-1].concurrency)
+        bound = [ceiling_tokens_per_s(work, peaks, load) for load in loads] if work and peaks else []
+        if bound not in drawn:
+            axes.plot(loads[: len(bound)], bound, "--", color=sweep.colour, linewidth=1, alpha=0.6)
+            drawn.append(bound)
 
 
 def _law(curve: Curve) -> Fit | None:
@@ -105,25 +122,24 @@ def _law(curve: Curve) -> Fit | None:
 
 
 def _draw_plane(axes: Any, sweep: Shown) -> None:
-    """All points, those of the front joined and the load written beside every other one of them."""
+    """All points, those of the front joined."""
     curve, look = sweep.curve, {"color": sweep.colour, "marker": sweep.marker, "markersize": 4}
-    axes.plot(*_xy(curve.valid, "e2e_s"), linestyle="", alpha=0.5, label=sweep.name, **look)
-    front = sorted(curve.pareto_front(), key=lambda p: p.e2e_s or 0.0)
-    axes.plot(*_xy(front, "e2e_s"), linewidth=1, **look)
-    for p in front[::-2]:
-        where = (p.e2e_s, p.output_tokens_per_s)
-        axes.annotate(f"{p.concurrency}", where, (5, -9), textcoords="offset points", fontsize=7, color=sweep.colour)
+    axes.plot(*_xy(curve.valid, "e2e_s"), linestyle="", alpha=0.5, **look)
+    axes.plot(*_xy(_front(sweep), "e2e_s"), linewidth=1, **look)
+
+
+def _front(sweep: Shown) -> list[Point]:
+    return sorted(sweep.curve.pareto_front(), key=lambda p: p.e2e_s or 0.0)
+
+
+def _front_loads(sweep: Shown) -> list[tuple[float, float, int, str]]:
+    """Every other load of the front, from the largest down."""
+    return [(p.e2e_s or 0.0, p.output_tokens_per_s or 0.0, p.concurrency, sweep.colour) for p in _front(sweep)[::-2]]
 
 
 def _between(first: float, last: float) -> list[float]:
     """Loads as far apart as eyes on a logarithmic axis want them."""
     return [first * (last / first) ** (i / (SAMPLES - 1)) for i in range(SAMPLES)]
-
-
-def _dress(axes: Any, x_label: str) -> None:
-    """Logarithmic both ways: models differ tenfold, loads a thousandfold."""
-    dress(axes, x_label, "output tokens/s")
-    log_axis(axes, axes.yaxis)
 
 
 def _key(axes: Any, curves: Sequence[Curve]) -> None:
@@ -134,4 +150,3 @@ def _key(axes: Any, curves: Sequence[Curve]) -> None:
         axes.plot([], [], "--", color=GREY, linewidth=1, alpha=0.6, label="roofline")
     if any(curve.plateau().value is not None for curve in curves):
         axes.plot([], [], "o", color=GREY, markersize=10, fillstyle="none", label="plateau from here")
-    axes.legend(frameon=False, fontsize=8)

@@ -15,8 +15,9 @@ from pytest_slmserve.report.text_table import Column, named, table
 
 WORDS = {State.HOLDS: "pass", State.FAILS: "fail", State.UNDECIDED: "inconclusive"}  # as a gate says them
 KEY = (
-    "candidate / baseline: the median of all means of two pairs. spread: standard deviation of a pair. found from: the "
-    "smallest worsening that so many pairs find with a power of 90 %. Without a margin: shown, not gated."
+    "candidate / baseline: the median of all means of two pairs. spread: standard deviation of a pair. detectable: the "
+    "smallest worsening of one endpoint, the others unchanged, that so many pairs find with a power of 90 %. Without a "
+    "margin: shown, not gated."
 )
 
 
@@ -28,7 +29,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("candidate /\nbaseline", lambda row: ABSENT if row[0].ratio is None else f"{row[0].ratio.value:.4f}"),
     Column("95 %", lambda row: _ends(row[0].ratio), "left", rank=1),
     Column("spread\n%", lambda row: _percents(row[0].sd), rank=4),
-    Column("found from\n% worse", lambda row: _percents(row[0].detectable), rank=2),
+    Column("detectable\n% worse", lambda row: _percents(row[0].detectable), rank=2),
     Column("margin\n%", lambda row: f"{100 * row[0].margin:.3g}" if row[1] else ABSENT, rank=3),
     Column("", lambda row: WORDS[row[0].outcome] if row[1] else "", "left"),
 )

@@ -114,22 +114,22 @@ def test_littles_law_agrees_is_missing_or_cannot_be_applied():
 def test_json_has_every_answer():
     found = said(PUBLISHED, LAW_OF_TWO, columns=COLUMNS).json
     assert found["plateau"] == {"value": 256, "low": None, "high": None, "known": False}
-    assert found["b_opt"]["batch"] == 96 and found["b_opt"]["limit"]["seconds"] == 2 * 7.509587e-3
+    assert found["b_opt"]["value"] == 96 and found["limit_s"] == 2 * 7.509587e-3
     assert found["saturation_law"]["error_mean"] < 0.03 and found["saturation_law"]["error_max"] < 0.06
-    assert {"value", "low", "high"} == found["saturation_law"]["t_inf"].keys()
-    assert found["objectives"]["threshold"] == 0.1 and found["b_opt"]["caps"]["slo"] == pytest.approx(105, rel=0.06)
+    assert {"value", "low", "high"} == found["saturation_law"]["t_inf_tokens_per_s"].keys()
+    assert found["objectives"]["threshold"] == 0.1 and found["caps"]["slo"] == pytest.approx(105, rel=0.06)
     assert found["pareto"] == [1, 8, 32, 64, 96, 128, 256, 384] and found["columns"]["knob"] == "max_num_seqs"
-    assert len(found["points"]) == len(ROWS) and found["points"][0]["gain"] is None
+    assert len(found["points"]) == len(ROWS) and found["points"][0]["gain_per_doubling"] is None
     assert found["points"][-1]["little"] == pytest.approx(-0.214, abs=1e-3)
     assert found["advised"]["share"] == pytest.approx(0.8105, abs=1e-4) and "planted note" in found["notes"]
 
 
 def test_repeats_give_intervals():
     found = said([planted(b, 0.99, 1.01, 1.0) for b in GRID], LAW_OF_TWO)
-    for name in ("t_inf", "b_half"):
+    for name in ("t_inf_tokens_per_s", "b_half"):
         seen = found.json["saturation_law"][name]
         assert seen["low"] < seen["value"] < seen["high"]
-    assert [found.json["b_opt"][end] for end in ("batch", "low", "high")] == [64, 64, 64]
+    assert [found.json["b_opt"][end] for end in ("value", "low", "high")] == [64, 64, 64]
     assert found.json["plateau"]["low"] <= found.json["plateau"]["value"] == 256
     assert "B_opt is 64 in flight (95 %: 64 to 64)" in found.text and "not certain" not in found.text
 
@@ -137,17 +137,20 @@ def test_repeats_give_intervals():
 def test_a_half_saturation_that_is_known_is_not_fitted():
     found = said([planted(b, 0.99, 1.01) for b in GRID], b_half=45.0)
     assert found.json["saturation_law"]["b_half"] == {"value": 45.0, "low": None, "high": None}
-    assert found.json["saturation_law"]["t_inf"]["low"] is not None and "b_half 45.0 sequences; off" in found.text
+    assert (
+        found.json["saturation_law"]["t_inf_tokens_per_s"]["low"] is not None
+        and "b_half 45.0 sequences; off" in found.text
+    )
 
 
 def test_a_point_that_preempted_is_shown_and_never_chosen():
     found = said([planted(b) for b in GRID[:-1]] + [planted(512, 2.0, lost=178.0)], threshold=0.01)
-    assert found.json["b_opt"]["batch"] == 256 and 512 not in found.json["pareto"]
+    assert found.json["b_opt"]["value"] == 256 and 512 not in found.json["pareto"]
     assert found.json["plateau"]["value"] is None
     [row] = [line for line in found.text.splitlines() if line.endswith("  178 preemptions")]
     assert row.split()[0] == "512" and "*" not in row and "<--" not in row
     entry = found.json["points"][-1]
-    assert not entry["valid"] and entry["throughput"] == 2 * law(512) and entry["efficiency"] is None
+    assert not entry["valid"] and entry["tokens_per_s"] == 2 * law(512) and entry["efficiency"] is None
     assert entry["problems"] == ["178 preemptions"]
     assert any("left out, for they preempted: n 512" in note for note in found.notes)
 
@@ -169,12 +172,12 @@ def test_a_curve_without_a_law_keeps_its_other_answers():
     steep = [served(b, [100.0 * b], [0.01]) for b in (2, 4, 8)]
     found = said(steep)
     assert found.json["saturation_law"] is None and found.json["plateau"]["value"] is None
-    assert found.json["b_opt"]["batch"] is None and found.json["advised"] is None
+    assert found.json["b_opt"]["value"] is None and found.json["advised"] is None
     assert any("the saturation law is not fitted: throughput grows as fast" in note for note in found.notes)
     assert "batch           none: batching efficiency needs T(1)" in found.text
     assert "not reached: the last doubling (4 to 8) still gains 100 %" in found.text and "eff. %" not in found.text
     with_one = said([served(1, [100.0], [0.01]), *steep])
-    assert with_one.json["b_opt"]["batch"] == 8 and "closed form" not in with_one.text
+    assert with_one.json["b_opt"]["value"] == 8 and "closed form" not in with_one.text
 
 
 def test_a_law_that_does_not_describe_is_said():
@@ -185,7 +188,7 @@ def test_a_law_that_does_not_describe_is_said():
 
 def test_nothing_within_the_limits():
     found = said([planted(b) for b in GRID], RelativeSlo(0.5, 1))
-    assert found.json["b_opt"]["batch"] is None
+    assert found.json["b_opt"]["value"] is None
     assert "none: no load that was measured has an efficiency above 10 % and at most" in found.unbroken
 
 

@@ -119,8 +119,12 @@ def test_there_may_be_no_best():
 
 def test_json_has_every_answer():
     found = json.loads(as_json(compare(PUBLISHED), NAMES, ["planted note"]))
-    assert (found["baseline"]["limit"], found["baseline"]["throughput"]) == (768, 10967.555704)
-    assert (found["best"]["replicas"], found["best"]["limit"], found["best"]["total"]) == (2, 256, 512)
+    assert (found["baseline"]["concurrency"], found["baseline"]["tokens_per_s"]) == (768, 10967.555704)
+    assert tuple(found["best"][name] for name in ("replicas", "concurrency_per_replica", "concurrency")) == (
+        2,
+        256,
+        512,
+    )
     assert found["gain"] == {"value": pytest.approx(0.33754, abs=1e-5), "low": None, "high": None}
     assert found["best"]["gain"] == found["gain"] and found["best"]["latency_factor"]["value"] == pytest.approx(
         0.5025, 1e-3

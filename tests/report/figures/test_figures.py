@@ -38,7 +38,8 @@ def test_several_models_in_one_png(tmp_path):
 
 def test_the_picture_names_models_device_law_bound_and_plateau(tmp_path):
     text = drawn(tmp_path, curve(), curve("opt-2.7b", t_inf=5000.0))
-    expected = ("opt-1.3b", "opt-2.7b", "NVIDIA H200", "fitted law", "roofline", "plateau from here", "512")
+    origin = "NVIDIA H200, vLLM 0.26.0, 64 prompt and 32 output tokens"
+    expected = ("opt-1.3b", "opt-2.7b", origin, "fitted law", "roofline", "plateau from here", "512")
     assert [name for name in expected if f"<!-- {name} -->" not in text] == []
 
 

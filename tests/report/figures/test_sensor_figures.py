@@ -22,6 +22,7 @@ from pytest_slmserve.schema.environment import Environment
 to_hex = pytest.importorskip("matplotlib.colors").to_hex
 
 CPU = Environment(platform="cpu", cpu="Imagined CPU")
+ORIGIN = "NVIDIA H200, vLLM 0.26.0, 64 prompt and 32 output tokens"
 SENSED = {
     "gpu_util": 0.99,
     "engine_active": 0.75,
@@ -94,7 +95,7 @@ def test_means_are_dots_on_a_line_and_the_largest_readings_dashed_in_the_same_co
     mean, most = (line for line in active.lines if line.get_color() == COLOURS[0])
     assert (mean.get_marker(), mean.get_linestyle(), most.get_linestyle()) == ("o", "-", "--")
     assert list(zip(*most.get_data())) == [(1, 0.6), (8, 0.8)] and most.get_linewidth() < mean.get_linewidth()
-    assert key(figure) == ["opt-125m", "opt-1.3b", "mean", "max"] and words(figure) == "NVIDIA H200"
+    assert key(figure) == ["opt-125m", "opt-1.3b", "mean", "max"] and words(figure) == ORIGIN
 
 
 def test_a_quantity_that_no_sensor_gave_has_no_panel():
@@ -110,7 +111,7 @@ def test_a_load_without_its_reading_is_passed_over():
 def test_a_sweep_without_sensors_is_not_in_the_picture_nor_its_device_in_the_title():
     blind = curve("opt-tiny", sensed(1), environment=CPU)
     figure = sm_per_batch(shown([blind, curve("opt-125m", sensed(2, **SENSED))])).figure
-    assert words(figure) == "NVIDIA H200" and "opt-tiny" not in key(figure)
+    assert words(figure) == ORIGIN and "opt-tiny" not in key(figure)
     assert ticks(figure.axes[0]) == ["2"] and figure.axes[0].lines[0].get_color() == COLOURS[1]
 
 
@@ -160,6 +161,7 @@ def test_throughput_is_a_share_of_the_models_own_largest():
     util, active = figure.axes
     assert lines(util) == {"opt-1.3b": [(0.95, 0.25), (1.0, 1.0), (1.0, 0.75)]}
     assert lines(active) == {"opt-1.3b": [(0.2, 0.25), (0.5, 1.0), (0.4, 0.75)]}
+    assert [(text.get_text(), text.xy) for text in util.texts] == [("64", (1.0, 0.75)), ("1", (0.95, 0.25))]
     assert "GPU utilisation" in util.get_xlabel() and "SM active" in active.get_xlabel()
 
 
@@ -183,12 +185,13 @@ def test_models_stand_in_order_of_size_with_the_spread_of_their_repeats():
     ]
     assert [list(pair) for pair in ends] == [pytest.approx([0.01, 0.11])] * 5
     assert [text.get_text() for text in energy.texts] == ["0.0600"] * 5
-    assert key(figure) == ["smallest to largest repeat", "power limit 700 W"]
+    assert key(figure) == ["power limit 700 W", "smallest to largest repeat"]
+    assert [line.get_ydata()[0] for line in power.lines if line.get_label() == "power limit 700 W"] == [700]
 
 
 def test_one_repeat_has_no_spread():
     figure = energy_per_token(shown([curve("opt-13b", powered(16, (400.0, 0.5, None)))])).figure
-    assert heights(figure.axes[1]) == [0.5] and key(figure) == ["power limit not known"]
+    assert heights(figure.axes[1]) == [0.5] and not figure.legends
 
 
 def test_each_power_limit_has_bars_of_its_own_also_within_one_point():
@@ -236,7 +239,7 @@ def test_a_key_of_many_long_names_fits():
 @given(loads=st.sets(st.integers(1, 4096), min_size=1, max_size=40), count=st.integers(1, 3))
 def test_loads_are_labelled_as_far_as_there_is_room(loads, count):
     sweeps = shown([curve("x", *(sensed(load) for load in sorted(loads)))])
-    _, places = panels([sweep.curve.environment for sweep in sweeps], count)
+    _, places = panels([sweep.origin for sweep in sweeps], count)
     load_axis(places[0], sweeps)
     named = [text for text in ticks(places[0]) if text]
     assert len(ticks(places[0])) == len(loads) and named[-1] == str(max(loads)) and len(named) <= 22 // count + 1
