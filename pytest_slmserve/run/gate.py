@@ -140,8 +140,9 @@ def run_gate(session: Session, model: str) -> Gated:
         traced = one.traced(gated.failing_load) if options.profile and not options.calibrate else ""
     finally:
         session.devices.pool.close()
-    minutes = (time.monotonic() - began) / 60
-    session.notes.append(f"the gate of {short_name(model)} took {minutes:.1f} minutes, {len(gated.pairs)} pairs count")
+    if not is_short(session):
+        took = f"took {(time.monotonic() - began) / 60:.1f} minutes, {len(gated.pairs)} pairs count"
+        session.notes.append(f"the gate of {short_name(model)} {took}")
     if traced:
         session.notes.append(traced)
     if gated.outcome is State.FAILS:
