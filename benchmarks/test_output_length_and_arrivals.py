@@ -27,6 +27,20 @@ JOBS = {
 }
 
 
+# On the engines of the sweeps.
+AT_ONCE = {
+    "gpu": [{"model": "opt-125m", "requests": 500, "lengths": (512, 64)}],
+    "cpu": [{"model": "opt-tiny", "requests": 48, "lengths": (64, 32)}],
+}
+
+
+@pytest.mark.slm_suite("core")
+@pytest.mark.slm(jobs=AT_ONCE)
+def test_job_at_once(slm_job_point):
+    """It is served, and every measurement of it can be trusted."""
+    assert slm_job_point.measure()
+
+
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
     """It is served, and every measurement of it can be trusted."""

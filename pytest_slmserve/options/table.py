@@ -124,6 +124,9 @@ class Options:
     plan_gpus: int | None = opt(
         RUN, count, None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
     )
+    allow_undecided: bool = opt(
+        RUN, truth, False, "exit with status 0, not 10, where something is undecided and nothing fails"
+    )
     strict: bool = opt(
         RUN, truth, False, "assert the claims as the papers make them, even where they are known to fail"
     )

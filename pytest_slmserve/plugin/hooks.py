@@ -390,6 +390,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     stats = terminal.stats if terminal else {}
     if session.exitstatus == pytest.ExitCode.TESTS_FAILED and not stats.get("failed"):
         session.exitstatus = _without_failure(stats)
+    if session.exitstatus == EXIT_UNDECIDED and slm is not None and slm.options.allow_undecided:
+        session.exitstatus = pytest.ExitCode.OK
     if slm is not None and session.exitstatus == pytest.ExitCode.OK and _nothing_compared(session.config, slm):
         slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
         session.exitstatus = EXIT_UNDECIDED

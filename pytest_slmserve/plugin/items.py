@@ -37,6 +37,7 @@ NEEDS_SEVERAL = "compares what was measured beside others with the same alone: n
 # Fixtures that measure what the body of a test asks for, or an engine's own words.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
 NEEDS_A_GATE = "compares two sides: needs --slm-gate"
+WITHOUT_THE_OPTION = ("simulated", "cpu")  # platforms where a marker may say that a gate needs no --slm-gate
 # Why tests are left out of a run.
 GATE_ALONE = "a gate runs alone"
 ON_A_GPU_ONLY = "they run only on a GPU (--slm-gpu)"
@@ -58,10 +59,9 @@ def is_gate(item: pytest.Item) -> bool:
 
 
 def compares(session: Session, words: Mapping[str, Any]) -> bool:
-    """Does a test of a gate with these words of its marker run? On a simulated engine a gate disturbs nothing, so that
-    gate="simulated" stands in for `--slm-gate` there."""
-    rehearses = session.platform == "simulated" and words.get("gate") == "simulated"
-    return session.options.gate or (rehearses and not session.options.ray)
+    """Does a test of a gate with these words of its marker run? Its `gate` stands in for `--slm-gate` on the platform
+    that it names."""
+    return session.options.gate or (words.get("gate") == session.platform and not session.options.ray)
 
 
 def is_planned_point(item: Any) -> bool:
@@ -291,8 +291,10 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
         raise BadUsage(f"@pytest.mark.slm(ramp_up={words['ramp_up']!r}) is no ramp-up", " or ".join(get_args(RampUp)))
     if not isinstance(words.get("gpus", 1), int) or words.get("gpus", 1) < 1:
         raise BadUsage(f"@pytest.mark.slm(gpus={words['gpus']!r}) is no number of GPUs", "gpus=2")
-    if words.get("gate", "simulated") != "simulated":
-        raise BadUsage(f"@pytest.mark.slm(gate={words['gate']!r}) is no gate without --slm-gate", 'gate="simulated"')
+    if words.get("gate", "cpu") not in WITHOUT_THE_OPTION:
+        raise BadUsage(
+            f"@pytest.mark.slm(gate={words['gate']!r}) is no gate without --slm-gate", " or ".join(WITHOUT_THE_OPTION)
+        )
     for own in ("extra", "env"):
         if past := next(filter(takes_gpus, _names(own, words.get(own, ()))), None):
             why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"

@@ -10,6 +10,7 @@ import pytest
 from pytest_slmserve.plugin.items import (
     check_requests_fit,
     engine_of,
+    is_gate,
     is_reader,
     is_skipped,
     measures_alone,
@@ -24,9 +25,9 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
     BadUsage for markers that say nothing, and for requests that are too long for their engine.
 
     Engines come in the order of their first item. Claims and advice come after the points they read. Items that read
-    more than one engine's points come last, when what is measured alone has been. So does what is skipped: no engine
-    ends for it. Where cells are measured once more, alone, in the end, every reader waits for that: its inputs would
-    change after its verdict.
+    more than one engine's points come last, when what is measured alone has been. So do gates, which end the engine of
+    the others, and what is skipped: no engine ends for it. Where cells are measured once more, alone, in the end, every
+    reader waits for that: its inputs would change after its verdict.
     """
     for item in items:
         if why := skip_reason(session, item):
@@ -37,7 +38,7 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
 
     def rank(item: pytest.Item) -> tuple[bool, bool, int, bool]:
         reads = is_reader(item)
-        late = is_skipped(item) or (reads and (alone or reads_several(item)))
+        late = is_skipped(item) or is_gate(item) or (reads and (alone or reads_several(item)))
         which = order.setdefault(engine_of(session, item), len(order))
         return late, late and not measures_alone(item), which, reads
 

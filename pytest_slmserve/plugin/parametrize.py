@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_slmserve.analysis.claims.lookup import claim_of
-from pytest_slmserve.analysis.gate.launch_pairs import ENDPOINTS
+from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS
 from pytest_slmserve.plan.case_lists import A_JOB, gpus_cases, job_cases, point_cases, replica_cases
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plugin.items import compares
@@ -82,19 +82,20 @@ def _no_jobs() -> Exception:
 
 
 def gate_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
-    """Parameters of `slm_gate`: each model of the run with each endpoint that a gate compares; a single None where no
-    gate was requested. Raises BadUsage for a gate that could not be carried out."""
-    from pytest_slmserve.run.gate import check_gate
+    """Parameters of `slm_gate`: each model of the run with each endpoint that a gate compares, or the first with what
+    a short gate decides; a single None where no gate was requested. Raises BadUsage for a gate that could not be
+    carried out."""
+    from pytest_slmserve.run.gate import check_gate, is_short
 
     if not compares(session, words):
         return [pytest.param(None, id="-")]
-    for model in session.planner.models:
+    models, endpoints = session.planner.models, ENDPOINTS
+    if is_short(session):
+        models, endpoints = models[:1], (BLOCKS,)
+    for model in models:
         check_gate(session, model)
-    return [
-        pytest.param((model, endpoint), id=f"{short_name(model)}-{endpoint}")
-        for model in session.planner.models
-        for endpoint in ENDPOINTS
-    ] or [NONE_THERE]
+    sides = [(model, endpoint) for model in models for endpoint in endpoints]
+    return [pytest.param(each, id=f"{short_name(each[0])}-{each[1]}") for each in sides] or [NONE_THERE]
 
 
 def model_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.gate.comparisons import COLUMNS as COMPARED
 from pytest_slmserve.report.gate.comparisons import WORDS
-from pytest_slmserve.report.gate.text import title
+from pytest_slmserve.report.gate.text import goes_on, title
 from pytest_slmserve.report.numbers import change, changes, counted, figure, milliseconds
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.goodput import highest_good_load
@@ -223,11 +223,12 @@ def _jobs(found: Findings, longest: int) -> Iterator[Section]:
 
 
 def _gates(found: Findings, longest: int) -> Iterator[Section]:
-    """Each gate with its endpoints, the worst first, and why one does not pass."""
+    """Each gate with its endpoints, the worst first, and why one does not pass. Of fewer pairs than can decide, only
+    what is no matter of chance."""
     colours: dict[State, Colour] = {State.HOLDS: "green", State.FAILS: "red", State.UNDECIDED: "yellow"}
     worst = [State.FAILS, State.UNDECIDED, State.HOLDS]
     for gated in found.gates:
-        compared = sorted(gated.gated, key=lambda each: worst.index(each.outcome))
+        compared = sorted(() if goes_on(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
         parts = table_parts([(each, True) for each in compared], COMPARED)
         entries: list[list[Line]] = []
         for each, lines in zip(compared, parts.rows):
@@ -240,6 +241,7 @@ def _gates(found: Findings, longest: int) -> Iterator[Section]:
             entries.append(_block(f"left out: {'; '.join(gated.dropped)}", longest))
         head = [
             *_block(f"{title(gated)}{_releases(gated)}", longest, colours[gated.outcome]),
+            *(_block(f"  undecided: {more}", 2, "yellow") if (more := goes_on(gated)) else ()),
             *_plain(parts.head if compared else []),
         ]
         yield Section(head, entries, "endpoint", weight=4, foot=_plain(parts.foot))

@@ -52,6 +52,7 @@ from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import Workload
 
 MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
+SHORT = 2  # pairs of a gate among other tests, where each takes most of a minute
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
 WARM_UP = 0  # in place of a pair's number
 ASKED = (4, 32)  # requests, and tokens of each, that both sides are asked for
@@ -89,7 +90,8 @@ class Gates:
             raise type(error)(f"the gate of {short_name(model)} was broken off: {cause}", error.hint)
         if model not in self.found:
             try:
-                self.found[model] = in_view_of_noise(self.session, model, run_gate(self.session, model))
+                gated = run_gate(self.session, model)
+                self.found[model] = gated if is_short(self.session) else in_view_of_noise(self.session, model, gated)
             except Exception as error:  # a full disk too: launches are dear, and would end in the same way
                 known = isinstance(error, SlmError)
                 self.failed[model] = error if known else EngineFailed(f"{type(error).__name__}: {error}")
@@ -98,6 +100,12 @@ class Gates:
                 raise
             self.session.gates.append(self.found[model])
         return self.found[model]
+
+
+def is_short(session: Session) -> bool:
+    """Does a gate run among other tests, so that it makes SHORT pairs, at the large load alone, and decides what is no
+    matter of chance? A simulated one takes no time and runs in full."""
+    return not session.options.gate and session.platform != "simulated"
 
 
 def check_gate(session: Session, model: str) -> None:
@@ -119,20 +127,21 @@ def run_gate(session: Session, model: str) -> Gated:
         session.notes.append(f"both sides of the gate of {short_name(model)} are the same: what differs is noise")
     found, gated = one.go_on()
     try:
-        if gated is None or not _is_over(gated, options.calibrate):
+        if gated is None or not _is_over(gated, session):
             one.warm_up(found)
             with closing(one.pairs(_numbers(terms, found))) as pairs:
                 for launched in pairs:
                     found += launched
                     gated = judge_gate(found, terms)
-                    if _is_over(gated, options.calibrate):
+                    if _is_over(gated, session):
                         break
         assert gated is not None
         traced = one.traced(gated.failing_load) if options.profile and not options.calibrate else ""
     finally:
         session.devices.pool.close()
-    minutes = (time.monotonic() - began) / 60
-    session.notes.append(f"the gate of {short_name(model)} took {minutes:.1f} minutes, {len(gated.pairs)} pairs count")
+    if not is_short(session):
+        took = f"took {(time.monotonic() - began) / 60:.1f} minutes, {len(gated.pairs)} pairs count"
+        session.notes.append(f"the gate of {short_name(model)} {took}")
     if traced:
         session.notes.append(traced)
     if gated.outcome is State.FAILS:
@@ -147,8 +156,8 @@ def launches_left(session: Session, model: str) -> tuple[int, int]:
     one = OneGate(session, model, sides(session.planner.spec(model), options))
     found, gated = one.go_on()
     there = len(gated.pairs) if gated else 0
-    goal = terms.pairs if options.calibrate else next_look(there, terms)
-    if goal is None or (gated and _is_over(gated, options.calibrate)):
+    goal = SHORT if is_short(session) else terms.pairs if options.calibrate else next_look(there, terms)
+    if goal is None or (gated and _is_over(gated, session)):
         return 0, 0
     return len(one.cold(found)), 2 * (goal - there)
 
@@ -193,13 +202,15 @@ def _numbers(terms: GateCriteria, found: Sequence[Measurement]) -> list[int]:
     return [number for number in range(1, terms.pairs + MAX_DROPPED + 1) if number not in there]
 
 
-def _is_over(gated: Gated, calibrating: bool = False) -> bool:
+def _is_over(gated: Gated, session: Session) -> bool:
     """Decides whether a gate ends: all pairs measured, too many dropped, or an outcome that is settled at a planned
-    look. Between two looks the outcome counts for nothing. A calibration has no look."""
+    look. Between two looks the outcome counts for nothing. A calibration has no look, nor has a short gate."""
     there, dropped = len(gated.pairs), len(gated.dropped)
+    if is_short(session):
+        return there + dropped >= SHORT
     if there >= gated.terms.pairs or dropped > MAX_DROPPED:
         return True
-    if calibrating:
+    if session.options.calibrate:
         return False
     looked = there > 0 and next_look(there - 1, gated.terms) == there
     return looked and gated.settled
@@ -233,11 +244,11 @@ def _side(
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
     """Small load and large one: the ends of `--slm-concurrency`; by default one, the model's batch of table 1, for how
-    fast small loads are the host decides. The small one has a longer window."""
+    fast small loads are the host decides. The small one has a longer window; a short gate has the large one alone."""
     planner, asked = session.planner, session.options.concurrency
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
     ends = sorted({asked[0], asked[-1]} if asked else {large})
-    loads = tuple(planner.load(n) for n in ends)
+    loads = tuple(planner.load(n) for n in (ends[-1:] if is_short(session) else ends))
     if len(loads) > 1:
         loads = (replace(loads[0], window_s=SMALL_WINDOWS * loads[0].window_s), *loads[1:])
     for load in loads:
@@ -287,9 +298,12 @@ class OneGate:
         return (m.spec, m.environment.key, m.workload.hash, m.paired.caches) == asked and m.load in self.loads
 
     def cold(self, found: Sequence[Measurement]) -> tuple[Side, ...]:
-        """Sides of which nothing was launched since this host was booted. Two that are the same are one."""
+        """Sides of which nothing was launched since this host was booted. Two that are the same are one, and what the
+        run's other tests launched is such a launch too."""
         host = self.session.host.environment.host
-        there = {m.spec for m in found if host and m.environment.host == host}
+        same = self.specs["baseline"] == self.specs["candidate"]  # else each has caches of its own
+        launched = [*found, *(self.session.results.measurements() if same else ())]
+        there = {m.spec for m in launched if host and m.environment.host == host}
         first: dict[EngineSpec, Side] = {}
         for side, spec in self.specs.items():
             first.setdefault(spec, side)

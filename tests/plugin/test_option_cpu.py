@@ -35,6 +35,18 @@ def test_of_the_shipped_suite_what_only_a_gpu_runs_is_left_out_in_one_sentence(p
     assert sentences == [f"slmserve leaves out {counts['deselected']} tests: they run only on a GPU (--slm-gpu)"]
 
 
+def test_the_core_suite_has_a_sweep_with_its_claims_a_job_and_a_gate_of_two_pairs(pytester, holds):
+    holds("0.32.0")
+    result = pytester.runpytest_inprocess(BENCHMARKS, "--slm-cpu", "--slm-plan", "--rootdir=.")
+    assert result.ret == 0
+    starts = [line for line in result.outlines if " start opt-tiny " in line]
+    assert len(starts) == 1, "job and sweep share an engine"
+    result.stdout.fnmatch_lines(["*test_job_at_once?opt-tiny-32-at-once?*", "*test_point?opt-tiny-256?*"])
+    result.stdout.fnmatch_lines(
+        ["*test_throughput_reaches_a_plateau?opt-tiny? (reads)", "*test_no_worse?*-kv-blocks?*"]
+    )
+
+
 def test_its_defaults_are_small(pytester, holds):
     holds("0.32.0")
     pytester.makepyfile(SWEEP)

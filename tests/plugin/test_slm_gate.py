@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from inside import ENDPOINTS, GATE, usage_error
-from shipped import BENCHMARKS
+from shipped import BENCHMARKS, put
 
 from pytest_slmserve.engines import pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
@@ -386,6 +386,32 @@ def test_a_slower_engine_is_found_through_its_own_processes(gate, pytester, stan
     )
     found = archive().measurements
     assert len({m.launch for m in found}) >= 8 and all(m.environment.vllm == "0.32.0" for m in found)
+
+
+def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(pytester, stand_in_here, archive, monkeypatch):
+    put(pytester.path, "test_gate")
+    monkeypatch.setenv("SLM_GATE_PAIRS", "4")
+    words = ("--slm-cpu", "--slm-models=opt-tiny", "--slm-input-len=16", "--slm-output-len=8", "--slm-window=0.4")
+    words = (*words, "--slm-concurrency=2,4", "--slm-telemetry=off", stand_in_here)
+    result = pytester.runpytest_inprocess(*words)
+    assert result.ret == 0
+    result.assert_outcomes(passed=1)
+    goes_on = "--slm-gate --slm-resume --slm-concurrency=4"
+    result.stdout.fnmatch_lines(
+        [
+            "opt-tiny: INCONCLUSIVE after 2 pairs of launches",
+            f"  undecided: about * s more can decide: {goes_on}",
+            "kv-blocks: pass, *",
+        ]
+    )
+    result.stdout.no_fnmatch_line("output tokens/s*")
+    assert len({m.launch for m in archive().measurements}) == 4
+    result = pytester.runpytest_inprocess(*words, *goes_on.split())
+    result.stdout.fnmatch_lines(
+        ["opt-tiny: * after 4 pairs of launches", "note: the gate of opt-tiny goes on from 2 pairs*"]
+    )
+    found = archive().measurements
+    assert len({m.launch for m in found}) == 8 and len({m.paired.gate for m in found}) == 1
 
 
 def test_what_was_found_is_there_for_others(gate, pytester, monkeypatch):

@@ -30,7 +30,7 @@ from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.run import gate
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor
-from pytest_slmserve.run.gate import MAX_DROPPED, Gates, check_gate, loads_of, order, sides
+from pytest_slmserve.run.gate import MAX_DROPPED, Gates, check_gate, launches_left, loads_of, order, sides
 from pytest_slmserve.run.results import Results
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
@@ -260,10 +260,12 @@ def test_a_gate_is_made_once(opened):
     assert session.gates == [gates.of(MODEL)] and len(session.devices.pool.starts) == 8
 
 
-def real_session(session: Session, start: Callable[[EngineSpec], Any] = SimulatedEngine, **given: object) -> Session:
+def real_session(
+    session: Session, start: Callable[[EngineSpec], Any] = SimulatedEngine, host: str | None = None, **given: object
+) -> Session:
     """The same on a device that warms up; what it starts is simulated all the same."""
     options = read_options({**FEW_STEPS, "cpu": True, **given}, {}, {})
-    planner = Planner(options, "cpu", Host(Environment(platform="cpu"), "none"))
+    planner = Planner(options, "cpu", Host(Environment(platform="cpu", host=host), "none"))
     devices = Devices(planner, Pool(start_engine=start, hold_engine=lambda *launch: None))
     return Session(planner, devices, Executor(devices, Results(), 2, archive=session.executor.archive))
 
@@ -279,6 +281,14 @@ def test_a_real_engine_is_launched_once_before_it_counts(opened, candidate, warm
     assert session.devices.pool.starts == [both[side] for side in (*warm_ups, *counted)]
     measured = [m for p in gated.pairs for side in (p.baseline, p.candidate) for m in side.measurements]
     assert len(measured) == 16 and len({m.launch for m in measured}) == 8
+
+
+def test_what_other_tests_launched_is_a_launch_before_the_first_pair(opened):
+    session = real_session(opened(), host="booted once")
+    assert launches_left(session, MODEL) == (1, 8)
+    spec, load = session.planner.spec(MODEL), session.planner.load(4)
+    session.executor.measure(session.planner.case(spec, [session.planner.workload(MODEL)], [load]))
+    assert launches_left(session, MODEL) == (0, 8)
 
 
 @pytest.mark.parametrize(("enough_cores", "at_once"), [(1, 4), (10_000, 2)])
@@ -313,9 +323,9 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
 # When it ends
 
 
-def test_it_ends_at_planned_looks_only():
-    made = pairs(12)
-    over = [n for n in range(1, 13) if gate._is_over(judge_gate(made[: 4 * n], GateCriteria()))]
+def test_it_ends_at_planned_looks_only(opened):
+    made, session = pairs(12), opened()
+    over = [n for n in range(1, 13) if gate._is_over(judge_gate(made[: 4 * n], GateCriteria()), session)]
     assert over == [4, 6, 8, 12]
 
 

@@ -67,11 +67,13 @@ GPU_IDLE = 0x01  # a clock falls because nothing runs
 @dataclass(frozen=True, slots=True)
 class Health:
     """reasons: worst first; none where all is well. unknown: nothing was sampled, and the reason says so. noise: what
-    slowed the host or hid it from the sensors, which an interval has in it and which speaks against nothing."""
+    slowed the host or hid it from the sensors, which an interval has in it and which speaks against nothing. starved:
+    did processes of ours wait for CPU cores that others had?"""
 
     state: HealthState
     reasons: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()
+    starved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ def health(
     invalid, degraded, noise = (
         tuple(text for kind, text in found if kind == wanted) for wanted in ("invalid", "degraded", "noise")
     )
-    return Health("invalid" if invalid else "degraded" if degraded else "ok", (*invalid, *degraded), noise)
+    state: HealthState = "invalid" if invalid else "degraded" if degraded else "ok"
+    return Health(state, (*invalid, *degraded), noise, starved=any(True for rule in STARVED for _ in rule(seen)))
 
 
 def _of_all(gpus: Sequence[Health]) -> Health:
@@ -112,7 +115,7 @@ def _of_all(gpus: Sequence[Health]) -> Health:
         tuple(f"GPU {i}: {text}" for i, texts in enumerate(each) for text in texts)
         for each in ([gpu.reasons for gpu in gpus], [gpu.noise for gpu in gpus])
     )
-    return Health(state, reasons, noise)
+    return Health(state, reasons, noise, starved=any(gpu.starved for gpu in gpus))
 
 
 def _own_gpu_processes(replica: Replica | None) -> int:
@@ -298,6 +301,7 @@ def _name(number: int) -> str:
     return SENSORS[number].names[0]
 
 
+STARVED = (_stolen, _throttled, _busy_host)
 RULES: tuple[Callable[[_Seen], Iterator[Finding]], ...] = (
     _coverage,
     _gaps,
@@ -311,7 +315,5 @@ RULES: tuple[Callable[[_Seen], Iterator[Finding]], ...] = (
     _clock_moves,
     _missing,
     _failed_sensors,
-    _stolen,
-    _throttled,
-    _busy_host,
+    *STARVED,
 )

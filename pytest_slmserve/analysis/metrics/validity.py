@@ -99,19 +99,31 @@ def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
     broken = (*_failed(measurement, failed_share), *served)
     if broken:
         return CheckResult(broken, degraded, seen.noise)
-    noise = (*_late_stamps(measurement), *(not_steady([measurement]) if measurement.alone else ()), *seen.noise)
-    return CheckResult((*_implausible(measurement), *invalid), degraded, noise)
+    unheld = tuple(_not_held(measurement))  # a client without a core sends late, and that is noise
+    noise = (
+        *(unheld if seen.starved else ()),
+        *_late_stamps(measurement),
+        *(not_steady([measurement]) if measurement.alone else ()),
+        *seen.noise,
+    )
+    problems = (*_implausible(measurement), *(() if seen.starved else unheld), *invalid)
+    return CheckResult(problems, degraded, noise)
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:
     yield from _roofline(measurement)
     if is_job(measurement.load):
         yield from _tokens_not_told(measurement.run)
-    elif measurement.spec.interface == "engine":  # a client of a server does not see when its requests were admitted
-        yield from _little(measurement.run, measurement.workload.mean_output_tokens)
-        yield from _load_not_reached(measurement)
     yield from _late_sends(measurement)
     yield from cache_hit_problems(measurement)
+
+
+def _not_held(measurement: Measurement) -> Iterator[str]:
+    """Was the load in the engine, by both counts of it? A client of a server does not see when its requests were
+    admitted."""
+    if measurement.spec.interface == "engine" and not is_job(measurement.load):
+        yield from _little(measurement.run, measurement.workload.mean_output_tokens)
+        yield from _load_not_reached(measurement)
 
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from statistics import median
 from typing import Any
 
@@ -10,6 +11,7 @@ from pytest_slmserve.analysis.gate.calibration import Calibration
 from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.gate.comparisons import COLUMNS, KEY, WORDS, comparison_facts, text
@@ -30,6 +32,7 @@ def gate_text(gated: Gated) -> str:
     found = text(gated.gated, gated.shown) if gated.gated else "nothing was compared"
     pieces = [title(gated), *(f"  {side}: {words}" for side, words in _sides(gated)), f"  {caches_text(gated)}"]
     pieces += ["", found, *_exact(gated)]
+    pieces += [f"undecided: {more}"] if (more := goes_on(gated)) else []
     pieces += [outputs] if (outputs := outputs_text(gated)) else []
     pieces += [f"left out: {why}" for why in gated.dropped]
     pieces += ["", hanging(KEY, 0)]
@@ -40,6 +43,20 @@ def gate_text(gated: Gated) -> str:
 
 def title(gated: Gated) -> str:
     return f"{gated.model}: {WORDS[gated.outcome].upper()} after {len(gated.pairs)} pairs of launches"
+
+
+def goes_on(gated: Gated) -> str:
+    """Options that measure what an undecided gate lacks for its first planned look, and how long that takes by the
+    pairs there; empty where it has been looked at, and where no pair counts."""
+    there = len(gated.pairs)
+    if gated.outcome is not State.UNDECIDED or not 0 < there < FIRST_LOOKS[0]:
+        return ""
+    began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
+    took_s = (datetime.fromisoformat(began[-1]) - datetime.fromisoformat(began[0])).total_seconds()
+    lacking = FIRST_LOOKS[0] - there
+    more = f"about {lacking * took_s / (there - 1):.0f} s more" if there > 1 else counted(lacking, "more pair")
+    loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.measurements)
+    return f"{more} can decide: --slm-gate --slm-resume --slm-concurrency={loads}"
 
 
 def diagnosis(gated: Gated) -> Diagnosis:

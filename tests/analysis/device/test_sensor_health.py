@@ -91,6 +91,7 @@ FAULTS = {
 def test_a_fault_is_told_with_its_numbers(fault):
     columns, kind, words = FAULTS[fault]
     found = of(columns)
+    assert found.starved is (fault in ("stolen", "stolen from all", "throttled", "busy host"))
     assert found.state == ("ok" if kind == "noise" else kind)
     [text] = found.noise if kind == "noise" else found.reasons
     assert words in text

@@ -146,6 +146,16 @@ def test_load_not_reached(idle, caught):
     assert any("not the 16 asked for" in text for text in found) is caught
 
 
+@pytest.mark.parametrize(("others", "noise"), [(0.5, False), (13.5, True)])
+def test_a_load_not_reached_is_noise_where_others_had_the_cores(others, noise):
+    m = measurement(16, idle_steps=8, steps=400)
+    columns = {**WELL, sensors.HOST_CORES: 2 + others}
+    watched = replace(m.run, telemetry=planted_telemetry(columns, until_s=m.run.window_s[1]))
+    found = check(replace(m, environment=replace(m.environment, cores=16), run=watched))
+    assert any("not the 16 asked for" in text for text in found.noise) is noise
+    assert any("not the 16 asked for" in text for text in found.problems) is not noise
+
+
 def test_an_engine_limit_is_no_fault_of_the_load():
     held = measurement(8)
     assert "held 8.0 requests" in only(replace(held, load=ClosedLoop(64)))
