@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 BOUND_MS = 15.0
-HEAVY = ("vllm", "torch", "numpy", "psutil", "pynvml", "transformers", "matplotlib")
+HEAVY = ("vllm", "torch", "numpy", "psutil", "pynvml", "transformers", "matplotlib", "tabulate")
 LOOK = f"import sys, atexit\natexit.register(lambda: print('heavy:', [m for m in {HEAVY!r} if m in sys.modules]))\n"
 
 

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from textwrap import fill, wrap
 from typing import Generic, Literal, TypeVar
+
+from tabulate import SEPARATING_LINE, tabulate
 
 from pytest_slmserve.report.numbers import ABSENT
 
@@ -149,21 +152,15 @@ def _grid(rows: Sequence[Sequence[str]], heads: Sequence[str], sides: Sequence[S
             broken = ["\n".join(wrap(cell, widths[place] - less)) for cell in columns[place]]
             columns[place], too_wide = broken, too_wide - less
             widths[place] = _width([heads[place], *broken])
-    head = [*_lines(heads, sides, widths), GAP.join("-" * wide for wide in widths)]
-    return [head, *(_lines(row, sides, widths) for row in zip(*columns))]
+    # Lines of headings are rows: tabulate widens a column beyond its heading, and takes away an empty first line.
+    head, body = list(zip_longest(*(each.split("\n") for each in heads), fillvalue="")), list(zip(*columns))
+    laid = tabulate([*head, SEPARATING_LINE, *body], tablefmt="simple", colalign=sides, disable_numparse=True)
+    lines = (line.rstrip() for line in laid.split("\n")[1:-1])  # without the rules above and below
+    return [list(islice(lines, height)) for height in (len(head) + 1, *map(_height, body))]
 
 
-def _lines(cells: Sequence[str], sides: Sequence[Side], widths: Sequence[int]) -> list[str]:
-    """Lines of one row: as many as its highest cell has."""
-    parts = [cell.split("\n") for cell in cells]
-    adjust = {"left": str.ljust, "right": str.rjust, "center": str.center}
-    return [
-        GAP.join(
-            adjust[side](part[number] if number < len(part) else "", wide)
-            for part, side, wide in zip(parts, sides, widths)
-        ).rstrip()
-        for number in range(max(map(len, parts), default=0))
-    ]
+def _height(cells: Sequence[str]) -> int:
+    return max((cell.count("\n") for cell in cells), default=0) + 1
 
 
 def hanging(text: str, indent: int) -> str:
