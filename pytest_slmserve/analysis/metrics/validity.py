@@ -29,6 +29,7 @@ from pytest_slmserve.schema.records import Measurement, ReplicaGroup, Run
 FAILED_SHARE = 0.0
 MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5 %
 MIN_STEPS_PER_HALF = 20
+LONGER_WINDOW = "a longer window"  # what would make such a measurement valid
 LITTLE_TOLERANCE = 0.05  # both counts are of the same run: an honest one agrees within the cut at the window's ends
 LITTLE_STEPS = 2  # an engine stamps a request as scheduled up to a step ahead, and may chunk its prefill over one more
 LOAD_TOLERANCE = 0.05
@@ -127,13 +128,21 @@ def _not_held(measurement: Measurement) -> Iterator[str]:
 
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:
-    """Holds where at least `wanted` repeats of a case are valid. Its reason tells what is wrong with the others."""
+    """Holds where at least `wanted` repeats of a case are valid. Its reason tells what is wrong with the others.
+    Undecided where nothing is but that their windows were too short, when other processes had the host's cores."""
     wrong = [check(*group).problems for group in repeats]
     valid, what = wrong.count(()), "runs" if any(len(group) > 1 for group in repeats) else "measurements"
     told = "; ".join(dict.fromkeys(text for each in wrong for text in each))
     why = ": ".join(filter(None, [f"{valid} of {len(repeats)} {what} are valid, {wanted} are wanted", told]))
-    state, records = State.HOLDS if valid >= wanted else State.FAILS, tuple(m.id for group in repeats for m in group)
+    short = all(map(_cut_short, (group for group, found in zip(repeats, wrong) if found)))
+    state = State.HOLDS if valid >= wanted else State.UNDECIDED if valid < len(repeats) and short else State.FAILS
+    records = tuple(m.id for group in repeats for m in group)
     return Verdict("valid-point", subject, state, why, value=valid, bound=wanted, n=len(repeats), records=records)
+
+
+def _cut_short(group: ReplicaGroup) -> bool:
+    starved = any(health(m.run, m.environment, m.replica).starved for m in group)
+    return starved and all(LONGER_WINDOW in text for text in check(*group).problems)
 
 
 def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:
@@ -159,9 +168,9 @@ def _broken(run: Run) -> Iterator[str]:
     if preempted := window.preemptions(run):
         yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
     if (steps := len(window.window_steps(run))) < MIN_STEPS or window.span_s(run) is None:
-        yield f"{_little_time(run, steps)}: a longer window, or more requests"
+        yield f"{_little_time(run, steps)}: {LONGER_WINDOW}, or more requests"
     if not window.finished_in_window(run):
-        yield "no request finished in the window: a longer window"
+        yield f"no request finished in the window: {LONGER_WINDOW}"
     elif not closed_loop_latencies(run).ttft_s.known:
         yield "no finished request says when its first token came"
 

@@ -9,6 +9,7 @@ from strategies import WELL, measurement, planted_telemetry
 
 from pytest_slmserve.analysis.metrics.latency import judged_rows
 from pytest_slmserve.analysis.metrics.validity import check, degradations, is_clean, problems, trustworthy
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop
 from pytest_slmserve.schema.records import Failures, Steps, Stream
@@ -154,6 +155,18 @@ def test_a_load_not_reached_is_noise_where_others_had_the_cores(others, noise):
     found = check(replace(m, environment=replace(m.environment, cores=16), run=watched))
     assert any("not the 16 asked for" in text for text in found.noise) is noise
     assert any("not the 16 asked for" in text for text in found.problems) is not noise
+
+
+@pytest.mark.parametrize(("others", "state"), [(0.5, State.FAILS), (13.5, State.UNDECIDED)])
+def test_too_few_steps_decide_nothing_where_others_had_the_cores(others, state):
+    m = measurement(16, steps=12)
+    columns = {**WELL, sensors.HOST_CORES: 2 + others}
+    watched = replace(m.run, telemetry=planted_telemetry(columns, until_s=m.run.window_s[1], interval_s=0.01))
+    busy = replace(m, environment=replace(m.environment, cores=16), run=watched)
+    verdict = trustworthy("opt-1.3b", [(busy,), (busy,)])
+    assert verdict.state is state and "engine steps in the window, 20 are needed" in verdict.why
+    failed = replace(busy, run=replace(watched, failures=3))
+    assert trustworthy("opt-1.3b", [(busy,), (failed,)]).state is State.FAILS
 
 
 def test_an_engine_limit_is_no_fault_of_the_load():
