@@ -170,9 +170,6 @@ def _differences(values: Iterable[int | None]) -> list[int | None]:
     return coded
 
 
-# Reading
-
-
 def engine_of(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
     return (
         built(EngineSpec, facts["spec"]),

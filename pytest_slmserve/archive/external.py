@@ -60,9 +60,6 @@ class Columns:
         return tuple(name for name in astuple(replace(self, latency_unit=None)) if name is not None)
 
 
-# Points
-
-
 def curve_of(rows: Sequence[Row], columns: Columns) -> Curve:
     """Curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold."""
     loads = sorted(((knob_of(row, columns.knob), row) for row in rows), key=lambda pair: pair[0])
@@ -140,9 +137,6 @@ def unit_of(columns: Columns) -> str:
     return unit
 
 
-# Numbers
-
-
 def value_of(row: Row, column: str) -> float:
     """A finite number, from text too. Raises BadUsage."""
     if column not in row.cells:
@@ -197,9 +191,6 @@ def _within(row: Row, column: str, low: float, high: float, why_not: str) -> flo
 def _shown(cell: object) -> str:
     text = repr(cell)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-# Choosing rows
 
 
 def matching(rows: Sequence[Row], conditions: Sequence[str], option: str = "--where") -> list[Row]:
@@ -296,9 +287,6 @@ def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:
     for name in names:
         if rows and name is not None and name not in there:
             raise BadUsage(f"there is no column {name!r}", f"one of {', '.join(there)}")
-
-
-# Files
 
 
 def read(path: Path) -> list[Row]:

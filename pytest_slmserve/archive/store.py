@@ -211,9 +211,6 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
     return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes), tuple(found.written_by))
 
 
-# Writing
-
-
 def _cannot_write(path: Path, error: OSError) -> NoReturn:
     raise BadUsage(f"cannot write to {path}: {error.strerror}", ANOTHER) from None
 
@@ -250,9 +247,6 @@ def _version() -> str | None:
         return version("pytest-slmserve")
     except PackageNotFoundError:
         return None
-
-
-# Reading
 
 
 @dataclass(frozen=True, slots=True)

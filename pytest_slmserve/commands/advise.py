@@ -9,18 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.cli import (
-    FAILS,
-    HOLDS,
-    INTERRUPTED,
-    UNDECIDED,
-    USAGE,
-    Commands,
-    Parser,
-    add_archives,
-    add_command,
-    check_share,
-)
+from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
@@ -38,16 +27,17 @@ if TYPE_CHECKING:
     from pytest_slmserve.schema.records import Progress
 
 STATUS = (
-    f"{HOLDS} something is advised, {UNDECIDED} nothing can be, {USAGE} wrong usage or a file that cannot "
+    f"{cli.HOLDS} something is advised, {cli.UNDECIDED} nothing can be, {cli.USAGE} wrong usage or a file that cannot "
     "be read. With --knob, --throughput and --latency the files are external results, as `judge` reads them. "
-    f"With --verify: {HOLDS} all is as predicted, {FAILS} something is not, {UNDECIDED} undecided or nothing to verify."
+    f"With --verify: {cli.HOLDS} all is as predicted, {cli.FAILS} something is not, {cli.UNDECIDED} undecided or "
+    "nothing to verify."
 )
 
 
-def add(commands: Commands) -> None:
+def add(commands: cli.Commands) -> None:
     words = "advise the batch, the memory and the number of engines to serve with"
-    command = add_command(commands, "advise", words, STATUS, advise)
-    add_archives(command, "RECORDS")
+    command = cli.add_command(commands, "advise", words, STATUS, advise)
+    cli.add_archives(command, "RECORDS")
     add_columns(command, required=False)
     command.add_argument(
         "--model", metavar="NAME", help="advise on this model alone; tells the shape of external results"
@@ -64,7 +54,7 @@ def add(commands: Commands) -> None:
     add_verify(command)
 
 
-def add_verify(command: Parser) -> None:
+def add_verify(command: cli.Parser) -> None:
     """Adds the options that verify an advice by measurement. An option not given is None: none of them applies to
     records alone."""
     group = command.add_argument_group("to verify it, on the kind of host that was measured on")
@@ -108,7 +98,7 @@ def advise(given: argparse.Namespace) -> int:
         print(as_json(advice_facts(found, asked.source, mine)))
     else:
         print(text.text(found, asked.source), *gpus_advice(mine), sep="\n")
-    return HOLDS if found.possible else UNDECIDED
+    return cli.HOLDS if found.possible else cli.UNDECIDED
 
 
 def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
@@ -136,7 +126,7 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
             line.clear()
     except KeyboardInterrupt:
         print(f"interrupted: nothing runs any more; what was measured is in {terms.records}", file=sys.stderr)
-        return INTERRUPTED
+        return cli.INTERRUPTED
     if as_object:
         measured = verification.verification_facts(seen, session.notes)
         print(as_json({**advice_facts(found, source), "verification": measured}))
@@ -164,7 +154,7 @@ def terms_of(given: argparse.Namespace) -> VerifyOptions | None:
     from pytest_slmserve.run.verify_advice import VerifyOptions
 
     terms = VerifyOptions(**chosen)
-    check_share("verify-margin", terms.margin)
+    cli.check_share("verify-margin", terms.margin)
     if not 0 < terms.repeats < 1000:
         raise BadUsage(f"--repeats {terms.repeats} is no number of measurements", "--repeats 2")
     return terms

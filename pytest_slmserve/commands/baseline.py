@@ -118,9 +118,6 @@ def show(given: argparse.Namespace) -> int:
     return HOLDS
 
 
-# What is told of a baseline
-
-
 def _page(found: Baseline) -> str:
     from pytest_slmserve.report.numbers import ABSENT, counted, figure
     from pytest_slmserve.report.text_table import Column, named, table

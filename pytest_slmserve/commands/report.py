@@ -9,16 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from pytest_slmserve.commands.cli import (
-    FAILS,
-    HOLDS,
-    UNDECIDED,
-    USAGE,
-    Commands,
-    add_archives,
-    add_command,
-    add_formats,
-)
+from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_question, are_external, judge
 from pytest_slmserve.schema.errors import BadUsage
@@ -35,16 +26,18 @@ if TYPE_CHECKING:
     from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
-    f"{HOLDS} all verdicts are as expected and gates pass, {FAILS} one is not or fails, {UNDECIDED} none is wrong but "
-    f"one is undecided or nothing was measured, {USAGE} wrong usage or an archive that cannot be read."
+    f"{cli.HOLDS} all verdicts are as expected and gates pass, {cli.FAILS} one is not or fails, {cli.UNDECIDED} none "
+    f"is wrong but one is undecided or nothing was measured, {cli.USAGE} wrong usage or an archive that cannot be read."
 )
 UNPROVED = "simulated numbers prove no claim of the papers, so their run judged none; --strict judges them"
-FIGURES_STATUS = f"{HOLDS} something was drawn, {USAGE} nothing was, wrong usage or an archive that cannot be read."
+FIGURES_STATUS = (
+    f"{cli.HOLDS} something was drawn, {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
+)
 
 
-def add(commands: Commands) -> None:
-    report_ = add_command(commands, "report", "print the tables and verdicts of archives", REPORT_STATUS, report)
-    add_archives(report_, "PATH")
+def add(commands: cli.Commands) -> None:
+    report_ = cli.add_command(commands, "report", "print the tables and verdicts of archives", REPORT_STATUS, report)
+    cli.add_archives(report_, "PATH")
     report_.add_argument("--list", action="store_true", help="name the runs: id, date, models, release, measurements")
     how = "summary (one screen), tables, or all (columns that do not fit follow below; default: tables)"
     report_.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
@@ -52,11 +45,11 @@ def add(commands: Commands) -> None:
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     report_.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
-    add_formats(report_, "each point, job and load")
+    cli.add_formats(report_, "each point, job and load")
     add_question(report_.add_argument_group("external results, as `judge` reads them"), required=False)
     words = "draw what archives hold: throughput, GPU use, energy, replicas, gates (needs matplotlib)"
-    figures_ = add_command(commands, "figures", words, FIGURES_STATUS, figures)
-    add_archives(figures_, "RECORDS")
+    figures_ = cli.add_command(commands, "figures", words, FIGURES_STATUS, figures)
+    cli.add_archives(figures_, "RECORDS")
     where = "where to write the pictures; made if it is not there (default: figures)"
     figures_.add_argument("--out", metavar="FOLDER", type=Path, default=Path("figures"), help=where)
     figures_.add_argument("--format", choices=("png", "svg"), default="png", help="of the pictures (default: png)")
@@ -103,8 +96,8 @@ def report(given: argparse.Namespace) -> int:
         print(f"drawn: {given.figure}", file=sys.stderr if given.json or given.csv else sys.stdout)
     judged = [exit_status(found.judged, given.strict)] if found.curves or found.jobs else []
     statuses = {*judged, *(status_of(each.outcome) for each in gates)}
-    statuses |= {HOLDS} if loads else set()  # nothing is claimed of them
-    return next((status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses), UNDECIDED)
+    statuses |= {cli.HOLDS} if loads else set()  # nothing is claimed of them
+    return next((status for status in (cli.FAILS, cli.UNDECIDED, cli.HOLDS) if status in statuses), cli.UNDECIDED)
 
 
 def list_runs(given: argparse.Namespace) -> int:
@@ -125,7 +118,7 @@ def list_runs(given: argparse.Namespace) -> int:
         print(run_list.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything")
         for note in (note for contents in archives.values() for note in contents.notes):
             print(f"note: {note}")
-    return HOLDS
+    return cli.HOLDS
 
 
 def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria, detail: Detail) -> Iterator[str]:
@@ -192,7 +185,7 @@ def figures(given: argparse.Namespace) -> int:
             path = given.out / f"{picture.name}.{given.format}"
             save(picture.figure, path)
             print(f"drawn: {path}")
-    return HOLDS if any(picture.figure for picture in drawn) else USAGE
+    return cli.HOLDS if any(picture.figure for picture in drawn) else cli.USAGE
 
 
 def make(folder: Path) -> None:
@@ -297,4 +290,4 @@ def exit_status(judged: Sequence[Judged], strict: bool) -> int:
     from pytest_slmserve.report.tables.run import outcome
 
     seen = {outcome(verdict, row, strict=strict) for verdict, row in judged}
-    return FAILS if "unexpected" in seen else UNDECIDED if "undecided" in seen else HOLDS
+    return cli.FAILS if "unexpected" in seen else cli.UNDECIDED if "undecided" in seen else cli.HOLDS

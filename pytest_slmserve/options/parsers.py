@@ -204,13 +204,11 @@ class OneOf:
 
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 
-
 OF_SEVERAL_GPUS = (
     "tensor_parallel",
     "pipeline_parallel",
     "data_parallel",
     "prefill_context_parallel",
 )  # how such arguments begin
-
 
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")

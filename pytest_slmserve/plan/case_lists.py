@@ -81,9 +81,6 @@ def checked_lengths(given: Any) -> tuple[Any, Any]:
     raise BadUsage(f"lengths={given!r} is no pair of prompt and output tokens", "lengths=(512, 64)")
 
 
-# Replicas
-
-
 def replica_cases(planner: Planner) -> list[Case]:
     """Cases of replicas: for each model of the run one engine alone, then each number of replicas by each way of
     sharing."""
@@ -130,9 +127,6 @@ def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
     return [(how, n) for how in options.sharing for n in options.replicas if n > 1]
 
 
-# A model on several GPUs
-
-
 def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
     """Cases on several GPUs: for each model one engine on each number of GPUs under each load. Sets of replicas, each
     with GPUs of its own, follow under loads of at least ENOUGH_FOR_A_REPLICA requests for each GPU. An endpoint has
@@ -176,9 +170,6 @@ def usual_loads(model: str) -> tuple[int, ...]:
     common = replica_load(model)
     nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
     return tuple(common if load == nearest else load for load in USUAL_LOADS)
-
-
-# Jobs
 
 
 def job_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:

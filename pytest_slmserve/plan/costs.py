@@ -18,7 +18,6 @@ ADAPTIVE_ESTIMATE = (
     "not decide where the plateau is"
 )
 
-
 ENDPOINT_ESTIMATE = (
     "points of an endpoint are priced by their windows: how long its requests take is not known beforehand"
 )

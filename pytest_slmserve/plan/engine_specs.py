@@ -39,7 +39,6 @@ DEFAULTS: dict[Platform, Defaults] = {
     "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0, 240.0),
 }
 
-
 ALIBI = "MPTForCausalLM"
 LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those that it had)
 # Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).

@@ -306,7 +306,6 @@ CATALOGUE: dict[str, Shape] = {
     )
 }
 
-
 ON_HUB = {
     "qwen2.5-3b": "Qwen/Qwen2.5-3B",
     "llama-7b": "huggyllama/llama-7b",

@@ -19,8 +19,6 @@ GIB = 1 << 30
 FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
 # Fields of an engine that came after the first records: what was so before.
 LATER = {"url": "", "tensor_parallel_size": 1, "allow_prefix_cache": False}
-
-
 OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
 TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a name"}
 

@@ -143,9 +143,6 @@ def _advice(subject: ModelSweep, decision: Decision, batch: int | None, wish: Ob
     )
 
 
-# What a batch serves
-
-
 def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives) -> OperatingPoint | None:
     """Operating point of a batch, as measured at this load, or else predicted by the laws; None where neither gives
     one."""
@@ -186,9 +183,6 @@ def cost_per_million(price_per_hour: float | None, rate: Interval, output_share:
         for per_s in (rate.low, rate.value, rate.high)
     )
     return Interval(value or 0.0, low, high)
-
-
-# Memory
 
 
 def needs(subject: ModelSweep, batch: int, wish: Objectives) -> Needs | None:
@@ -241,9 +235,6 @@ def _ladder(subject: ModelSweep, decision: Decision, budget: int) -> BatchOption
         rates = {batch: decision.laws.tokens_per_s(batch) or 0.0 for batch in steps}
     rates[1] = base.per_s
     return BatchOptions(footprint, tuple(BatchOption(batch, rate) for batch, rate in sorted(rates.items())))
-
-
-# More engines
 
 
 def replicas(

@@ -53,9 +53,6 @@ class SourcedSweeps:
     source: ResultSource
 
 
-# Sweeps of ours
-
-
 def of_curves(
     curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()
 ) -> SourcedSweeps:
@@ -201,9 +198,6 @@ def _argument(name: str, value: Any) -> Iterator[str]:
             yield from (f"--{name}", str(value))
         case _:
             yield from (f"--{name}", json.dumps(value))
-
-
-# External results
 
 
 def of_external(

@@ -14,21 +14,9 @@ from pytest_slmserve.analysis.claims.kv_blocks import kv_blocks_as_predicted
 from pytest_slmserve.analysis.compare.replicas import HOW
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics.latency import latencies_of
-from pytest_slmserve.analysis.points.replica_points import (
-    ReplicaPoint,
-    engines,
-    shared_points,
-    system_throughput,
-)
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, shared_points, system_throughput
 from pytest_slmserve.analysis.points.sweep_points import Point, e2e_s, points_of, ratio, tokens_per_s
-from pytest_slmserve.analysis.stats.estimates import (
-    Interval,
-    factor,
-    mean,
-    percent,
-    percent_interval,
-    times,
-)
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, mean, percent, percent_interval, times
 from pytest_slmserve.analysis.stats.noise import Differences, Repeat
 from pytest_slmserve.analysis.sweep.gains import valid_points
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below, within
@@ -114,9 +102,6 @@ def not_started(advice: Advice, problem: str) -> Verified:
     return Verified(advice=advice, verdicts=(Verdict(STARTS, advice.subject.name, State.FAILS, why),))
 
 
-# One model alone
-
-
 def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement], margin: float) -> Verified:
     """Verification of one model from the measurements of its engine alone, with a verdict on each promise. found: all
     measurements of the engine `spec` at the batch advised, invalid ones too; at least one."""
@@ -187,9 +172,6 @@ def memory_used(found: Sequence[Measurement]) -> float | None:
 
 def preempted(found: Sequence[Measurement]) -> int:
     return sum(sum(m.run.steps.preempted) for m in found)
-
-
-# Several engines at once
 
 
 def verified_together(

@@ -98,11 +98,7 @@ def _nothing(model: str) -> tuple[str, ...]:
 
 
 MIND_THE_GAP = "arXiv:2503.08311"
-
-
 TOWARDS_PARETO = "arXiv:2404.03353"
-
-
 SMALLEST, LARGEST = "opt-125m", "opt-13b"  # of the models that its figure 1 has
 
 
@@ -318,9 +314,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
 )
 
-
 _LAW = {"tolerance": curves.TOLERANCE}
-
 
 ROWS: tuple[ClaimRow, ...] = (
     ClaimRow(

@@ -175,9 +175,6 @@ def _alike(
     yield from (([], group) for group in second.values())
 
 
-# One metric
-
-
 def _change(
     pair: ComparedPair, case: ComparedCase, load: str, metric: ComparedMetric, margin: float
 ) -> MetricChange | None:

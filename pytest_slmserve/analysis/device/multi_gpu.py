@@ -8,23 +8,12 @@ from functools import reduce
 from operator import or_
 from statistics import fmean
 
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.records import Telemetry
-from pytest_slmserve.schema.sensors import (
-    CAPPED_BRAKE,
-    CAPPED_HW_THERMAL,
-    CAPPED_POWER,
-    CAPPED_SW_THERMAL,
-    CLOCK_REASONS,
-    MEMORY_CLOCK,
-    SENSORS,
-    SM_CLOCK,
-    TEMPERATURE,
-    XID,
-)
 
 Join = Callable[[Sequence[float]], float]
-WORST = (TEMPERATURE, XID, CAPPED_POWER, CAPPED_SW_THERMAL, CAPPED_HW_THERMAL, CAPPED_BRAKE)
-SLOWEST = (SM_CLOCK, MEMORY_CLOCK)  # the others wait for it
+WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
+SLOWEST = (of.SM_CLOCK, of.MEMORY_CLOCK)  # the others wait for it
 
 
 def together(telemetry: Telemetry) -> Telemetry:
@@ -58,13 +47,13 @@ def _joined(number: int, columns: Sequence[Sequence[float | None]]) -> tuple[flo
 
 
 def _how(number: int) -> Join:
-    if number == CLOCK_REASONS:
+    if number == of.CLOCK_REASONS:
         return lambda values: float(reduce(or_, map(int, values)))
     if number in SLOWEST:
         return min
     if number in WORST:
         return max
-    return fmean if number in SENSORS and SENSORS[number].unit == "ratio" else sum
+    return fmean if number in of.SENSORS and of.SENSORS[number].unit == "ratio" else sum
 
 
 def imbalance(values: Sequence[float | None]) -> float | None:

@@ -224,9 +224,6 @@ def _finite(ordered: Sequence[float], share: float) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-# Gaps between tokens: too many to keep, so counted
-
-
 @dataclass(frozen=True, slots=True)
 class GapHistogram:
     """Gaps between successive tokens of a request (ITL), counted in bins whose edges grow by a factor.

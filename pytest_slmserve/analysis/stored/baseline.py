@@ -47,7 +47,6 @@ WARNING = (
     "measuring both sides in turns: --slm-gate"
 )
 
-
 Served = Point | JobPoint | ReplicaPoint
 
 
@@ -195,9 +194,6 @@ def waiting(*points: Served) -> float | None:
     return max((max(0.0, 1 - share) for share in ran if share is not None), default=None)
 
 
-# Pairs
-
-
 def _pairs(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> list[ComparedPair]:
     there, here = cells(baseline), cells(candidate)
     common = [cell for cell in here if cell in there]
@@ -256,9 +252,6 @@ def _against(side: str, point: Served, measurements: Sequence[Measurement]) -> I
         yield f"{side} is invalid: {'; '.join(point.problems) or 'it has no valid repeat'}"
     elif point.degraded:
         yield f"{side} is degraded: {'; '.join(point.degraded)}"
-
-
-# Verdicts
 
 
 def _verdict(pair: ComparedPair, metric: Metric, margin: float) -> Verdict:

@@ -127,9 +127,6 @@ def _untold(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
             yield f"the {fact.words} is known on neither side"
 
 
-# Facts
-
-
 def _load(load: Load) -> str:
     match load:
         case ClosedLoop():

@@ -45,11 +45,7 @@ def _model(advice: Advice) -> dict[str, Any]:
         "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs, *NEEDS)},
         "no_memory": None if footprint else no_memory(advice),
         "gains": gains
-        and {
-            **facts(gains, "at", "power_share"),
-            "time_slicing": _bound(gains.time_slicing),
-            "mps": _bound(gains.mps),
-        },
+        and {**facts(gains, "at", "power_share"), "time_slicing": _bound(gains.time_slicing), "mps": _bound(gains.mps)},
         "notes": (*seen.notes, *advice.subject.notes),
     }
 

@@ -100,9 +100,6 @@ def _parts(seen: VerifiedTogether, alone: Sequence[Verified]) -> Iterator[str]:
         yield f"{model}: {percent(rate / by_itself.value) if by_itself else ABSENT} of its own"
 
 
-# JSON
-
-
 def verification_facts(seen: Verification, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Facts on what was measured; what was predicted is in those of the advice."""
     return {

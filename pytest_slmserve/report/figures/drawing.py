@@ -24,8 +24,6 @@ LABELLED_LOADS = 22  # of one picture, side by side
 LABEL_DOTS = (28, 14)  # width and height of a load written beside its dot
 GREY = "#555555"
 ShareY = bool | Literal["col"]
-
-
 Dot = tuple[float, float, bool]  # x, y, degraded?
 
 

@@ -41,9 +41,7 @@ def job_pictures(jobs: Sequence[JobPoint]) -> list[Picture]:
 
 
 def _by_model(
-    jobs: Sequence[JobPoint],
-    chosen: Callable[[Sequence[JobPoint]], list[JobPoint]],
-    varied: Callable[[JobPoint], Any],
+    jobs: Sequence[JobPoint], chosen: Callable[[Sequence[JobPoint]], list[JobPoint]], varied: Callable[[JobPoint], Any]
 ) -> list[list[JobPoint]]:
     """Comparable jobs of each model and host, kept where the drawn quantity takes more than one value."""
     groups = [chosen(group) for group in grouped(jobs, lambda p: (p.model, p.environment.key))]

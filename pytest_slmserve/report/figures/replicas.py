@@ -123,9 +123,6 @@ def _hosts(lines: Sequence[Line]) -> list[str]:
     return [line.sweep.origin for line in lines]
 
 
-# What is compared
-
-
 def _lines_of(sweeps: Sequence[Shown]) -> list[Line]:
     """Lines of each sweep, side by side."""
     found = [(sweep, name, stroke, pairs) for sweep in sweeps for name, stroke, pairs in _settings(sweep)]
@@ -181,9 +178,6 @@ def _panel(
     return Panel(drawn, finished, **texts)
 
 
-# Ratios to one engine
-
-
 def _ratios(pairs: Sequence[Pair], of: Ratio) -> list[Value]:
     seen = ((pair, of(pair)) for pair in pairs)
     return [(p[0].count, ratio, _doubtful(*p)) for p, ratio in seen if ratio and math.isfinite(ratio.value)]
@@ -210,9 +204,6 @@ def _reach(axes: Any, lines: Sequence[Line], drawn: Sequence[Ratio]) -> None:
     low, high = min(LEAST[0], *lows), max(LEAST[1], *highs)
     free = 0.04 * (high - low)
     axes.set_ylim(low - free, high + free)
-
-
-# What the device did
 
 
 def _values(quantity: Quantity, pairs: Sequence[Pair]) -> list[Value]:

@@ -140,9 +140,6 @@ def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
     return Picture("energy-per-token", figure)
 
 
-# Against the load
-
-
 def _units(dram: str, tensor: str) -> list[Share]:
     return [
         Share("DRAM active", attrgetter(dram), reach=REACHABLE_DRAM),
@@ -189,9 +186,6 @@ def _points(value: Ratio, sweep: Shown) -> list[tuple[Point, float]]:
     """Valid points at which it is known."""
     pairs = ((point, value(point)) for point in sweep.curve.valid)
     return [(point, share) for point, share in pairs if share is not None and math.isfinite(share)]
-
-
-# Energy
 
 
 def _spent(sweep: Shown) -> Iterator[Spent]:

@@ -20,7 +20,6 @@ KEY = (
     "margin: shown, not gated."
 )
 
-
 Row = tuple[Comparison, bool]  # what was compared, and whether it is gated
 COLUMNS: tuple[Column[Row], ...] = (
     Column("endpoint", lambda row: row[0].name, "left"),
