@@ -7,24 +7,28 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
+from pytest_slmserve.analysis.advice import subjects
+from pytest_slmserve.analysis.advice.advisor import Plan, plan
+from pytest_slmserve.analysis.advice.batch_choice import Objectives
+from pytest_slmserve.analysis.advice.gpu_memory import parse_memory
+from pytest_slmserve.analysis.advice.subjects import ResultSource
+from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
+from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.report.advice import text, verification
+from pytest_slmserve.report.advice.facts import advice_facts
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.live_line import LiveLine, Status
+from pytest_slmserve.report.tables.several_gpus import gpus_advice
+from pytest_slmserve.run import verify_advice
+from pytest_slmserve.run.verify_advice import VerifyOptions
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
-
-if TYPE_CHECKING:
-    from pytest_slmserve.analysis.advice.advisor import Plan
-    from pytest_slmserve.analysis.advice.batch_choice import Objectives
-    from pytest_slmserve.analysis.advice.subjects import ResultSource
-    from pytest_slmserve.analysis.sweep.curve import Curve
-    from pytest_slmserve.plan.cases import Case
-    from pytest_slmserve.report.live_line import LiveLine
-    from pytest_slmserve.run.verify_advice import VerifyOptions
-    from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.schema.records import Progress
 
 STATUS = (
     f"{cli.HOLDS} something is advised, {cli.UNDECIDED} nothing can be, {cli.USAGE} wrong usage or a file that cannot "
@@ -72,13 +76,6 @@ def add_verify(command: cli.Parser) -> None:
 
 def advise(given: argparse.Namespace) -> int:
     """Batch, memory and number of engines, from archives or from external results."""
-    from pytest_slmserve.analysis.advice import subjects
-    from pytest_slmserve.analysis.advice.advisor import plan
-    from pytest_slmserve.report.advice import text
-    from pytest_slmserve.report.advice.facts import advice_facts
-    from pytest_slmserve.report.as_json import as_json
-    from pytest_slmserve.report.tables.several_gpus import gpus_advice
-
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
     curves: Sequence[Curve] = ()
     if are_external(given):
@@ -108,12 +105,6 @@ def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
 
 def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_object: bool) -> int:
     """The advice, and whether engines that are started so serve what it predicts."""
-    from pytest_slmserve.report.advice import text, verification
-    from pytest_slmserve.report.advice.facts import advice_facts
-    from pytest_slmserve.report.as_json import as_json
-    from pytest_slmserve.report.live_line import LiveLine
-    from pytest_slmserve.run import verify_advice
-
     alone = verify_advice.trials(found, curves, terms.python)
     joint = verify_advice.joint_of(found, alone, terms.sharing)
     try:
@@ -136,8 +127,6 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
 
 
 def _show(line: LiveLine, case: Case, title: str, progress: Progress) -> None:
-    from pytest_slmserve.report.live_line import Status
-
     line.show(Status(subject=title).measuring(progress))
 
 
@@ -151,8 +140,6 @@ def terms_of(given: argparse.Namespace) -> VerifyOptions | None:
             option = "--verify-margin" if "margin" in chosen else f"--{next(iter(chosen))}"
             raise BadUsage(f"{option} says how to verify an advice, and nothing is verified", f"--verify {option} ...")
         return None
-    from pytest_slmserve.run.verify_advice import VerifyOptions
-
     terms = VerifyOptions(**chosen)
     cli.check_share("verify-margin", terms.margin)
     if not 0 < terms.repeats < 1000:
@@ -162,9 +149,6 @@ def terms_of(given: argparse.Namespace) -> VerifyOptions | None:
 
 def wish_of(given: argparse.Namespace) -> Objectives:
     """Raises BadUsage where a number is out of range."""
-    from pytest_slmserve.analysis.advice.batch_choice import Objectives
-    from pytest_slmserve.analysis.advice.gpu_memory import parse_memory
-
     slo = check_wanted(given)
     if not 0 < given.gpu_memory_utilization <= 1:
         raise BadUsage(

@@ -7,23 +7,39 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
+from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.gate.launch_pairs import Gated, weaker
+from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
+from pytest_slmserve.analysis.points.job_points import job_points
+from pytest_slmserve.analysis.points.replica_points import shared_points
+from pytest_slmserve.analysis.stored.claims import judge_all, rows_from, stored_curves, unique
+from pytest_slmserve.analysis.stored.gates import stored_gates
+from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
+from pytest_slmserve.archive.calibrations import beside, find, noise_key
+from pytest_slmserve.archive.runs import RunChoice, chosen, runs_of
+from pytest_slmserve.archive.store import Contents, read
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_question, are_external, judge
+from pytest_slmserve.report import run_list
+from pytest_slmserve.report.as_csv import as_csv
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.figures.drawing import save
+from pytest_slmserve.report.figures.gates import gate_pictures
+from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
+from pytest_slmserve.report.gate.text import calibration_text, gate_facts
+from pytest_slmserve.report.loads.open_loop import facts_of_load, is_windowed, open_loop_texts, rows_of_load
+from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts, is_counted_loop
+from pytest_slmserve.report.point_facts import point_facts, sweep_facts
+from pytest_slmserve.report.screen import Findings, screen
+from pytest_slmserve.report.summary import tables
+from pytest_slmserve.report.tables.run import Judged, outcome, verdict_facts
+from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Detail
-
-if TYPE_CHECKING:
-    from pytest_slmserve.analysis.gate.launch_pairs import Gated
-    from pytest_slmserve.analysis.metrics.goodput import Slo
-    from pytest_slmserve.analysis.sweep.curve import Curve
-    from pytest_slmserve.archive.store import Contents
-    from pytest_slmserve.report.loads.single_load import ValidityCriteria
-    from pytest_slmserve.report.screen import Findings
-    from pytest_slmserve.report.tables.run import Judged
-    from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
     f"{cli.HOLDS} all verdicts are as expected and gates pass, {cli.FAILS} one is not or fails, {cli.UNDECIDED} none "
@@ -63,10 +79,6 @@ def report(given: argparse.Namespace) -> int:
         if given.figure is not None:
             raise BadUsage("--figure draws archives of ours, and these are external results", "no --figure")
         return judge(given)
-    from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
-    from pytest_slmserve.report.loads.open_loop import is_windowed
-    from pytest_slmserve.report.loads.single_load import ValidityCriteria, is_counted_loop
-
     terms = ValidityCriteria(slo_of_requests(given.goodput))
     archives = read_each(given)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
@@ -78,20 +90,14 @@ def report(given: argparse.Namespace) -> int:
         notes.append("no sweep was measured")
     found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)))
     if given.json:
-        from pytest_slmserve.report.as_json import as_json
-
         print(as_json(facts_of(found, loads, terms)))
     elif given.csv:
-        from pytest_slmserve.report.as_csv import as_csv
-
         print(as_csv(rows_of(found, loads, terms)), end="")
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
     else:
         print("\n".join(pieces(found, loads, terms, given.show)))
     if given.figure is not None:
-        from pytest_slmserve.report.figures.sweeps import draw_sweeps
-
         draw_sweeps(found.curves, given.figure)
         print(f"drawn: {given.figure}", file=sys.stderr if given.json or given.csv else sys.stdout)
     judged = [exit_status(found.judged, given.strict)] if found.curves or found.jobs else []
@@ -102,12 +108,6 @@ def report(given: argparse.Namespace) -> int:
 
 def list_runs(given: argparse.Namespace) -> int:
     """A line for each run of the archives."""
-    from pytest_slmserve.archive.runs import runs_of
-    from pytest_slmserve.archive.store import read
-    from pytest_slmserve.report import run_list
-    from pytest_slmserve.report.as_csv import as_csv
-    from pytest_slmserve.report.as_json import as_json
-
     archives = {path: read(path, skip_damaged=given.skip_damaged) for path in given.paths}
     rows = [run_list.run_facts(path, run) for path, contents in archives.items() for run in runs_of(contents)]
     if given.json:
@@ -123,12 +123,6 @@ def list_runs(given: argparse.Namespace) -> int:
 
 def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria, detail: Detail) -> Iterator[str]:
     """The text, as wide as the terminal: one screen, or the tables, with a page for each load that is no point."""
-    from pytest_slmserve.report.loads.open_loop import open_loop_texts
-    from pytest_slmserve.report.loads.single_load import counted_loop_texts
-    from pytest_slmserve.report.screen import screen
-    from pytest_slmserve.report.summary import tables
-    from pytest_slmserve.report.text_table import folded, laid_out
-
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
         for pages in (counted_loop_texts, open_loop_texts):
@@ -139,11 +133,6 @@ def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteri
 
 def facts_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
     """All that the text tells, for JSON."""
-    from pytest_slmserve.report.gate.text import gate_facts
-    from pytest_slmserve.report.loads.open_loop import facts_of_load
-    from pytest_slmserve.report.point_facts import point_facts, sweep_facts
-    from pytest_slmserve.report.tables.run import verdict_facts
-
     return {
         "points": point_facts(found.curves, found.shared, found.jobs, terms.slo),
         "loads": [facts_of_load(m, terms) for m in loads],
@@ -156,9 +145,6 @@ def facts_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCrite
 
 def rows_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[dict[str, Any]]:
     """A row for each point, job and load."""
-    from pytest_slmserve.report.loads.open_loop import rows_of_load
-    from pytest_slmserve.report.point_facts import point_facts
-
     yield from point_facts(found.curves, found.shared, found.jobs, terms.slo)
     for m in loads:
         yield from ({"kind": "load", **row} for row in rows_of_load(m, terms))
@@ -166,11 +152,6 @@ def rows_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriter
 
 def figures(given: argparse.Namespace) -> int:
     """Every picture that the archives have the measurements for, and why there is no other."""
-    from pytest_slmserve.analysis.points.job_points import job_points
-    from pytest_slmserve.report.figures.drawing import save
-    from pytest_slmserve.report.figures.gates import gate_pictures
-    from pytest_slmserve.report.figures.sweeps import pictures
-
     archives = read_each(given)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
     for note in (*contents.notes, *remarks):
@@ -197,9 +178,6 @@ def make(folder: Path) -> None:
 
 def read_each(given: argparse.Namespace) -> list[Contents]:
     """Contents of each archive, of the runs that are wanted."""
-    from pytest_slmserve.archive.runs import RunChoice, chosen
-    from pytest_slmserve.archive.store import read
-
     wanted = RunChoice(given.run, given.since)
     return [chosen(read(path, skip_damaged=given.skip_damaged), wanted) for path in given.paths]
 
@@ -212,10 +190,6 @@ def read_all(given: argparse.Namespace) -> Contents:
 def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[Gated], list[str]]:
     """Each gate of the archives once, in view of the noise that is known beside its archive; and what is to be said of
     them. Raises BadArchive where stored terms are none, BadUsage where the calibration beside one is none."""
-    if not any(m.paired for contents in archives for m in contents.measurements):
-        return [], []  # as in most archives: then what judges gates is not even imported
-    from pytest_slmserve.analysis.stored.gates import stored_gates
-
     found: dict[str, Gated] = {}
     notes: list[str] = []
     for path, contents in zip(paths, archives):
@@ -228,10 +202,6 @@ def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[
 
 def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
-    from pytest_slmserve.analysis.gate.launch_pairs import weaker
-    from pytest_slmserve.archive.calibrations import beside, find, noise_key
-    from pytest_slmserve.report.gate.text import calibration_text
-
     if not gated.pairs:
         return gated, ""
     seen = gated.pairs[0].candidate.measurements
@@ -244,8 +214,6 @@ def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
 
 def curves_of(contents: Contents) -> Sequence[Curve]:
     """Raises BadArchive where the stored plans are none."""
-    from pytest_slmserve.analysis.stored.claims import stored_curves
-
     return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
 
 
@@ -257,13 +225,6 @@ def is_unproved(contents: Contents) -> bool:
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
     """Curves, points and verdicts; of a run that left out the claims of the papers, verdicts on arithmetic alone,
     unless `strict`. Raises BadArchive where the stored claims or plans are none."""
-    from pytest_slmserve.analysis.claims import table
-    from pytest_slmserve.analysis.points.job_points import job_points
-    from pytest_slmserve.analysis.points.replica_points import shared_points
-    from pytest_slmserve.analysis.stored.claims import judge_all, rows_from
-    from pytest_slmserve.analysis.sweep.curve import with_jobs
-    from pytest_slmserve.report.screen import Findings
-
     jobs = job_points(contents.measurements)
     sweeps = curves_of(contents)
     curves = with_jobs(sweeps, jobs)
@@ -276,9 +237,6 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
 def merged(archives: Sequence[Contents]) -> Contents:
     """Records of all, each once; sessions by the time they started, the last one's claims being those that were
     expected."""
-    from pytest_slmserve.analysis.stored.claims import unique
-    from pytest_slmserve.archive.store import Contents
-
     return Contents(
         tuple(unique(m for contents in archives for m in contents.measurements)),
         tuple(sorted((s for contents in archives for s in contents.sessions), key=lambda session: session.started)),
@@ -287,7 +245,5 @@ def merged(archives: Sequence[Contents]) -> Contents:
 
 
 def exit_status(judged: Sequence[Judged], strict: bool) -> int:
-    from pytest_slmserve.report.tables.run import outcome
-
     seen = {outcome(verdict, row, strict=strict) for verdict, row in judged}
     return cli.FAILS if "unexpected" in seen else cli.UNDECIDED if "undecided" in seen else cli.HOLDS
