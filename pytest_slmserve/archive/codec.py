@@ -118,8 +118,7 @@ def _sensed_columns(columns: Mapping[int, Sequence[float | None]]) -> dict[str, 
 
 
 def _sensed(number: int, values: Sequence[float | None]) -> list[int | None] | int | None:
-    """Differences of the values in whole multiples of the sensor's resolution; one value for a column that never
-    changes."""
+    """Differences in whole multiples of the sensor's resolution; one value for a column that never changes."""
     whole = [None if value is None else _whole(value * per_unit(number)) for value in values]
     return whole[0] if len(set(whole)) == 1 else _differences(whole)
 
@@ -244,7 +243,7 @@ def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
         return type(value) in (int, float) and abs(value) < LARGEST
     if kind is int:
         return type(value) is int and abs(value) < LARGEST
-    return kind not in (tuple, Sequence) and isinstance(value, kind)  # those are lists
+    return isinstance(value, tuple if kind is Sequence else kind)  # a text is a sequence too
 
 
 def _run(facts: dict[str, Any]) -> Run:

@@ -84,7 +84,10 @@ def point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
     each = tuple(_figures(*one, columns) for one in zip(rows, rates, waits))
     batch = _mean([one.batch for one in each])
     running = None if columns.running is None else fmean([rate_of(row, columns.running) for row in rows])
-    lost = 0.0 if columns.preemptions is None else math.fsum(_preemptions(row, columns.preemptions) for row in rows)
+    lost = 0.0
+    if columns.preemptions is not None:
+        why_not = "is no number of preemptions"
+        lost = math.fsum(_within(row, columns.preemptions, 0, LARGEST, why_not) for row in rows)
     point = Point(
         concurrency=load,
         repeats=rates,
@@ -163,10 +166,6 @@ def knob_of(row: Row, column: str) -> int:
 def replicas_of(row: Row, column: str | None) -> int:
     """Number of engines; 1 where no column tells it."""
     return 1 if column is None else _whole(row, column, MOST_ENGINES, "is no number of engines")
-
-
-def _preemptions(row: Row, column: str) -> float:
-    return _within(row, column, 0, LARGEST, "is no number of preemptions")
 
 
 def _power(row: Row, column: str) -> float | None:

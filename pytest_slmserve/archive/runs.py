@@ -53,8 +53,7 @@ class RunChoice:
 
 
 def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
-    """Runs in the order written, those that measured nothing among them; what stands before all is one without a
-    start."""
+    """Runs in the order written, also those that measured nothing; what stands before all is one without a start."""
     orphans = [RecordedRun(_made_id(""), "", None, False, False, ())] if -1 in contents.written_by else []
     found = {run.id: run for run in orphans}
     ids = {-1: _made_id("")}

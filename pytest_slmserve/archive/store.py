@@ -48,8 +48,7 @@ _DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, Arithme
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """The packing of archives that have one suffix. magic: how each piece begins. unpacker: a new one for each
-    piece."""
+    """The packing of archives of one suffix. magic: how each piece begins. unpacker: a new one for each piece."""
 
     name: str
     magic: bytes
@@ -148,8 +147,7 @@ class Archive:
         self._begun = True
 
     def add(self, measurement: Measurement) -> None:
-        """Append; it is on disk on return. Raises ValueError, with nothing written, where a number is not
-        finite."""
+        """Append; it is on disk on return. Raises ValueError, with nothing written, for a number that is not finite."""
         if not self._begun:
             self.begin({}, {})
         engine = (measurement.spec.key, measurement.resolved, measurement.environment)  # of specs False and 0 are equal

@@ -59,8 +59,7 @@ def add(commands: cli.Commands) -> None:
 
 
 def add_verify(command: cli.Parser) -> None:
-    """Adds the options that verify an advice by measurement. An option not given is None: none of them applies to
-    records alone."""
+    """Adds the options that verify an advice by measurement; None where not given, as none applies to records alone."""
     group = command.add_argument_group("to verify it, on the kind of host that was measured on")
     what = "start the engines as advised, measure, and compare with what was predicted"
     group.add_argument("--verify", action="store_true", help=what)

@@ -104,8 +104,7 @@ def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 
 def workload_of(given: argparse.Namespace, number: int) -> Workload:
-    """A workload of `number` requests, or of as many as the conversations allow. Raises BadDataset where no
-    conversation fits."""
+    """A workload of `number` requests, or of as many as there are. Raises BadDataset where no conversation fits."""
     spec = workload_spec(given, number)
     requests, source = requests_of(spec, vocabulary_of(given.model), longest(given), lambda: named_tokenizer(spec))
     if not requests:

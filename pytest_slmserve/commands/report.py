@@ -235,8 +235,7 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
 
 
 def merged(archives: Sequence[Contents]) -> Contents:
-    """Records of all, each once; sessions by the time they started, the last one's claims being those that were
-    expected."""
+    """Records of all, each once; sessions by their start: the last one's claims are those that were expected."""
     return Contents(
         tuple(unique(m for contents in archives for m in contents.measurements)),
         tuple(sorted((s for contents in archives for s in contents.sessions), key=lambda session: session.started)),

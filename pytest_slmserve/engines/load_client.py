@@ -46,7 +46,7 @@ class LoadClient:
         self, workload: Workload, body: Callable[[Request], str], mark: str = "", rounds: Sequence[str] = ()
     ) -> None:
         """Give it the requests, unless it has them. body: of each, as its server wants it. mark, rounds: what differs
-        from one round through them to the next (`client/bodies.py`)."""
+        from one round through them to the next (`loadgen/target.py`)."""
         if self._loaded != workload.hash:
             bodies = [body(request) for request in workload.requests]
             output_tokens = [request.output_tokens for request in workload.requests]

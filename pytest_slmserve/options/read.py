@@ -96,8 +96,7 @@ def _check_gate(options: Options) -> None:
 
 
 def _check_endpoint(options: Options) -> None:
-    """Refuse options that need an engine started here: they would say nothing about a server that runs already. Raises
-    BadUsage."""
+    """Refuse options of engines started here, which say nothing of a server that runs already. Raises BadUsage."""
     if options.gate:
         flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
         why = "rests on pairs of fresh launches, and a server that runs already is not ours to launch"

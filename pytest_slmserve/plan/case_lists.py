@@ -82,8 +82,7 @@ def checked_lengths(given: Any) -> tuple[Any, Any]:
 
 
 def replica_cases(planner: Planner) -> list[Case]:
-    """Cases of replicas: for each model of the run one engine alone, then each number of replicas by each way of
-    sharing."""
+    """Cases of replicas: for each model one engine alone, then each number of replicas by each way of sharing."""
     found = []
     for model in planner.models:
         load, urls = replica_load(model), len(planner.options.endpoint)
@@ -263,8 +262,7 @@ def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
 def sized_workload(
     planner: Planner, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
 ) -> Workload:
-    """A workload of so many requests for `model`. lengths: prompt and output tokens; None: those of the options; a pair
-    of None: natural ones."""
+    """A workload of so many requests. lengths: tokens both ways; None: those of the options; of None: natural ones."""
     spec = replace(workload_spec(planner.options, planner.platform), requests=requests)
     if lengths is not None:
         spec = spec.with_lengths(*checked_lengths(lengths))

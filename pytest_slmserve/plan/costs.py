@@ -90,8 +90,7 @@ def _batched_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> 
 
 
 def start_estimate_s(spec: Engines) -> float:
-    """Replicas are launched together, and then take the device one after the other; those with a GPU each wait for the
-    first only."""
+    """Seconds of a start: replicas take a device one after the other; those with a GPU each wait for the first only."""
     defaults, further = DEFAULTS[spec.platform], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
     if isinstance(spec, ReplicaSpec) and spec.sharing == "gpus":
         further = min(further, 1)

@@ -58,8 +58,7 @@ def unserved(architecture: str, platform: Platform, vllm: str | None) -> str | N
 def engine_spec(
     options: Options, platform: Platform, model: str, environment: Environment, gpus: int | None = None
 ) -> EngineSpec:
-    """The engine that serves `model` under these options; every limit that moves its speed is set. gpus: other than
-    the options say."""
+    """The engine that serves `model` under these options, with every limit set. gpus: other than the options say."""
     shape, defaults = shape_of(model), DEFAULTS[platform]
     if why := unserved(shape.architecture, platform, environment.vllm):
         raise BadUsage(f"{model}: {why}", "another model")
@@ -103,8 +102,7 @@ def engine_spec(
 
 
 def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
-    """The specification of the server at `url`, with `model` as that server calls it. The server's own limits are
-    unknown."""
+    """The server at `url`, with `model` as that server calls it. The server's own limits are unknown."""
     allowed = options.allow_prefix_cache
     return EngineSpec(
         model,

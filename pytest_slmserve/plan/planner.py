@@ -136,8 +136,7 @@ class Planner:
         return self._workloads[str(spec)]
 
     def spec(self, model: str, gpus: int | None = None) -> EngineSpec:
-        """The engine of a model. gpus: on so many of them, other than the options say. Raises BadUsage where they are
-        not there."""
+        """The engine of a model. gpus: other than the options say. Raises BadUsage where they are not there."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return endpoint_spec(self.options, served, self.options.endpoint[0])
@@ -289,8 +288,7 @@ def url_lock(url: str) -> str:
 
 
 def check_there(host: Host, wanted: Sequence[int]) -> None:
-    """Raises BadUsage where these GPUs are not all there, or are not alike. A host of which that is not known may have
-    them."""
+    """Raises BadUsage where these GPUs are not all there, as far as that is known, or are not alike."""
     cores = host.environment.cores
     if host.device == "cpu" and cores and wanted[-1] >= cores:
         raise BadUsage(

@@ -40,8 +40,7 @@ class Status:
         )
 
     def within(self, columns: int) -> str:
-        """One line of fewer columns, so that the cursor stays on it. Whole fields are left out, the least important
-        first."""
+        """One line of fewer columns, so that the cursor stays on it: the least important fields are left out first."""
         fields = (self.place, self.left, self.subject, self.phase, self.done, self.rate)
         by_importance = (self.phase, self.left, self.place, self.subject, self.rate, self.done)
         chosen: list[str] = []

@@ -12,8 +12,7 @@ SMALLEST_DECIMAL = 6
 
 
 def figure(value: float | None, digits: int = 3) -> str:
-    """A number with `digits` significant digits and thousands separators: 16,772 and 4.03 and 0.0512. Whole digits are
-    never dropped."""
+    """A number with `digits` significant digits, but all whole ones, and separators: 16,772 and 4.03 and 0.0512."""
     if value is None or not math.isfinite(value):
         return ABSENT
     rounded = float(f"{value:.{digits}g}")

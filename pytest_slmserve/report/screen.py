@@ -300,8 +300,7 @@ def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
 
 
 def _disturbed(found: Findings, longest: int) -> Iterator[Section]:
-    """Points of which something was left out, or has something against it; those together that have it for a reason of
-    one kind."""
+    """Points of which something was left out, or has something against it, grouped by the kind of reason."""
     points: list[tuple[str, str, AnyPoint]] = []
     for curve, label in zip(found.curves, labels(found.curves), strict=True):
         points += [(label, f"{point.concurrency}", point) for point in curve.points]

@@ -206,8 +206,7 @@ class Replica:
     thread_percentage: int | None = None
 
     def key(self, alone: str) -> str:
-        """The key of this engine's measurement. alone: its key without regard to the engines that it was measured
-        beside."""
+        """The key of this engine's measurement. alone: its key without regard to the engines measured beside it."""
         return short_hash([alone, self.set, self.index])
 
 

@@ -134,8 +134,7 @@ class EngineSpec:
 
     @property
     def without_http(self) -> EngineSpec:
-        """A copy of this engine with the interface "engine", which has no HTTP, and without the number of HTTP
-        processes."""
+        """A copy of this engine with the interface "engine", and without the number of HTTP processes."""
         return replace(self, interface="engine", extra=tuple(pair for pair in self.extra if pair[0] != FRONT_ENDS))
 
     @property

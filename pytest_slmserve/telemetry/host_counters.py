@@ -196,8 +196,7 @@ def waited_seconds(pressure: Path) -> float:
 
 
 def limiting_cgroup(proc: Path, cgroup: Path) -> tuple[Path, float] | None:
-    """The nearest cgroup of version 2 with a CPU quota, from our own upwards, and the quota in cores. None where there
-    is no such cgroup."""
+    """The nearest cgroup of version 2, from our own upwards, with a CPU quota, and that quota in cores; or None."""
     lines = (proc / "self" / "cgroup").read_text("utf-8").splitlines()
     own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), None)
     if own is None:

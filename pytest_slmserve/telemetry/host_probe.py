@@ -102,8 +102,7 @@ def first_gpu() -> Gpu:
 
 @functools.cache
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that engines may take, in order: as CUDA_VISIBLE_DEVICES lists them, else all. Raises BadUsage where
-    there is none."""
+    """The GPUs that engines may take, as CUDA_VISIBLE_DEVICES lists them, else all. Raises BadUsage without any."""
     import pynvml
 
     try:

@@ -82,8 +82,7 @@ def schedule(arrivals: Arrivals) -> tuple[float, ...]:
 
 
 def length_s(arrivals: Arrivals) -> float | None:
-    """Seconds over which requests are sent; None where their number was asked for, or a trace, which ends with its
-    last request."""
+    """Seconds over which requests are sent; None for a number of requests, or a trace, which ends with its last."""
     return math.fsum(seconds for _, seconds in arrivals.steps) if arrivals.steps else arrivals.duration_s
 
 

@@ -83,8 +83,7 @@ def opt_tokenizer(shape: Shape) -> Tokenize:
 
 
 def hub_tokenizer(model: str, *, special_tokens: bool = False) -> Tokenize:
-    """The tokenizer of a Hub name or local folder, by default without its special tokens. Raises BadUsage if it cannot
-    be had."""
+    """The tokenizer of a Hub name or folder, by default without special tokens. Raises BadUsage without one."""
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -144,8 +144,7 @@ def _advice(subject: ModelSweep, decision: Decision, batch: int | None, wish: Ob
 
 
 def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives) -> OperatingPoint | None:
-    """Operating point of a batch, as measured at this load, or else predicted by the laws; None where neither gives
-    one."""
+    """Operating point of a batch, as measured at this load, or else predicted by the laws; None without either."""
     point = next((p for p in subject.usable if p.concurrency == batch), None)
     wait: Interval | None
     if point is not None:
@@ -174,8 +173,7 @@ def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
 
 
 def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:
-    """Cost of a million output tokens, in the unit of the price; None where the price or the share of output is not
-    known."""
+    """Cost of a million output tokens, in the price's unit; None where price or share of output is not known."""
     if price_per_hour is None or output_share is None:
         return None
     high, value, low = (

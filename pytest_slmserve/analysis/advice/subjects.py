@@ -36,8 +36,7 @@ LATENCY = "the mean time per output token after the first, TPOT"
 
 @dataclass(frozen=True, slots=True)
 class ResultSource:
-    """Source of the numbers: the device and its memory (None: not known), the kind of latency, and notes on all of
-    them."""
+    """Source of the numbers: the device and its memory, the kind of latency, and notes on all of them."""
 
     device: str
     latency: str

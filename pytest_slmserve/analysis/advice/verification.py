@@ -96,8 +96,7 @@ class Verification:
 
 
 def not_started(advice: Advice, problem: str) -> Verified:
-    """Failed verification of an advice whose engine did not start as advised, or died. Its reason is the first line of
-    `problem`."""
+    """Failed verification of an engine that did not start as advised, or died: the first line of `problem` says why."""
     why = problem.partition("\n")[0]
     return Verified(advice=advice, verdicts=(Verdict(STARTS, advice.subject.name, State.FAILS, why),))
 

@@ -39,8 +39,7 @@ IDLE_TENSOR = "the tensor cores did not run at any load"
 
 
 def each_of(point: Point, name: str) -> list[float]:
-    """Measured values of one figure in the repeats of a point; a value that is no finite number counts as not
-    measured."""
+    """Measured values of one figure in the repeats of a point; what is no finite number counts as not measured."""
     return [value for s in point.each if (value := getattr(s, name)) is not None and math.isfinite(value)]
 
 

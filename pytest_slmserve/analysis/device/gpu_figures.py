@@ -124,8 +124,7 @@ class SensorWindow:
         return sum(reading.value * reading.weight_s for reading in readings) / weights if weights > 0 else None
 
     def share_grown(self, counter: int) -> float | None:
-        """Growth of a counter of seconds over the time between its first and last reading, as a share; None below
-        two."""
+        """Growth of a counter of seconds as a share of the time between its first and last reading; None below two."""
         readings = self.known(counter)
         seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
         return (readings[-1].value - readings[0].value) / seconds if seconds > 0 else None

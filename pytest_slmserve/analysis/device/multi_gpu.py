@@ -27,8 +27,7 @@ def together(telemetry: Telemetry) -> Telemetry:
 
 
 def each_gpu(telemetry: Telemetry) -> tuple[Telemetry, ...]:
-    """Copies of the telemetry, one with the columns of each GPU; the first also has the host's columns and the
-    notes."""
+    """The telemetry of each GPU; the first also has the host's columns and the notes."""
     return tuple(
         replace(
             telemetry,

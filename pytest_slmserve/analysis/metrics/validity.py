@@ -48,8 +48,7 @@ class CheckResult(NamedTuple):
 
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
-    """Reasons why a measurement is invalid, one sentence each; empty if it is valid. failed_share: share of the
-    requests that may fail."""
+    """Reasons why a measurement is invalid, one sentence each. failed_share: of the requests, that may fail."""
     return check(measurement, failed_share=failed_share).problems
 
 

@@ -109,8 +109,7 @@ def prompt_tokens_per_s(run: Run) -> float | None:
 
 
 def step_s(run: Run) -> float | None:
-    """Mean time between successive engine steps: what a running request waits for its next token. None where a server
-    tells no steps."""
+    """Mean time between successive engine steps, which a running request waits; None without a trace of steps."""
     span = span_s(run) if len(run.steps) else None
     return None if span is None else (span[1] - span[0]) / (len(window_steps(run)) - 1)
 

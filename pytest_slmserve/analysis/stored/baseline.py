@@ -141,8 +141,7 @@ def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurem
 
 
 def on_one_side(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[str, ...]:
-    """Notes on measurements that cannot be compared since the other side has not measured their case; one sentence per
-    side."""
+    """Notes on measurements whose case the other side has not measured, one sentence per side."""
     there, here = cells(baseline), cells(candidate)
     sides = (("the baseline", [c for c in there if c not in here]), ("this run", [c for c in here if c not in there]))
     return tuple(f"measured by {side} alone: {', '.join(listed(only))}" for side, only in sides if only)
@@ -163,8 +162,7 @@ def cells(
 
 
 def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
-    """Measurements of one model under a steady load; of several models that shared a device, those whose first it
-    is."""
+    """Measurements of one model under a steady load; of several models on a device, those whose first it is."""
     return [m for cell, found in cells(measurements).items() if cell.models[0] == model for m in found]
 
 

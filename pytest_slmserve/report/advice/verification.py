@@ -39,23 +39,21 @@ LEGEND = (
     "of it: measured over predicted tokens/s. ms/token: between output tokens; at most: the latency wanted. KV blocks: "
     "of the cache that this engine was given. in use: of the device's memory at most, by anybody, where sensors tell."
 )
+JOINT = ("models", "loads", "sharing", "gain", "bound", "latency_s", "preemptions", "verdicts")
 TURNS = "1 is what taking turns would give"
 
 
 def text(seen: Verification, notes: Sequence[str] = ()) -> str:
     """Table, what several engines served together, verdicts, notes."""
-    pieces = [_heading(seen), table(seen.alone, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
+    engines = "the engine" if len(seen.alone) == 1 else "each engine"
+    heading = f"verified: {engines} as advised, measured anew, {counted(seen.repeats, 'repeat')} each"
+    pieces = [heading, table(seen.alone, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
     if seen.together and seen.together.point:
         pieces.append(hanging(_together(seen.together, seen.alone), 2))
     pieces.append("\n".join(line for line, _ in verdict_lines([(verdict, None) for verdict in seen.verdicts])))
     if notes:
         pieces.append("\n".join(hanging(f"note: {note}", 2) for note in notes))
     return "\n\n".join(pieces)
-
-
-def _heading(seen: Verification) -> str:
-    engines = "the engine" if len(seen.alone) == 1 else "each engine"
-    return f"verified: {engines} as advised, measured anew, {counted(seen.repeats, 'repeat')} each"
 
 
 def _rate(seen: Interval | None) -> str:
@@ -105,7 +103,11 @@ def verification_facts(seen: Verification, notes: Sequence[str] = ()) -> dict[st
     return {
         **facts(seen, "state", "margin", "repeats"),
         "models": [_model(each) for each in seen.alone],
-        "together": seen.together and _joint(seen.together),
+        "together": seen.together
+        and {
+            **facts(seen.together, *JOINT),
+            **facts(seen.together.point, "output_tokens_per_s", "each_tokens_per_s", "records"),
+        },
         "notes": notes,
     }
 
@@ -117,11 +119,4 @@ def _model(seen: Verified) -> dict[str, Any]:
         **facts(seen, "tokens_per_s", "latency_s", "ratio", "memory_bytes", "preemptions", "verdicts"),
         "kv_blocks": dict(zip(("predicted", "reported"), seen.kv_blocks)),
         **facts(seen.point, "records"),
-    }
-
-
-def _joint(seen: VerifiedTogether) -> dict[str, Any]:
-    return {
-        **facts(seen, "models", "loads", "sharing", "gain", "bound", "latency_s", "preemptions", "verdicts"),
-        **facts(seen.point, "output_tokens_per_s", "each_tokens_per_s", "records"),
     }

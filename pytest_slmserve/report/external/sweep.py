@@ -145,8 +145,7 @@ def _little(curve: Curve, columns: Columns) -> Iterator[str]:
 
 
 def _bias(biases: Sequence[tuple[float, Point, float]], product: str, columns: Columns) -> Iterator[str]:
-    """The deviation of the reported mean of running requests from Little's law, one line; nothing without comparable
-    points."""
+    """How far the reported mean of running requests is from Little's law, one line; nothing without points."""
     if not biases:
         return
     off, worst, batch = max(biases, key=lambda entry: abs(entry[0]))

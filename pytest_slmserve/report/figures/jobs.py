@@ -49,8 +49,7 @@ def _by_model(
 
 
 def _of_one_size(groups: Sequence[list[JobPoint]]) -> list[list[JobPoint]]:
-    """Models that are compared for their size, all at once, beside what they are compared with; none where there is
-    only that."""
+    """Models that are compared for their size, all at once, beside their reference; none without such."""
     if not any(group[0].model in SIZED_AS for group in groups):
         return []
     sized = {*SIZED_AS, *SIZED_AS.values()}

@@ -40,8 +40,7 @@ Ratio = Callable[[Point], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Quantity from 0 to 100 %. most: its largest reading in a window. reach: what it reads where its unit can do no
-    more."""
+    """Quantity from 0 to 100 %. most: its largest reading in a window. reach: what its unit reads at its end."""
 
     label: str
     mean: Ratio

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.metrics.client_queueing import held_back
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.metrics.latency import Percentiles, latencies_of
 from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
-from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
+from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, held_back
 from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, check
 from pytest_slmserve.analysis.metrics.window import prompt_tokens_per_s

@@ -39,8 +39,7 @@ def gpus_report(curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
-    """Advice on deployments over several GPUs, by the measurements of each model there; nothing where there was no
-    choice."""
+    """Advice on deployments over several GPUs, by each model's measurements there; nothing without a choice."""
     for curve in curves:
         if on_several_gpus(curve):
             for text in _answers(curve, deployments(curve)):

@@ -47,15 +47,10 @@ def lines_of(found: CheckResult, name: str = "") -> list[str]:
 
 def reasons(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
     """Lines on what was left out, on what is degraded and on noise. used: how many repeats count."""
-    yield from _left_out(point, name, used)
+    if point.left_out or not point.valid:
+        kind = "left out" if point.valid else "INVALID"
+        yield hanging(": ".join([f"{kind}: {name}", *filter(None, (used, "; ".join(point.problems)))]), 2)
     if point.degraded:
         yield hanging(f"degraded: {name}: {'; '.join(point.degraded)}", 2)
     if point.noise:
         yield hanging(f"noisy, kept: {name}: {'; '.join(point.noise)}", 2)
-
-
-def _left_out(point: AnyPoint, name: str, used: str) -> Iterator[str]:
-    """Line on repeats that do not count, and why."""
-    if point.left_out or not point.valid:
-        kind = "left out" if point.valid else "INVALID"
-        yield hanging(": ".join([f"{kind}: {name}", *filter(None, (used, "; ".join(point.problems)))]), 2)
