@@ -193,8 +193,7 @@ def _shown(cell: object) -> str:
 
 
 def matching(rows: Sequence[Row], conditions: Sequence[str], option: str = "--where") -> list[Row]:
-    """Rows with all of NAME=VALUE; equal as text, whatever the case, or as numbers. Raises BadUsage where no row is
-    left, naming the option."""
+    """Rows with all of NAME=VALUE, equal as text or numbers. Raises BadUsage where none is left, naming the option."""
     pairs = [condition(text, option) for text in conditions]
     check_columns(rows, [name for name, _ in pairs])
     left = [row for row in rows if holds(row, pairs)]

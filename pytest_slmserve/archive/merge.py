@@ -24,8 +24,7 @@ _AT_ONCE = 1 << 23  # bytes that are written together
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """written: measurements that came into the archive. known: those that were there. notes: one sentence for each
-    thing that could not be used."""
+    """written, known: measurements that came into the archive, and that were there. notes: what could not be used."""
 
     written: int = 0
     known: int = 0

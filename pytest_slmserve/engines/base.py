@@ -55,8 +55,7 @@ def ignore_progress(progress: Progress) -> None:
 
 
 class WindowBarrier(Protocol):
-    """A barrier at which engines that are measured at the same time wait for each other. begins_s: when all of them
-    begin, by the host's monotonic clock."""
+    """A barrier of engines that are measured together. begins_s: when all begin, by the host's monotonic clock."""
 
     begins_s: float
 

@@ -89,8 +89,7 @@ def run_of(told: Mapping[str, Any], workload: Workload, steps: Sequence[Sequence
 
 
 def _with_prompts(samples: Sequence[Sequence[Any]], workload: Workload) -> list[Sequence[Any]]:
-    """The columns of the samples with every prompt's tokens counted: by the workload where a request was cut off before
-    its server reported the count."""
+    """The columns of the samples, with prompt tokens by the workload where a request was cut off before its count."""
     columns = list(samples)
     if columns:
         known = zip(columns[REQUEST], columns[PROMPT_TOKENS], strict=True)

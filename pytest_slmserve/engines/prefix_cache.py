@@ -84,8 +84,7 @@ def _word(number: int) -> str:
 
 
 def lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
-    """Prompt tokens that the server at an endpoint's URL has looked up in its cache, and found there, since it began;
-    None where it has no such counters."""
+    """Prompt tokens looked up in an endpoint's prefix cache, and found, since it began; None without such counters."""
     parts = urlsplit(url)
     page = urlunsplit((parts.scheme, parts.netloc, f"{parts.path.partition('/v1/')[0]}/metrics", "", ""))
     try:

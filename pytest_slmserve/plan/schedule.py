@@ -192,8 +192,7 @@ def _parts(whole: Group, others: Sequence[Placement], gpus: int, count: int) -> 
 
 
 def spread_lines(cells: Sequence[PlannedItem], gpus: int, whole: bool = False) -> list[str]:
-    """The plan on so many GPUs, as text: each GPU's engines in order, then when all are through. whole: no engine is
-    divided. Raises BadUsage."""
+    """The plan on so many GPUs: each GPU's engines in order, then its end. whole: none is divided. Raises BadUsage."""
     groups = groups_of(cells)
     in_all = {group.engine: len(group.cells) for group in groups}
     placed = spread(groups if whole else divided(groups, gpus), gpus)

@@ -49,8 +49,7 @@ class OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory of one engine at a batch. freed_bytes, freed_share: of the KV cache that the engine had, negative where it
-    had less; None where that is not known."""
+    """Memory of one engine at a batch. freed_*: of the KV cache that it had, negative for less, None if not known."""
 
     batch: int
     kv_blocks: int

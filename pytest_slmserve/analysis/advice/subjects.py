@@ -85,8 +85,7 @@ def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
 
 
 def one_device(curves: Sequence[Curve]) -> Environment | None:
-    """Environment of the device that all curves were measured on, None where none is known. Raises BadUsage where they
-    were on several kinds of device."""
+    """Environment of the one device of all curves, None where none is known. Raises BadUsage for several kinds."""
     devices = {(e.platform, e.gpu_name, e.gpu_memory_bytes, e.url): e for c in curves if (e := c.environment)}
     if len(devices) > 1:
         names = ", ".join(e.url or e.gpu_name or e.platform or "unknown" for e in devices.values())
@@ -172,8 +171,7 @@ def _kv_had_bytes(spec: EngineSpec, resolved: Resolved) -> int:
 
 
 def _beyond(curve: Curve, known_bytes: int) -> int | None:
-    """Memory that the sensors saw in use beyond weights and KV cache, the most of all measurements; None where they did
-    not see it, or less than these."""
+    """Most memory that sensors saw beyond weights and KV cache; None where they did not see it, or less than these."""
     seen = [used for m in curve.trusted if (w := watched(m.run)) and (used := w.largest(MEMORY_USED)) is not None]
     beyond = int(max(seen, default=0.0)) - known_bytes
     return beyond if beyond > 0 else None

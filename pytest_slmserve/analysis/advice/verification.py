@@ -126,8 +126,7 @@ def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement], mar
 
 
 def over_predicted(predicted: OperatingPoint, seen: Point, usable: Sequence[Point]) -> Interval:
-    """Measured over predicted tokens/s. The noise is that of the repeats of the sweep and of these; a prediction by the
-    law has none of its own."""
+    """Measured over predicted tokens/s, by the noise of all repeats; a prediction by the law has none of its own."""
     before = next((p for p in usable if p.concurrency == predicted.batch), None)
     if before is not None:
         return ratio(seen, before, valid_points([*usable, seen]))
@@ -196,16 +195,14 @@ def verified_together(
 
 
 def together_failed(models: Sequence[str], loads: Sequence[int], sharing: Sharing, problem: str) -> VerifiedTogether:
-    """Failed verification of several engines of which one did not start beside the others, or died. Its reason is the
-    first line of `problem`."""
+    """Failed verification of several engines, as the first line of `problem` says: one did not start, or died."""
     names = tuple(map(short_name, models))
     verdict = Verdict(STARTS, " + ".join(names), State.FAILS, problem.partition("\n")[0])
     return VerifiedTogether(models=names, loads=tuple(loads), sharing=sharing, verdicts=(verdict,))
 
 
 def gain_over(shared: ReplicaPoint, alone: Sequence[Point]) -> Interval | None:
-    """Throughputs over those alone, added up, for each engine of `shared`; None where one is not known. The noise is
-    that of the repeats of all."""
+    """Throughputs over those alone, added up, by the noise of all repeats; None where one is not known."""
     own = [fmean(point.repeats) for point in alone]
     sums = [total for run in shared.each if (total := system_throughput(run, own)) is not None]
     if not sums:

@@ -200,8 +200,7 @@ def _unseen(what: str, seen: Mapping[int, Sequence[float]]) -> str:
 
 
 def _other_limits(points: Sequence[Point]) -> str:
-    """Reason why the energies of points cannot be compared: a card under another power limit is another card. Empty
-    where there is one limit at most."""
+    """Reason why energies under different power limits cannot be compared; empty where there is one limit at most."""
     limits = sorted({limit for p in points for limit in each_of(p, "power_limit_w")})
     return f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W" if len(limits) > 1 else ""
 

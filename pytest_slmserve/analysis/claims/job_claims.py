@@ -200,8 +200,7 @@ def _slowest(grid: Sequence[JobPoint]) -> list[JobPoint]:
 
 
 def _same_lengths(p: JobPoint, q: JobPoint) -> bool:
-    """Returns whether two jobs, both all at once, have as many requests, as long, in one environment. Their
-    vocabularies may differ."""
+    """Returns whether two jobs, both all at once, have as many requests, as long, in one environment."""
     lengths = [(x.workload.spec.prompt_tokens, x.workload.spec.output_tokens, x.requests) for x in (p, q)]
     at_once = p.load.at_once and q.load.at_once
     return at_once and lengths[0] == lengths[1] and p.environment.key == q.environment.key

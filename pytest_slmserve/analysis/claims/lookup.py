@@ -65,8 +65,7 @@ def _fits(row: ClaimRow, model: str, where: Environment, interface: Interface | 
 
 
 def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
-    """Returns whether a version is in a range, from the first release on, before the second. An unknown version is in
-    no range but the open one."""
+    """Returns whether a version is in a range, its end excluded. An unknown version is in no range but the open one."""
     first, last = wanted
     if version is None:
         return wanted == ANY_RELEASE

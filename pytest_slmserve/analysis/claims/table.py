@@ -62,8 +62,7 @@ def _wider_and_replicas(curve: Curve) -> bool:
 
 
 def _measured(curve: Curve) -> bool:
-    """Returns whether the curve has measurements of an engine whose KV cache the plugin sizes. The KV cache of an
-    endpoint is its own affair."""
+    """Returns whether the curve is of an engine whose KV cache the plugin sizes, as it does not an endpoint's."""
     return bool(curve.measurements) and curve.measurements[0].spec.interface != "endpoint"
 
 

@@ -236,8 +236,7 @@ def _belongs(at_s: float, span_s: float | None, window_s: tuple[float, float]) -
 
 
 def _power_w(watch: SensorWindow) -> float | None:
-    """Mean power in W by the energy counter, else by the power readings. None where the counter cannot be trusted:
-    another method would hide it."""
+    """Mean power in W by the energy counter, which if not trusted gives None; else by the power readings."""
     return _counter_w(watch) if len(watch.known(of.ENERGY)) > 1 else _integrated_w(watch)
 
 

@@ -17,8 +17,7 @@ SLOWEST = (of.SM_CLOCK, of.MEMORY_CLOCK)  # the others wait for it
 
 
 def together(telemetry: Telemetry) -> Telemetry:
-    """All GPUs as one device, beside what the host said. Where one GPU's value is not known, none is: the rest is not
-    all. One GPU is what it is."""
+    """All GPUs as one device, beside what the host said; unknown where one GPU's value is, for the rest is not all."""
     if not telemetry.gpus:
         return telemetry
     numbers = set.intersection(*(set(columns) for columns in telemetry.gpus))

@@ -74,8 +74,7 @@ def delay_of(run: Run) -> ScheduleDelay | None:
 
 
 def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
-    """Message that late or unsent requests make the run invalid, in a sentence; None where the client kept up.
-    median_ttft_s: None is "not measured"."""
+    """Message that late or unsent requests invalidate the run; None where the client kept up. Without a TTFT: None."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
     bound = _harmless_s(median_ttft_s)

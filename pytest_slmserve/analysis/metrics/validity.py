@@ -53,8 +53,7 @@ def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tu
 
 
 def degradations(measurement: Measurement) -> tuple[str, ...]:
-    """Sensor findings that degrade a measurement without making it invalid, such as a sensor that was lost. No gate
-    rests on a degraded measurement."""
+    """Sensor findings that degrade a measurement, such as a lost sensor: no gate rests on it, but it is not invalid."""
     return check(measurement).degradations
 
 

@@ -203,8 +203,7 @@ def tpot_s(e2e: float, ttft: float, output_tokens: int) -> float | None:
 
 
 def common_span(runs: Sequence[Run]) -> list[Run]:
-    """Copies of the runs, each cut to the span that all windows have in common. Runs without a common clock come back
-    uncut (simulated engines have their own clocks)."""
+    """Copies of the runs, cut to the span that all windows have in common; uncut without a common clock (simulated)."""
     began = [run.began_s for run in runs if run.began_s is not None]
     if len(began) < len(runs):
         return list(runs)

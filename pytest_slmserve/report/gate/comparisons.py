@@ -52,8 +52,7 @@ def _ends(ratio: Interval | None) -> str:
 
 
 def comparison_facts(seen: Comparison, gated: bool = True) -> dict[str, Any]:
-    """Facts for JSON. worse, margin, detectable: shares, 0.03 for 3 %; worse is negative where the candidate is better.
-    gated: with what only a gated endpoint has."""
+    """Facts for JSON. worse, margin, detectable: shares, negative if better. gated: with what a gated endpoint has."""
     found = facts(seen, "name", "better", "n", "decided_at", "ratio", "sd", "detectable")
     found["worse"] = None if seen.worse is None else math.expm1(seen.worse)
     return {**found, "outcome": WORDS[seen.outcome], **facts(seen, "why", "margin")} if gated else found

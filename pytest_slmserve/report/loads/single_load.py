@@ -111,8 +111,7 @@ def _load(m: Measurement) -> str:
 
 
 def _held_back(m: Measurement) -> Iterator[str]:
-    """Line on requests that the client held back: their number, and the mean and p99 wait of all in seconds; nothing
-    where it had no such limit."""
+    """Line on requests that the client held back, and the wait of all in seconds; nothing without such a limit."""
     if held := held_back(m.run):
         yield (
             f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
@@ -129,8 +128,7 @@ def request_lines(m: Measurement) -> Iterator[str]:
 
 
 def told_of(m: Measurement) -> Iterator[str]:
-    """Notes on the load's server: extra request fields, refused fields, early ends, counting of tokens, prefix cache.
-    They include what the server does not report."""
+    """Notes on the load's server: extra and refused fields, early ends, counting of tokens, prefix cache."""
     for say in (further, without, _ended_early, chunks, _cached):
         yield from say(m)
 

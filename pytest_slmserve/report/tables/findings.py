@@ -123,8 +123,7 @@ def _front(curve: Curve) -> str:
 
 
 def _law(curve: Curve, b_half: float | None) -> tuple[str, Fit | None]:
-    """The saturation law's result as text, and the law itself where it describes the curve, else None. The text is
-    empty where there are too few points for a law."""
+    """The saturation law's result as text, empty without one; and the law itself where it describes the curve."""
     try:
         law = fit(curve.points, b_half)
     except TooFewPoints:
@@ -176,8 +175,7 @@ def _regime(work: Work, peaks: Peaks) -> str:
 
 
 def _decoding(curve: Curve) -> str:
-    """The counters while no prompt was processed. Empty where that is not known of the largest load: of small ones
-    alone it would lead astray."""
+    """The counters while no prompt was processed; empty where the largest load has none: small ones would mislead."""
     seen = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
     if not seen or seen[-1] is not curve.valid[-1]:
         return ""
