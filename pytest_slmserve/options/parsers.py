@@ -76,24 +76,6 @@ def positive(text: str) -> float:
     return number
 
 
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError("a positive whole number")
-    return int(text)
-
-
-def enough_pairs(text: str) -> int:
-    if not text.isdecimal() or int(text) < FEWEST_PAIRS:
-        raise ValueError(f"a whole number, {FEWEST_PAIRS} or more")
-    return int(text)
-
-
-def whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("a whole number, 0 or more")
-    return int(text)
-
-
 def share(text: str) -> float:
     number = positive(text)
     if number > 1:
@@ -200,6 +182,18 @@ class OneOf:
         if text not in self.choices:
             raise ValueError(" or ".join(self.choices))
         return text
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Parser of a whole number that is `least` or more."""
+
+    least: int
+
+    def __call__(self, text: str) -> int:
+        if not text.isdecimal() or int(text) < self.least:
+            raise ValueError(f"a whole number, {self.least} or more")
+        return int(text)
 
 
 FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at

@@ -9,7 +9,17 @@ from pytest_slmserve.analysis.advice.verification import Verification, Verified,
 from pytest_slmserve.analysis.points.replica_points import engines
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.numbers import ABSENT, between, counted, figure, hundredths, listed, milliseconds, whole
+from pytest_slmserve.report.numbers import (
+    ABSENT,
+    between,
+    counted,
+    ends,
+    figure,
+    hundredths,
+    listed,
+    milliseconds,
+    whole,
+)
 from pytest_slmserve.report.tables.run import verdict_lines
 from pytest_slmserve.report.text_table import Column, hanging, table
 from pytest_slmserve.schema.specs import GIB
@@ -20,7 +30,7 @@ COLUMNS: tuple[Column[Verified], ...] = (
     Column("tokens/s\npredicted", lambda v: _rate(v.advice.advised.tokens_per_s if v.advice.advised else None)),
     Column("tokens/s\nmeasured", lambda v: _rate(v.tokens_per_s)),
     Column("of it\n%", lambda v: hundredths(v.ratio.value if v.ratio else None)),
-    Column("95 %\n", lambda v: _ends(v.ratio), "left", rank=2),
+    Column("95 %\n", lambda v: ends(v.ratio, hundredths), "left", rank=2),
     Column("ms/token\npredicted", lambda v: _latency(v.advice.advised.latency_s if v.advice.advised else None), rank=1),
     Column("ms/token\nmeasured", lambda v: _latency(v.latency_s), rank=1),
     Column(
@@ -62,12 +72,6 @@ def _rate(seen: Interval | None) -> str:
 
 def _latency(seen: Interval | None) -> str:
     return milliseconds(seen.value if seen else None)
-
-
-def _ends(seen: Interval | None) -> str:
-    if seen is None or seen.low is None or seen.high is None:
-        return ABSENT
-    return f"{hundredths(seen.low)} to {hundredths(seen.high)}"
 
 
 def _together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
