@@ -130,8 +130,7 @@ class Archive:
             raise
 
     def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any], *, resumes: bool = False) -> None:
-        """Note a session and what a later report needs to judge it again: plain values, written as JSON. resumes: it
-        goes on with what the archive holds."""
+        """Note a session, in plain values, for a later report. resumes: it goes on with what the archive holds."""
         self._write(
             {
                 "kind": "session",
@@ -158,8 +157,7 @@ class Archive:
         self._engines[measurement.launch] = engine
 
     def add_lines(self, pieces: Iterable[bytes]) -> None:
-        """Append whole lines of another archive as they stand; all are on disk on return. pieces: each of lines that
-        are packed together, as one write would have."""
+        """Append lines of another archive as they stand, on disk on return. pieces: lines that are packed together."""
         self._engines.clear()  # the lines may describe a launch anew
         self._append(pieces)
 

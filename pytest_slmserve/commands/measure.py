@@ -124,8 +124,7 @@ def terms_of(given: argparse.Namespace) -> ValidityCriteria:
 
 
 def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool) -> list[Measurement]:
-    """One after the other; each is in the archive, and exported, when the next one begins. own_prompts: a prompt that
-    comes again is not the same."""
+    """One after the other, each in the archive when the next begins. own_prompts: no prompt comes again."""
     may = given.allow_prefix_cache
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=given.endpoint)

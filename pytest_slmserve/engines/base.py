@@ -85,8 +85,7 @@ class Engine(Protocol):
         on_progress: ProgressCallback = ignore_progress,
         barrier: WindowBarrier | None = None,
     ) -> Run:
-        """Put `load` on the engine and wait for its end. barrier: others are measured at the same time. Raises
-        EngineFailed when the engine dies."""
+        """Put `load` on the engine and wait for its end. barrier: of several. Raises EngineFailed if it dies."""
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         """The first `length` greedy tokens of the first requests, one after the other. Raises EngineFailed."""

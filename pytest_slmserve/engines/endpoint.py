@@ -150,8 +150,7 @@ class EndpointEngine:
         return replace(run, stream=replace(run.stream, without=self.without, salt=salt, cache_lookups=seen))
 
     def _lookups(self) -> tuple[int, int] | None:
-        """Prompt tokens that the server has looked up in its prefix cache, and found there, since it began. None from
-        the first time that it does not report them."""
+        """Prompt tokens looked up in the server's prefix cache, and found, so far; None once it reports none."""
         found = lookups(self.spec.url, self._headers) if self._counts else None
         self._counts = found is not None
         return found

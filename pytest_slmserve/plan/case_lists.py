@@ -119,8 +119,7 @@ def replica_load(model: str) -> int:
 
 
 def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
-    """Pairs of sharing and number of engines: those of the options, or all URLs of an endpoint. One URL counts as two,
-    so that the case reports the missing one."""
+    """Pairs of sharing and number of engines: of the options, or all URLs, where one counts as two."""
     if options.endpoint:
         return [("urls", max(2, len(options.endpoint)))]
     return [(how, n) for how in options.sharing for n in options.replicas if n > 1]

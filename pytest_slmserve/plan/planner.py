@@ -112,8 +112,7 @@ class Planner:
         return self.requests(model, spec)
 
     def requests(self, model: str, spec: WorkloadSpec) -> Workload:
-        """The workload of `spec` for `model`, built once. Models of one vocabulary share it, unless the options name a
-        dataset."""
+        """The workload of `spec` for `model`, built once; models of one vocabulary share it without a dataset."""
         if self.platform == "remote" and known_shape(model) is None:
             return self._workload_of_unknown(spec)
         shape = shape_of(model)
@@ -163,8 +162,7 @@ class Planner:
         return replace(load, settle_lifetimes=load.settle_lifetimes * -(-largest // spec.max_num_seqs))
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
-        """Names of the devices that `spec` runs on, as locks and sensors use them. Raises BadUsage for a GPU that is
-        not there."""
+        """Names of the devices of `spec`, as locks and sensors use them. Raises BadUsage where one is not there."""
         if self.platform == "remote":
             engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
             return tuple(url_lock(engine.url) for engine in engines)

@@ -144,8 +144,7 @@ def divided(groups: Sequence[Group], gpus: int) -> list[Group]:
 
 
 def _one_divided(placed: Sequence[Placement], whole: Mapping[Engines, Group], gpus: int) -> list[Placement]:
-    """Placements with more parts of one engine that all wait for, so that it ends sooner and the whole no later. The
-    list is empty where no number of parts does that."""
+    """Placements with one awaited engine in more parts, so that it ends sooner, the whole no later; or none."""
     awaited = next((p.group.engine for p in _awaited(placed) if whole[p.group.engine].divisible), None)
     if awaited is None:
         return []

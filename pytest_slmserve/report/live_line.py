@@ -75,8 +75,7 @@ class StartWatch:
         self._began_s = self._looked_s = 0.0
 
     def phase(self, log: Path) -> str | None:
-        """The stage of the start with this log, and its seconds; None where too little time has passed since the
-        last look."""
+        """The stage of the start with this log, and its seconds; None if the last look was a moment ago."""
         now = time.monotonic()
         if log != self._log:
             self._log, self._began_s = log, now

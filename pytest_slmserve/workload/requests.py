@@ -95,8 +95,7 @@ def requests_of(
 
 
 def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Request], str]:
-    """Requests of synthetic ids below `vocabulary`, and where their lengths came from; where the shipped table has
-    fewer than are asked for, as many as it has."""
+    """Requests of synthetic ids, no more than the shipped table has, and where their lengths came from."""
     match spec.prompt_tokens, spec.output_tokens:
         case int(prompt), int(output):
             lengths, source = [(prompt, output)] * spec.requests, "synthetic token ids"

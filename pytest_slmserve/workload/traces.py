@@ -150,8 +150,7 @@ def _stamped(path: Path) -> Iterator[tuple[int, Stamped]]:
 
 
 def _format(path: Path, first: str, rest: Iterable[str]) -> tuple[Callable[[str], Stamped], Iterable[tuple[int, str]]]:
-    """The parser of a line, and the lines that are rows with their numbers, by the first line of the file. Raises
-    BadDataset where that is of no trace."""
+    """The parser of a line, and numbered rows, by the first line. Raises BadDataset where that is of no trace."""
     if first.lstrip().startswith("{"):
         return _mooncake, enumerate(chain([first], rest), start=1)
     names = [name.strip() for name in first.split(",")]

@@ -84,8 +84,7 @@ def _specific(row: ClaimRow) -> tuple[int, ...]:
 
 
 def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> Verdict:
-    """Judge a claim by the row's parameters. others: the curves that were measured beside this one. Never raises for
-    want of data: then it is undecided."""
+    """Judge a claim by the row's parameters; undecided for want of data. others: curves measured beside it."""
     return claim_of(claim).judge(curve, row.parameters, others)
 
 

@@ -234,8 +234,7 @@ def _replicas(fit: ReplicaAdvice, advice: Advice) -> str:
 
 
 def _costs(advice: Advice) -> str:
-    """Cost of a million output tokens at the advised batch, the largest load and one request. It names each batch once
-    and is empty where no cost is known."""
+    """Cost of a million output tokens at the advised batch, the largest and one; empty where none is known."""
     offers = {o.batch: o for o in (advice.advised, advice.largest, advice.single) if o is not None and o.cost}
     what = {advice.subject.usable[-1].concurrency: ", the largest measured", 1: ", alone"} if offers else {}
     said = [

@@ -121,8 +121,7 @@ def _notes(curve: Curve, found: Plan, columns: Columns, notes: Sequence[str]) ->
 
 
 def _little(curve: Curve, columns: Columns) -> Iterator[str]:
-    """Findings by Little's law, output rate times latency: the requests in flight, and the error of the reported
-    mean."""
+    """Findings by Little's law, output rate times latency: requests in flight, and the reported mean's error."""
     if columns.output_throughput is None:
         if columns.running is not None:
             yield f"{columns.running} is not checked by Little's law: no --output-throughput"

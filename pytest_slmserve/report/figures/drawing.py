@@ -243,8 +243,7 @@ def _columns(width_inches: float, names: Sequence[str]) -> int:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes the figure in the format of the path's suffix. Raises BadUsage where that is no format, or the path cannot
-    be written."""
+    """Writes the figure in the suffix's format. Raises BadUsage for no format, or a path not to be written."""
     try:
         figure.savefig(path, dpi=DOTS_PER_INCH)
     except OSError as error:
