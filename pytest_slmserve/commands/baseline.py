@@ -22,6 +22,7 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
 ACCEPT_STATUS = f"{HOLDS} something was kept, {USAGE} nothing was, wrong usage or an archive that cannot be read."
+KEPT_IN = f"where baselines are kept (default: {baselines.FOLDER})"
 STATUS = f"{HOLDS} it was printed, {USAGE} wrong usage or an archive that cannot be read."
 # What of the environment is shown, by the line it stands in.
 LINES = {
@@ -48,7 +49,7 @@ def add(commands: Commands) -> None:
     add_accept(actions)
     list_ = add_command(actions, "list", "name the baselines of a folder", STATUS, list_all)
     show_ = add_command(actions, "show", "print what one baseline holds", STATUS, show)
-    where: dict[str, Any] = {"metavar": "FOLDER", "type": Path, "default": baselines.FOLDER, "help": _default()}
+    where: dict[str, Any] = {"metavar": "FOLDER", "type": Path, "default": baselines.FOLDER, "help": KEPT_IN}
     list_.add_argument("folder", nargs="?", **where)
     show_.add_argument("name", metavar="NAME", help="as `baseline list` prints it, or the path of an archive")
     show_.add_argument("--from", dest="folder", **where)
@@ -60,13 +61,9 @@ def add_accept(actions: Commands) -> Parser:
     words = "keep the valid measurements of archives as a baseline for each GPU (or platform) and release of vLLM"
     command = add_command(actions, "accept", words, ACCEPT_STATUS, accept)
     add_archives(command, "RECORDS")
-    command.add_argument("--into", metavar="FOLDER", type=Path, default=baselines.FOLDER, help=_default())
+    command.add_argument("--into", metavar="FOLDER", type=Path, default=baselines.FOLDER, help=KEPT_IN)
     command.add_argument("--replace", action="store_true", help="overwrite a baseline of the same name")
     return command
-
-
-def _default() -> str:
-    return f"where baselines are kept (default: {baselines.FOLDER})"
 
 
 def accept(given: argparse.Namespace) -> int:

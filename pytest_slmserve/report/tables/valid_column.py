@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 from pytest_slmserve.analysis.metrics.validity import CheckResult
+from pytest_slmserve.analysis.points.job_points import JobPoint
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
+from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.report.text_table import hanging
 
-
-class AnyPoint(Protocol):
-    """A point of any kind."""
-
-    @property
-    def valid(self) -> bool: ...
-    @property
-    def degraded(self) -> Sequence[str]: ...
-    @property
-    def left_out(self) -> int: ...
-    @property
-    def problems(self) -> Sequence[str]: ...
-    @property
-    def noise(self) -> Sequence[str]: ...
+AnyPoint = Point | ReplicaPoint | JobPoint
 
 
 def valid_cell(point: AnyPoint) -> str:
