@@ -21,8 +21,7 @@ from typing import Any
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.costs import PlannedItem
-from pytest_slmserve.plan.listing import plan_lines
-from pytest_slmserve.plan.schedule import divided, groups_of, least_s, makespan_s, spread
+from pytest_slmserve.plan.schedule import divided, groups_of, least_s, makespan_s, plan_lines, spread
 from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.plugin.estimates import plan_rows
 from pytest_slmserve.run.session import Session

@@ -31,29 +31,44 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 
-from pytest_slmserve.commands import advise, asv, baseline, compare, gate, judge, measure, merge, plan, report
-from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Parser
-from pytest_slmserve.commands.doctor import command
+from pytest_slmserve.commands.cli import FAILS, HOLDS, INTERRUPTED, USAGE, Parser
 from pytest_slmserve.options.old_names import renamed_word
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 
-INTERRUPTED = 130  # as shells have it of SIGINT
+MODULES = {
+    "report": "report",
+    "figures": "report",
+    "compare": "compare",
+    "merge": "merge",
+    "judge": "judge",
+    "replicas": "judge",
+    "gate": "gate",
+    "baseline": "baseline",
+    "advise": "advise",
+    "asv": "asv",
+    "measure": "measure",
+    "plan": "plan",
+    "doctor": "doctor.page",
+}
 
 
-def parser() -> Parser:
+def parser(command: str = "") -> Parser:
+    """The parser of that command, or of all where it is none: what one needs is imported for no other."""
     top = Parser("slmserve", description="What pytest-slmserve measured, without measuring.")
     top.add_argument("--version", action="store_true", help="print the version and end")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (report, compare, merge, judge, gate, baseline, advise, asv, measure, plan, command):
-        module.add(commands)
+    for module in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):
+        import_module(f"pytest_slmserve.commands.{module}").add(commands)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status; every problem is one sentence on stderr."""
-    top, words = parser(), sys.argv[1:] if arguments is None else list(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    top = parser(*words[:1])
     try:
         if renamed := renamed_word(words[0] if words else "", words[1:]):
             raise BadUsage(f"{renamed[0]} is now {renamed[1]}", f"{renamed[1]} ...")

@@ -67,7 +67,10 @@ def live_text(measurements) -> str:
     names = [
         c.name for c in table.CLAIMS if c.name != table1.CLAIM and (c.name == table1.REQUEST_CLAIM or c.applies(curve))
     ]
-    subjects = [*((name, curve) for name in names), *((table1.CLAIM, Curve(subject=r.model)) for r in table1.ROWS)]
+    subjects = [
+        *((name, curve) for name in names),
+        *((table1.CLAIM, Curve(subject=model)) for model in table1.PUBLISHED),
+    ]
     rows = [(lookup.row_for(name, c.subject, H200), c) for name, c in subjects]
     judged = [(lookup.judge_row(row.claim, c, row), row) for row, c in rows]
     return "\n".join(text for text, _ in run_lines([curve], judged))

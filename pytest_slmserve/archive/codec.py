@@ -118,8 +118,7 @@ def _sensed_columns(columns: Mapping[int, Sequence[float | None]]) -> dict[str, 
 
 
 def _sensed(number: int, values: Sequence[float | None]) -> list[int | None] | int | None:
-    """Differences of the values in whole multiples of the sensor's resolution; one value for a column that never
-    changes."""
+    """Differences in whole multiples of the sensor's resolution; one value for a column that never changes."""
     whole = [None if value is None else _whole(value * per_unit(number)) for value in values]
     return whole[0] if len(set(whole)) == 1 else _differences(whole)
 
@@ -168,9 +167,6 @@ def _differences(values: Iterable[int | None]) -> list[int | None]:
         coded.append(None if value is None else value - last)
         last = last if value is None else value
     return coded
-
-
-# Reading
 
 
 def engine_of(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
@@ -229,8 +225,8 @@ def typed(kind: Any, value: Any) -> Any:
         return built(kind, value)
     if origin in (Union, UnionType):
         return None if value is None else typed(next(k for k in inner if k is not NoneType), value)
-    if origin is tuple and isinstance(value, list):
-        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+    if origin in (tuple, Sequence) and isinstance(value, list):
+        kinds = [inner[0]] * len(value) if origin is Sequence or inner[-1] is Ellipsis else inner
         return tuple(typed(k, v) for k, v in zip(kinds, value, strict=True))
     if not _fits(origin or kind, inner, value):
         raise TypeError(f"{value!r:.40} is no {getattr(kind, '__name__', kind)}")
@@ -245,7 +241,9 @@ def _fits(kind: Any, inner: tuple[Any, ...], value: Any) -> bool:
         return value in inner
     if kind is float:
         return type(value) in (int, float) and abs(value) < LARGEST
-    return type(value) is int and abs(value) < LARGEST if kind is int else isinstance(value, kind)
+    if kind is int:
+        return type(value) is int and abs(value) < LARGEST
+    return isinstance(value, tuple if kind is Sequence else kind)  # a text is a sequence too
 
 
 def _run(facts: dict[str, Any]) -> Run:
@@ -281,15 +279,7 @@ def _failed_of(facts: dict[str, Any]) -> Failures | None:
     """A record of before failures had rows has only their number."""
     if "failed" not in facts:
         return None
-    told = facts["failed"]
-    scheduled = told.get("scheduled_s")
-    found = Failures(
-        request=typed(tuple[int, ...], told["request"]),
-        sent_s=typed(tuple[float, ...], told["sent_s"]),
-        ended_s=typed(tuple[float, ...], told["ended_s"]),
-        kind=typed(tuple[str, ...], told["kind"]),
-        scheduled_s=None if scheduled is None else typed(tuple[float, ...], scheduled),
-    )
+    found: Failures = built(Failures, facts["failed"])
     columns = (found.request, found.sent_s, found.ended_s, found.kind, found.scheduled_s)
     if {len(column) for column in columns if column is not None} != {facts["failures"]}:
         raise ValueError(f"rows of failures that are not {facts['failures']}")
@@ -298,23 +288,7 @@ def _failed_of(facts: dict[str, Any]) -> Failures | None:
 
 def _stream_of(facts: dict[str, Any]) -> Stream:
     """The stream of a record, whose numbers are few and therefore plain. Raises ValueError for bins of 0 s or less."""
-    scheduled = facts.get("scheduled_s")
-    found = Stream(
-        bin_s=typed(float, facts["bin_s"]),
-        begins_s=typed(float, facts["begins_s"]),
-        tokens=typed(tuple[float, ...], facts["tokens"]),
-        gaps=typed(dict, facts["gaps"]),
-        tokens_per_chunk=typed(float | None, facts.get("tokens_per_chunk")),
-        scheduled_s=None if scheduled is None else typed(tuple[float, ...], scheduled),
-        cpu_s=typed(float | None, facts.get("cpu_s")),
-        stamp_doubt_s=typed(tuple[float, float] | None, facts.get("stamp_doubt_s")),
-        without=typed(tuple[str, ...], facts.get("without", [])),
-        salt=typed(tuple[int, int] | None, facts.get("salt")),
-        cache_lookups=typed(tuple[int, int] | None, facts.get("cache_lookups")),
-        unsent_s=typed(tuple[float, ...], facts.get("unsent_s", [])),
-        waited_s=typed(tuple[float, ...], facts.get("waited_s", [])),
-        step_gaps=typed(tuple[dict[str, Any], ...], facts.get("step_gaps", [])),
-    )
+    found: Stream = built(Stream, facts)
     if found.bin_s <= 0:
         raise ValueError(f"bins of {found.bin_s} s")
     return found

@@ -60,9 +60,6 @@ class Columns:
         return tuple(name for name in astuple(replace(self, latency_unit=None)) if name is not None)
 
 
-# Points
-
-
 def curve_of(rows: Sequence[Row], columns: Columns) -> Curve:
     """Curve over the knob. Raises BadUsage for a value that cannot be what its column is said to hold."""
     loads = sorted(((knob_of(row, columns.knob), row) for row in rows), key=lambda pair: pair[0])
@@ -87,7 +84,10 @@ def point_of(load: int, rows: Sequence[Row], columns: Columns) -> Point:
     each = tuple(_figures(*one, columns) for one in zip(rows, rates, waits))
     batch = _mean([one.batch for one in each])
     running = None if columns.running is None else fmean([rate_of(row, columns.running) for row in rows])
-    lost = 0.0 if columns.preemptions is None else math.fsum(_preemptions(row, columns.preemptions) for row in rows)
+    lost = 0.0
+    if columns.preemptions is not None:
+        why_not = "is no number of preemptions"
+        lost = math.fsum(_within(row, columns.preemptions, 0, LARGEST, why_not) for row in rows)
     point = Point(
         concurrency=load,
         repeats=rates,
@@ -140,9 +140,6 @@ def unit_of(columns: Columns) -> str:
     return unit
 
 
-# Numbers
-
-
 def value_of(row: Row, column: str) -> float:
     """A finite number, from text too. Raises BadUsage."""
     if column not in row.cells:
@@ -171,10 +168,6 @@ def replicas_of(row: Row, column: str | None) -> int:
     return 1 if column is None else _whole(row, column, MOST_ENGINES, "is no number of engines")
 
 
-def _preemptions(row: Row, column: str) -> float:
-    return _within(row, column, 0, LARGEST, "is no number of preemptions")
-
-
 def _power(row: Row, column: str) -> float | None:
     """Power in W; None where the cell is empty, for nothing is chosen by it."""
     empty = text_of(row, column).casefold() in ("", "nan")
@@ -199,12 +192,8 @@ def _shown(cell: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-# Choosing rows
-
-
 def matching(rows: Sequence[Row], conditions: Sequence[str], option: str = "--where") -> list[Row]:
-    """Rows with all of NAME=VALUE; equal as text, whatever the case, or as numbers. Raises BadUsage where no row is
-    left, naming the option."""
+    """Rows with all of NAME=VALUE, equal as text or numbers. Raises BadUsage where none is left, naming the option."""
     pairs = [condition(text, option) for text in conditions]
     check_columns(rows, [name for name, _ in pairs])
     left = [row for row in rows if holds(row, pairs)]
@@ -296,9 +285,6 @@ def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:
     for name in names:
         if rows and name is not None and name not in there:
             raise BadUsage(f"there is no column {name!r}", f"one of {', '.join(there)}")
-
-
-# Files
 
 
 def read(path: Path) -> list[Row]:

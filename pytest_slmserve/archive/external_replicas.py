@@ -31,8 +31,7 @@ Groups = Mapping[tuple[int, int, Settings], Sequence[Row]]  # rows by number of 
 
 
 def engine_sets(rows: Sequence[Row], columns: Columns, baseline: Sequence[str]) -> tuple[EngineSet, ...]:
-    """Sets in the order of replicas, limit and settings. baseline: conditions NAME=VALUE on rows of one engine. Raises
-    BadUsage."""
+    """Sets by replicas, limit and settings. baseline: conditions NAME=VALUE on one engine. Raises BadUsage."""
     pairs = [condition(text, OPTION) for text in baseline]
     if alone := [row for row in rows if replicas_of(row, columns.replicas) == 1]:
         matching(alone, baseline, OPTION)

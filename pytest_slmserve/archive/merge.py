@@ -14,17 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.archive.store import (
-    BULK,
-    Archive,
-    ScannedLines,
-    decode,
-    engine_before,
-    facts_of,
-    found_in,
-    stored_in,
-    torn_end,
-)
+from pytest_slmserve.archive import store
 from pytest_slmserve.schema.errors import BadArchive
 
 _NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
@@ -34,8 +24,7 @@ _AT_ONCE = 1 << 23  # bytes that are written together
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """written: measurements that came into the archive. known: those that were there. notes: one sentence for each
-    thing that could not be used."""
+    """written, known: measurements that came into the archive, and that were there. notes: what could not be used."""
 
     written: int = 0
     known: int = 0
@@ -45,7 +34,7 @@ class Merged:
         return Merged(self.written + other.written, self.known + other.known, self.notes + other.notes)
 
 
-def merge(parts: Iterable[Path], into: Archive) -> Merged:
+def merge(parts: Iterable[Path], into: store.Archive) -> Merged:
     """Add what `into` does not have: measurements with their engines, and sessions. The parts stay as they are.
 
     A torn end, or a damaged line, only makes a note; all else of that part is added. Merging again, also after an
@@ -61,16 +50,16 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
 class _Union:
     """An archive to which lines of others are added, if it does not have them."""
 
-    def __init__(self, into: Archive) -> None:
+    def __init__(self, into: store.Archive) -> None:
         self.into = into
         self._written = self._known = self._size = 0
         self._pieces: list[bytes] = []
         self._engines: dict[str, bytes] = {}  # the line that describes each launch
-        lines = [line for line in stored_in(into.path, _read(into.path)).lines if line]
+        lines = [line for line in store.stored_in(into.path, _read(into.path)).lines if line]
         self._seen = {_head(line) for line in lines}
-        found_in(into.path, (line for line in lines if not line.startswith(BULK)), self._remember)
+        store.found_in(into.path, (line for line in lines if not line.startswith(store.BULK)), self._remember)
 
-    def _remember(self, found: ScannedLines, line: bytes) -> None:
+    def _remember(self, found: store.ScannedLines, line: bytes) -> None:
         if (facts := _checked(found, line))["kind"] == "engine":
             self._engines[facts["id"]] = line
 
@@ -79,14 +68,14 @@ class _Union:
         if part.samefile(self.into.path):
             return Merged()
         self._written = self._known = 0
-        stored = stored_in(part, raw)
-        found = found_in(part, stored.lines, partial(self._take, {}))
+        stored = store.stored_in(part, raw)
+        found = store.found_in(part, stored.lines, partial(self._take, {}))
         self._flush()
         notes = [f"{part}: not merged: {what}" for what in found.damaged]
-        notes += [torn_end(part, stored)] if stored.whole < len(raw) else []
+        notes += [store.torn_end(part, stored)] if stored.whole < len(raw) else []
         return Merged(self._written, self._known, tuple(notes))
 
-    def _take(self, engines: dict[str, bytes], found: ScannedLines, line: bytes) -> None:
+    def _take(self, engines: dict[str, bytes], found: store.ScannedLines, line: bytes) -> None:
         """engines: the line that describes each launch, of the part so far. Raises where the line is damaged."""
         match (facts := _checked(found, line))["kind"]:
             case None:
@@ -121,13 +110,13 @@ class _Union:
         self._pieces, self._size = [], 0
 
 
-def _checked(found: ScannedLines, line: bytes) -> dict[str, Any]:
+def _checked(found: store.ScannedLines, line: bytes) -> dict[str, Any]:
     """Facts of a line, of a measurement without its numbers. Raises where the line is damaged."""
-    if not line.startswith(BULK):
-        decode(found, line)
-        return facts_of(line)
-    facts = facts_of(_NUMBERS.sub(b"[]", line))
-    engine_before(found, facts)
+    if not line.startswith(store.BULK):
+        store.decode(found, line)
+        return store.facts_of(line)
+    facts = store.facts_of(_NUMBERS.sub(b"[]", line))
+    store.engine_before(found, facts)
     if not isinstance(facts["run"], dict):
         raise ValueError("its run is no object")
     return facts

@@ -53,8 +53,7 @@ class RunChoice:
 
 
 def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
-    """Runs in the order written, those that measured nothing among them; what stands before all is one without a
-    start."""
+    """Runs in the order written, also those that measured nothing; what stands before all is one without a start."""
     orphans = [RecordedRun(_made_id(""), "", None, False, False, ())] if -1 in contents.written_by else []
     found = {run.id: run for run in orphans}
     ids = {-1: _made_id("")}
@@ -98,8 +97,7 @@ def chosen(contents: Contents, wanted: RunChoice) -> Contents:
 
 
 def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
-    """The run whose id is `name`, or begins so; "last" is the last one that measured or resumed something. Raises
-    BadUsage where there is none, or are several."""
+    """The run whose id begins so; "last" is the last that measured or resumed something. Raises BadUsage if not one."""
     if name == "last":
         return next((run for run in reversed(runs) if run.measurements or run.resumes), runs[-1])
     found = [run for run in runs if run.id.startswith(name)]

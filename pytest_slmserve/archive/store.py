@@ -48,8 +48,7 @@ _DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, Arithme
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """The packing of archives that have one suffix. magic: how each piece begins. unpacker: a new one for each
-    piece."""
+    """The packing of archives of one suffix. magic: how each piece begins. unpacker: a new one for each piece."""
 
     name: str
     magic: bytes
@@ -131,8 +130,7 @@ class Archive:
             raise
 
     def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any], *, resumes: bool = False) -> None:
-        """Note a session and what a later report needs to judge it again: plain values, written as JSON. resumes: it
-        goes on with what the archive holds."""
+        """Note a session, in plain values, for a later report. resumes: it goes on with what the archive holds."""
         self._write(
             {
                 "kind": "session",
@@ -148,8 +146,7 @@ class Archive:
         self._begun = True
 
     def add(self, measurement: Measurement) -> None:
-        """Append; it is on disk on return. Raises ValueError, with nothing written, where a number is not
-        finite."""
+        """Append; it is on disk on return. Raises ValueError, with nothing written, for a number that is not finite."""
         if not self._begun:
             self.begin({}, {})
         engine = (measurement.spec.key, measurement.resolved, measurement.environment)  # of specs False and 0 are equal
@@ -160,8 +157,7 @@ class Archive:
         self._engines[measurement.launch] = engine
 
     def add_lines(self, pieces: Iterable[bytes]) -> None:
-        """Append whole lines of another archive as they stand; all are on disk on return. pieces: each of lines that
-        are packed together, as one write would have."""
+        """Append lines of another archive as they stand, on disk on return. pieces: lines that are packed together."""
         self._engines.clear()  # the lines may describe a launch anew
         self._append(pieces)
 
@@ -211,9 +207,6 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
     return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes), tuple(found.written_by))
 
 
-# Writing
-
-
 def _cannot_write(path: Path, error: OSError) -> NoReturn:
     raise BadUsage(f"cannot write to {path}: {error.strerror}", ANOTHER) from None
 
@@ -250,9 +243,6 @@ def _version() -> str | None:
         return version("pytest-slmserve")
     except PackageNotFoundError:
         return None
-
-
-# Reading
 
 
 @dataclass(frozen=True, slots=True)

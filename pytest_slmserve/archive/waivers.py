@@ -10,8 +10,7 @@ from pytest_slmserve.schema.errors import BadUsage
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
-    """The waivers of a file, in the order written. Raises BadUsage for a file that is not there, is no JSON, or holds
-    what is no waiver."""
+    """The waivers of a file, in the order written. Raises BadUsage for no file, no JSON, or what is no waiver."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -7,47 +7,41 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.cli import (
-    FAILS,
-    HOLDS,
-    INTERRUPTED,
-    UNDECIDED,
-    USAGE,
-    Commands,
-    Parser,
-    add_archives,
-    add_command,
-    check_share,
-)
+from pytest_slmserve.analysis.advice import subjects
+from pytest_slmserve.analysis.advice.advisor import Plan, plan
+from pytest_slmserve.analysis.advice.batch_choice import Objectives
+from pytest_slmserve.analysis.advice.gpu_memory import parse_memory
+from pytest_slmserve.analysis.advice.subjects import ResultSource
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
 from pytest_slmserve.commands.report import curves_of, read_all
+from pytest_slmserve.plan.cases import Case
+from pytest_slmserve.report.advice import text, verification
+from pytest_slmserve.report.advice.facts import advice_facts
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.live_line import LiveLine, Status
+from pytest_slmserve.report.tables.several_gpus import gpus_advice
+from pytest_slmserve.run import verify_advice
+from pytest_slmserve.run.verify_advice import VerifyOptions
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
-
-if TYPE_CHECKING:
-    from pytest_slmserve.analysis.advice.advisor import Plan
-    from pytest_slmserve.analysis.advice.batch_choice import Objectives
-    from pytest_slmserve.analysis.advice.subjects import ResultSource
-    from pytest_slmserve.analysis.sweep.curve import Curve
-    from pytest_slmserve.plan.cases import Case
-    from pytest_slmserve.report.live_line import LiveLine
-    from pytest_slmserve.run.verify_advice import VerifyOptions
-    from pytest_slmserve.schema.records import Progress
+from pytest_slmserve.schema.records import Progress
 
 STATUS = (
-    f"{HOLDS} something is advised, {UNDECIDED} nothing can be, {USAGE} wrong usage or a file that cannot "
+    f"{cli.HOLDS} something is advised, {cli.UNDECIDED} nothing can be, {cli.USAGE} wrong usage or a file that cannot "
     "be read. With --knob, --throughput and --latency the files are external results, as `judge` reads them. "
-    f"With --verify: {HOLDS} all is as predicted, {FAILS} something is not, {UNDECIDED} undecided or nothing to verify."
+    f"With --verify: {cli.HOLDS} all is as predicted, {cli.FAILS} something is not, {cli.UNDECIDED} undecided or "
+    "nothing to verify."
 )
 
 
-def add(commands: Commands) -> None:
+def add(commands: cli.Commands) -> None:
     words = "advise the batch, the memory and the number of engines to serve with"
-    command = add_command(commands, "advise", words, STATUS, advise)
-    add_archives(command, "RECORDS")
+    command = cli.add_command(commands, "advise", words, STATUS, advise)
+    cli.add_archives(command, "RECORDS")
     add_columns(command, required=False)
     command.add_argument(
         "--model", metavar="NAME", help="advise on this model alone; tells the shape of external results"
@@ -64,9 +58,8 @@ def add(commands: Commands) -> None:
     add_verify(command)
 
 
-def add_verify(command: Parser) -> None:
-    """Adds the options that verify an advice by measurement. An option not given is None: none of them applies to
-    records alone."""
+def add_verify(command: cli.Parser) -> None:
+    """Adds the options that verify an advice by measurement; None where not given, as none applies to records alone."""
     group = command.add_argument_group("to verify it, on the kind of host that was measured on")
     what = "start the engines as advised, measure, and compare with what was predicted"
     group.add_argument("--verify", action="store_true", help=what)
@@ -82,13 +75,6 @@ def add_verify(command: Parser) -> None:
 
 def advise(given: argparse.Namespace) -> int:
     """Batch, memory and number of engines, from archives or from external results."""
-    from pytest_slmserve.analysis.advice import subjects
-    from pytest_slmserve.analysis.advice.advisor import plan
-    from pytest_slmserve.report.advice import text
-    from pytest_slmserve.report.advice.facts import advice_facts
-    from pytest_slmserve.report.as_json import as_json
-    from pytest_slmserve.report.tables.several_gpus import gpus_advice
-
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
     curves: Sequence[Curve] = ()
     if are_external(given):
@@ -108,7 +94,7 @@ def advise(given: argparse.Namespace) -> int:
         print(as_json(advice_facts(found, asked.source, mine)))
     else:
         print(text.text(found, asked.source), *gpus_advice(mine), sep="\n")
-    return HOLDS if found.possible else UNDECIDED
+    return cli.HOLDS if found.possible else cli.UNDECIDED
 
 
 def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
@@ -118,12 +104,6 @@ def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
 
 def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_object: bool) -> int:
     """The advice, and whether engines that are started so serve what it predicts."""
-    from pytest_slmserve.report.advice import text, verification
-    from pytest_slmserve.report.advice.facts import advice_facts
-    from pytest_slmserve.report.as_json import as_json
-    from pytest_slmserve.report.live_line import LiveLine
-    from pytest_slmserve.run import verify_advice
-
     alone = verify_advice.trials(found, curves, terms.python)
     joint = verify_advice.joint_of(found, alone, terms.sharing)
     try:
@@ -136,7 +116,7 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
             line.clear()
     except KeyboardInterrupt:
         print(f"interrupted: nothing runs any more; what was measured is in {terms.records}", file=sys.stderr)
-        return INTERRUPTED
+        return cli.INTERRUPTED
     if as_object:
         measured = verification.verification_facts(seen, session.notes)
         print(as_json({**advice_facts(found, source), "verification": measured}))
@@ -146,8 +126,6 @@ def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: Ve
 
 
 def _show(line: LiveLine, case: Case, title: str, progress: Progress) -> None:
-    from pytest_slmserve.report.live_line import Status
-
     line.show(Status(subject=title).measuring(progress))
 
 
@@ -161,10 +139,8 @@ def terms_of(given: argparse.Namespace) -> VerifyOptions | None:
             option = "--verify-margin" if "margin" in chosen else f"--{next(iter(chosen))}"
             raise BadUsage(f"{option} says how to verify an advice, and nothing is verified", f"--verify {option} ...")
         return None
-    from pytest_slmserve.run.verify_advice import VerifyOptions
-
     terms = VerifyOptions(**chosen)
-    check_share("verify-margin", terms.margin)
+    cli.check_share("verify-margin", terms.margin)
     if not 0 < terms.repeats < 1000:
         raise BadUsage(f"--repeats {terms.repeats} is no number of measurements", "--repeats 2")
     return terms
@@ -172,9 +148,6 @@ def terms_of(given: argparse.Namespace) -> VerifyOptions | None:
 
 def wish_of(given: argparse.Namespace) -> Objectives:
     """Raises BadUsage where a number is out of range."""
-    from pytest_slmserve.analysis.advice.batch_choice import Objectives
-    from pytest_slmserve.analysis.advice.gpu_memory import parse_memory
-
     slo = check_wanted(given)
     if not 0 < given.gpu_memory_utilization <= 1:
         raise BadUsage(

@@ -8,17 +8,18 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pytest_slmserve.analysis.points.sweep_points import concurrency_of
 from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command
 from pytest_slmserve.commands.report import read_all
+from pytest_slmserve.report.export import asv as export
+from pytest_slmserve.report.export import asv_files
+from pytest_slmserve.report.export.asv import BenchmarkHost, Seen, Value, kind, release_of
+from pytest_slmserve.report.export.asv_files import UNUSABLE, Commit, File
+from pytest_slmserve.report.numbers import counted
+from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-
-if TYPE_CHECKING:
-    from pytest_slmserve.report.export.asv import BenchmarkHost, Seen, Value
-    from pytest_slmserve.report.export.asv_files import Commit, File
-    from pytest_slmserve.schema.environment import Environment
-    from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Measurement
 
 STATUS = f"{HOLDS} results were written, {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
 HINT = "--into with another folder"
@@ -36,16 +37,12 @@ def add(commands: Commands) -> None:
 
 def asv(given: argparse.Namespace) -> int:
     """A file for each release and machine, the machine's own, and the list of benchmarks."""
-    from pytest_slmserve.report.export.asv import seen, values
-    from pytest_slmserve.report.export.asv_files import statistics
-    from pytest_slmserve.report.numbers import counted
-
-    statistics()  # before what else may be missing: without them there is nothing to write
+    asv_files.statistics()  # before what else may be missing: without them there is nothing to write
     contents = read_all(given)
-    found = seen(contents.measurements)
+    found = export.seen(contents.measurements)
     if not found:
         raise BadUsage("there is no valid measurement of a sweep of one engine", "records of --slm-gpu or --slm-cpu")
-    places = values(found, checked_name(given.machine))
+    places = export.values(found, checked_name(given.machine))
     ledger = read_ledger(given.into)
     commits = {place: commit_of(place.release, ledger, given.into) for place in places}
     written = write(given.into / "results", places, commits, machines(found, given.machine))
@@ -58,10 +55,6 @@ def asv(given: argparse.Namespace) -> int:
 
 def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: str | None) -> Iterator[str]:
     """Notes on measurements left out, and on hosts whose launches were taken together."""
-    from pytest_slmserve.analysis.points.sweep_points import concurrency_of
-    from pytest_slmserve.report.export.asv import kind, release_of
-    from pytest_slmserve.report.numbers import counted
-
     if invalid := sum(concurrency_of(m) is not None for m in measurements) - len(found):
         yield f"left out: {counted(invalid, 'measurement')}, invalid"
     hosts: dict[tuple[str, str], set[str | None]] = {}
@@ -77,8 +70,6 @@ def notes(measurements: Sequence[Measurement], found: Sequence[Seen], machine: s
 
 def machines(found: Sequence[Seen], machine: str | None) -> dict[str, Environment]:
     """Each by its name."""
-    from pytest_slmserve.report.export.asv import kind
-
     where = (each.measurement.environment for each in found)
     return {machine or kind(environment): environment for environment in where}
 
@@ -92,8 +83,6 @@ def checked_name(machine: str | None) -> str | None:
 
 def read_ledger(folder: Path) -> dict[str, Commit]:
     """The commit of each release. Raises BadUsage where there is no ledger."""
-    from pytest_slmserve.report.export.asv_files import Commit
-
     form = "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
     command = ["git", "--git-dir", str(folder / "ledger"), "for-each-ref", form, "refs/tags/v*"]
     try:
@@ -120,8 +109,6 @@ def write(
 ) -> dict[Path, int]:
     """Number of values by the result file that got them. What is there is read before anything is written; a machine
     that is described already stays as it is."""
-    from pytest_slmserve.report.export import asv_files
-
     there = {path: load(path) for path in folder.glob("*/*.json") if path.name != "machine.json"}
     made: dict[Path, File] = {}
     for place, values in places.items():
@@ -141,8 +128,6 @@ def write(
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
     """Raises BadUsage where what is there is not what asv or this command writes."""
-    from pytest_slmserve.report.export.asv_files import UNUSABLE
-
     try:
         yield
     except UNUSABLE as error:

@@ -6,17 +6,23 @@ import argparse
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from pytest_slmserve.analysis.stored.baseline import cells, served
+from pytest_slmserve.archive import baselines
+from pytest_slmserve.archive.baselines import Baseline, LeftOut
 from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser, add_archives, add_command
 from pytest_slmserve.commands.report import read_all
+from pytest_slmserve.report.as_json import as_json, facts
+from pytest_slmserve.report.numbers import ABSENT, counted, figure
+from pytest_slmserve.report.text_table import Column, named, table
+from pytest_slmserve.schema.catalog import short_name
+from pytest_slmserve.schema.loads import is_steady
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.specs import GIB
 
-if TYPE_CHECKING:
-    from pytest_slmserve.archive.baselines import Baseline, LeftOut
-    from pytest_slmserve.schema.records import Measurement
-
-FOLDER = ".slm/baselines"  # that of `baselines`, which is imported late
 ACCEPT_STATUS = f"{HOLDS} something was kept, {USAGE} nothing was, wrong usage or an archive that cannot be read."
+KEPT_IN = f"where baselines are kept (default: {baselines.FOLDER})"
 STATUS = f"{HOLDS} it was printed, {USAGE} wrong usage or an archive that cannot be read."
 # What of the environment is shown, by the line it stands in.
 LINES = {
@@ -43,7 +49,7 @@ def add(commands: Commands) -> None:
     add_accept(actions)
     list_ = add_command(actions, "list", "name the baselines of a folder", STATUS, list_all)
     show_ = add_command(actions, "show", "print what one baseline holds", STATUS, show)
-    where: dict[str, Any] = {"metavar": "FOLDER", "type": Path, "default": Path(FOLDER), "help": _default()}
+    where: dict[str, Any] = {"metavar": "FOLDER", "type": Path, "default": baselines.FOLDER, "help": KEPT_IN}
     list_.add_argument("folder", nargs="?", **where)
     show_.add_argument("name", metavar="NAME", help="as `baseline list` prints it, or the path of an archive")
     show_.add_argument("--from", dest="folder", **where)
@@ -55,19 +61,13 @@ def add_accept(actions: Commands) -> Parser:
     words = "keep the valid measurements of archives as a baseline for each GPU (or platform) and release of vLLM"
     command = add_command(actions, "accept", words, ACCEPT_STATUS, accept)
     add_archives(command, "RECORDS")
-    command.add_argument("--into", metavar="FOLDER", type=Path, default=Path(FOLDER), help=_default())
+    command.add_argument("--into", metavar="FOLDER", type=Path, default=baselines.FOLDER, help=KEPT_IN)
     command.add_argument("--replace", action="store_true", help="overwrite a baseline of the same name")
     return command
 
 
-def _default() -> str:
-    return f"where baselines are kept (default: {FOLDER})"
-
-
 def accept(given: argparse.Namespace) -> int:
     """Says what was kept where, and what was left out and why."""
-    from pytest_slmserve.archive import baselines
-
     contents = read_all(given)
     kept, left_out = baselines.accept(contents.measurements, given.into, replace=given.replace, claims=contents.claims)
     for each in kept:
@@ -83,11 +83,7 @@ def accept(given: argparse.Namespace) -> int:
 
 def list_all(given: argparse.Namespace) -> int:
     """A line for each baseline; those that cannot be read too, with the reason."""
-    from pytest_slmserve.archive.baselines import baselines
-    from pytest_slmserve.report.as_json import as_json
-    from pytest_slmserve.report.text_table import Column, table
-
-    found = baselines(given.folder)
+    found = baselines.baselines(given.folder)
     if given.json:
         print(as_json(map(_facts, found)))
         return HOLDS
@@ -107,10 +103,7 @@ def list_all(given: argparse.Namespace) -> int:
 
 def show(given: argparse.Namespace) -> int:
     """Models, loads, repeats, launches, dates and environment of one baseline."""
-    from pytest_slmserve.archive.baselines import baseline
-    from pytest_slmserve.report.as_json import as_json
-
-    found = baseline(given.folder, given.name)
+    found = baselines.baseline(given.folder, given.name)
     if given.json:
         print(as_json({**_facts(found), "loads": _rows(found.measurements)}))
     else:
@@ -118,13 +111,7 @@ def show(given: argparse.Namespace) -> int:
     return HOLDS
 
 
-# What is told of a baseline
-
-
 def _page(found: Baseline) -> str:
-    from pytest_slmserve.report.numbers import ABSENT, counted, figure
-    from pytest_slmserve.report.text_table import Column, named, table
-
     rows, launches = _rows(found.measurements), counted(_launches(found.measurements), "launch")
     hosts = counted(len(_values(found.measurements, "host")), "host")
     head = f"{found.name}: {_count(found.measurements)}, {launches}, {hosts}, measured {_dates(found.measurements)}"
@@ -150,8 +137,6 @@ def _page(found: Baseline) -> str:
 
 def _facts(found: Baseline) -> dict[str, Any]:
     """Facts on a baseline for JSON. measured: when, first and last."""
-    from pytest_slmserve.report.as_json import facts
-
     seen, names = found.measurements, [name for line in LINES.values() for _, name in line]
     return {
         **facts(found, "name", "path", "notes"),
@@ -165,9 +150,6 @@ def _facts(found: Baseline) -> dict[str, Any]:
 
 def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     """A row for each model and load. repeats: the valid ones, of those measured."""
-    from pytest_slmserve.analysis.stored.baseline import cells, served
-    from pytest_slmserve.schema.loads import is_steady
-
     rows = []
     for cell, group in cells(measurements).items():
         point, load, workload = served(cell, group), cell.loads[0], group[0].workload
@@ -192,7 +174,6 @@ def _rows(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
 
 def _told(left_out: Iterable[LeftOut]) -> list[str]:
     """A line for each load and reason, with how often."""
-    from pytest_slmserve.schema.catalog import short_name
 
     def title(each: LeftOut) -> str:
         m = each.measurement
@@ -204,8 +185,6 @@ def _told(left_out: Iterable[LeftOut]) -> list[str]:
 
 def _line(measurements: Sequence[Measurement], facts: Iterable[tuple[str, str]]) -> str:
     """Known facts on one line, several values of one fact beside each other."""
-    from pytest_slmserve.schema.specs import GIB
-
     told = []
     for words, name in facts:
         values = _values(measurements, name)
@@ -222,8 +201,6 @@ def _values(measurements: Iterable[Measurement], name: str) -> list[Any]:
 
 
 def _models(measurements: Iterable[Measurement]) -> list[str]:
-    from pytest_slmserve.schema.catalog import short_name
-
     return list(dict.fromkeys(short_name(m.spec.model) for m in measurements))
 
 
@@ -238,6 +215,4 @@ def _dates(measurements: Iterable[Measurement]) -> str:
 
 
 def _count(measurements: Sequence[Measurement]) -> str:
-    from pytest_slmserve.report.numbers import counted
-
     return counted(len(measurements), "measurement")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, RunComparison, compare_runs
+from pytest_slmserve.archive.runs import RunChoice, chosen, run_named, runs_of
+from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, add_formats, check_share
+from pytest_slmserve.report import compare as report
+from pytest_slmserve.report.as_csv import as_csv
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.compare import RunSide
 from pytest_slmserve.schema.errors import BadUsage
-
-if TYPE_CHECKING:
-    from pytest_slmserve.analysis.compare.runs import RunComparison
-    from pytest_slmserve.report.compare import RunSide
 
 STATUS = (
     f"{HOLDS} no metric is worse, {FAILS} one is, {UNDECIDED} none is for certain but one is undecided, or nothing "
@@ -36,11 +38,6 @@ def add(commands: Commands) -> None:
 
 def compare(given: argparse.Namespace) -> int:
     """Prints each candidate beside the baseline; the status is that of the worst one."""
-    from pytest_slmserve.analysis.compare.runs import METRICS, compare_runs
-    from pytest_slmserve.report import compare as report
-    from pytest_slmserve.report.as_csv import as_csv
-    from pytest_slmserve.report.as_json import as_json
-
     check_share("margin", given.margin)
     names = [metric.name for metric in METRICS]
     if unknown := [name for name in given.metric if name not in names]:
@@ -62,10 +59,6 @@ def compare(given: argparse.Namespace) -> int:
 
 def sides_of(given: argparse.Namespace) -> list[RunSide]:
     """Sides to be compared, the baseline first. Raises BadUsage where there are fewer than two."""
-    from pytest_slmserve.archive.runs import RunChoice, chosen, run_named, runs_of
-    from pytest_slmserve.archive.store import read
-    from pytest_slmserve.report.compare import RunSide
-
     archives = [read(path, skip_damaged=given.skip_damaged) for path in given.paths]
     if len(archives) > 1:
         if given.run:
@@ -82,8 +75,6 @@ def sides_of(given: argparse.Namespace) -> list[RunSide]:
 
 
 def status_of(found: RunComparison) -> int:
-    from pytest_slmserve.analysis.compare.runs import Judgement
-
     if found.counts[Judgement.WORSE]:
         return FAILS
     return UNDECIDED if found.counts[Judgement.UNDECIDED] or not found.changes else HOLDS

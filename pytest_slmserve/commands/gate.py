@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from pytest_slmserve.analysis.gate import decision
+from pytest_slmserve.analysis.gate.decision import Pair
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.archive import external
+from pytest_slmserve.archive.external import Row, rate_of, text_of
 from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, check_share
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.gate import comparisons as report
 from pytest_slmserve.schema.errors import BadUsage
-
-if TYPE_CHECKING:
-    from pytest_slmserve.analysis.gate.decision import Pair
-    from pytest_slmserve.analysis.verdict import State
-    from pytest_slmserve.archive.external import Row
 
 SIDES = ("baseline", "candidate")
 STATUS = f"{HOLDS} it passes, {FAILS} it fails, {UNDECIDED} inconclusive, {USAGE} wrong usage, or a file without pairs."
@@ -32,11 +33,6 @@ def add(commands: Commands) -> None:
 
 def gate(given: argparse.Namespace) -> int:
     """The verdict, by as many of the pairs as it takes."""
-    from pytest_slmserve.analysis.gate import decision
-    from pytest_slmserve.archive import external
-    from pytest_slmserve.report.as_json import as_json
-    from pytest_slmserve.report.gate import comparisons as report
-
     check_share("margin", given.margin)
     rows = external.read(given.path)
     if not rows:
@@ -55,7 +51,5 @@ def status_of(outcome: State) -> int:
 
 def _pair(row: Row) -> Pair:
     """An empty cell is a value that is missing. Raises BadUsage for what is no number."""
-    from pytest_slmserve.archive.external import rate_of, text_of
-
     baseline, candidate = (rate_of(row, side) if text_of(row, side) else None for side in SIDES)
     return baseline, candidate

@@ -10,23 +10,32 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
+from pytest_slmserve.analysis.metrics.ramp import steps_of
+from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
+from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import measure_loads, measure_requests
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats
 from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
+from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
+from pytest_slmserve.report.as_csv import as_csv
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.export.writer import Export, export_to
+from pytest_slmserve.report.live_line import LiveLine, Status, left_text
+from pytest_slmserve.report.loads import open_loop, single_load
+from pytest_slmserve.report.loads.open_loop import rows_of_load
+from pytest_slmserve.report.loads.single_load import ValidityCriteria
+from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
+from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.records import Measurement, Progress
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.urls import KEY
-
-if TYPE_CHECKING:
-    from pytest_slmserve.report.export.writer import Export
-    from pytest_slmserve.report.live_line import LiveLine
-    from pytest_slmserve.report.loads.single_load import ValidityCriteria
-    from pytest_slmserve.schema.loads import Load
-    from pytest_slmserve.schema.records import Measurement, Progress
+from pytest_slmserve.telemetry.host_probe import remote
 
 SECRETS = ("key", "secret", "password", "access_token", "authorization")  # how fields that hold one end
 STATUS = (
@@ -86,8 +95,6 @@ def json_object(text: str) -> dict[str, Any]:
 
 def measure_all(given: argparse.Namespace) -> int:
     """Serve, store, print."""
-    from pytest_slmserve.report.export.writer import export_to
-
     terms = terms_of(given)
     export = export_to(given.export, terms.slo) if given.export else None
     own_prompts = given.seed is None  # who gives one wants the very requests again
@@ -105,9 +112,6 @@ def measure_all(given: argparse.Namespace) -> int:
 
 
 def terms_of(given: argparse.Namespace) -> ValidityCriteria:
-    from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
-    from pytest_slmserve.report.loads.single_load import ValidityCriteria
-
     attainment = ATTAINMENT if given.attainment is None else given.attainment
     if not 0 < attainment <= 1:
         raise BadUsage(f"--attainment {attainment:g} is no share of requests", f"--attainment {ATTAINMENT:g}")
@@ -120,14 +124,7 @@ def terms_of(given: argparse.Namespace) -> ValidityCriteria:
 
 
 def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool) -> list[Measurement]:
-    """One after the other; each is in the archive, and exported, when the next one begins. own_prompts: a prompt that
-    comes again is not the same."""
-    from pytest_slmserve.archive.store import Archive
-    from pytest_slmserve.engines.endpoint import EndpointEngine
-    from pytest_slmserve.report.live_line import LiveLine
-    from pytest_slmserve.run.measure import measure
-    from pytest_slmserve.telemetry.host_probe import remote
-
+    """One after the other, each in the archive when the next begins. own_prompts: no prompt comes again."""
     may = given.allow_prefix_cache
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=given.endpoint)
@@ -151,18 +148,11 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
 
 def valid(measurement: Measurement, terms: ValidityCriteria) -> bool:
     """Validity of a measurement together with every step of a ramp."""
-    from pytest_slmserve.analysis.metrics.ramp import steps_of
-    from pytest_slmserve.analysis.metrics.validity import problems
-
     return not any(problems(each, terms.failed_share) for each in (measurement, *steps_of(measurement)))
 
 
 def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> str:
     """The printed result: of one load, of a ramp, or of several rates."""
-    from pytest_slmserve.analysis.metrics.ramp import steps_of
-    from pytest_slmserve.report.as_json import as_json
-    from pytest_slmserve.report.loads import open_loop, single_load
-
     several = len(found) > 1
     if as_object:
         return as_json(open_loop.rates_facts(found, terms) if several else open_loop.facts_of_load(found[0], terms))
@@ -173,16 +163,11 @@ def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> 
 
 def table_of(found: list[Measurement], terms: ValidityCriteria) -> str:
     """CSV with a line for each load, or each step of a ramp."""
-    from pytest_slmserve.report.as_csv import as_csv
-    from pytest_slmserve.report.loads.open_loop import rows_of_load
-
     return as_csv(row for m in found for row in rows_of_load(m, terms))
 
 
 def _show(line: LiveLine, number: int, loads: Sequence[Load], progress: Progress) -> None:
     """Shows how far the load of this number, from 0, is; the time left is what all loads take at least."""
-    from pytest_slmserve.report.live_line import Status, left_text
-
     now, *later = map(measure_loads.least_s, loads[number:])
     place = f"load {number + 1} of {len(loads)}" if len(loads) > 1 else ""
     left = left_text(max(0.0, now - progress.elapsed_s) + sum(later), more=True)

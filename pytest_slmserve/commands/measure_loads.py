@@ -6,17 +6,14 @@ import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_slmserve.commands.cli import Parser
 from pytest_slmserve.commands.measure_requests import check_lengths, requests_for, requests_in_order, trace_of
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop, Load, OpenLoop
 from pytest_slmserve.schema.specs import short_hash
-
-if TYPE_CHECKING:
-    from pytest_slmserve.schema.workloads import Workload
-    from pytest_slmserve.workload.arrivals import Arrivals
+from pytest_slmserve.schema.workloads import Workload
+from pytest_slmserve.workload.arrivals import Arrivals, job, schedule
 
 WINDOW_S = 10.0
 SETTLE_S = 5.0
@@ -146,8 +143,6 @@ def closed_loop(given: argparse.Namespace) -> ClosedLoop:
 
 def job_of(given: argparse.Namespace) -> OpenLoop:
     """A number of requests, served to the end."""
-    from pytest_slmserve.workload.arrivals import job
-
     if given.window is not None:
         raise BadUsage("--num-prompts and --window are two ways to end", "one of them")
     if len(given.request_rate) > 1:
@@ -167,8 +162,6 @@ def least_s(load: Load) -> float:
 
 
 def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
-    from pytest_slmserve.workload.arrivals import Arrivals
-
     if rate == math.inf:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
     arrivals = Arrivals("gamma", rate, given.burstiness, given.seed, duration_s=length_s(given))
@@ -179,8 +172,6 @@ def at_rate(given: argparse.Namespace, rate: float) -> OpenLoop:
 def ramp(given: argparse.Namespace) -> OpenLoop:
     """The ramp that the arguments describe. Its last step continues for the settling time of a step, so that it ends
     under load as the others do. Raises BadUsage for arguments that no ramp has."""
-    from pytest_slmserve.workload.arrivals import Arrivals
-
     if given.num_prompts is not None:
         raise BadUsage("--ramp has steps, not a number of requests", "--step 60")
     if math.inf in given.ramp:
@@ -211,8 +202,6 @@ def length_s(given: argparse.Namespace) -> float:
 
 
 def times_of(arrivals: Arrivals, within_s: float) -> tuple[float, ...]:
-    from pytest_slmserve.workload.arrivals import schedule
-
     times = schedule(arrivals)
     if not times:
         raise BadUsage(f"no request comes within {within_s:g} s", "more seconds, or a higher rate")

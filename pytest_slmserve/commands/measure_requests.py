@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from pytest_slmserve.commands.cli import Parser
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.kv_cache import known_shape
 from pytest_slmserve.schema.literals import Rule
 from pytest_slmserve.schema.loads import Load, OpenLoop
 from pytest_slmserve.schema.specs import WorkloadSpec
-
-if TYPE_CHECKING:
-    from pytest_slmserve.schema.workloads import Workload
-    from pytest_slmserve.workload.traces import Trace
+from pytest_slmserve.schema.workloads import Workload
+from pytest_slmserve.workload.requests import named_tokenizer, requests_of, synthetic_requests
+from pytest_slmserve.workload.tokens import VOCABULARY
+from pytest_slmserve.workload.traces import Trace, load_trace
 
 LONGEST = 2048  # tokens of a request of a trace
 INPUT, OUTPUT = 512, 256
@@ -76,8 +77,6 @@ def check_conversations(given: argparse.Namespace) -> None:
 
 def trace_of(given: argparse.Namespace, until_s: float) -> Trace:
     """The requests of --trace that are not too long. Raises BadDataset where there is none."""
-    from pytest_slmserve.workload.traces import load_trace
-
     hint = "more --max-model-len, or --window"
     return load_trace(given.trace, max_model_len=longest(given), hint=hint, until_s=until_s)
 
@@ -89,9 +88,6 @@ def longest(given: argparse.Namespace) -> int:
 
 def requests_in_order(given: argparse.Namespace, trace: Trace) -> Workload:
     """Synthetic requests with the lengths of a trace, one after the other."""
-    from pytest_slmserve.schema.workloads import Workload
-    from pytest_slmserve.workload.requests import synthetic_requests
-
     lengths = [(row.prompt_tokens, row.output_tokens) for row in trace.rows]
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
     requests = synthetic_requests(lengths, vocabulary_of(given.model), given.seed)
@@ -108,11 +104,7 @@ def requests_for(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 
 def workload_of(given: argparse.Namespace, number: int) -> Workload:
-    """A workload of `number` requests, or of as many as the conversations allow. Raises BadDataset where no
-    conversation fits."""
-    from pytest_slmserve.schema.workloads import Workload
-    from pytest_slmserve.workload.requests import named_tokenizer, requests_of
-
+    """A workload of `number` requests, or of as many as there are. Raises BadDataset where no conversation fits."""
     spec = workload_spec(given, number)
     requests, source = requests_of(spec, vocabulary_of(given.model), longest(given), lambda: named_tokenizer(spec))
     if not requests:
@@ -141,8 +133,5 @@ def workload_spec(given: argparse.Namespace, number: int) -> WorkloadSpec:
 
 
 def vocabulary_of(model: str) -> int:
-    from pytest_slmserve.schema.kv_cache import known_shape
-    from pytest_slmserve.workload.tokens import VOCABULARY
-
     shape = known_shape(model)
     return shape.vocabulary if shape else VOCABULARY

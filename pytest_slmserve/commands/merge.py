@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pytest_slmserve.archive.merge import merge as merge_parts
+from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -22,14 +24,11 @@ def add(commands: Commands) -> None:
 
 
 def merge(given: argparse.Namespace) -> int:
-    from pytest_slmserve.archive import merge
-    from pytest_slmserve.archive.store import Archive
-
     for path in given.paths:
         if not path.is_file():  # or OUT would be made for nothing
             raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
     with Archive.open(given.out) as into:
-        merged = merge.merge(given.paths, into)
+        merged = merge_parts(given.paths, into)
     for note in (*into.notes, *merged.notes):
         print(f"note: {note}")
     print(f"{given.out}: {merged.written} measurements added, {merged.known} were there")

@@ -7,44 +7,53 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-from pytest_slmserve.commands.cli import (
-    FAILS,
-    HOLDS,
-    UNDECIDED,
-    USAGE,
-    Commands,
-    add_archives,
-    add_command,
-    add_formats,
-)
+from pytest_slmserve.analysis.claims import table
+from pytest_slmserve.analysis.gate.launch_pairs import Gated, weaker
+from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
+from pytest_slmserve.analysis.points.job_points import job_points
+from pytest_slmserve.analysis.points.replica_points import shared_points
+from pytest_slmserve.analysis.stored.claims import judge_all, rows_from, stored_curves, unique
+from pytest_slmserve.analysis.stored.gates import stored_gates
+from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
+from pytest_slmserve.archive.calibrations import beside, find, noise_key
+from pytest_slmserve.archive.runs import RunChoice, chosen, runs_of
+from pytest_slmserve.archive.store import Contents, read
+from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_question, are_external, judge
+from pytest_slmserve.report import run_list
+from pytest_slmserve.report.as_csv import as_csv
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.figures.drawing import save
+from pytest_slmserve.report.figures.gates import gate_pictures
+from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
+from pytest_slmserve.report.gate.text import calibration_text, gate_facts
+from pytest_slmserve.report.loads.open_loop import facts_of_load, is_windowed, open_loop_texts, rows_of_load
+from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts, is_counted_loop
+from pytest_slmserve.report.point_facts import point_facts, sweep_facts
+from pytest_slmserve.report.screen import Findings, screen
+from pytest_slmserve.report.summary import tables
+from pytest_slmserve.report.tables.run import Judged, outcome, verdict_facts
+from pytest_slmserve.report.text_table import folded, laid_out
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Detail
-
-if TYPE_CHECKING:
-    from pytest_slmserve.analysis.gate.launch_pairs import Gated
-    from pytest_slmserve.analysis.metrics.goodput import Slo
-    from pytest_slmserve.analysis.sweep.curve import Curve
-    from pytest_slmserve.archive.store import Contents
-    from pytest_slmserve.report.loads.single_load import ValidityCriteria
-    from pytest_slmserve.report.screen import Findings
-    from pytest_slmserve.report.tables.run import Judged
-    from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.records import Measurement
 
 REPORT_STATUS = (
-    f"{HOLDS} all verdicts are as expected and gates pass, {FAILS} one is not or fails, {UNDECIDED} none is wrong but "
-    f"one is undecided or nothing was measured, {USAGE} wrong usage or an archive that cannot be read."
+    f"{cli.HOLDS} all verdicts are as expected and gates pass, {cli.FAILS} one is not or fails, {cli.UNDECIDED} none "
+    f"is wrong but one is undecided or nothing was measured, {cli.USAGE} wrong usage or an archive that cannot be read."
 )
 UNPROVED = "simulated numbers prove no claim of the papers, so their run judged none; --strict judges them"
-FIGURES_STATUS = f"{HOLDS} something was drawn, {USAGE} nothing was, wrong usage or an archive that cannot be read."
+FIGURES_STATUS = (
+    f"{cli.HOLDS} something was drawn, {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
+)
 
 
-def add(commands: Commands) -> None:
-    report_ = add_command(commands, "report", "print the tables and verdicts of archives", REPORT_STATUS, report)
-    add_archives(report_, "PATH")
+def add(commands: cli.Commands) -> None:
+    report_ = cli.add_command(commands, "report", "print the tables and verdicts of archives", REPORT_STATUS, report)
+    cli.add_archives(report_, "PATH")
     report_.add_argument("--list", action="store_true", help="name the runs: id, date, models, release, measurements")
     how = "summary (one screen), tables, or all (columns that do not fit follow below; default: tables)"
     report_.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
@@ -52,11 +61,11 @@ def add(commands: Commands) -> None:
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     report_.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
-    add_formats(report_, "each point, job and load")
+    cli.add_formats(report_, "each point, job and load")
     add_question(report_.add_argument_group("external results, as `judge` reads them"), required=False)
     words = "draw what archives hold: throughput, GPU use, energy, replicas, gates (needs matplotlib)"
-    figures_ = add_command(commands, "figures", words, FIGURES_STATUS, figures)
-    add_archives(figures_, "RECORDS")
+    figures_ = cli.add_command(commands, "figures", words, FIGURES_STATUS, figures)
+    cli.add_archives(figures_, "RECORDS")
     where = "where to write the pictures; made if it is not there (default: figures)"
     figures_.add_argument("--out", metavar="FOLDER", type=Path, default=Path("figures"), help=where)
     figures_.add_argument("--format", choices=("png", "svg"), default="png", help="of the pictures (default: png)")
@@ -70,10 +79,6 @@ def report(given: argparse.Namespace) -> int:
         if given.figure is not None:
             raise BadUsage("--figure draws archives of ours, and these are external results", "no --figure")
         return judge(given)
-    from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
-    from pytest_slmserve.report.loads.open_loop import is_windowed
-    from pytest_slmserve.report.loads.single_load import ValidityCriteria, is_counted_loop
-
     terms = ValidityCriteria(slo_of_requests(given.goodput))
     archives = read_each(given)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
@@ -85,36 +90,24 @@ def report(given: argparse.Namespace) -> int:
         notes.append("no sweep was measured")
     found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)))
     if given.json:
-        from pytest_slmserve.report.as_json import as_json
-
         print(as_json(facts_of(found, loads, terms)))
     elif given.csv:
-        from pytest_slmserve.report.as_csv import as_csv
-
         print(as_csv(rows_of(found, loads, terms)), end="")
         for note in notes:
             print(f"note: {note}", file=sys.stderr)
     else:
         print("\n".join(pieces(found, loads, terms, given.show)))
     if given.figure is not None:
-        from pytest_slmserve.report.figures.sweeps import draw_sweeps
-
         draw_sweeps(found.curves, given.figure)
         print(f"drawn: {given.figure}", file=sys.stderr if given.json or given.csv else sys.stdout)
     judged = [exit_status(found.judged, given.strict)] if found.curves or found.jobs else []
     statuses = {*judged, *(status_of(each.outcome) for each in gates)}
-    statuses |= {HOLDS} if loads else set()  # nothing is claimed of them
-    return next((status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses), UNDECIDED)
+    statuses |= {cli.HOLDS} if loads else set()  # nothing is claimed of them
+    return next((status for status in (cli.FAILS, cli.UNDECIDED, cli.HOLDS) if status in statuses), cli.UNDECIDED)
 
 
 def list_runs(given: argparse.Namespace) -> int:
     """A line for each run of the archives."""
-    from pytest_slmserve.archive.runs import runs_of
-    from pytest_slmserve.archive.store import read
-    from pytest_slmserve.report import run_list
-    from pytest_slmserve.report.as_csv import as_csv
-    from pytest_slmserve.report.as_json import as_json
-
     archives = {path: read(path, skip_damaged=given.skip_damaged) for path in given.paths}
     rows = [run_list.run_facts(path, run) for path, contents in archives.items() for run in runs_of(contents)]
     if given.json:
@@ -125,17 +118,11 @@ def list_runs(given: argparse.Namespace) -> int:
         print(run_list.run_table(rows, several=len(archives) > 1) if rows else "no run has measured anything")
         for note in (note for contents in archives.values() for note in contents.notes):
             print(f"note: {note}")
-    return HOLDS
+    return cli.HOLDS
 
 
 def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria, detail: Detail) -> Iterator[str]:
     """The text, as wide as the terminal: one screen, or the tables, with a page for each load that is no point."""
-    from pytest_slmserve.report.loads.open_loop import open_loop_texts
-    from pytest_slmserve.report.loads.single_load import counted_loop_texts
-    from pytest_slmserve.report.screen import screen
-    from pytest_slmserve.report.summary import tables
-    from pytest_slmserve.report.text_table import folded, laid_out
-
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
         for pages in (counted_loop_texts, open_loop_texts):
@@ -146,11 +133,6 @@ def pieces(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteri
 
 def facts_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
     """All that the text tells, for JSON."""
-    from pytest_slmserve.report.gate.text import gate_facts
-    from pytest_slmserve.report.loads.open_loop import facts_of_load
-    from pytest_slmserve.report.point_facts import point_facts, sweep_facts
-    from pytest_slmserve.report.tables.run import verdict_facts
-
     return {
         "points": point_facts(found.curves, found.shared, found.jobs, terms.slo),
         "loads": [facts_of_load(m, terms) for m in loads],
@@ -163,9 +145,6 @@ def facts_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCrite
 
 def rows_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[dict[str, Any]]:
     """A row for each point, job and load."""
-    from pytest_slmserve.report.loads.open_loop import rows_of_load
-    from pytest_slmserve.report.point_facts import point_facts
-
     yield from point_facts(found.curves, found.shared, found.jobs, terms.slo)
     for m in loads:
         yield from ({"kind": "load", **row} for row in rows_of_load(m, terms))
@@ -173,11 +152,6 @@ def rows_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriter
 
 def figures(given: argparse.Namespace) -> int:
     """Every picture that the archives have the measurements for, and why there is no other."""
-    from pytest_slmserve.analysis.points.job_points import job_points
-    from pytest_slmserve.report.figures.drawing import save
-    from pytest_slmserve.report.figures.gates import gate_pictures
-    from pytest_slmserve.report.figures.sweeps import pictures
-
     archives = read_each(given)
     contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
     for note in (*contents.notes, *remarks):
@@ -192,7 +166,7 @@ def figures(given: argparse.Namespace) -> int:
             path = given.out / f"{picture.name}.{given.format}"
             save(picture.figure, path)
             print(f"drawn: {path}")
-    return HOLDS if any(picture.figure for picture in drawn) else USAGE
+    return cli.HOLDS if any(picture.figure for picture in drawn) else cli.USAGE
 
 
 def make(folder: Path) -> None:
@@ -204,9 +178,6 @@ def make(folder: Path) -> None:
 
 def read_each(given: argparse.Namespace) -> list[Contents]:
     """Contents of each archive, of the runs that are wanted."""
-    from pytest_slmserve.archive.runs import RunChoice, chosen
-    from pytest_slmserve.archive.store import read
-
     wanted = RunChoice(given.run, given.since)
     return [chosen(read(path, skip_damaged=given.skip_damaged), wanted) for path in given.paths]
 
@@ -219,10 +190,6 @@ def read_all(given: argparse.Namespace) -> Contents:
 def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[Gated], list[str]]:
     """Each gate of the archives once, in view of the noise that is known beside its archive; and what is to be said of
     them. Raises BadArchive where stored terms are none, BadUsage where the calibration beside one is none."""
-    if not any(m.paired for contents in archives for m in contents.measurements):
-        return [], []  # as in most archives: then what judges gates is not even imported
-    from pytest_slmserve.analysis.stored.gates import stored_gates
-
     found: dict[str, Gated] = {}
     notes: list[str] = []
     for path, contents in zip(paths, archives):
@@ -235,10 +202,6 @@ def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[
 
 def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
     """A gate in view of its runner's noise, and what that is; nothing where it is not known."""
-    from pytest_slmserve.analysis.gate.launch_pairs import weaker
-    from pytest_slmserve.archive.calibrations import beside, find, noise_key
-    from pytest_slmserve.report.gate.text import calibration_text
-
     if not gated.pairs:
         return gated, ""
     seen = gated.pairs[0].candidate.measurements
@@ -251,8 +214,6 @@ def noted(gated: Gated, records: Path) -> tuple[Gated, str]:
 
 def curves_of(contents: Contents) -> Sequence[Curve]:
     """Raises BadArchive where the stored plans are none."""
-    from pytest_slmserve.analysis.stored.claims import stored_curves
-
     return stored_curves(contents.measurements, [(s.started, s.plan) for s in contents.sessions])
 
 
@@ -264,13 +225,6 @@ def is_unproved(contents: Contents) -> bool:
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
     """Curves, points and verdicts; of a run that left out the claims of the papers, verdicts on arithmetic alone,
     unless `strict`. Raises BadArchive where the stored claims or plans are none."""
-    from pytest_slmserve.analysis.claims import table
-    from pytest_slmserve.analysis.points.job_points import job_points
-    from pytest_slmserve.analysis.points.replica_points import shared_points
-    from pytest_slmserve.analysis.stored.claims import judge_all, rows_from
-    from pytest_slmserve.analysis.sweep.curve import with_jobs
-    from pytest_slmserve.report.screen import Findings
-
     jobs = job_points(contents.measurements)
     sweeps = curves_of(contents)
     curves = with_jobs(sweeps, jobs)
@@ -281,11 +235,7 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
 
 
 def merged(archives: Sequence[Contents]) -> Contents:
-    """Records of all, each once; sessions by the time they started, the last one's claims being those that were
-    expected."""
-    from pytest_slmserve.analysis.stored.claims import unique
-    from pytest_slmserve.archive.store import Contents
-
+    """Records of all, each once; sessions by their start: the last one's claims are those that were expected."""
     return Contents(
         tuple(unique(m for contents in archives for m in contents.measurements)),
         tuple(sorted((s for contents in archives for s in contents.sessions), key=lambda session: session.started)),
@@ -294,7 +244,5 @@ def merged(archives: Sequence[Contents]) -> Contents:
 
 
 def exit_status(judged: Sequence[Judged], strict: bool) -> int:
-    from pytest_slmserve.report.tables.run import outcome
-
     seen = {outcome(verdict, row, strict=strict) for verdict, row in judged}
-    return FAILS if "unexpected" in seen else UNDECIDED if "undecided" in seen else HOLDS
+    return cli.FAILS if "unexpected" in seen else cli.UNDECIDED if "undecided" in seen else cli.HOLDS

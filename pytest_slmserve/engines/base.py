@@ -55,8 +55,7 @@ def ignore_progress(progress: Progress) -> None:
 
 
 class WindowBarrier(Protocol):
-    """A barrier at which engines that are measured at the same time wait for each other. begins_s: when all of them
-    begin, by the host's monotonic clock."""
+    """A barrier of engines that are measured together. begins_s: when all begin, by the host's monotonic clock."""
 
     begins_s: float
 
@@ -86,8 +85,7 @@ class Engine(Protocol):
         on_progress: ProgressCallback = ignore_progress,
         barrier: WindowBarrier | None = None,
     ) -> Run:
-        """Put `load` on the engine and wait for its end. barrier: others are measured at the same time. Raises
-        EngineFailed when the engine dies."""
+        """Put `load` on the engine and wait for its end. barrier: of several. Raises EngineFailed if it dies."""
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
         """The first `length` greedy tokens of the first requests, one after the other. Raises EngineFailed."""

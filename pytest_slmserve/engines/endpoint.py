@@ -114,16 +114,13 @@ class EndpointEngine:
         else token ids for completions, words for a chat or a server that refuses ids."""
         asked = completion(request, self.spec.model)
         own = self._fresh.prompt(request.prompt) if self._fresh and not request.text else None
-        asked["prompt"] = own or request.text or self._as_it_is(request)
+        asked["prompt"] = own or request.text or (text_of(request) if self._in_words else list(request.prompt))
         if self._chats:
             asked["messages"] = [{"role": "user", "content": asked.pop("prompt")}]
         for name in self.without:
             asked.pop(name, None)
         asked |= self._further
         return json.dumps({name: value for name, value in asked.items() if value is not None})
-
-    def _as_it_is(self, request: Request) -> str | list[int]:
-        return text_of(request) if self._in_words else list(request.prompt)
 
     def start(self) -> None:
         """Do nothing: somebody else has started the server."""
@@ -153,8 +150,7 @@ class EndpointEngine:
         return replace(run, stream=replace(run.stream, without=self.without, salt=salt, cache_lookups=seen))
 
     def _lookups(self) -> tuple[int, int] | None:
-        """Prompt tokens that the server has looked up in its prefix cache, and found there, since it began. None from
-        the first time that it does not report them."""
+        """Prompt tokens looked up in the server's prefix cache, and found, so far; None once it reports none."""
         found = lookups(self.spec.url, self._headers) if self._counts else None
         self._counts = found is not None
         return found
@@ -193,7 +189,6 @@ def check_endpoints(urls: Sequence[str], models: Sequence[str]) -> None:
 
 
 def error_in(stream: str) -> str | None:
-    """The first line of data with an "error" in a stream that a server has begun, without its prefix; None where there
-    is none."""
+    """The first line of data with an "error" in a stream's beginning, without its prefix; None where there is none."""
     lines = (line.removeprefix("data:").strip() for line in stream.splitlines() if line.startswith("data:"))
     return next((line for line in lines if '"error"' in line), None)

@@ -22,8 +22,7 @@ GENERATE = WORKER.with_name("hf_worker.py")
 
 
 class BatchedEngine(OfflineEngine):
-    """An engine of Transformers' generate(): it has another worker process, and is otherwise driven as vLLM's engine
-    is."""
+    """An engine of Transformers' generate(): another worker process, otherwise driven as vLLM's engine is."""
 
     worker = GENERATE
 

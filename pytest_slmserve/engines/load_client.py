@@ -46,7 +46,7 @@ class LoadClient:
         self, workload: Workload, body: Callable[[Request], str], mark: str = "", rounds: Sequence[str] = ()
     ) -> None:
         """Give it the requests, unless it has them. body: of each, as its server wants it. mark, rounds: what differs
-        from one round through them to the next (`client/bodies.py`)."""
+        from one round through them to the next (`loadgen/target.py`)."""
         if self._loaded != workload.hash:
             bodies = [body(request) for request in workload.requests]
             output_tokens = [request.output_tokens for request in workload.requests]
@@ -89,8 +89,7 @@ def run_of(told: Mapping[str, Any], workload: Workload, steps: Sequence[Sequence
 
 
 def _with_prompts(samples: Sequence[Sequence[Any]], workload: Workload) -> list[Sequence[Any]]:
-    """The columns of the samples with every prompt's tokens counted: by the workload where a request was cut off before
-    its server reported the count."""
+    """The columns of the samples, with prompt tokens by the workload where a request was cut off before its count."""
     columns = list(samples)
     if columns:
         known = zip(columns[REQUEST], columns[PROMPT_TOKENS], strict=True)

@@ -132,8 +132,7 @@ class OfflineEngine(StaggeredEngine):
         return problem
 
     def close(self) -> None:
-        """Stop the process: politely where it waits for us, at once in the middle of a load, whose end it would await
-        first."""
+        """Stop the process: politely where it waits for us, at once in a load, whose end it would await first."""
         polite, self.ready = self.ready, False
         if not polite:
             return self.child.kill()

@@ -4,7 +4,8 @@ the device."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
 Spec = TypeVar("Spec", EngineSpec, ReplicaSpec)
 Started = TypeVar("Started", Engine, ReplicaEngines)
+Launch = tuple[EngineSpec, Mapping[str, str]]  # and variables of this launch alone
 Waiting = OfflineEngine | ServerEngine  # those that can wait for their turn
 
 
@@ -145,3 +147,35 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def abreast(pool: Pool, launches: Sequence[Launch]) -> Iterator[list[Callable[[], Engine]]]:
+    """Engines launched at once, which then have a device one after the other.
+
+    All have been launched and have imported what they need, which is half of a start: all under the same conditions,
+    and while nothing is measured. Each is then started in its turn, which ends the one before it; in the end all end.
+
+    One that cannot wait for its turn is launched when it comes: the simulated engine, and that of Transformers.
+    """
+
+    def turn(launch: Launch, engine: Waiting | None) -> Engine:
+        if engine:
+            return pool.take(engine)
+        pool.close()  # else one of the same specification would serve on
+        return pool.engine(*launch)
+
+    with ExitStack() as undo:
+        undo.callback(pool.close)
+        pool.close()
+        starts = list[Callable[[], Engine]]()
+        held = list[Waiting]()
+        for launch in launches:
+            if engine := pool.hold(*launch):
+                undo.callback(engine.close)
+                held.append(engine)
+            starts.append(partial(turn, launch, engine))
+        for engine in held:
+            with waiting(partial(pool.on_wait, engine.spec)):
+                engine.await_turn()
+        yield starts

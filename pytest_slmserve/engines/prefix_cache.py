@@ -47,7 +47,8 @@ class Fresh:
 
     @property
     def rounds(self) -> list[str]:
-        return [self._text((*self.salt, self._id(number))) for number in range(ROUNDS)]
+        span = max(1, self.largest - LEAST_ID)
+        return [self._text((*self.salt, LEAST_ID + number % span)) for number in range(ROUNDS)]
 
     def prompt(self, ids: tuple[int, ...]) -> list[int | str] | str | None:
         """The prompt with the mark in it, as words or as a list of ids; None for one that is too short."""
@@ -57,9 +58,6 @@ class Fresh:
         if self.words:
             return " ".join((words_of(ids[:1]), MARK, words_of(ids[1 + place :])))
         return [ids[0], MARK, *ids[1 + place :]]
-
-    def _id(self, number: int) -> int:
-        return LEAST_ID + number % max(1, self.largest - LEAST_ID)
 
     def _text(self, ids: tuple[int, ...]) -> str:
         return " ".join(f"{_word(i // len(WORDS))} {_word(i)}" for i in ids) if self.words else ", ".join(map(str, ids))
@@ -73,8 +71,7 @@ def fresh(workload: Workload, words: bool, draw: Callable[[int], int] = secrets.
 
 
 def text_of(request: Request) -> str:
-    """Text of about as many tokens as the prompt: common words, one token each for most tokenizers. The server counts
-    them."""
+    """Text of about as many tokens as the prompt: common words, one token each for most tokenizers."""
     return words_of(request.prompt)
 
 
@@ -87,8 +84,7 @@ def _word(number: int) -> str:
 
 
 def lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
-    """Prompt tokens that the server at an endpoint's URL has looked up in its cache, and found there, since it began;
-    None where it has no such counters."""
+    """Prompt tokens looked up in an endpoint's prefix cache, and found, since it began; None without such counters."""
     parts = urlsplit(url)
     page = urlunsplit((parts.scheme, parts.netloc, f"{parts.path.partition('/v1/')[0]}/metrics", "", ""))
     try:

@@ -290,8 +290,7 @@ def tellers(folder: Path) -> int:
 
 
 def trace_lines(folder: Path, after: int = 0) -> list[Any]:
-    """The lines that the plugin has written from byte `after` on, as values: its limits first, then a row for each
-    step."""
+    """The lines that the plugin wrote from byte `after` on, as values: its limits, then a row for each step."""
     with trace_file(folder).open("rb") as file:
         file.seek(after)
         return [json.loads(line) for line in file if line.endswith(b"\n")]

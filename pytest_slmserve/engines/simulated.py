@@ -160,8 +160,9 @@ class SimulatedEngine:
         noise = self.faults.host_noise
         self.host: Callable[[float], float] = HostNoise(noise, f"host {spec.seed}") if noise else lambda at_s: 1.0
         self.ran_s = 0.0  # of all runs so far: the host's noise goes on
+        block_bytes = BLOCK_SIZE * self.shape.kv_bytes_per_token(gpus=spec.tensor_parallel_size)
         self.resolved = Resolved(
-            kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * self._kv_bytes_per_token),
+            kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // block_bytes,
             block_size=BLOCK_SIZE,
             weight_bytes=self.shape.weight_bytes(),
             attention_backend="simulated",
@@ -178,13 +179,8 @@ class SimulatedEngine:
         )
 
     @property
-    def _kv_bytes_per_token(self) -> int:
-        return self.shape.kv_bytes_per_token(gpus=self.spec.tensor_parallel_size)
-
-    @property
     def waits_s(self) -> float:
-        """The seconds that a step adds to the work of its GPUs: all-reduces after the attention and the feed-forward of
-        a layer."""
+        """Seconds that a step adds to the work of its GPUs: all-reduces after attention and feed-forward of a layer."""
         return 0.0 if self.spec.tensor_parallel_size == 1 else 2 * self.shape.layers * self.faults.all_reduce_s
 
     def law(self, workload: Workload) -> tuple[float, float]:
@@ -195,8 +191,7 @@ class SimulatedEngine:
         return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
 
     def drawn_law(self, workload: Workload) -> tuple[float, float]:
-        """The law of all its GPUs in one run, whose speed is a little off: t_inf in output tokens/s, and b_half in
-        sequences."""
+        """The law of all its GPUs in one run, a little off: t_inf in output tokens/s, and b_half in sequences."""
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise)) / (1 + self.faults.slowdown)
         return (
@@ -326,8 +321,7 @@ class SimulatedEngine:
 
 
 def _due(loop: ClosedLoopPacer | SchedulePacer, state: _Simulation) -> int:
-    """The number of users to start now. Where there is nothing to do until the next one is due, the clock moves on to
-    that time first."""
+    """The number of users to start now. While nothing is in flight the clock moves on to the next one's time first."""
     if isinstance(loop, SchedulePacer):
         if not state.in_flight and loop.next_s is not None:
             state.now = max(state.now, loop.next_s)

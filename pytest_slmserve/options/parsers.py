@@ -76,24 +76,6 @@ def positive(text: str) -> float:
     return number
 
 
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError("a positive whole number")
-    return int(text)
-
-
-def enough_pairs(text: str) -> int:
-    if not text.isdecimal() or int(text) < FEWEST_PAIRS:
-        raise ValueError(f"a whole number, {FEWEST_PAIRS} or more")
-    return int(text)
-
-
-def whole(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("a whole number, 0 or more")
-    return int(text)
-
-
 def share(text: str) -> float:
     number = positive(text)
     if number > 1:
@@ -202,8 +184,19 @@ class OneOf:
         return text
 
 
-FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Parser of a whole number that is `least` or more."""
 
+    least: int
+
+    def __call__(self, text: str) -> int:
+        if not text.isdecimal() or int(text) < self.least:
+            raise ValueError(f"a whole number, {self.least} or more")
+        return int(text)
+
+
+FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
 
 OF_SEVERAL_GPUS = (
     "tensor_parallel",
@@ -211,6 +204,5 @@ OF_SEVERAL_GPUS = (
     "data_parallel",
     "prefill_context_parallel",
 )  # how such arguments begin
-
 
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")

@@ -74,8 +74,7 @@ def _text(opt: Opt, name: str, value: Any) -> str:
 
 
 def _check_gate(options: Options) -> None:
-    """Check that options typed for this run have a use in it, as those of a gate do in a gate. An ini file may hold
-    them for other runs. Raises BadUsage."""
+    """Check that what is typed for this run has a use in it; an ini file may serve other runs. Raises BadUsage."""
     typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
     lost = next((opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)), None)
     if lost and not options.gate and not (options.baseline and lost == "--slm-gate-margin"):
@@ -96,8 +95,7 @@ def _check_gate(options: Options) -> None:
 
 
 def _check_endpoint(options: Options) -> None:
-    """Refuse options that need an engine started here: they would say nothing about a server that runs already. Raises
-    BadUsage."""
+    """Refuse options of engines started here, which say nothing of a server that runs already. Raises BadUsage."""
     if options.gate:
         flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
         why = "rests on pairs of fresh launches, and a server that runs already is not ours to launch"

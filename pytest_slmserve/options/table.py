@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.options.parsers import (
+    FEWEST_PAIRS,
+    AtLeast,
     OneOf,
     archive,
     argument,
     ascending,
-    count,
-    enough_pairs,
     length,
     margin,
     positive,
@@ -26,7 +26,6 @@ from pytest_slmserve.options.parsers import (
     truth,
     urls,
     variable,
-    whole,
     words,
 )
 from pytest_slmserve.schema.literals import (
@@ -122,7 +121,7 @@ class Options:
     )
     plan: bool = opt(RUN, truth, False, "print items, engines, order and expected seconds, and run nothing")
     plan_gpus: int | None = opt(
-        RUN, count, None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
+        RUN, AtLeast(1), None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
     )
     allow_undecided: bool = opt(
         RUN, truth, False, "exit with status 0, not 10, where something is undecided and nothing fails"
@@ -151,10 +150,10 @@ class Options:
         "start of a closed loop: staggered (steady traffic) or burst (a batch job)",
         "HOW",
     )
-    repeats: int = opt(LOAD, count, 2, "measurements of each point; one gives no interval and no verdict", "N")
+    repeats: int = opt(LOAD, AtLeast(1), 2, "measurements of each point; one gives no interval and no verdict", "N")
     budget: int | None = opt(
         LOAD,
-        whole,
+        AtLeast(0),
         None,
         "seconds that a model's sweep goes on measuring until its claims are decided; default: by mode",
         "S",
@@ -187,7 +186,7 @@ class Options:
         "PATH",
     )
     accept_truncated: bool = opt(LOAD, truth, False, "go on with the conversations before a dataset's damage")
-    seed: int = opt(LOAD, whole, 0, "seed of the workload and of the dummy weights", "N")
+    seed: int = opt(LOAD, AtLeast(0), 0, "seed of the workload and of the dummy weights", "N")
     goodput: str = opt(
         LOAD, str, "", "bounds that make a request good, such as ttft:200ms,tpot:50ms,e2e:5s; adds goodput", "BOUNDS"
     )
@@ -261,7 +260,7 @@ class Options:
     gate_margin: float = opt(
         GATE, margin, 0.03, "share by which a candidate may be worse; start-up has one of its own", "SHARE"
     )
-    gate_pairs: int = opt(GATE, enough_pairs, 12, "pairs of launches a gate may take, 4 or more", "N")
+    gate_pairs: int = opt(GATE, AtLeast(FEWEST_PAIRS), 12, "pairs of launches a gate may take, 4 or more", "N")
     gate_caches: Caches = opt(
         GATE,
         OneOf(get_args(Caches)),

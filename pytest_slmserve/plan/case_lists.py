@@ -81,12 +81,8 @@ def checked_lengths(given: Any) -> tuple[Any, Any]:
     raise BadUsage(f"lengths={given!r} is no pair of prompt and output tokens", "lengths=(512, 64)")
 
 
-# Replicas
-
-
 def replica_cases(planner: Planner) -> list[Case]:
-    """Cases of replicas: for each model of the run one engine alone, then each number of replicas by each way of
-    sharing."""
+    """Cases of replicas: for each model one engine alone, then each number of replicas by each way of sharing."""
     found = []
     for model in planner.models:
         load, urls = replica_load(model), len(planner.options.endpoint)
@@ -123,14 +119,10 @@ def replica_load(model: str) -> int:
 
 
 def ways_to_replicate(options: Options) -> list[tuple[Sharing, int]]:
-    """Pairs of sharing and number of engines: those of the options, or all URLs of an endpoint. One URL counts as two,
-    so that the case reports the missing one."""
+    """Pairs of sharing and number of engines: of the options, or all URLs, where one counts as two."""
     if options.endpoint:
         return [("urls", max(2, len(options.endpoint)))]
     return [(how, n) for how in options.sharing for n in options.replicas if n > 1]
-
-
-# A model on several GPUs
 
 
 def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
@@ -176,9 +168,6 @@ def usual_loads(model: str) -> tuple[int, ...]:
     common = replica_load(model)
     nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
     return tuple(common if load == nearest else load for load in USUAL_LOADS)
-
-
-# Jobs
 
 
 def job_cases(planner: Planner, words: Mapping[str, Any]) -> list[Case]:
@@ -272,8 +261,7 @@ def batched(spec: EngineSpec, batching: Batching) -> EngineSpec:
 def sized_workload(
     planner: Planner, model: str, requests: int, lengths: tuple[int | None, int | None] | None = None
 ) -> Workload:
-    """A workload of so many requests for `model`. lengths: prompt and output tokens; None: those of the options; a pair
-    of None: natural ones."""
+    """A workload of so many requests. lengths: tokens both ways; None: those of the options; of None: natural ones."""
     spec = replace(workload_spec(planner.options, planner.platform), requests=requests)
     if lengths is not None:
         spec = spec.with_lengths(*checked_lengths(lengths))

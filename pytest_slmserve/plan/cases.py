@@ -36,8 +36,7 @@ class Case:
 
     @property
     def engine(self) -> Engines:
-        """The engines to start: the set of replicas, or of a set of one its engine, which may run for other cases
-        already."""
+        """The engines to start: the replicas, or of a set of one its engine, which may run for other cases already."""
         return self.engines if isinstance(self.engines, ReplicaSpec) and len(self.engines) > 1 else self.each[0]
 
     @property

@@ -18,7 +18,6 @@ ADAPTIVE_ESTIMATE = (
     "not decide where the plateau is"
 )
 
-
 ENDPOINT_ESTIMATE = (
     "points of an endpoint are priced by their windows: how long its requests take is not known beforehand"
 )
@@ -91,8 +90,7 @@ def _batched_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> 
 
 
 def start_estimate_s(spec: Engines) -> float:
-    """Replicas are launched together, and then take the device one after the other; those with a GPU each wait for the
-    first only."""
+    """Seconds of a start: replicas take a device one after the other; those with a GPU each wait for the first only."""
     defaults, further = DEFAULTS[spec.platform], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
     if isinstance(spec, ReplicaSpec) and spec.sharing == "gpus":
         further = min(further, 1)

@@ -39,7 +39,6 @@ DEFAULTS: dict[Platform, Defaults] = {
     "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0, 240.0),
 }
 
-
 ALIBI = "MPTForCausalLM"
 LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those that it had)
 # Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).
@@ -59,8 +58,7 @@ def unserved(architecture: str, platform: Platform, vllm: str | None) -> str | N
 def engine_spec(
     options: Options, platform: Platform, model: str, environment: Environment, gpus: int | None = None
 ) -> EngineSpec:
-    """The engine that serves `model` under these options; every limit that moves its speed is set. gpus: other than
-    the options say."""
+    """The engine that serves `model` under these options, with every limit set. gpus: other than the options say."""
     shape, defaults = shape_of(model), DEFAULTS[platform]
     if why := unserved(shape.architecture, platform, environment.vllm):
         raise BadUsage(f"{model}: {why}", "another model")
@@ -104,8 +102,7 @@ def engine_spec(
 
 
 def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:
-    """The specification of the server at `url`, with `model` as that server calls it. The server's own limits are
-    unknown."""
+    """The server at `url`, with `model` as that server calls it. The server's own limits are unknown."""
     allowed = options.allow_prefix_cache
     return EngineSpec(
         model,

@@ -112,8 +112,7 @@ class Planner:
         return self.requests(model, spec)
 
     def requests(self, model: str, spec: WorkloadSpec) -> Workload:
-        """The workload of `spec` for `model`, built once. Models of one vocabulary share it, unless the options name a
-        dataset."""
+        """The workload of `spec` for `model`, built once; models of one vocabulary share it without a dataset."""
         if self.platform == "remote" and known_shape(model) is None:
             return self._workload_of_unknown(spec)
         shape = shape_of(model)
@@ -136,8 +135,7 @@ class Planner:
         return self._workloads[str(spec)]
 
     def spec(self, model: str, gpus: int | None = None) -> EngineSpec:
-        """The engine of a model. gpus: on so many of them, other than the options say. Raises BadUsage where they are
-        not there."""
+        """The engine of a model. gpus: other than the options say. Raises BadUsage where they are not there."""
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return endpoint_spec(self.options, served, self.options.endpoint[0])
@@ -164,8 +162,7 @@ class Planner:
         return replace(load, settle_lifetimes=load.settle_lifetimes * -(-largest // spec.max_num_seqs))
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
-        """Names of the devices that `spec` runs on, as locks and sensors use them. Raises BadUsage for a GPU that is
-        not there."""
+        """Names of the devices of `spec`, as locks and sensors use them. Raises BadUsage where one is not there."""
         if self.platform == "remote":
             engines = spec.engines if isinstance(spec, ReplicaSpec) else (spec,)
             return tuple(url_lock(engine.url) for engine in engines)
@@ -289,8 +286,7 @@ def url_lock(url: str) -> str:
 
 
 def check_there(host: Host, wanted: Sequence[int]) -> None:
-    """Raises BadUsage where these GPUs are not all there, or are not alike. A host of which that is not known may have
-    them."""
+    """Raises BadUsage where these GPUs are not all there, as far as that is known, or are not alike."""
     cores = host.environment.cores
     if host.device == "cpu" and cores and wanted[-1] >= cores:
         raise BadUsage(

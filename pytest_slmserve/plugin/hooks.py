@@ -314,7 +314,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     slm = session.config.stash.get(SESSION, None)
     if slm is None or not slm.options.plan or session.testsfailed:
         return None
-    from pytest_slmserve.plan.listing import plan_lines, spread_lines
+    from pytest_slmserve.plan.schedule import plan_lines, spread_lines
     from pytest_slmserve.plugin.estimates import estimate_notes, plan_rows
     from pytest_slmserve.run.gpu_slots import slot_count
     from pytest_slmserve.schema.errors import BadUsage

@@ -12,8 +12,7 @@ from pytest_slmserve.report.as_json import plain
 
 
 def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a table with one head, that of all rows. An empty cell is not known, or no key of that row; items of
-    a list have "; " between them."""
+    """The text of a table whose head is that of all rows. Items of a list have "; " between them."""
     flat = [dict(_cells(plain(row))) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")

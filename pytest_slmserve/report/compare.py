@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.compare.runs import Judgement, MetricChange, RunCo
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.report.as_json import facts, plain
 from pytest_slmserve.report.gate.diagnosis import difference_text
-from pytest_slmserve.report.numbers import ABSENT, between, counted, figure
+from pytest_slmserve.report.numbers import between, counted, ends, figure
 from pytest_slmserve.report.run_list import device_of, measured_facts
 from pytest_slmserve.report.text_table import Column, hanging, named, table
 from pytest_slmserve.schema.records import Measurement
@@ -87,7 +87,7 @@ CHANGES: tuple[Column[tuple[MetricChange, bool]], ...] = (
     Column("baseline", lambda row: _value(row[0], row[0].baseline)),
     Column("candidate", lambda row: _value(row[0], row[0].candidate)),
     Column("ratio", lambda row: figure(row[0].ratio.value, 4)),
-    Column("95 %", lambda row: _range(row[0]), "left"),
+    Column("95 %", lambda row: ends(row[0].ratio, lambda end: figure(end, 4)), "left"),
     Column("verdict", lambda row: row[0].verdict.value, "left"),
 )
 
@@ -100,11 +100,6 @@ def _rows(changes: Sequence[MetricChange]) -> list[tuple[MetricChange, bool]]:
 
 def _value(change: MetricChange, value: float) -> str:
     return figure(METRICS[change.metric][1] * value, 4)
-
-
-def _range(change: MetricChange) -> str:
-    ratio = change.ratio
-    return ABSENT if ratio.low is None else f"{figure(ratio.low, 4)} to {figure(ratio.high, 4)}"
 
 
 def _undecided(changes: Sequence[MetricChange]) -> Iterator[str]:

@@ -40,8 +40,7 @@ class Status:
         )
 
     def within(self, columns: int) -> str:
-        """One line of fewer columns, so that the cursor stays on it. Whole fields are left out, the least important
-        first."""
+        """One line of fewer columns, so that the cursor stays on it: the least important fields are left out first."""
         fields = (self.place, self.left, self.subject, self.phase, self.done, self.rate)
         by_importance = (self.phase, self.left, self.place, self.subject, self.rate, self.done)
         chosen: list[str] = []
@@ -76,8 +75,7 @@ class StartWatch:
         self._began_s = self._looked_s = 0.0
 
     def phase(self, log: Path) -> str | None:
-        """The stage of the start with this log, and its seconds; None where too little time has passed since the
-        last look."""
+        """The stage of the start with this log, and its seconds; None if the last look was a moment ago."""
         now = time.monotonic()
         if log != self._log:
             self._log, self._began_s = log, now

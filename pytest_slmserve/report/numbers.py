@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pytest_slmserve.analysis.stats.estimates import Interval
 
@@ -12,8 +12,7 @@ SMALLEST_DECIMAL = 6
 
 
 def figure(value: float | None, digits: int = 3) -> str:
-    """A number with `digits` significant digits and thousands separators: 16,772 and 4.03 and 0.0512. Whole digits are
-    never dropped."""
+    """A number with `digits` significant digits, but all whole ones, and separators: 16,772 and 4.03 and 0.0512."""
     if value is None or not math.isfinite(value):
         return ABSENT
     rounded = float(f"{value:.{digits}g}")
@@ -47,11 +46,16 @@ def change(ratio: Interval | None) -> str:
     return hundredths(None if ratio is None else ratio.value - 1, signed=True)
 
 
+def ends(seen: Interval | None, show: Callable[[float], str]) -> str:
+    """The 95 % interval, "1.2 to 3.4"; "-" where the noise is unknown."""
+    if seen is None or seen.low is None or seen.high is None:
+        return ABSENT
+    return f"{show(seen.low)} to {show(seen.high)}"
+
+
 def changes(ratio: Interval | None) -> str:
     """The 95 % interval of a ratio as changes in per cent, "+1.2 to +3.4"; "-" where the noise is unknown."""
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return ABSENT
-    return f"{hundredths(ratio.low - 1, signed=True)} to {hundredths(ratio.high - 1, signed=True)}"
+    return ends(ratio, lambda end: hundredths(end - 1, signed=True))
 
 
 def whole(number: int | None) -> str:

@@ -125,9 +125,6 @@ def _block(text: str, longest: int, colour: Colour | None = None) -> list[Line]:
     return [(line, colour) for line in folded(indent + cut.lstrip()).split("\n")]
 
 
-# Sweeps
-
-
 @dataclass(frozen=True, slots=True)
 class ModelRow:
     """A sweep by the point that its figures are of: where the plateau begins, or the one of most throughput. None: no
@@ -193,9 +190,6 @@ def _good(curve: Curve, slo: Slo | None) -> str:
     return f"{'' if highest.above else '>='}{highest.load:g}{'?' if highest.unknown else ''}"
 
 
-# Replicas and jobs
-
-
 def _replicas(found: Findings, longest: int) -> Iterator[Section]:
     """A line for each set of models: the deployment that serves most of those measured."""
     entries = []
@@ -217,9 +211,6 @@ def _jobs(found: Findings, longest: int) -> Iterator[Section]:
         parts = table_parts(jobs, JOBS)
         head = [*_block(jobs_title(jobs[0].environment), longest), *_plain(parts.head)]
         yield Section(head, list(map(_plain, parts.rows)), "job", foot=_plain(parts.foot))
-
-
-# Gates and claims
 
 
 def _gates(found: Findings, longest: int) -> Iterator[Section]:
@@ -308,12 +299,8 @@ def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
     return verdict.why
 
 
-# What was disturbed, and where all of it is
-
-
 def _disturbed(found: Findings, longest: int) -> Iterator[Section]:
-    """Points of which something was left out, or has something against it; those together that have it for a reason of
-    one kind."""
+    """Points of which something was left out, or has something against it, grouped by the kind of reason."""
     points: list[tuple[str, str, AnyPoint]] = []
     for curve, label in zip(found.curves, labels(found.curves), strict=True):
         points += [(label, f"{point.concurrency}", point) for point in curve.points]
@@ -372,13 +359,4 @@ def _paths(found: Findings, longest: int) -> Iterator[Section]:
 
 
 Maker = Callable[[Findings, int], Iterator[Section]]
-PARTS: tuple[Maker, ...] = (
-    _sweeps,
-    _replicas,
-    _jobs,
-    _gates,
-    _claims,
-    _disturbed,
-    _notes,
-    _paths,
-)
+PARTS: tuple[Maker, ...] = (_sweeps, _replicas, _jobs, _gates, _claims, _disturbed, _notes, _paths)

@@ -34,7 +34,7 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.archive.waivers import read_waivers
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
 from pytest_slmserve.engines.launch.compile_caches import caches
-from pytest_slmserve.engines.prelaunch import abreast
+from pytest_slmserve.engines.pool import abreast
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
 from pytest_slmserve.options.read import as_words

@@ -74,15 +74,7 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
     """Weights of a model of one of the architectures whose layers are known here, else None."""
     match config["architectures"][0]:
         case "OPTForCausalLM":
-            return opt_parameters(
-                layers=config["num_hidden_layers"],
-                hidden=config["hidden_size"],
-                ffn=config["ffn_dim"],
-                embedding=config.get("word_embed_proj_dim") or config["hidden_size"],
-                vocabulary=config["vocab_size"],
-                positions=config["max_position_embeddings"],
-                pre_norm=config.get("do_layer_norm_before", True),
-            )
+            return opt_parameters(config)
         case "LlamaForCausalLM" | "MistralForCausalLM":
             return llama_parameters(config)
         case "Qwen2ForCausalLM":
@@ -105,8 +97,7 @@ def gptj_parameters(config: Mapping[str, Any]) -> int:
 
 
 def mpt_parameters(config: Mapping[str, Any]) -> int:
-    """Weights of an MPT without biases: ALiBi instead of positions, tied embeddings. The checkpoint of 7B has
-    6,649,286,656."""
+    """Weights of an MPT without biases: ALiBi, tied embeddings. The checkpoint of 7B has 6,649,286,656."""
     hidden = config["d_model"]
     layer = (4 + 2 * config["expansion_ratio"]) * hidden * hidden + 2 * hidden
     return int(config["vocab_size"] * hidden + config["n_layers"] * layer + hidden)
@@ -124,23 +115,23 @@ def llama_parameters(config: Mapping[str, Any]) -> int:
 
 
 def qkv_biases(config: Mapping[str, Any]) -> int:
-    """Weights that Qwen2 has beside those of a Llama-like model: biases of queries, keys and values
-    (arXiv:2407.10671)."""
+    """Weights of Qwen2 beside those of a Llama-like model: biases of queries, keys and values (arXiv:2407.10671)."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     return int(config["num_hidden_layers"] * (hidden // heads) * (heads + 2 * kv_heads))
 
 
-def opt_parameters(
-    *, layers: int, hidden: int, ffn: int, embedding: int, vocabulary: int, positions: int, pre_norm: bool
-) -> int:
+def opt_parameters(config: Mapping[str, Any]) -> int:
     """Weights of an OPT model with tied embeddings; agrees with the counts of the published checkpoints."""
-    embeddings = vocabulary * embedding + (positions + 2) * hidden
+    hidden, ffn = config["hidden_size"], config["ffn_dim"]
+    embedding = config.get("word_embed_proj_dim") or hidden
+    embeddings = config["vocab_size"] * embedding + (config["max_position_embeddings"] + 2) * hidden
     projections = 2 * embedding * hidden if embedding != hidden else 0
     attention = 4 * (hidden * hidden + hidden)
     feed_forward = 2 * hidden * ffn + ffn + hidden
-    norms = 4 * hidden
-    return embeddings + projections + layers * (attention + feed_forward + norms) + (2 * hidden if pre_norm else 0)
+    layers = config["num_hidden_layers"] * (attention + feed_forward + 4 * hidden)
+    last_norm = 2 * hidden if config.get("do_layer_norm_before", True) else 0
+    return int(embeddings + projections + layers + last_norm)
 
 
 def _opt(
@@ -306,7 +297,6 @@ CATALOGUE: dict[str, Shape] = {
     )
 }
 
-
 ON_HUB = {
     "qwen2.5-3b": "Qwen/Qwen2.5-3B",
     "llama-7b": "huggyllama/llama-7b",
@@ -333,8 +323,7 @@ KNOWN_AS = {known: name for name in CATALOGUE for known in (name, _on_hub(name).
 
 
 def hub_name(model: str) -> str:
-    """The name to load real weights by: the Hub's name of a catalogue model; any other name, such as a folder, is
-    unchanged."""
+    """The name to load real weights by: the Hub's, of a catalogue model; any other name, such as a folder, as it is."""
     name = catalogue_name(model)
     return _on_hub(name) if name else model
 

@@ -66,8 +66,7 @@ class Environment:
         return self.on(1).key
 
     def on(self, gpus: int) -> Environment:
-        """The environment of an engine on so many GPUs: with the cores of all of them, if the cores are divided among
-        GPUs."""
+        """The environment of an engine on so many GPUs: with the cores of all of them, where each has a part."""
         if not (self.of_gpus and self.cores):
             return self
         return replace(self, cores=self.cores // self.of_gpus * gpus, of_gpus=gpus)

@@ -28,8 +28,7 @@ def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | Non
 
 
 def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of keys and values for one token of context over all layers, on all GPUs of the engine; None where shape or
-    type are unknown."""
+    """Bytes of keys and values of a token over all layers and GPUs; None where shape or type are unknown."""
     shape, each = known_shape(spec.model), value_bytes(spec, resolved)
     if str(dict(spec.extra).get("kv_cache_dtype", "auto")).startswith("fp8"):
         each = 1

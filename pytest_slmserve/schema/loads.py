@@ -118,8 +118,7 @@ class OpenLoop:
 
     @property
     def judged_by(self) -> JudgedBy:
-        """The rule by which requests count: those "sent" in the window, or those that "ended" in it, which are all of a
-        job."""
+        """The rule by which requests count: those "sent" in the window, or those that "ended" in it, all of a job."""
         return "sent" if self.requests is None else "ended"
 
     @property
@@ -159,8 +158,7 @@ Load = ClosedLoop | OpenLoop
 
 
 def is_steady(load: Load) -> TypeGuard[ClosedLoop]:
-    """Check whether a load is a closed loop whose window is judged, with so many requests in flight: a point of a
-    sweep."""
+    """Check whether a load is a point of a sweep: a closed loop, so many in flight, whose window is judged."""
     return isinstance(load, ClosedLoop) and load.requests is None
 
 

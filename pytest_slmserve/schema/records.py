@@ -27,8 +27,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings that the engine derived from its specification, as it reports them when it is ready. weight_bytes: on
-    all of its GPUs together."""
+    """Settings that the engine made of its specification. weight_bytes: on all of its GPUs together."""
 
     kv_blocks: int | None = None
     block_size: int | None = None
@@ -206,8 +205,7 @@ class Replica:
     thread_percentage: int | None = None
 
     def key(self, alone: str) -> str:
-        """The key of this engine's measurement. alone: its key without regard to the engines that it was measured
-        beside."""
+        """The key of this engine's measurement. alone: its key without regard to the engines measured beside it."""
         return short_hash([alone, self.set, self.index])
 
 

@@ -92,6 +92,5 @@ def per_unit(number: int) -> float:
 
 
 def rounded(number: int, value: float | None) -> float | None:
-    """The value rounded to the sensor's resolution, as an archive keeps it. So a report on the records of a run prints
-    what the run printed."""
+    """The value rounded to the sensor's resolution, as archives keep it: a report then prints what the run did."""
     return None if value is None else round(value * per_unit(number)) / per_unit(number)

@@ -19,8 +19,6 @@ GIB = 1 << 30
 FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
 # Fields of an engine that came after the first records: what was so before.
 LATER = {"url": "", "tensor_parallel_size": 1, "allow_prefix_cache": False}
-
-
 OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
 TYPES: dict[type, str] = {int: "a whole number", bool: "true or false", str: "a name"}
 
@@ -136,8 +134,7 @@ class EngineSpec:
 
     @property
     def without_http(self) -> EngineSpec:
-        """A copy of this engine with the interface "engine", which has no HTTP, and without the number of HTTP
-        processes."""
+        """A copy of this engine with the interface "engine", and without the number of HTTP processes."""
         return replace(self, interface="engine", extra=tuple(pair for pair in self.extra if pair[0] != FRONT_ENDS))
 
     @property

@@ -18,21 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import SensorFailed
-from pytest_slmserve.schema.sensors import (
-    CAPPED_BRAKE,
-    CAPPED_HW_THERMAL,
-    CAPPED_POWER,
-    CAPPED_SW_THERMAL,
-    ENERGY,
-    GPU_UTIL,
-    MEMORY_CLOCK,
-    MEMORY_USED,
-    OURS,
-    PROFILED,
-    SENSORS,
-    SM_CLOCK,
-)
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, known
 
 DEFAULT_FOLDERS = (
@@ -44,11 +31,11 @@ AUTO = "--slm-telemetry auto"
 
 # DCGM's units are percent, mJ, ns, MHz and MiB; the others are ours.
 DIVIDE: dict[int, float] = {
-    GPU_UTIL: 100,  # a percentage, though 4.6 calls it a ratio (dcgmlib/src/DcgmCacheManager.cpp)
-    ENERGY: 1000,
-    **dict.fromkeys((CAPPED_POWER, CAPPED_SW_THERMAL, CAPPED_HW_THERMAL, CAPPED_BRAKE), 1_000_000_000),
+    of.GPU_UTIL: 100,  # a percentage, though 4.6 calls it a ratio (dcgmlib/src/DcgmCacheManager.cpp)
+    of.ENERGY: 1000,
+    **dict.fromkeys((of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE), 1_000_000_000),
 }
-MULTIPLY: dict[int, float] = {SM_CLOCK: 1_000_000, MEMORY_CLOCK: 1_000_000, MEMORY_USED: 1 << 20}
+MULTIPLY: dict[int, float] = {of.SM_CLOCK: 1_000_000, of.MEMORY_CLOCK: 1_000_000, of.MEMORY_USED: 1 << 20}
 
 # These, and the three after each, are no values and say why (NVIDIA/DCGM, dcgmlib/dcgm_structs.h).
 BLANK_INT32, BLANK_INT64, BLANK_FP64 = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, 140737488355328.0
@@ -110,7 +97,7 @@ class DcgmSource:
             raise SensorFailed(f"DCGM's host engine at {self._address} does not answer any more: {error}") from error
         missing: list[str] = []
         values = {answer.fieldId: self._value(answer, missing) for answer in answers}
-        profiled = [a.ts for a in answers if a.fieldId in PROFILED and values[a.fieldId] is not None]
+        profiled = [a.ts for a in answers if a.fieldId in of.PROFILED and values[a.fieldId] is not None]
         return Reading(values, self._span_s(profiled), tuple(missing))
 
     def close(self) -> None:
@@ -150,8 +137,8 @@ class DcgmSource:
         self._later(agent.dcgmGroupDestroy, self._handle, self._group)
         agent.dcgmGroupAddDevice(self._handle, self._group, self._gpu)
         theirs = self._known_numbers()
-        self._watch([number for number in theirs if number not in PROFILED])
-        self._watch([number for number in theirs if number in PROFILED])
+        self._watch([number for number in theirs if number not in of.PROFILED])
+        self._watch([number for number in theirs if number in of.PROFILED])
         self.numbers = [number for number in theirs if number not in self.unsupported]
         if not self.numbers:
             raise SensorFailed(f"DCGM watches nothing for us: {[*self.unsupported.values()][-1]}", AUTO)
@@ -177,7 +164,7 @@ class DcgmSource:
         return gpus[device_uuid]
 
     def _known_numbers(self) -> list[int]:
-        wanted = [number for number in SENSORS if number < OURS]
+        wanted = [number for number in of.SENSORS if number < of.OURS]
         found = [number for number in wanted if self._bindings.fields.DcgmFieldGetById(number) is not None]
         self.unsupported |= {n: "this release of DCGM does not know it" for n in wanted if n not in found}
         return found
@@ -214,11 +201,7 @@ class DcgmSource:
 
 
 def open_dcgm(
-    device_uuid: str,
-    *,
-    address: str = ADDRESS,
-    interval_s: float,
-    folders: Sequence[Path] = DEFAULT_FOLDERS,
+    device_uuid: str, *, address: str = ADDRESS, interval_s: float, folders: Sequence[Path] = DEFAULT_FOLDERS
 ) -> DcgmSource:
     """The GPU of that UUID as the host engine at `address` (host:port) sees it, watched from now on.
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_slmserve.schema import sensors as of
+from pytest_slmserve.telemetry import nvml_calls as calls
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, known
-from pytest_slmserve.telemetry.nvml_calls import LOST, PERCENT, UNABLE, UNKNOWN, _quietly, _reason, _said, _unknown
 
 GPM = {1: of.ENGINE_ACTIVE, 2: of.SM_ACTIVE, 3: of.SM_OCCUPANCY, 5: of.TENSOR_ACTIVE, 10: of.DRAM_ACTIVE}
 
@@ -30,14 +30,16 @@ class Gpm:
             held += [self._sample()]
             answers = self._ask(*held)
         except self._nv.NVMLError as error:
-            if error.value in UNABLE | LOST:
+            if error.value in calls.UNABLE | calls.LOST:
                 raise
             return {}  # what fails over no time may work over some
         finally:
             for sample in held:
                 self._free(sample)
         codes = [(metric, answer.nvmlReturn) for metric, answer in zip(self.metrics, answers)]
-        return {self.metrics.pop(metric): _reason(self._nv, code) for metric, code in codes if code in UNABLE}
+        return {
+            self.metrics.pop(metric): calls.reason(self._nv, code) for metric, code in codes if code in calls.UNABLE
+        }
 
     def ratios(self, now_s: float, missing: list[str]) -> tuple[dict[int, float | None], float | None]:
         """All ratios from one pair of samples, and the length of the time between them in seconds."""
@@ -47,10 +49,10 @@ class Gpm:
             span_s, baseline = self._baseline(now_s)
             if span_s < MIN_SPAN_S:
                 why = f"no sample of the counters is {MIN_SPAN_S:g} s old yet"
-                return _unknown(self.metrics.values(), why, missing), None
+                return calls.unknown(self.metrics.values(), why, missing), None
             answers = self._ask(baseline, newest)
         except self._nv.NVMLError as error:
-            return _unknown(self.metrics.values(), _said(error), missing), None
+            return calls.unknown(self.metrics.values(), calls.said(error), missing), None
         return {n: self._ratio(n, answer, missing) for n, answer in zip(self.metrics.values(), answers)}, span_s
 
     def close(self) -> None:
@@ -67,7 +69,7 @@ class Gpm:
         return sample
 
     def _free(self, sample: Any) -> None:
-        _quietly(self._nv, self._nv.nvmlGpmSampleFree, sample)
+        calls.quietly(self._nv, self._nv.nvmlGpmSampleFree, sample)
 
     def _baseline(self, now_s: float) -> tuple[float, Any]:
         """Age and handle of the newest sample that is old enough, or else of the oldest; older ones are freed."""
@@ -80,12 +82,12 @@ class Gpm:
         """Answers to all metrics, in one call."""
         request = self._nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(self.metrics), sample1=first, sample2=second)
         for metric, place in zip(self.metrics, request.metrics):
-            place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
+            place.metricId, place.nvmlReturn = metric, calls.UNKNOWN  # until NVML says otherwise
         self._nv.nvmlGpmMetricsGet(request)
         return list(request.metrics[: len(self.metrics)])
 
     def _ratio(self, number: int, answer: Any, missing: list[str]) -> float | None:
         if answer.nvmlReturn:
-            missing.append(f"{number}: {_reason(self._nv, answer.nvmlReturn)}")
+            missing.append(f"{number}: {calls.reason(self._nv, answer.nvmlReturn)}")
             return None
-        return known(number, answer.value * PERCENT, missing)
+        return known(number, answer.value * calls.PERCENT, missing)

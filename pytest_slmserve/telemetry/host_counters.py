@@ -18,15 +18,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from pytest_slmserve.schema.sensors import (
-    CPU_PRESSURE,
-    CPU_THROTTLED,
-    HOST_CORES,
-    MEMORY_PRESSURE,
-    OWN_CORES,
-    OWN_MEMORY,
-    STOLEN_CORES,
-)
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.telemetry.base import Reading
 
 LIST_S = 2.0  # between two looks at who our descendants are
@@ -137,13 +129,13 @@ class HostSource:
         """One reading. Memory is that of now; all else are means over the time since the last reading."""
         missing: list[str] = []
         used_s, resident = self._family.look(now_s)
-        counted: dict[int, float | None] = {OWN_CORES: used_s}
+        counted: dict[int, float | None] = {of.OWN_CORES: used_s}
         for numbers, counter in self._counters.items():
             counted |= _asked(numbers, counter, missing)
         span = None if self._last_s is None else now_s - self._last_s
         rates = {number: self._rate(number, count, span, missing) for number, count in counted.items()}
         self._last, self._last_s = counted, now_s
-        return Reading({**rates, OWN_MEMORY: float(resident)}, span, tuple(missing))
+        return Reading({**rates, of.OWN_MEMORY: float(resident)}, span, tuple(missing))
 
     def _rate(self, number: int, count: float | None, span: float | None, missing: list[str]) -> float | None:
         last = self._last.get(number)
@@ -157,7 +149,7 @@ class HostSource:
             missing.append(f"{number}: its counter went back")
         else:
             rate = (count - last) / span
-            return min(rate, 1.0) if number == CPU_THROTTLED else rate
+            return min(rate, 1.0) if number == of.CPU_THROTTLED else rate
         return None
 
     def close(self) -> None:
@@ -176,10 +168,10 @@ def open_host(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
     """The host as this process sees it. proc, cgroup: where these file systems are mounted."""
     return HostSource(
         {
-            (HOST_CORES, STOLEN_CORES): lambda: cpu_seconds(proc),
-            (CPU_PRESSURE,): lambda: {CPU_PRESSURE: waited_seconds(proc / "pressure" / "cpu")},
-            (MEMORY_PRESSURE,): lambda: {MEMORY_PRESSURE: waited_seconds(proc / "pressure" / "memory")},
-            (CPU_THROTTLED,): functools.partial(_throttled, proc, cgroup),
+            (of.HOST_CORES, of.STOLEN_CORES): lambda: cpu_seconds(proc),
+            (of.CPU_PRESSURE,): lambda: {of.CPU_PRESSURE: waited_seconds(proc / "pressure" / "cpu")},
+            (of.MEMORY_PRESSURE,): lambda: {of.MEMORY_PRESSURE: waited_seconds(proc / "pressure" / "memory")},
+            (of.CPU_THROTTLED,): functools.partial(_throttled, proc, cgroup),
         }
     )
 
@@ -192,7 +184,7 @@ def cpu_seconds(proc: Path) -> dict[int, float]:
     if words[:1] != ["cpu"] or len(ticks) <= STEAL or not any(ticks):  # some sandboxes give zeros
         raise ValueError(f"{proc / 'stat'} counts no CPU time")
     per_s = os.sysconf("SC_CLK_TCK")
-    return {HOST_CORES: sum(ticks[i] for i in BUSY) / per_s, STOLEN_CORES: ticks[STEAL] / per_s}
+    return {of.HOST_CORES: sum(ticks[i] for i in BUSY) / per_s, of.STOLEN_CORES: ticks[STEAL] / per_s}
 
 
 def waited_seconds(pressure: Path) -> float:
@@ -204,8 +196,7 @@ def waited_seconds(pressure: Path) -> float:
 
 
 def limiting_cgroup(proc: Path, cgroup: Path) -> tuple[Path, float] | None:
-    """The nearest cgroup of version 2 with a CPU quota, from our own upwards, and the quota in cores. None where there
-    is no such cgroup."""
+    """The nearest cgroup of version 2, from our own upwards, with a CPU quota, and that quota in cores; or None."""
     lines = (proc / "self" / "cgroup").read_text("utf-8").splitlines()
     own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), None)
     if own is None:
@@ -228,5 +219,5 @@ def _throttled(proc: Path, cgroup: Path) -> dict[int, float]:
     for line in (found[0] / "cpu.stat").read_text("utf-8").splitlines():
         name, _, value = line.partition(" ")
         if name == "throttled_usec":
-            return {CPU_THROTTLED: int(value) / 1e6}
+            return {of.CPU_THROTTLED: int(value) / 1e6}
     raise ValueError(f"{found[0] / 'cpu.stat'} has no throttled_usec")

@@ -102,8 +102,7 @@ def first_gpu() -> Gpu:
 
 @functools.cache
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that engines may take, in order: as CUDA_VISIBLE_DEVICES lists them, else all. Raises BadUsage where
-    there is none."""
+    """The GPUs that engines may take, as CUDA_VISIBLE_DEVICES lists them, else all. Raises BadUsage without any."""
     import pynvml
 
     try:
@@ -149,8 +148,7 @@ def numa_nodes() -> int:
 
 
 def unlike(gpus: Sequence[Gpu]) -> str | None:
-    """The reason why these GPUs cannot be taken together; None if they can. Results of one kind would otherwise be
-    mistaken for the other's."""
+    """The reason why GPUs of different kinds cannot be taken together, or be mistaken for each other; or None."""
     kinds = dict.fromkeys(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in gpus)
     return f"GPUs of different kinds are visible ({'; '.join(kinds)})" if len(kinds) > 1 else None
 

@@ -13,8 +13,7 @@ MOST_BYTES = 1 << 22  # of an answer to one question: the page of a server's met
 def ask_once(
     method: str, url: str, headers: Mapping[str, str], body: str | None, within_s: float
 ) -> tuple[int, str, str]:
-    """Status, content type and text of one answer, which has come whole `within_s`; of a long one, the beginning.
-    Raises OSError or HTTPException."""
+    """Status, content type and text of an answer, if long its beginning. Raises OSError or HTTPException."""
     until = time.monotonic() + within_s
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

@@ -14,25 +14,9 @@ from typing import Any, TypeVar
 
 from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.errors import SensorFailed
+from pytest_slmserve.telemetry import nvml_calls as calls
 from pytest_slmserve.telemetry.base import MIN_SPAN_S, Reading, known
 from pytest_slmserve.telemetry.gpm import GPM, Gpm
-from pytest_slmserve.telemetry.nvml_calls import (
-    MEGA,
-    MILLI,
-    NANO,
-    NOT_SUPPORTED,
-    PERCENT,
-    REFUSED,
-    TIMEOUT,
-    _bindings,
-    _call,
-    _place,
-    _quietly,
-    _reason,
-    _refusal,
-    _said,
-    _unknown,
-)
 
 SM, MEMORY = 1, 2  # kinds of clocks
 MEMORY_V2 = 0x02000028  # the version whose "used" leaves out what the driver reserves, as DCGM's number does
@@ -77,26 +61,26 @@ Row = TypeVar("Row", Field, Ask)
 # have them at 251 to 253, 13.580.82 and later at 269 to 271, and each gives the other's ids to power smoothing, which
 # has small values. A driver of release 580 may go by either, so it is asked for both.
 FIELDS = (
-    Field(of.POWER, 185, MILLI),
-    Field(of.POWER_INSTANT, 186, MILLI),
-    Field(of.ENERGY, 83, MILLI),
+    Field(of.POWER, 185, calls.MILLI),
+    Field(of.POWER_INSTANT, 186, calls.MILLI),
+    Field(of.ENERGY, 83, calls.MILLI),
     Field(of.ECC_DOUBLE_BIT, 4),
     Field(of.REMAPPED_ROWS, 143),
-    Field(of.CAPPED_POWER, 74, NANO),
-    Field(of.CAPPED_SW_THERMAL, 269, NANO, wide=True),
-    Field(of.CAPPED_HW_THERMAL, 270, NANO, wide=True),
-    Field(of.CAPPED_BRAKE, 271, NANO, wide=True),
-    Field(of.CAPPED_SW_THERMAL, 251, NANO, wide=True),
-    Field(of.CAPPED_HW_THERMAL, 252, NANO, wide=True),
-    Field(of.CAPPED_BRAKE, 253, NANO, wide=True),
+    Field(of.CAPPED_POWER, 74, calls.NANO),
+    Field(of.CAPPED_SW_THERMAL, 269, calls.NANO, wide=True),
+    Field(of.CAPPED_HW_THERMAL, 270, calls.NANO, wide=True),
+    Field(of.CAPPED_BRAKE, 271, calls.NANO, wide=True),
+    Field(of.CAPPED_SW_THERMAL, 251, calls.NANO, wide=True),
+    Field(of.CAPPED_HW_THERMAL, 252, calls.NANO, wide=True),
+    Field(of.CAPPED_BRAKE, 253, calls.NANO, wide=True),
 )
 ASKS = (
-    Ask(of.GPU_UTIL, "nvmlDeviceGetUtilizationRates", (), lambda rates: rates.gpu * PERCENT),
-    Ask(of.POWER, "nvmlDeviceGetPowerUsage", (), lambda milliwatts: milliwatts * MILLI),
-    Ask(of.ENERGY, "nvmlDeviceGetTotalEnergyConsumption", (), lambda millijoules: millijoules * MILLI),
-    Ask(of.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit", (), lambda milliwatts: milliwatts * MILLI),
-    Ask(of.SM_CLOCK, "nvmlDeviceGetClockInfo", (SM,), lambda megahertz: megahertz * MEGA),
-    Ask(of.MEMORY_CLOCK, "nvmlDeviceGetClockInfo", (MEMORY,), lambda megahertz: megahertz * MEGA),
+    Ask(of.GPU_UTIL, "nvmlDeviceGetUtilizationRates", (), lambda rates: rates.gpu * calls.PERCENT),
+    Ask(of.POWER, "nvmlDeviceGetPowerUsage", (), lambda milliwatts: milliwatts * calls.MILLI),
+    Ask(of.ENERGY, "nvmlDeviceGetTotalEnergyConsumption", (), lambda millijoules: millijoules * calls.MILLI),
+    Ask(of.POWER_LIMIT, "nvmlDeviceGetEnforcedPowerLimit", (), lambda milliwatts: milliwatts * calls.MILLI),
+    Ask(of.SM_CLOCK, "nvmlDeviceGetClockInfo", (SM,), lambda megahertz: megahertz * calls.MEGA),
+    Ask(of.MEMORY_CLOCK, "nvmlDeviceGetClockInfo", (MEMORY,), lambda megahertz: megahertz * calls.MEGA),
     Ask(of.TEMPERATURE, "nvmlDeviceGetTemperature", (0,)),
     Ask(of.TEMPERATURE, "nvmlDeviceGetTemperatureV", (0,)),
     Ask(of.MEMORY_USED, "nvmlDeviceGetMemoryInfo", (MEMORY_V2,), lambda memory: float(memory.used)),
@@ -112,11 +96,11 @@ def open_nvml(device_uuid: str, *, own_pids: Callable[[], set[int]], profile: bo
     own_pids: process ids of this run, asked at every reading that finds processes. profile: take GPM's ratios where
     the GPU has them. Raises SensorFailed where there is no NVML, no such GPU, or one that MIG divides.
     """
-    nv = _bindings()
+    nv = calls.bindings()
     undo = ExitStack()
     try:
         nv.nvmlInit()
-        undo.callback(_quietly, nv, nv.nvmlShutdown)
+        undo.callback(calls.quietly, nv, nv.nvmlShutdown)
         device = nv.nvmlDeviceGetHandleByUUID(device_uuid)
         _refuse_divided(nv, device, device_uuid)
         source = NvmlSource(nv, device, own_pids, undo)
@@ -156,13 +140,13 @@ class NvmlSource:
         """Have GPM's ratios in every reading, where the GPU has any."""
         nv = self._nv
         try:
-            gpu, take = _place(nv, self._device, device_uuid)
-            if not _call(nv, "nvmlGpmQueryDeviceSupport", gpu).isSupportedDevice:
-                raise nv.NVMLError(NOT_SUPPORTED)
+            gpu, take = calls.place(nv, self._device, device_uuid)
+            if not calls.call(nv, "nvmlGpmQueryDeviceSupport", gpu).isSupportedDevice:
+                raise nv.NVMLError(calls.NOT_SUPPORTED)
             gpm = Gpm(nv, take)
             self.unsupported |= gpm.leave_out_refused()
         except nv.NVMLError as error:
-            self.unsupported |= dict.fromkeys(GPM.values(), _said(error))
+            self.unsupported |= dict.fromkeys(GPM.values(), calls.said(error))
             return
         if gpm.metrics:
             self.name, self._gpm = "nvml-gpm", gpm
@@ -198,14 +182,14 @@ class NvmlSource:
         try:
             answers = self._nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in FIELDS])
         except self._nv.NVMLError as error:
-            self.unsupported |= dict.fromkeys((field.number for field in FIELDS), _said(error))
+            self.unsupported |= dict.fromkeys((field.number for field in FIELDS), calls.said(error))
             return ()
         return self._first({field: self._field_refusal(field, answer) for field, answer in zip(FIELDS, answers)})
 
     def _field_refusal(self, field: Field, answer: Any) -> str | None:
         """The reason why the GPU does not have the field; None where it does, or may have it."""
-        if answer.nvmlReturn in REFUSED or (answer.nvmlReturn and field.wide):
-            return _reason(self._nv, answer.nvmlReturn)
+        if answer.nvmlReturn in calls.REFUSED or (answer.nvmlReturn and field.wide):
+            return calls.reason(self._nv, answer.nvmlReturn)
         if field.wide and answer.valueType not in WIDE_TYPES:
             return f"field {field.id} of this driver is something else"
         return None
@@ -213,7 +197,7 @@ class NvmlSource:
     def _supported_asks(self) -> tuple[Ask, ...]:
         have = {field.number for field in self._fields}
         rows = [ask for ask in ASKS if ask.number not in have]
-        return self._first({ask: _refusal(self._nv, ask.function, self._device, *ask.arguments) for ask in rows})
+        return self._first({ask: calls.refusal(self._nv, ask.function, self._device, *ask.arguments) for ask in rows})
 
     def _first(self, refusals: Mapping[Row, str | None]) -> tuple[Row, ...]:
         """The first row of each number that is not refused; `unsupported` keeps the reason where all are."""
@@ -229,7 +213,7 @@ class NvmlSource:
 
     def _supported_lists(self) -> tuple[str, ...]:
         """Functions that list processes: those that compute and, where there is MPS, its clients."""
-        refusals = {name: _refusal(self._nv, name, self._device) for name in LISTS}
+        refusals = {name: calls.refusal(self._nv, name, self._device) for name in LISTS}
         if why := refusals[LISTS[0]]:
             self.unsupported |= {of.GPU_PROCESSES: why, of.FOREIGN_PROCESSES: why}
             return ()
@@ -239,15 +223,15 @@ class NvmlSource:
         """The set that Xids come to, or None. Those before it is registered are never told (nvml.h)."""
         nv = self._nv
         try:
-            wanted = _call(nv, "nvmlDeviceGetSupportedEventTypes", self._device) & CRITICAL_EVENTS
+            wanted = calls.call(nv, "nvmlDeviceGetSupportedEventTypes", self._device) & CRITICAL_EVENTS
             if not wanted & XID_EVENT:
-                raise nv.NVMLError(NOT_SUPPORTED)
-            event_set = _call(nv, "nvmlEventSetCreate")
-            self._undo.callback(_quietly, nv, nv.nvmlEventSetFree, event_set)
+                raise nv.NVMLError(calls.NOT_SUPPORTED)
+            event_set = calls.call(nv, "nvmlEventSetCreate")
+            self._undo.callback(calls.quietly, nv, nv.nvmlEventSetFree, event_set)
             nv.nvmlDeviceRegisterEvents(self._device, wanted, event_set)
             return event_set
         except nv.NVMLError as error:
-            self.unsupported[of.XID] = _said(error)
+            self.unsupported[of.XID] = calls.said(error)
             return None
 
     def _read_fields(self, rows: Sequence[Field], missing: list[str]) -> dict[int, float | None]:
@@ -256,20 +240,20 @@ class NvmlSource:
         try:
             answers = self._nv.nvmlDeviceGetFieldValues(self._device, [field.id for field in rows])
         except self._nv.NVMLError as error:
-            return _unknown((field.number for field in rows), _said(error), missing)
+            return calls.unknown((field.number for field in rows), calls.said(error), missing)
         return {f.number: self._field_value(f, answer, missing) for f, answer in zip(rows, answers)}
 
     def _field_value(self, field: Field, answer: Any, missing: list[str]) -> float | None:
         if answer.nvmlReturn:
-            missing.append(f"{field.number}: {_reason(self._nv, answer.nvmlReturn)}")
+            missing.append(f"{field.number}: {calls.reason(self._nv, answer.nvmlReturn)}")
             return None
         return known(field.number, getattr(answer.value, VALUE_TYPES[answer.valueType]) * field.unit, missing)
 
     def _read_ask(self, ask: Ask, missing: list[str]) -> float | None:
         try:
-            answer = _call(self._nv, ask.function, self._device, *ask.arguments)
+            answer = calls.call(self._nv, ask.function, self._device, *ask.arguments)
         except self._nv.NVMLError as error:
-            missing.append(f"{ask.number}: {_said(error)}")
+            missing.append(f"{ask.number}: {calls.said(error)}")
             return None
         return known(ask.number, ask.convert(answer), missing)
 
@@ -280,8 +264,8 @@ class NvmlSource:
             for _ in range(MOST_EVENTS):
                 self._count(self._nv.nvmlEventSetWait_v2(self._event_set, 0))
         except self._nv.NVMLError as error:
-            if error.value != TIMEOUT:
-                return _unknown([of.XID], _said(error), missing)
+            if error.value != calls.TIMEOUT:
+                return calls.unknown([of.XID], calls.said(error), missing)
         return {of.XID: float(self._xid)}
 
     def _count(self, event: Any) -> None:
@@ -293,9 +277,9 @@ class NvmlSource:
         if not self._lists:
             return {}
         try:
-            pids = {process.pid for name in self._lists for process in _call(self._nv, name, self._device)}
+            pids = {process.pid for name in self._lists for process in calls.call(self._nv, name, self._device)}
         except self._nv.NVMLError as error:
-            return _unknown((of.GPU_PROCESSES, of.FOREIGN_PROCESSES), _said(error), missing)
+            return calls.unknown((of.GPU_PROCESSES, of.FOREIGN_PROCESSES), calls.said(error), missing)
         return {of.GPU_PROCESSES: float(len(pids)), of.FOREIGN_PROCESSES: self._foreign(pids, missing)}
 
     def _foreign(self, pids: set[int], missing: list[str]) -> float | None:
@@ -310,7 +294,7 @@ class NvmlSource:
 def _refuse_divided(nv: Any, device: Any, device_uuid: str) -> None:
     """Raises SensorFailed for a whole GPU that MIG divides: what its counters say is the sum over all instances."""
     with suppress(nv.NVMLError):
-        if not device_uuid.startswith("MIG-") and _call(nv, "nvmlDeviceGetMigMode", device)[0]:
+        if not device_uuid.startswith("MIG-") and calls.call(nv, "nvmlDeviceGetMigMode", device)[0]:
             raise SensorFailed(
                 f"MIG divides {device_uuid}, whose counters are those of all instances together",
                 "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists",

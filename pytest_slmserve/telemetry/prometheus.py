@@ -41,8 +41,5 @@ def _sample(number: int, line: str) -> Sample:
 
 
 def _labels(text: str) -> dict[str, str]:
-    return {name: re.sub(r"\\(.)", _unescaped, value) for name, value in _NAME_AND_TEXT.findall(text)}
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    return "\n" if escape[1] == "n" else escape[1]
+    pairs = _NAME_AND_TEXT.findall(text)
+    return {name: re.sub(r"\\(.)", lambda e: "\n" if e[1] == "n" else e[1], value) for name, value in pairs}

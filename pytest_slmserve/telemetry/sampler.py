@@ -130,8 +130,7 @@ class Sampler:
 
 
 def _record(found: Recording, over: threading.Event) -> None:
-    """Reads at even times, and once more at the end; one that is late does not hurry the next, for two must not come
-    too close."""
+    """Reads at even times, and once more at the end; a late one does not hurry the next: two must not be too close."""
     due = read_at = found.clock()
     ended = False
     while not ended or found.clock() - read_at >= MIN_SPAN_S:

@@ -5,32 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.records import Telemetry
-from pytest_slmserve.schema.sensors import (
-    CLOCK_REASONS,
-    DRAM_ACTIVE,
-    ENERGY,
-    ENGINE_ACTIVE,
-    FOREIGN_PROCESSES,
-    GPU_PROCESSES,
-    GPU_UTIL,
-    MEMORY_USED,
-    POWER,
-    POWER_INSTANT,
-    POWER_LIMIT,
-    SM_ACTIVE,
-    SM_CLOCK,
-    SM_OCCUPANCY,
-    TEMPERATURE,
-    TENSOR_ACTIVE,
-)
 from pytest_slmserve.telemetry.base import Reading
 
 INTERVAL_S = 0.25
 CLOCK_HZ, SLOW_HZ = 1.98e9, 1.6e9
 HW_THERMAL_SLOWDOWN = 0x40  # of NVML's clock event reasons
-STEADY = {GPU_UTIL: 1.0, ENGINE_ACTIVE: 0.97, SM_ACTIVE: 0.7, POWER_LIMIT: 700.0}
-QUIET = {TEMPERATURE: 50.0, GPU_PROCESSES: 1.0, FOREIGN_PROCESSES: 0.0}
+STEADY = {of.GPU_UTIL: 1.0, of.ENGINE_ACTIVE: 0.97, of.SM_ACTIVE: 0.7, of.POWER_LIMIT: 700.0}
+QUIET = {of.TEMPERATURE: 50.0, of.GPU_PROCESSES: 1.0, of.FOREIGN_PROCESSES: 0.0}
 
 
 def simulated(
@@ -55,13 +38,13 @@ def simulated(
     times = _times(*window_s)
     rows = len(times)
     clocks = [SLOW_HZ if slow_clock and i % 4 == 0 else CLOCK_HZ for i in range(rows)]
-    constant = {**STEADY, **QUIET, **ratios, POWER: power_w, POWER_INSTANT: power_w}
+    constant = {**STEADY, **QUIET, **ratios, of.POWER: power_w, of.POWER_INSTANT: power_w}
     columns: dict[int, Sequence[float]] = {number: (value,) * rows for number, value in constant.items()}
     if memory_used is not None:
-        columns[MEMORY_USED] = (float(memory_used),) * rows
-    columns[ENERGY] = tuple(round(power_w * at, 3) for at in times)
-    columns[SM_CLOCK] = tuple(clocks)
-    columns[CLOCK_REASONS] = (float(HW_THERMAL_SLOWDOWN if hot else 0),) * rows
+        columns[of.MEMORY_USED] = (float(memory_used),) * rows
+    columns[of.ENERGY] = tuple(round(power_w * at, 3) for at in times)
+    columns[of.SM_CLOCK] = tuple(clocks)
+    columns[of.CLOCK_REASONS] = (float(HW_THERMAL_SLOWDOWN if hot else 0),) * rows
     notes = (f"simulated failed after {rows} readings: as it was told to",) if lost else ()
     return Telemetry(("simulated",), INTERVAL_S, times, (INTERVAL_S,) * rows, columns, notes=notes)
 
@@ -76,7 +59,7 @@ class SimulatedSource:
     """Read beside a user's own block where nothing real is measured: a busy GPU in which nothing changes."""
 
     name = "simulated"
-    ratios: Mapping[int, float] = {SM_OCCUPANCY: 0.15, TENSOR_ACTIVE: 0.05, DRAM_ACTIVE: 0.85}
+    ratios: Mapping[int, float] = {of.SM_OCCUPANCY: 0.15, of.TENSOR_ACTIVE: 0.05, of.DRAM_ACTIVE: 0.85}
     power_w = 350.0
 
     def __init__(self) -> None:
@@ -85,8 +68,13 @@ class SimulatedSource:
     def read(self, now_s: float) -> Reading:
         span_s = None if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        now = {POWER: self.power_w, POWER_INSTANT: self.power_w, ENERGY: self.power_w * now_s, SM_CLOCK: CLOCK_HZ}
-        return Reading({**STEADY, **QUIET, **self.ratios, **now, CLOCK_REASONS: 0.0}, span_s)
+        now = {
+            of.POWER: self.power_w,
+            of.POWER_INSTANT: self.power_w,
+            of.ENERGY: self.power_w * now_s,
+            of.SM_CLOCK: CLOCK_HZ,
+        }
+        return Reading({**STEADY, **QUIET, **self.ratios, **now, of.CLOCK_REASONS: 0.0}, span_s)
 
     def close(self) -> None:
         """Nothing to free."""

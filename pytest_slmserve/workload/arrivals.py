@@ -82,26 +82,18 @@ def schedule(arrivals: Arrivals) -> tuple[float, ...]:
 
 
 def length_s(arrivals: Arrivals) -> float | None:
-    """Seconds over which requests are sent; None where their number was asked for, or a trace, which ends with its
-    last request."""
+    """Seconds over which requests are sent; None for a number of requests, or a trace, which ends with its last."""
     return math.fsum(seconds for _, seconds in arrivals.steps) if arrivals.steps else arrivals.duration_s
 
 
 def job(
-    requests: int,
-    rate: float = math.inf,
-    seed: int = 0,
-    max_concurrency: int | None = None,
-    burstiness: float = 1.0,
+    requests: int, rate: float = math.inf, seed: int = 0, max_concurrency: int | None = None, burstiness: float = 1.0
 ) -> OpenLoop:
     """A job with its times: those of a gamma process, unless all requests come at once."""
     load = OpenLoop(rate=rate, requests=requests, seed=seed, max_concurrency=max_concurrency, burstiness=burstiness)
     if load.at_once:
         return load
     return replace(load, schedule_s=schedule(Arrivals("gamma", rate, burstiness, seed, requests=requests)))
-
-
-# Unit rate
 
 
 def _unit_times(shape: float, seed: int) -> Iterator[float]:
@@ -158,9 +150,6 @@ def _stretched(times: Iterator[float], steps: Sequence[tuple[float, float]]) -> 
         while time < end:
             yield min(begin_s + (time - begin) / rate, last_s)
             time = next(times)
-
-
-# Bad input
 
 
 def _refuse_what_does_not_apply(arrivals: Arrivals) -> None:

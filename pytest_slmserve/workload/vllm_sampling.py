@@ -13,27 +13,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.workloads import Request
+from pytest_slmserve.workload.lengths import within_vllm_limits
 from pytest_slmserve.workload.sharegpt import Conversation, follows
-from pytest_slmserve.workload.tokens import Tokenize
-
-BLOCK = 256  # texts tokenised at once
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A prompt as text, its ids as the model's tokenizer gives them, and the output tokens to ask for."""
-
-    prompt: str
-    prompt_ids: tuple[int, ...]
-    output_tokens: int
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompt_ids)
+from pytest_slmserve.workload.tokens import Tokenize, in_blocks
 
 
 def sample_as_vllm(
@@ -45,7 +31,7 @@ def sample_as_vllm(
     output_tokens: int | None = None,
     shuffle: bool = True,
     oversample: bool = True,
-) -> list[Sampled]:
+) -> list[Request]:
     """The requests that vLLM takes of all `conversations` of a file, in the order of the file.
 
     tokenize: the model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies.
@@ -69,20 +55,11 @@ def sample_as_vllm(
     return kept + [again.choice(kept) for _ in range(requests - len(kept)) if oversample]
 
 
-def within_bounds(prompt_tokens: int, output_tokens: int, *, overridden: bool) -> bool:
-    """vLLM's `is_valid_sequence`: 4 tokens or more each way (of the output only where it is the reply's own length), up
-    to 1024 in the prompt, up to 2048 together."""
-    long_enough = prompt_tokens >= 4 and (overridden or output_tokens >= 4)
-    return long_enough and prompt_tokens <= 1024 and prompt_tokens + output_tokens <= 2048
-
-
-def _kept(pairs: Sequence[Conversation], tokenize: Tokenize, output_tokens: int | None) -> Iterator[Sampled]:
+def _kept(pairs: Sequence[Conversation], tokenize: Tokenize, output_tokens: int | None) -> Iterator[Request]:
     """Lazily: no more is tokenised than is asked for, but for the rest of a block."""
-    for start in range(0, len(pairs), BLOCK):
-        block = pairs[start : start + BLOCK]
-        prompts = tokenize([prompt.text for prompt, _ in block])
-        replies = tokenize([reply.text for _, reply in block]) if output_tokens is None else [[]] * len(block)
-        for (prompt, _), ids, reply in zip(block, prompts, replies, strict=True):
-            wanted = len(reply) if output_tokens is None else output_tokens
-            if within_bounds(len(ids), wanted, overridden=output_tokens is not None):
-                yield Sampled(prompt.text, tuple(ids), wanted)
+    prompts = in_blocks((prompt.text for prompt, _ in pairs), tokenize)
+    replies = in_blocks((reply.text for _, reply in pairs), tokenize) if output_tokens is None else repeat([])
+    for (prompt, _), ids, reply in zip(pairs, prompts, replies):
+        wanted = len(reply) if output_tokens is None else output_tokens
+        if within_vllm_limits(len(ids), wanted, overridden=output_tokens is not None):
+            yield Request(tuple(ids), wanted, prompt.text)

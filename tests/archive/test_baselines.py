@@ -12,7 +12,6 @@ from stored_records import BUSY, KNOWN, engine_alone, repeats
 
 from pytest_slmserve.analysis.stored.baseline import against_stored
 from pytest_slmserve.archive.baselines import (
-    FOLDER,
     SUFFIX,
     accept,
     baseline,
@@ -20,7 +19,6 @@ from pytest_slmserve.archive.baselines import (
     baselines,
 )
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands import baseline as command
 from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
@@ -187,7 +185,3 @@ def test_the_simulated_engine_has_a_baseline_without_a_release(tmp_path):
     simulated = Environment(platform="simulated", gpu_name="simulated", host="one", cpu="Xeon", cores=2)
     accept(repeats([1000, 1001], environment=simulated), tmp_path)
     assert [each.name for each in baselines(tmp_path)] == ["simulated"]
-
-
-def test_the_command_has_the_folder_of_the_keeper():
-    assert str(FOLDER) == command.FOLDER

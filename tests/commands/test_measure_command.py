@@ -164,7 +164,7 @@ def test_a_table_of_several_rates(there, tmp_path):
 
 def stopped_at_the_second(monkeypatch, error):
     """`measure` ends with this error when the second load begins."""
-    from pytest_slmserve.run import measure
+    from pytest_slmserve.commands import measure
 
     real, calls = measure.measure, []
 
@@ -476,7 +476,7 @@ def test_measure_sends_the_very_requests_of_vllms_benchmark(there, tmp_path, mon
     assert "30 requests ended in the window" in done.out, done.err
     tokenize = hub_tokenizer(str(tokenizer), special_tokens=True)
     theirs = sample_as_vllm(read_conversations(path), tokenize, 30, seed=7, output_tokens=5)
-    assert [(each["prompt"], each["max_tokens"]) for each in sent[1:]] == [(each.prompt, 5) for each in theirs]
+    assert [(each["prompt"], each["max_tokens"]) for each in sent[1:]] == [(each.text, 5) for each in theirs]
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert list(kept.run.samples.request) == list(range(30)), "in this order"
     assert kept.workload.spec.tokenizer == str(tokenizer) and "as vLLM samples it by" in kept.workload.source

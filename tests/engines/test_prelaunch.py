@@ -11,8 +11,7 @@ from processes import gone
 
 from pytest_slmserve.engines.launch.child_process import Child
 from pytest_slmserve.engines.launch.staggered_start import StartTurn
-from pytest_slmserve.engines.pool import Pool, hold
-from pytest_slmserve.engines.prelaunch import abreast
+from pytest_slmserve.engines.pool import Pool, abreast, hold
 from pytest_slmserve.engines.server import ServerEngine
 from pytest_slmserve.schema.errors import EngineFailed
 

@@ -14,7 +14,7 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.costs import PlannedItem, estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
-from pytest_slmserve.plan.listing import plan_lines
+from pytest_slmserve.plan.schedule import plan_lines
 from pytest_slmserve.plan.sweeps import doublings, plan_sweep, workload_spec
 from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.schema.catalog import CATALOGUE, hub_name

@@ -13,8 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
-from pytest_slmserve.plan.listing import spread_lines
-from pytest_slmserve.plan.schedule import Group, divided, groups_of, in_order, least_s, makespan_s, seconds_of, spread
+from pytest_slmserve.plan.schedule import (
+    Group,
+    divided,
+    groups_of,
+    in_order,
+    least_s,
+    makespan_s,
+    seconds_of,
+    spread,
+    spread_lines,
+)
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec

@@ -43,4 +43,4 @@ def test_an_engine_that_needs_more_of_them_is_wrong_usage(sweep):
 
 
 def test_other_words_are_refused(sweep):
-    assert "'none' is not a positive whole number" in usage_error(sweep("--slm-plan-gpus=none"))
+    assert "'none' is not a whole number, 1 or more" in usage_error(sweep("--slm-plan-gpus=none"))

@@ -15,4 +15,4 @@ def test_one_repeat_has_no_interval_so_its_claims_are_undecided(sweep):
 
 
 def test_none_is_refused(sweep):
-    assert "is not a positive whole number" in usage_error(sweep("--slm-repeats=0"))
+    assert "is not a whole number, 1 or more" in usage_error(sweep("--slm-repeats=0"))

@@ -36,7 +36,7 @@ def test_a_sweep_is_measured_with_the_very_requests_of_vllms_benchmark(pytester,
     theirs = sample_as_vllm(read_conversations(path), hub_tokenizer(str(folder), special_tokens=True), 1024, seed=3)
     assert found.workload.requests == 1024 == len(theirs)
     samples = found.run.samples
-    asked = [(theirs[i].prompt_tokens, theirs[i].output_tokens) for i in samples.request]
+    asked = [(len(theirs[i].prompt), theirs[i].output_tokens) for i in samples.request]
     rows = zip(samples.prompt_tokens, samples.output_tokens, samples.finished)
     assert all(
         (prompt, output) == wanted or not finished

@@ -11,8 +11,7 @@ from pytest_slmserve.schema.errors import SensorFailed
 from pytest_slmserve.schema.sensors import HOST_CORES, POWER, SM_ACTIVE
 from pytest_slmserve.telemetry import source
 from pytest_slmserve.telemetry.base import Reading
-from pytest_slmserve.telemetry.multi_gpu import SeveralGpus
-from pytest_slmserve.telemetry.source import open_sampler
+from pytest_slmserve.telemetry.source import SeveralGpus, open_sampler
 
 
 def gpu(watts, name="nvml", **reading):

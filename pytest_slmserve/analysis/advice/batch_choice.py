@@ -198,8 +198,10 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
         None if limit is None else max(0.0, laws.wait.batch(limit.seconds)),
     )
     reach, choice = REACH * loads[-1].concurrency, b_opt(loads, base, limit, wish.threshold)
-    batch = min(_below(caps.efficiency), reach, reach if caps.slo is None else math.floor(caps.slo))
-    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=_rests_on(base, limit))
+    efficient = 0 if caps.efficiency is None else math.ceil(min(caps.efficiency, 1e12)) - 1  # below the cap
+    batch = min(efficient, reach, reach if caps.slo is None else math.floor(caps.slo))
+    rests_on = tuple(note for note in (base.note, limit and limit.note) if note)
+    known = Decision(limit=limit, base=base, caps=caps, laws=laws, notes=rests_on)
     if choice.value is not None and choice.value >= batch:
         return replace(known, batch=choice.value, low=choice.low, high=choice.high, known=choice.known)
     if batch < 1:
@@ -208,15 +210,6 @@ def _predicted(subject: ModelSweep, loads: Sequence[Point], wish: Objectives) ->
     if batch == reach:
         notes.append(f"the law allows more, but {REACH} times the largest load measured is as far as it is trusted")
     return replace(known, batch=batch, predicted=True, notes=(*notes, *known.notes))
-
-
-def _rests_on(base: Base, limit: Limit | None) -> tuple[str, ...]:
-    return tuple(note for note in (base.note, limit and limit.note) if note)
-
-
-def _below(cap: float | None) -> int:
-    """The largest whole number that is less."""
-    return 0 if cap is None else math.ceil(min(cap, 1e12)) - 1
 
 
 def _both(loads: Sequence[Point]) -> str:
@@ -254,7 +247,6 @@ def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyL
 
 
 def conditions(wish: Objectives, limit: Limit | None) -> str:
-    """A clause with the conditions on a batch: the efficiency, and the latency in ms per output token if there is a
-    limit."""
+    """A clause with the conditions on a batch: efficiency, and the limit in ms per output token, if any."""
     enough = f"an efficiency above {percent(wish.threshold)}"
     return enough if limit is None else f"{enough} and at most {1e3 * limit.seconds:.3g} ms per output token"

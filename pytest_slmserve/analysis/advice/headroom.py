@@ -17,8 +17,7 @@ Unit = Literal["host", "dram", "tensor", "roofline"]
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """factor: at most so many times the throughput of one engine. busy: how much of `unit` that one uses, as a share of
-    what can be used."""
+    """factor: at most so many times one engine's throughput. busy: its use of `unit`, of what can be used."""
 
     unit: Unit
     busy: float

@@ -36,8 +36,7 @@ LATENCY = "the mean time per output token after the first, TPOT"
 
 @dataclass(frozen=True, slots=True)
 class ResultSource:
-    """Source of the numbers: the device and its memory (None: not known), the kind of latency, and notes on all of
-    them."""
+    """Source of the numbers: the device and its memory, the kind of latency, and notes on all of them."""
 
     device: str
     latency: str
@@ -51,9 +50,6 @@ class SourcedSweeps:
 
     subjects: tuple[ModelSweep, ...]
     source: ResultSource
-
-
-# Sweeps of ours
 
 
 def of_curves(
@@ -89,8 +85,7 @@ def _on_one_gpu(named: Sequence[tuple[Curve, str]]) -> list[tuple[Curve, str]]:
 
 
 def one_device(curves: Sequence[Curve]) -> Environment | None:
-    """Environment of the device that all curves were measured on, None where none is known. Raises BadUsage where they
-    were on several kinds of device."""
+    """Environment of the one device of all curves, None where none is known. Raises BadUsage for several kinds."""
     devices = {(e.platform, e.gpu_name, e.gpu_memory_bytes, e.url): e for c in curves if (e := c.environment)}
     if len(devices) > 1:
         names = ", ".join(e.url or e.gpu_name or e.platform or "unknown" for e in devices.values())
@@ -176,8 +171,7 @@ def _kv_had_bytes(spec: EngineSpec, resolved: Resolved) -> int:
 
 
 def _beyond(curve: Curve, known_bytes: int) -> int | None:
-    """Memory that the sensors saw in use beyond weights and KV cache, the most of all measurements; None where they did
-    not see it, or less than these."""
+    """Most memory that sensors saw beyond weights and KV cache; None where they did not see it, or less than these."""
     seen = [used for m in curve.trusted if (w := watched(m.run)) and (used := w.largest(MEMORY_USED)) is not None]
     beyond = int(max(seen, default=0.0)) - known_bytes
     return beyond if beyond > 0 else None
@@ -201,9 +195,6 @@ def _argument(name: str, value: Any) -> Iterator[str]:
             yield from (f"--{name}", str(value))
         case _:
             yield from (f"--{name}", json.dumps(value))
-
-
-# External results
 
 
 def of_external(

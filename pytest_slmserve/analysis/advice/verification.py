@@ -14,21 +14,9 @@ from pytest_slmserve.analysis.claims.kv_blocks import kv_blocks_as_predicted
 from pytest_slmserve.analysis.compare.replicas import HOW
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
 from pytest_slmserve.analysis.metrics.latency import latencies_of
-from pytest_slmserve.analysis.points.replica_points import (
-    ReplicaPoint,
-    engines,
-    shared_points,
-    system_throughput,
-)
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, shared_points, system_throughput
 from pytest_slmserve.analysis.points.sweep_points import Point, e2e_s, points_of, ratio, tokens_per_s
-from pytest_slmserve.analysis.stats.estimates import (
-    Interval,
-    factor,
-    mean,
-    percent,
-    percent_interval,
-    times,
-)
+from pytest_slmserve.analysis.stats.estimates import Interval, factor, mean, percent, percent_interval, times
 from pytest_slmserve.analysis.stats.noise import Differences, Repeat
 from pytest_slmserve.analysis.sweep.gains import valid_points
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of, below, within
@@ -108,13 +96,9 @@ class Verification:
 
 
 def not_started(advice: Advice, problem: str) -> Verified:
-    """Failed verification of an advice whose engine did not start as advised, or died. Its reason is the first line of
-    `problem`."""
+    """Failed verification of an engine that did not start as advised, or died: the first line of `problem` says why."""
     why = problem.partition("\n")[0]
     return Verified(advice=advice, verdicts=(Verdict(STARTS, advice.subject.name, State.FAILS, why),))
-
-
-# One model alone
 
 
 def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement], margin: float) -> Verified:
@@ -142,8 +126,7 @@ def verified(advice: Advice, spec: EngineSpec, found: Sequence[Measurement], mar
 
 
 def over_predicted(predicted: OperatingPoint, seen: Point, usable: Sequence[Point]) -> Interval:
-    """Measured over predicted tokens/s. The noise is that of the repeats of the sweep and of these; a prediction by the
-    law has none of its own."""
+    """Measured over predicted tokens/s, by the noise of all repeats; a prediction by the law has none of its own."""
     before = next((p for p in usable if p.concurrency == predicted.batch), None)
     if before is not None:
         return ratio(seen, before, valid_points([*usable, seen]))
@@ -189,9 +172,6 @@ def preempted(found: Sequence[Measurement]) -> int:
     return sum(sum(m.run.steps.preempted) for m in found)
 
 
-# Several engines at once
-
-
 def verified_together(
     runs: Sequence[ReplicaGroup], alone: Sequence[Verified], sharing: Sharing, margin: float
 ) -> VerifiedTogether:
@@ -215,16 +195,14 @@ def verified_together(
 
 
 def together_failed(models: Sequence[str], loads: Sequence[int], sharing: Sharing, problem: str) -> VerifiedTogether:
-    """Failed verification of several engines of which one did not start beside the others, or died. Its reason is the
-    first line of `problem`."""
+    """Failed verification of several engines, as the first line of `problem` says: one did not start, or died."""
     names = tuple(map(short_name, models))
     verdict = Verdict(STARTS, " + ".join(names), State.FAILS, problem.partition("\n")[0])
     return VerifiedTogether(models=names, loads=tuple(loads), sharing=sharing, verdicts=(verdict,))
 
 
 def gain_over(shared: ReplicaPoint, alone: Sequence[Point]) -> Interval | None:
-    """Throughputs over those alone, added up, for each engine of `shared`; None where one is not known. The noise is
-    that of the repeats of all."""
+    """Throughputs over those alone, added up, by the noise of all repeats; None where one is not known."""
     own = [fmean(point.repeats) for point in alone]
     sums = [total for run in shared.each if (total := system_throughput(run, own)) is not None]
     if not sums:

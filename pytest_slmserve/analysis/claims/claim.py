@@ -30,7 +30,8 @@ class Claim:
     """name: as items and records have it. judge: from a curve, the row's parameters and the other curves there are,
     total. applies: whether there is anything to judge, for a report on whatever was measured. reads: the models whose
     measurements it takes to judge one; none for arithmetic. of: what it reads: sweeps; replicas, and of an engine alone
-    no sweep but the same load; what an engine served on several numbers of GPUs; or jobs."""
+    no sweep but the same load; what an engine served on several numbers of GPUs; or jobs. parameters, evidence: of its
+    row for any model anywhere, where it holds."""
 
     name: str
     statement: str
@@ -39,6 +40,8 @@ class Claim:
     applies: Callable[[Curve], bool] = is_main_sweep
     reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
     of: Literal["sweeps", "replicas", "gpus", "jobs"] = "sweeps"
+    parameters: Parameters = field(default_factory=dict)
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,7 @@ IDLE_TENSOR = "the tensor cores did not run at any load"
 
 
 def each_of(point: Point, name: str) -> list[float]:
-    """Measured values of one figure in the repeats of a point; a value that is no finite number counts as not
-    measured."""
+    """Measured values of one figure in the repeats of a point; what is no finite number counts as not measured."""
     return [value for s in point.each if (value := getattr(s, name)) is not None and math.isfinite(value)]
 
 
@@ -201,8 +200,7 @@ def _unseen(what: str, seen: Mapping[int, Sequence[float]]) -> str:
 
 
 def _other_limits(points: Sequence[Point]) -> str:
-    """Reason why the energies of points cannot be compared: a card under another power limit is another card. Empty
-    where there is one limit at most."""
+    """Reason why energies under different power limits cannot be compared; empty where there is one limit at most."""
     limits = sorted({limit for p in points for limit in each_of(p, "power_limit_w")})
     return f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W" if len(limits) > 1 else ""
 

@@ -177,9 +177,6 @@ def dynamic_batching_answers_sooner(curve: Curve, bound: float) -> Verdict:
     return Verdict.from_interval(DYNAMIC_SOONER, curve.subject, below(seen, bound), why, seen, bound, *used)
 
 
-# Which jobs
-
-
 def grid_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """The jobs of one engine with the most lengths and rates."""
     served = [p for p in jobs if p.batching == CONTINUOUS and p.workload.spec.output_tokens is not None]
@@ -203,8 +200,7 @@ def _slowest(grid: Sequence[JobPoint]) -> list[JobPoint]:
 
 
 def _same_lengths(p: JobPoint, q: JobPoint) -> bool:
-    """Returns whether two jobs, both all at once, have as many requests, as long, in one environment. Their
-    vocabularies may differ."""
+    """Returns whether two jobs, both all at once, have as many requests, as long, in one environment."""
     lengths = [(x.workload.spec.prompt_tokens, x.workload.spec.output_tokens, x.requests) for x in (p, q)]
     at_once = p.load.at_once and q.load.at_once
     return at_once and lengths[0] == lengths[1] and p.environment.key == q.environment.key
@@ -246,9 +242,6 @@ def has_ways(curve: Curve) -> bool:
 def has_dynamic(curve: Curve) -> bool:
     """Were the same requests batched dynamically and statically, at a rate?"""
     return {"dynamic", "static"} <= {p.batching for p in ways_of(curve.jobs) if not p.load.at_once}
-
-
-# Verdicts
 
 
 def _kept_up(log: Interval, point: JobPoint) -> Interval:

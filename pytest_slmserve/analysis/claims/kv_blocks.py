@@ -9,8 +9,6 @@ from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 
 BLOCK_TOLERANCE = 2  # the engine may round its bytes to pages and share them between layers
-
-
 CLAIM = "kv-blocks-as-predicted"
 
 

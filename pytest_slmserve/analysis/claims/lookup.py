@@ -65,8 +65,7 @@ def _fits(row: ClaimRow, model: str, where: Environment, interface: Interface | 
 
 
 def _in_range(wanted: tuple[str, str], version: str | None) -> bool:
-    """Returns whether a version is in a range, from the first release on, before the second. An unknown version is in
-    no range but the open one."""
+    """Returns whether a version is in a range, its end excluded. An unknown version is in no range but the open one."""
     first, last = wanted
     if version is None:
         return wanted == ANY_RELEASE
@@ -85,8 +84,7 @@ def _specific(row: ClaimRow) -> tuple[int, ...]:
 
 
 def judge_row(claim: str, curve: Curve, row: ClaimRow, others: Others = ()) -> Verdict:
-    """Judge a claim by the row's parameters. others: the curves that were measured beside this one. Never raises for
-    want of data: then it is undecided."""
+    """Judge a claim by the row's parameters; undecided for want of data. others: curves measured beside it."""
     return claim_of(claim).judge(curve, row.parameters, others)
 
 

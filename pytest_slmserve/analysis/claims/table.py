@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims import gpu_claims, job_claims, kv_blocks, table1
 from pytest_slmserve.analysis.claims.claim import Claim, ClaimRow, Judge, Others, Parameters
@@ -32,16 +32,14 @@ def _kv_blocks(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
     return max(each, key=lambda v: float("inf") if v.value is None else abs(v.value))
 
 
-def _table_1(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return table1.published_batch_fits(curve.subject)
+def _beside(judge: Callable[[Curve, Others, float], Verdict]) -> Judge:
+    """A judge that compares the curve with others, by the row's bound."""
+    return lambda curve, parameters, others: judge(curve, others, parameters["bound"])
 
 
-def _request_size(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return table1.published_request_size(curve.subject)
-
-
-def _dearer(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return gpu_claims.dearer_models(curve, others, parameters["bound"])
+def _by_arithmetic(judge: Callable[[str], Verdict]) -> Judge:
+    """A judge that needs the name of the model alone."""
+    return lambda curve, parameters, others: judge(curve.subject)
 
 
 def _wider(curve: Curve) -> bool:
@@ -63,13 +61,8 @@ def _wider_and_replicas(curve: Curve) -> bool:
     return _wider(curve) and deployments.on_several_gpus(replace(curve, wider=()))
 
 
-def _alike(curve: Curve, parameters: Parameters, others: Others) -> Verdict:
-    return job_claims.alike_at_one_size(curve, others, parameters["bound"])
-
-
 def _measured(curve: Curve) -> bool:
-    """Returns whether the curve has measurements of an engine whose KV cache the plugin sizes. The KV cache of an
-    endpoint is its own affair."""
+    """Returns whether the curve is of an engine whose KV cache the plugin sizes, as it does not an endpoint's."""
     return bool(curve.measurements) and curve.measurements[0].spec.interface != "endpoint"
 
 
@@ -93,16 +86,9 @@ def _and_smaller(model: str) -> tuple[str, ...]:
     return (model, smaller) if smaller else (model,)
 
 
-def _nothing(model: str) -> tuple[str, ...]:
-    return ()
-
-
 MIND_THE_GAP = "arXiv:2503.08311"
-
-
 TOWARDS_PARETO = "arXiv:2404.03353"
-
-
+_LAW = {"tolerance": curves.TOLERANCE}
 SMALLEST, LARGEST = "opt-125m", "opt-13b"  # of the models that its figure 1 has
 
 
@@ -116,6 +102,8 @@ def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
             _by(replicas.replicas_pay, "sharing", "bound"),
             partial(replicas.has_replicas, sharing=how),
             of="replicas",
+            parameters={"sharing": how, "bound": 1.0},
+            evidence=f"raw results of {MIND_THE_GAP}: 2 replicas of OPT-1.3B serve 1.236 times as much under MPS",
         ),
         Claim(
             replicas.name_of(replicas.TAIL, how),
@@ -124,19 +112,6 @@ def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
             _by(replicas.replicas_keep_the_tail, "sharing", "bound"),
             partial(replicas.has_replicas, sharing=how),
             of="replicas",
-        ),
-    )
-
-
-def _rows_of_replicas(how: OwnSharing) -> tuple[ClaimRow, ...]:
-    return (
-        ClaimRow(
-            replicas.name_of(replicas.PAY, how),
-            parameters={"sharing": how, "bound": 1.0},
-            evidence=f"raw results of {MIND_THE_GAP}: 2 replicas of OPT-1.3B serve 1.236 times as much under MPS",
-        ),
-        ClaimRow(
-            replicas.name_of(replicas.TAIL, how),
             parameters={"sharing": how, "bound": 1.1},
             evidence="Little's law: as many requests in flight and more served means less time for each, in the mean",
         ),
@@ -149,18 +124,24 @@ CLAIMS: tuple[Claim, ...] = (
         "Throughput reaches a plateau within the engine's KV capacity: a further doubling of the load gains little.",
         f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
         _by(curves.pareto_plateau, "tolerance"),
+        parameters=_LAW,
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B gains 13.7 % from 128 to 256, 3.6 % from 256 to 512",
     ),
     Claim(
         curves.LATENCY,
         "Past the plateau each doubling of the load still raises the mean latency.",
         f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
         _by(curves.latency_keeps_rising, "tolerance"),
+        parameters=_LAW,
+        evidence="Little's law: at constant throughput the time in the engine doubles with the load",
     ),
     Claim(
         curves.PARETO,
         "Every load up to the plateau is Pareto-optimal: none beats it in both throughput and mean latency.",
         TOWARDS_PARETO,
         _by(curves.pareto_up_to_plateau, "tolerance", "margin"),
+        parameters={**_LAW, "margin": curves.MARGIN},
+        evidence="a step of more sequences is never shorter, so latency rises with throughput",
     ),
     Claim(
         interference.CLAIM,
@@ -168,6 +149,8 @@ CLAIMS: tuple[Claim, ...] = (
         "the run itself",
         _by(interference.neighbours_do_not_disturb, "margin"),
         interference.has_neighbours,
+        parameters={"margin": 0.03},
+        evidence="the margin of the gate: what would be taken for a regression must not come from a neighbour",
     ),
     Claim(
         kv_blocks.CLAIM,
@@ -175,6 +158,8 @@ CLAIMS: tuple[Claim, ...] = (
         "vLLM's paged KV cache (arXiv:2309.06180)",
         _kv_blocks,
         _measured,
+        parameters={"blocks": kv_blocks.BLOCK_TOLERANCE},
+        evidence=f"logs that belong to {MIND_THE_GAP}: 18,573 blocks, 18,572 predicted (OPT-1.3B)",
     ),
     Claim(
         gpu_claims.UNDERUSED,
@@ -182,6 +167,8 @@ CLAIMS: tuple[Claim, ...] = (
         f"{TOWARDS_PARETO}, figure 3; {MIND_THE_GAP}, figures 5 and 6",
         _by(gpu_claims.underused, "bound"),
         _sensed_sweep,
+        parameters={"bound": 0.5},
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B at 512 keeps 13.5 % of the warps resident on an H100",
     ),
     Claim(
         gpu_claims.BLIND_UTIL,
@@ -189,6 +176,8 @@ CLAIMS: tuple[Claim, ...] = (
         f"{TOWARDS_PARETO}, figure 8",
         _by(gpu_claims.util_saturates_first, "bound", "full"),
         _sensed_sweep,
+        parameters={"bound": 1.5, "full": 0.9},
+        evidence="GPU utilisation is the share of time in which any kernel ran (NVIDIA, nvml.h)",
     ),
     Claim(
         gpu_claims.MEMORY_BOUND,
@@ -196,6 +185,8 @@ CLAIMS: tuple[Claim, ...] = (
         MIND_THE_GAP,
         _by(gpu_claims.memory_bound, "margin"),
         _sensed_decoding,
+        parameters={"margin": 1.0},
+        evidence="by shapes, decoding an OPT tends to 12 to 50 FLOP/byte, and the ridge of these GPUs is 139 to 606",
     ),
     Claim(
         gpu_claims.CHEAPER_TOKENS,
@@ -203,14 +194,18 @@ CLAIMS: tuple[Claim, ...] = (
         MIND_THE_GAP,
         _by(gpu_claims.cheaper_tokens, "bound"),
         _sensed_sweep,
+        parameters={"bound": 0.5},
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B takes 0.67 J a token at batch 1, 0.031 J at 256",
     ),
     Claim(
         gpu_claims.DEARER_MODELS,
         "A larger model takes more energy per output token, each at its largest batch of table 1.",
         f"{TOWARDS_PARETO}, figure 4",
-        _dearer,
+        _beside(gpu_claims.dearer_models),
         _larger_in_table_1,
         _and_smaller,
+        parameters={"bound": 1.0},
+        evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
     ),
     *(claim for how in get_args(OwnSharing) for claim in _of_replicas(how)),
     Claim(
@@ -220,6 +215,8 @@ CLAIMS: tuple[Claim, ...] = (
         _by(tensor_parallel.loses_per_gpu, "bound"),
         _wider,
         of="gpus",
+        parameters={"bound": 1.0},
+        evidence="each layer waits for two all-reduces, and what the host does for a step is not divided",
     ),
     Claim(
         tensor_parallel.SLOWER,
@@ -228,6 +225,8 @@ CLAIMS: tuple[Claim, ...] = (
         _by(tensor_parallel.slows_the_smallest, "bound"),
         _wider_smallest,
         of="gpus",
+        parameters={"bound": 1.0},
+        evidence="a step of OPT-125M takes some milliseconds, most of them not of the GPU; 24 all-reduces come on top",
     ),
     Claim(
         tensor_parallel.STILL_GAINS,
@@ -236,6 +235,8 @@ CLAIMS: tuple[Claim, ...] = (
         _by(tensor_parallel.still_gains, "fewer", "more", "bound"),
         _wider_largest,
         of="gpus",
+        parameters={"fewer": 2, "more": 4, "bound": 1.0},
+        evidence="reading 13 GB of weights and as much of KV cache takes longer than the 80 all-reduces of a step",
     ),
     Claim(
         tensor_parallel.REPLICAS,
@@ -244,6 +245,8 @@ CLAIMS: tuple[Claim, ...] = (
         _by(tensor_parallel.replicas_beat, "bound"),
         _wider_and_replicas,
         of="gpus",
+        parameters={"bound": 1.0},
+        evidence="replicas wait for nobody; each reads all of the weights, which matters less the larger the batch is",
     ),
     Claim(
         job_claims.FOLLOWS,
@@ -252,6 +255,8 @@ CLAIMS: tuple[Claim, ...] = (
         _by(job_claims.throughput_follows_arrivals, "bound"),
         job_claims.has_grid,
         of="jobs",
+        parameters={"bound": 0.8},
+        evidence="below its capacity an engine serves what comes; the last requests of a job take their time as well",
     ),
     Claim(
         job_claims.LONGER,
@@ -260,6 +265,8 @@ CLAIMS: tuple[Claim, ...] = (
         _by(job_claims.longer_outputs_fewer_requests, "bound"),
         job_claims.has_grid,
         of="jobs",
+        parameters={"bound": 0.75},
+        evidence="each output token is a step more: at 8 times the length only the prompt is as cheap as before",
     ),
     Claim(
         job_claims.WAITS,
@@ -268,15 +275,19 @@ CLAIMS: tuple[Claim, ...] = (
         _by(job_claims.all_at_once_waits_longer, "bound"),
         job_claims.has_rates,
         of="jobs",
+        parameters={"bound": 1.2},
+        evidence="a step of all requests is longer than one of those that a low rate brings together",
     ),
     Claim(
         job_claims.ALIKE,
         "Models of about one size serve about the same, whatever their family.",
         f"{TOWARDS_PARETO}, figure 2, left",
-        _alike,
+        _beside(job_claims.alike_at_one_size),
         job_claims.is_compared,
         job_claims.compared_with,
         of="jobs",
+        parameters={"bound": 1.25},
+        evidence="by shapes: weights and KV bytes per token differ by at most 14 %",
     ),
     Claim(
         job_claims.KV,
@@ -285,6 +296,8 @@ CLAIMS: tuple[Claim, ...] = (
         _by(job_claims.throughput_grows_with_kv_blocks, "bound", "flat"),
         job_claims.has_caches,
         of="jobs",
+        parameters={"bound": 1.1, "flat": 1.1},
+        evidence="the blocks bound the batch, and the law of saturation does the rest",
     ),
     Claim(
         job_claims.CONTINUOUS_MOST,
@@ -293,6 +306,8 @@ CLAIMS: tuple[Claim, ...] = (
         _by(job_claims.continuous_batching_serves_most, "bound"),
         job_claims.has_ways,
         of="jobs",
+        parameters={"bound": 1.0},
+        evidence="a batch lasts as long as its longest output, and a slot that is free earlier stays empty",
     ),
     Claim(
         job_claims.DYNAMIC_SOONER,
@@ -301,67 +316,54 @@ CLAIMS: tuple[Claim, ...] = (
         _by(job_claims.dynamic_batching_answers_sooner, "bound"),
         job_claims.has_dynamic,
         of="jobs",
+        parameters={"bound": 1.0},
+        evidence="at a rate r the first request of a full batch of B waits (B - 1)/r, of a dynamic one 0.1 s at most",
     ),
     Claim(
         table1.CLAIM,
         "The paper's largest batch fits into 0.9 x 40 GiB with every request at its full length.",
         f"{TOWARDS_PARETO}, table 1",
-        _table_1,
-        reads=_nothing,
+        _by_arithmetic(table1.published_batch_fits),
+        reads=lambda model: (),
+        evidence="parameters and KV bytes per token from the published shapes",
     ),
     Claim(
         table1.REQUEST_CLAIM,
         "A request of OPT-1.3B with 512 prompt and 256 output tokens takes 50 MB of KV cache.",
         f"{TOWARDS_PARETO}, text",
-        _request_size,
-        reads=_nothing,
+        _by_arithmetic(table1.published_request_size),
+        reads=lambda model: (),
+        evidence="the paper gives the size for one model only",
     ),
 )
 
-
 _LAW = {"tolerance": curves.TOLERANCE}
+
+_PARAMETERS = {claim.name: claim.parameters for claim in CLAIMS}
+
+
+def _fails(claim: str, model: str, evidence: str, **where: Any) -> ClaimRow:
+    """A claim that is known to fail for a model. where: device, interface and ramp-up of the row."""
+    return ClaimRow(claim, model, parameters=_PARAMETERS[claim], expected="fails", evidence=evidence, **where)
 
 
 ROWS: tuple[ClaimRow, ...] = (
-    ClaimRow(
+    *(ClaimRow(claim.name, parameters=claim.parameters, evidence=claim.evidence) for claim in CLAIMS),
+    _fails(
         curves.PLATEAU,
-        parameters=_LAW,
-        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B gains 13.7 % from 128 to 256, 3.6 % from 256 to 512",
-    ),
-    ClaimRow(
-        curves.PLATEAU,
-        model="opt-125m",
+        "opt-125m",
+        "vLLM 0.26.0: it gains 52 % from 256 to 512 in flight and 26 % more to 1024, the largest load",
         device="H200",
         interface="engine",  # the server's one front end ends the gain before the GPU does
         ramp_up="staggered",
-        parameters=_LAW,
-        expected="fails",
-        evidence="vLLM 0.26.0: it gains 52 % from 256 to 512 in flight and 26 % more to 1024, the largest load",
     ),
-    ClaimRow(
+    _fails(
         curves.PLATEAU,
-        model="opt-125m",
+        "opt-125m",
+        "vLLM 0.26.0: it gains 34 % from 512 to 1024 in flight, the largest load; the host limits it",
         device="H100",
         interface="engine",
         ramp_up="staggered",
-        parameters=_LAW,
-        expected="fails",
-        evidence="vLLM 0.26.0: it gains 34 % from 512 to 1024 in flight, the largest load; the host limits it",
-    ),
-    ClaimRow(
-        curves.LATENCY,
-        parameters=_LAW,
-        evidence="Little's law: at constant throughput the time in the engine doubles with the load",
-    ),
-    ClaimRow(
-        curves.PARETO,
-        parameters={**_LAW, "margin": curves.MARGIN},
-        evidence="a step of more sequences is never shorter, so latency rises with throughput",
-    ),
-    ClaimRow(
-        interference.CLAIM,
-        parameters={"margin": 0.03},
-        evidence="the margin of the gate: what would be taken for a regression must not come from a neighbour",
     ),
     ClaimRow(
         interference.CLAIM,
@@ -375,180 +377,73 @@ ROWS: tuple[ClaimRow, ...] = (
         parameters={**_LAW, "margin": 0.10},
         evidence="repeats on two shared cores differ by 4 to 6 %: two of them cannot tell less than about 10 % apart",
     ),
-    ClaimRow(
-        kv_blocks.CLAIM,
-        parameters={"blocks": kv_blocks.BLOCK_TOLERANCE},
-        evidence=f"logs that belong to {MIND_THE_GAP}: 18,573 blocks, 18,572 predicted (OPT-1.3B)",
-    ),
-    ClaimRow(
-        gpu_claims.UNDERUSED,
-        parameters={"bound": 0.5},
-        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B at 512 keeps 13.5 % of the warps resident on an H100",
-    ),
-    ClaimRow(
+    _fails(
         gpu_claims.BLIND_UTIL,
-        parameters={"bound": 1.5, "full": 0.9},
-        evidence="GPU utilisation is the share of time in which any kernel ran (NVIDIA, nvml.h)",
-    ),
-    ClaimRow(
-        gpu_claims.BLIND_UTIL,
-        model="opt-125m",
+        "opt-125m",
+        "vLLM 0.26.0: no kernel runs for a quarter of the time at 512 in flight, and for 60 % at 1 to 128",
         device="H200",
-        parameters={"bound": 1.5, "full": 0.9},
-        expected="fails",
-        evidence="vLLM 0.26.0: no kernel runs for a quarter of the time at 512 in flight, and for 60 % at 1 to 128",
     ),
-    ClaimRow(
+    _fails(
         gpu_claims.BLIND_UTIL,
-        model="opt-125m",
+        "opt-125m",
+        "vLLM 0.26.0: a kernel runs for at most 36 % of the time at any load up to 1024 in flight",
         device="H100",
-        parameters={"bound": 1.5, "full": 0.9},
-        expected="fails",
-        evidence="vLLM 0.26.0: a kernel runs for at most 36 % of the time at any load up to 1024 in flight",
     ),
-    ClaimRow(
+    _fails(
         gpu_claims.BLIND_UTIL,
-        model="opt-1.3b",
+        "opt-1.3b",
+        "vLLM 0.26.0: 99 % at 64 in flight, and 256, the largest load of that sweep, serve 1.28 times as much",
         device="H200",
         ramp_up="burst",
-        parameters={"bound": 1.5, "full": 0.9},
-        expected="fails",
-        evidence="vLLM 0.26.0: 99 % at 64 in flight, and 256, the largest load of that sweep, serve 1.28 times as much",
     ),
-    ClaimRow(
+    _fails(
         gpu_claims.MEMORY_BOUND,
-        parameters={"margin": 1.0},
-        evidence="by shapes, decoding an OPT tends to 12 to 50 FLOP/byte, and the ridge of these GPUs is 139 to 606",
-    ),
-    ClaimRow(
-        gpu_claims.MEMORY_BOUND,
-        model="opt-2.7b",
+        "opt-2.7b",
+        "vLLM 0.26.0: at 256 in flight DRAM 36 %, tensor cores 50 %, nearly all of it padding (head size 80)",
         device="H200",
         ramp_up="burst",
-        parameters={"margin": 1.0},
-        expected="fails",
-        evidence="vLLM 0.26.0: at 256 in flight DRAM 36 %, tensor cores 50 %, nearly all of it padding (head size 80)",
     ),
-    ClaimRow(
+    _fails(
         gpu_claims.MEMORY_BOUND,
-        model="qwen2.5-3b",
+        "qwen2.5-3b",
+        "by shapes it tends to 1,316 FLOP/byte; vLLM 0.26.0: at 1024 in flight DRAM 13 %, tensor cores 23 %",
         device="H200",
         ramp_up="burst",
-        parameters={"margin": 1.0},
-        expected="fails",
-        evidence="by shapes it tends to 1,316 FLOP/byte; vLLM 0.26.0: at 1024 in flight DRAM 13 %, tensor cores 23 %",
     ),
-    ClaimRow(
-        gpu_claims.CHEAPER_TOKENS,
-        parameters={"bound": 0.5},
-        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B takes 0.67 J a token at batch 1, 0.031 J at 256",
-    ),
-    ClaimRow(
-        gpu_claims.DEARER_MODELS,
-        parameters={"bound": 1.0},
-        evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
-    ),
-    *(row for how in get_args(OwnSharing) for row in _rows_of_replicas(how)),
-    ClaimRow(
+    _fails(
         replicas.name_of(replicas.PAY, "mps"),
-        model="opt-2.7b",
+        "opt-2.7b",
+        "vLLM 0.26.0: 2 serve 0.932 times as much, 3 0.859: the GPU is busy and at its power limit with one",
         device="H200",
-        parameters={"sharing": "mps", "bound": 1.0},
-        expected="fails",
-        evidence="vLLM 0.26.0: 2 serve 0.932 times as much, 3 0.859: the GPU is busy and at its power limit with one",
     ),
     *(
-        ClaimRow(
+        _fails(
             replicas.name_of(claim, "time-slicing"),
-            model="opt-2.7b",
+            "opt-2.7b",
+            "vLLM 0.26.0: 2 serve 0.807 times as much, 3 0.709: every replica pays a step's fixed part anew",
             device="H200",
-            parameters={"sharing": "time-slicing", "bound": bound},
-            expected="fails",
-            evidence="vLLM 0.26.0: 2 serve 0.807 times as much, 3 0.709: every replica pays a step's fixed part anew",
         )
-        for claim, bound in ((replicas.PAY, 1.0), (replicas.TAIL, 1.1))
+        for claim in (replicas.PAY, replicas.TAIL)
     ),
-    ClaimRow(
+    _fails(
         replicas.name_of(replicas.PAY, "time-slicing"),
-        model="opt-1.3b",
+        "opt-1.3b",
+        "vLLM 0.26.0: 2 serve 0.937 times as much, 3 0.884: one engine leaves no time without a kernel",
         device="H200",
-        parameters={"sharing": "time-slicing", "bound": 1.0},
-        expected="fails",
-        evidence="vLLM 0.26.0: 2 serve 0.937 times as much, 3 0.884: one engine leaves no time without a kernel",
     ),
-    ClaimRow(
-        tensor_parallel.PER_GPU,
-        parameters={"bound": 1.0},
-        evidence="each layer waits for two all-reduces, and what the host does for a step is not divided",
-    ),
-    ClaimRow(
-        tensor_parallel.SLOWER,
-        parameters={"bound": 1.0},
-        evidence="a step of OPT-125M takes some milliseconds, most of them not of the GPU; 24 all-reduces come on top",
-    ),
-    ClaimRow(
-        tensor_parallel.STILL_GAINS,
-        parameters={"fewer": 2, "more": 4, "bound": 1.0},
-        evidence="reading 13 GB of weights and as much of KV cache takes longer than the 80 all-reduces of a step",
-    ),
-    ClaimRow(
-        tensor_parallel.REPLICAS,
-        parameters={"bound": 1.0},
-        evidence="replicas wait for nobody; each reads all of the weights, which matters less the larger the batch is",
-    ),
-    ClaimRow(
-        job_claims.FOLLOWS,
-        parameters={"bound": 0.8},
-        evidence="below its capacity an engine serves what comes; the last requests of a job take their time as well",
-    ),
-    ClaimRow(
-        job_claims.LONGER,
-        parameters={"bound": 0.75},
-        evidence="each output token is a step more: at 8 times the length only the prompt is as cheap as before",
-    ),
-    ClaimRow(
-        job_claims.WAITS,
-        parameters={"bound": 1.2},
-        evidence="a step of all requests is longer than one of those that a low rate brings together",
-    ),
-    ClaimRow(
-        job_claims.ALIKE,
-        parameters={"bound": 1.25},
-        evidence="by shapes: weights and KV bytes per token differ by at most 14 %",
-    ),
-    ClaimRow(
-        job_claims.KV,
-        parameters={"bound": 1.1, "flat": 1.1},
-        evidence="the blocks bound the batch, and the law of saturation does the rest",
-    ),
-    ClaimRow(
-        job_claims.CONTINUOUS_MOST,
-        parameters={"bound": 1.0},
-        evidence="a batch lasts as long as its longest output, and a slot that is free earlier stays empty",
-    ),
-    ClaimRow(
-        job_claims.DYNAMIC_SOONER,
-        parameters={"bound": 1.0},
-        evidence="at a rate r the first request of a full batch of B waits (B - 1)/r, of a dynamic one 0.1 s at most",
-    ),
-    ClaimRow(table1.REQUEST_CLAIM, evidence="the paper gives the size for one model only"),
-    ClaimRow(
+    _fails(
         table1.REQUEST_CLAIM,
-        model=table1.REQUEST_MODEL,
-        expected="fails",
-        evidence="2 x 2 bytes x 2048 wide x 24 layers are 196,608 a token: 151 MB for 768 tokens, 50.3 MB for 256",
+        table1.REQUEST_MODEL,
+        "2 x 2 bytes x 2048 wide x 24 layers are 196,608 a token: 151 MB for 768 tokens, 50.3 MB for 256",
     ),
-    ClaimRow(table1.CLAIM, evidence="parameters and KV bytes per token from the published shapes"),
-    ClaimRow(
+    _fails(
         table1.CLAIM,
-        model="opt-1.3b",
-        expected="fails",
-        evidence="238 requests of 151.0 MB fit into 36 GiB less 2.63 GB of weights, the paper has 256",
+        "opt-1.3b",
+        "238 requests of 151.0 MB fit into 36 GiB less 2.63 GB of weights, the paper has 256",
     ),
-    ClaimRow(
+    _fails(
         table1.CLAIM,
-        model="opt-6.7b",
-        expected="fails",
-        evidence="62 requests of 402.7 MB fit into 36 GiB less 13.32 GB of weights, the paper has 64",
+        "opt-6.7b",
+        "62 requests of 402.7 MB fit into 36 GiB less 13.32 GB of weights, the paper has 64",
     ),
 )

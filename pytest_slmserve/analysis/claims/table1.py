@@ -25,23 +25,10 @@ CLAIM = "table-1-batch-fits"
 REQUEST_CLAIM = "table-1-request-size"
 
 
-@dataclass(frozen=True, slots=True)
-class PaperModel:
-    """One model of the table and the largest batch that the paper gives it."""
-
-    model: str
-    published: int
-
-
-ROWS = (
-    PaperModel("opt-125m", 512),
-    PaperModel("opt-1.3b", 256),
-    PaperModel("opt-2.7b", 128),
-    PaperModel("opt-6.7b", 64),
-    PaperModel("opt-13b", 16),
-)
-
-PUBLISHED = {row.model: row.published for row in ROWS}
+# The largest batch of each model, by the paper.
+PUBLISHED = {"opt-125m": 512, "opt-1.3b": 256, "opt-2.7b": 128, "opt-6.7b": 64, "opt-13b": 16}
+# Claims that are arithmetic, and for which models: no curve is needed to judge them.
+ARITHMETIC: dict[str, tuple[str, ...]] = {CLAIM: tuple(PUBLISHED), REQUEST_CLAIM: (REQUEST_MODEL,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +40,6 @@ class Batches:
     known: int
     paged: int
     paged_mean: int
-
-
-# Claims that are arithmetic, and for which models: no curve is needed to judge them.
-ARITHMETIC: dict[str, tuple[str, ...]] = {CLAIM: tuple(row.model for row in ROWS), REQUEST_CLAIM: (REQUEST_MODEL,)}
-
-
-def row_of(model: str) -> PaperModel | None:
-    """The table's row of a model ("opt-1.3b" or "facebook/opt-1.3b"), None where the table has none."""
-    return next((row for row in ROWS if row.model == short_name(model)), None)
 
 
 def kv_budget_bytes(model: str, budget_bytes: int = BUDGET_BYTES) -> int:
@@ -88,19 +66,20 @@ def batches(model: str, budget_bytes: int = BUDGET_BYTES) -> Batches:
 
 def published_batch_fits(model: str) -> Verdict:
     """Does the paper's batch fit at full length? Where not, it ran only as not all requests are long at once."""
-    row, subject = row_of(model), short_name(model)
-    if row is None:
+    subject = short_name(model)
+    published = PUBLISHED.get(subject)
+    if published is None:
         return Verdict.undecided(CLAIM, subject, "the paper's Table 1 does not have this model")
-    fit = batches(row.model)
-    each = request_bytes(row.model) / 1e6
+    fit = batches(subject)
+    each = request_bytes(subject) / 1e6
     why = (
         f"{fit.known} requests of {KNOWN} tokens ({each:.1f} MB each) fit into 0.9 x 40 GiB less the weights, "
-        f"the paper has {row.published}"
+        f"the paper has {published}"
     )
-    if row.published > fit.known:
+    if published > fit.known:
         why += f"; {fit.paged_mean} fit at their mean length of {MEAN}"
-    state = State.HOLDS if row.published <= fit.known else State.FAILS
-    return Verdict(CLAIM, subject, state, why, value=fit.known, bound=row.published)
+    state = State.HOLDS if published <= fit.known else State.FAILS
+    return Verdict(CLAIM, subject, state, why, value=fit.known, bound=published)
 
 
 def published_request_size(model: str) -> Verdict:

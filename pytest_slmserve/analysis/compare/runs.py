@@ -124,8 +124,10 @@ def compare_runs(
 ) -> RunComparison:
     """Both sides, case by case. margin: smallest change that matters, as a share; of a rate the inverse. metrics: names
     of those to compare, all by default. Launches of gates are left out: a gate holds both of its sides."""
-    there, here = (_cases(side) for side in (baseline, candidate))
-    common = sorted((case for case in here if case in there), key=_order)
+    there, here = (cells((m for m in side if m.paired is None), lambda load: True) for side in (baseline, candidate))
+    common = sorted(
+        (case for case in here if case in there), key=lambda case: (case.engines, not case.steady, case.concurrency)
+    )
     wanted = [metric for metric in METRICS if not metrics or metric.name in metrics]
     changes, both = list[MetricChange](), list[tuple[list[Measurement], list[Measurement]]]()
     only: tuple[list[str], list[str]] = ([], [])
@@ -148,14 +150,6 @@ def compare_runs(
     return RunComparison(margin, tuple(changes), differ, tuple(only[0]), tuple(only[1]), tuple(dict.fromkeys(notes)))
 
 
-def _cases(measurements: Sequence[Measurement]) -> dict[ComparedCase, list[Measurement]]:
-    return cells((m for m in measurements if m.paired is None), lambda load: True)
-
-
-def _order(case: ComparedCase) -> tuple[str, bool, int]:
-    return case.engines, not case.steady, case.concurrency
-
-
 def _alike(
     there: Sequence[Measurement], here: Sequence[Measurement]
 ) -> Iterator[tuple[list[Measurement], list[Measurement]]]:
@@ -173,9 +167,6 @@ def _alike(
         return
     yield from ((group, []) for group in first.values())
     yield from (([], group) for group in second.values())
-
-
-# One metric
 
 
 def _change(

@@ -83,16 +83,14 @@ def _against_fewest(curve: Curve) -> list[Pair]:
 
 
 def _largest_that_fits(engines: dict[int, dict[int, Deployment]], fewer: int, more: int) -> Pair | None:
-    """Engines on `fewer` and on `more` GPUs under the largest load whose requests run at once on both; None without
-    one."""
+    """Engines on `fewer` and on `more` GPUs under the largest load that fits at once on both; None without one."""
     first, second = engines.get(fewer, {}), engines.get(more, {})
     loads = [load for load in first.keys() & second.keys() if first[load].fits and second[load].fits]
     return (first[max(loads)], second[max(loads)]) if loads else None
 
 
 def _memory(engines: dict[int, dict[int, Deployment]], pair: Pair) -> str:
-    """A clause that the engine over several GPUs gains by memory too, where the load does not fit into one GPU; else
-    empty."""
+    """A clause that several GPUs gain by memory too, where the load does not fit into one; else empty."""
     alone = engines.get(pair[1].tensor_parallel_size, {}).get(pair[0].concurrency)
     if alone is None or alone.fits:
         return ""

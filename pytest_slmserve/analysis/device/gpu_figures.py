@@ -13,30 +13,8 @@ from typing import NamedTuple
 
 from pytest_slmserve.analysis.cached import once
 from pytest_slmserve.analysis.device.multi_gpu import each_gpu, imbalance, together
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.records import Run, Telemetry
-from pytest_slmserve.schema.sensors import (
-    CANARY,
-    CANARY_CPU,
-    CAPPED_POWER,
-    CLOCK_REASONS,
-    DRAM_ACTIVE,
-    ENERGY,
-    ENGINE_ACTIVE,
-    GPU_UTIL,
-    HOST_CORES,
-    MEMORY_USED,
-    OWN_CORES,
-    POWER,
-    POWER_INSTANT,
-    POWER_LIMIT,
-    PROFILED,
-    SM_ACTIVE,
-    SM_CLOCK,
-    SM_OCCUPANCY,
-    STOLEN_CORES,
-    TEMPERATURE,
-    TENSOR_ACTIVE,
-)
 
 POWER_CAP = 0x04  # bit of the clock event reasons (NVIDIA, nvml.h)
 
@@ -146,8 +124,7 @@ class SensorWindow:
         return sum(reading.value * reading.weight_s for reading in readings) / weights if weights > 0 else None
 
     def share_grown(self, counter: int) -> float | None:
-        """Growth of a counter of seconds over the time between its first and last reading, as a share; None below
-        two."""
+        """Growth of a counter of seconds as a share of the time between its first and last reading; None below two."""
         readings = self.known(counter)
         seconds = readings[-1].at_s - readings[0].at_s if readings else 0.0
         return (readings[-1].value - readings[0].value) / seconds if seconds > 0 else None
@@ -178,16 +155,16 @@ def device_figures(run: Run) -> DeviceFigures:
     watch = watched(run)
     if watch is None:
         return DeviceFigures()
-    power_w, clocks, limits = _power_w(watch), watch.values(SM_CLOCK), set(watch.values(POWER_LIMIT))
+    power_w, clocks, limits = _power_w(watch), watch.values(of.SM_CLOCK), set(watch.values(of.POWER_LIMIT))
     return DeviceFigures(
-        gpu_util=watch.mean(GPU_UTIL),
-        engine_active=watch.mean(ENGINE_ACTIVE),
-        sm_active=watch.mean(SM_ACTIVE),
-        sm_active_max=watch.largest(SM_ACTIVE),
-        sm_occupancy=watch.mean(SM_OCCUPANCY),
-        sm_occupancy_max=watch.largest(SM_OCCUPANCY),
-        tensor_active=watch.mean(TENSOR_ACTIVE),
-        dram_active=watch.mean(DRAM_ACTIVE),
+        gpu_util=watch.mean(of.GPU_UTIL),
+        engine_active=watch.mean(of.ENGINE_ACTIVE),
+        sm_active=watch.mean(of.SM_ACTIVE),
+        sm_active_max=watch.largest(of.SM_ACTIVE),
+        sm_occupancy=watch.mean(of.SM_OCCUPANCY),
+        sm_occupancy_max=watch.largest(of.SM_OCCUPANCY),
+        tensor_active=watch.mean(of.TENSOR_ACTIVE),
+        dram_active=watch.mean(of.DRAM_ACTIVE),
         power_w=power_w,
         energy_j=None if power_w is None else power_w * watch.length_s,
         power_integrated_w=_integrated_w(watch),
@@ -196,13 +173,13 @@ def device_figures(run: Run) -> DeviceFigures:
         sm_clock_hz=median(clocks) if clocks else None,
         sm_clock_min_hz=min(clocks, default=None),
         power_capped=_power_capped(watch),
-        temperature_c=watch.largest(TEMPERATURE),
-        memory_used_bytes=watch.largest(MEMORY_USED),
-        own_cores=watch.mean(OWN_CORES),
-        host_cores=watch.mean(HOST_CORES),
-        stolen_cores=watch.mean(STOLEN_CORES),
-        canary_s=watch.mean(CANARY),
-        canary_cpu_s=watch.mean(CANARY_CPU),
+        temperature_c=watch.largest(of.TEMPERATURE),
+        memory_used_bytes=watch.largest(of.MEMORY_USED),
+        own_cores=watch.mean(of.OWN_CORES),
+        host_cores=watch.mean(of.HOST_CORES),
+        stolen_cores=watch.mean(of.STOLEN_CORES),
+        canary_s=watch.mean(of.CANARY),
+        canary_cpu_s=watch.mean(of.CANARY_CPU),
         coverage=_coverage(watch),
         power_imbalance=imbalance([figures.power_w for figures in figures_of_each_gpu(run)]),
     )
@@ -227,11 +204,11 @@ def decode_figures(run: Run) -> DecodeFigures:
     )
     decoding = replace(watch, rows=rows)
     return DecodeFigures(
-        seconds=math.fsum(known.weight_s for known in decoding.known(DRAM_ACTIVE)),
-        engine_active=decoding.mean(ENGINE_ACTIVE),
-        sm_active=decoding.mean(SM_ACTIVE),
-        tensor_active=decoding.mean(TENSOR_ACTIVE),
-        dram_active=decoding.mean(DRAM_ACTIVE),
+        seconds=math.fsum(known.weight_s for known in decoding.known(of.DRAM_ACTIVE)),
+        engine_active=decoding.mean(of.ENGINE_ACTIVE),
+        sm_active=decoding.mean(of.SM_ACTIVE),
+        tensor_active=decoding.mean(of.TENSOR_ACTIVE),
+        dram_active=decoding.mean(of.DRAM_ACTIVE),
     )
 
 
@@ -259,15 +236,14 @@ def _belongs(at_s: float, span_s: float | None, window_s: tuple[float, float]) -
 
 
 def _power_w(watch: SensorWindow) -> float | None:
-    """Mean power in W by the energy counter, else by the power readings. None where the counter cannot be trusted:
-    another method would hide it."""
-    return _counter_w(watch) if len(watch.known(ENERGY)) > 1 else _integrated_w(watch)
+    """Mean power in W by the energy counter, which if not trusted gives None; else by the power readings."""
+    return _counter_w(watch) if len(watch.known(of.ENERGY)) > 1 else _integrated_w(watch)
 
 
 def _counter_w(watch: SensorWindow) -> float | None:
     """Mean power in W by the energy counter; None below two readings. None too where it falls (restarted or wrapped),
     or stands still, which no powered GPU does."""
-    readings = watch.known(ENERGY)
+    readings = watch.known(of.ENERGY)
     if len(readings) < 2 or any(b.value < a.value for a, b in pairwise(readings)):
         return None
     seconds, joules = readings[-1].at_s - readings[0].at_s, readings[-1].value - readings[0].value
@@ -280,7 +256,7 @@ def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: floa
     Steps, not trapezoids: a sensor repeats what it last saw until its next update, and a straight line between two
     readings makes a ramp of each jump of the load.
     """
-    number = POWER_INSTANT if watch.known(POWER_INSTANT) else POWER
+    number = of.POWER_INSTANT if watch.known(of.POWER_INSTANT) else of.POWER
     joules = seconds = 0.0
     for before, row in pairwise(watch.rows):
         began, ended, value = watch.telemetry.time_s[before], watch.telemetry.time_s[row], watch.value(number, row)
@@ -291,14 +267,14 @@ def _integrated_w(watch: SensorWindow, since_s: float = -math.inf, until_s: floa
 
 
 def _power_capped(watch: SensorWindow) -> float | None:
-    if (share := watch.share_grown(CAPPED_POWER)) is not None:
+    if (share := watch.share_grown(of.CAPPED_POWER)) is not None:
         return min(1.0, share)  # its updates are 0.1 s apart, and a reading is taken at any time between
-    told = [bool(int(reasons) & POWER_CAP) for reasons in watch.values(CLOCK_REASONS)]
+    told = [bool(int(reasons) & POWER_CAP) for reasons in watch.values(of.CLOCK_REASONS)]
     return sum(told) / len(told) if told else None
 
 
 def _energy_deviation(watch: SensorWindow) -> float | None:
-    counted, readings = _counter_w(watch), watch.known(ENERGY)
+    counted, readings = _counter_w(watch), watch.known(of.ENERGY)
     if not counted:
         return None
     integrated = _integrated_w(watch, readings[0].at_s, readings[-1].at_s)
@@ -323,7 +299,7 @@ def _coverage(watch: SensorWindow) -> float | None:
 
 def _spans(watch: SensorWindow) -> list[tuple[float, float]]:
     telemetry = watch.telemetry
-    profiled = [number for number in PROFILED if number in telemetry.columns]
+    profiled = [number for number in of.PROFILED if number in telemetry.columns]
     return [
         (at - span, at)
         for row, (at, span) in enumerate(zip(telemetry.time_s, telemetry.span_s))

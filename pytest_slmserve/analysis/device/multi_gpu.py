@@ -8,28 +8,16 @@ from functools import reduce
 from operator import or_
 from statistics import fmean
 
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.records import Telemetry
-from pytest_slmserve.schema.sensors import (
-    CAPPED_BRAKE,
-    CAPPED_HW_THERMAL,
-    CAPPED_POWER,
-    CAPPED_SW_THERMAL,
-    CLOCK_REASONS,
-    MEMORY_CLOCK,
-    SENSORS,
-    SM_CLOCK,
-    TEMPERATURE,
-    XID,
-)
 
 Join = Callable[[Sequence[float]], float]
-WORST = (TEMPERATURE, XID, CAPPED_POWER, CAPPED_SW_THERMAL, CAPPED_HW_THERMAL, CAPPED_BRAKE)
-SLOWEST = (SM_CLOCK, MEMORY_CLOCK)  # the others wait for it
+WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
+SLOWEST = (of.SM_CLOCK, of.MEMORY_CLOCK)  # the others wait for it
 
 
 def together(telemetry: Telemetry) -> Telemetry:
-    """All GPUs as one device, beside what the host said. Where one GPU's value is not known, none is: the rest is not
-    all. One GPU is what it is."""
+    """All GPUs as one device, beside what the host said; unknown where one GPU's value is, for the rest is not all."""
     if not telemetry.gpus:
         return telemetry
     numbers = set.intersection(*(set(columns) for columns in telemetry.gpus))
@@ -38,8 +26,7 @@ def together(telemetry: Telemetry) -> Telemetry:
 
 
 def each_gpu(telemetry: Telemetry) -> tuple[Telemetry, ...]:
-    """Copies of the telemetry, one with the columns of each GPU; the first also has the host's columns and the
-    notes."""
+    """The telemetry of each GPU; the first also has the host's columns and the notes."""
     return tuple(
         replace(
             telemetry,
@@ -58,13 +45,13 @@ def _joined(number: int, columns: Sequence[Sequence[float | None]]) -> tuple[flo
 
 
 def _how(number: int) -> Join:
-    if number == CLOCK_REASONS:
+    if number == of.CLOCK_REASONS:
         return lambda values: float(reduce(or_, map(int, values)))
     if number in SLOWEST:
         return min
     if number in WORST:
         return max
-    return fmean if number in SENSORS and SENSORS[number].unit == "ratio" else sum
+    return fmean if number in of.SENSORS and of.SENSORS[number].unit == "ratio" else sum
 
 
 def imbalance(values: Sequence[float | None]) -> float | None:

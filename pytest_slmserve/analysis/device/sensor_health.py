@@ -11,28 +11,9 @@ from typing import Literal
 from pytest_slmserve.analysis.device.gpu_figures import POWER_CAP, DeviceFigures, SensorWindow, device_figures, watched
 from pytest_slmserve.analysis.device.multi_gpu import each_gpu
 from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.schema import sensors as of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.records import Replica, Run
-from pytest_slmserve.schema.sensors import (
-    CAPPED_BRAKE,
-    CAPPED_HW_THERMAL,
-    CAPPED_SW_THERMAL,
-    CLOCK_REASONS,
-    CPU_THROTTLED,
-    DRAM_ACTIVE,
-    ECC_DOUBLE_BIT,
-    ENERGY,
-    FOREIGN_PROCESSES,
-    GPU_PROCESSES,
-    OURS,
-    POWER_LIMIT,
-    PROFILED,
-    REMAPPED_ROWS,
-    SENSORS,
-    SM_ACTIVE,
-    SM_CLOCK,
-    XID,
-)
 
 HealthState = Literal["ok", "degraded", "invalid", "unknown"]
 Finding = tuple[Literal["noise", "degraded", "invalid"], str]
@@ -57,9 +38,9 @@ OTHERS, IDLE = 0.10, 0.10  # of all cores: others disturb where they use many an
 # change within a window, which the clock tells.
 SLOWDOWNS: tuple[tuple[int, int | None, str], ...] = (
     (0x08, None, "hardware slowdown"),
-    (0x20, CAPPED_SW_THERMAL, "software thermal slowdown"),
-    (0x40, CAPPED_HW_THERMAL, "hardware thermal slowdown"),
-    (0x80, CAPPED_BRAKE, "hardware power brake"),
+    (0x20, of.CAPPED_SW_THERMAL, "software thermal slowdown"),
+    (0x40, of.CAPPED_HW_THERMAL, "hardware thermal slowdown"),
+    (0x80, of.CAPPED_BRAKE, "hardware power brake"),
 )
 GPU_IDLE = 0x01  # a clock falls because nothing runs
 
@@ -128,7 +109,7 @@ def _own_gpu_processes(replica: Replica | None) -> int:
 def _coverage(seen: _Seen) -> Iterator[Finding]:
     """One interval may be missing whatever its share: the one under way when the run ends."""
     share, length, columns = seen.figures.coverage, seen.watch.length_s, seen.watch.telemetry.columns
-    if share is None or not any(number in columns for number in PROFILED):
+    if share is None or not any(number in columns for number in of.PROFILED):
         return
     if (1 - share) * length > max((1 - COVERAGE) * length, seen.watch.telemetry.interval_s):
         yield "noise", f"profiled counters cover {percent(share)} of the window (bound {percent(COVERAGE)})"
@@ -138,7 +119,7 @@ def _gaps(seen: _Seen) -> Iterator[Finding]:
     """Yield a finding where a GPU's sensors have no reading for too long, since some report a moment only. The host's
     sensors are counters, which miss nothing."""
     telemetry, (opens, closes) = seen.watch.telemetry, seen.watch.window_s
-    if not any(number < OURS for number in telemetry.columns):
+    if not any(number < of.OURS for number in telemetry.columns):
         return
     moments = [opens, *sorted(at for at in telemetry.time_s if opens < at < closes), closes]
     longest = max(after - before for before, after in pairwise(moments))
@@ -153,7 +134,7 @@ def _failed_sensors(seen: _Seen) -> Iterator[Finding]:
 
 
 def _slowdowns(seen: _Seen) -> Iterator[Finding]:
-    bits = [int(value) for value in seen.watch.values(CLOCK_REASONS)]
+    bits = [int(value) for value in seen.watch.values(of.CLOCK_REASONS)]
     for bit, counter, name in SLOWDOWNS:
         told = sum(bool(each & bit) for each in bits)
         share = seen.watch.share_grown(counter) if counter else None
@@ -188,12 +169,12 @@ def _clock_moves(seen: _Seen) -> Iterator[Finding]:
 def _clocks(watch: SensorWindow) -> Iterator[tuple[float, int]]:
     """SM clock and clock event reasons of each reading with a clock above zero; unknown reasons are none."""
     for row in watch.rows:
-        if (clock := watch.value(SM_CLOCK, row) or 0) > 0:
-            yield clock, int(watch.value(CLOCK_REASONS, row) or 0)
+        if (clock := watch.value(of.SM_CLOCK, row) or 0) > 0:
+            yield clock, int(watch.value(of.CLOCK_REASONS, row) or 0)
 
 
 def _foreign_processes(seen: _Seen) -> Iterator[Finding]:
-    foreign, all_of_them = seen.watch.values(FOREIGN_PROCESSES), seen.watch.values(GPU_PROCESSES)
+    foreign, all_of_them = seen.watch.values(of.FOREIGN_PROCESSES), seen.watch.values(of.GPU_PROCESSES)
     if foreign and max(foreign) > 0:
         yield "invalid", f"{max(foreign):.0f} processes of others computed on the GPU (bound 0)"
     elif not foreign and all_of_them and max(all_of_them) > seen.gpu_processes:
@@ -206,23 +187,26 @@ def _foreign_processes(seen: _Seen) -> Iterator[Finding]:
 
 def _errors(seen: _Seen) -> Iterator[Finding]:
     """The Xid is the number of the last error and stays: only a change tells that there was one."""
-    for before, now in pairwise(seen.watch.with_before(XID)):
+    for before, now in pairwise(seen.watch.with_before(of.XID)):
         if now not in (before, 0):
             yield "invalid", f"the GPU reported Xid {now:.0f} (before: {before:.0f})"
-    for number, what in ((ECC_DOUBLE_BIT, "memory errors beyond repair"), (REMAPPED_ROWS, "remapped memory rows")):
+    for number, what in (
+        (of.ECC_DOUBLE_BIT, "memory errors beyond repair"),
+        (of.REMAPPED_ROWS, "remapped memory rows"),
+    ):
         values = seen.watch.with_before(number)
         if values and max(values) > values[0]:
             yield "invalid", f"{what} grew from {values[0]:.0f} to {max(values):.0f} (bound: no growth)"
 
 
 def _power_limit(seen: _Seen) -> Iterator[Finding]:
-    limits = seen.watch.with_before(POWER_LIMIT)
+    limits = seen.watch.with_before(of.POWER_LIMIT)
     if limits and min(limits) < max(limits):
         yield "invalid", f"the power limit moved between {min(limits):.0f} W and {max(limits):.0f} W (bound: no change)"
 
 
 def _energy(seen: _Seen) -> Iterator[Finding]:
-    readings, apart = seen.watch.known(ENERGY), seen.figures.energy_deviation
+    readings, apart = seen.watch.known(of.ENERGY), seen.figures.energy_deviation
     for before, now in pairwise(readings):
         if now.value < before.value:
             yield "invalid", f"the energy counter fell from {before.value:.0f} J to {now.value:.0f} J (bound: no fall)"
@@ -239,7 +223,7 @@ def _energy(seen: _Seen) -> Iterator[Finding]:
 
 def _dead_counters(seen: _Seen) -> Iterator[Finding]:
     busy = max(seen.figures.gpu_util or 0.0, seen.figures.engine_active or 0.0)
-    for number in (SM_ACTIVE, DRAM_ACTIVE):
+    for number in (of.SM_ACTIVE, of.DRAM_ACTIVE):
         values = seen.watch.values(number)
         if busy > BUSY and len(values) >= DEAD_READINGS and not any(values):
             yield (
@@ -252,8 +236,8 @@ def _dead_counters(seen: _Seen) -> Iterator[Finding]:
 def _impossible_ratios(seen: _Seen) -> Iterator[Finding]:
     """Yield a finding where a ratio of the GPU is below 0 or above `RATIO_END`. The host's are not checked. Linux adds
     up pressure every two seconds, so one reading may hold what belongs to the one before."""
-    for number in (n for n in seen.watch.telemetry.columns if n < OURS):
-        sensor, values = SENSORS.get(number), seen.watch.values(number)
+    for number in (n for n in seen.watch.telemetry.columns if n < of.OURS):
+        sensor, values = of.SENSORS.get(number), seen.watch.values(number)
         wrong = [v for v in values if not 0 <= v <= RATIO_END]
         if sensor and sensor.unit == "ratio" and wrong:
             worst = max(wrong, key=abs)
@@ -262,7 +246,7 @@ def _impossible_ratios(seen: _Seen) -> Iterator[Finding]:
 
 def _missing(seen: _Seen) -> Iterator[Finding]:
     rows = len(seen.watch.rows)
-    for number in (n for n in PROFILED if n in seen.watch.telemetry.columns):
+    for number in (n for n in of.PROFILED if n in seen.watch.telemetry.columns):
         lost = rows - len(seen.watch.values(number))
         if lost > MISSING * rows:
             yield "degraded", f"{_name(number)} is missing in {lost} of {rows} readings (bound {percent(MISSING)})"
@@ -279,7 +263,7 @@ def _stolen(seen: _Seen) -> Iterator[Finding]:
 
 
 def _throttled(seen: _Seen) -> Iterator[Finding]:
-    share = seen.watch.mean(CPU_THROTTLED)
+    share = seen.watch.mean(of.CPU_THROTTLED)
     if share is not None and share > THROTTLED:
         yield "noise", f"the CPU quota was used up for {percent(share)} of the time (bound {percent(THROTTLED)})"
 
@@ -298,7 +282,7 @@ def _busy_host(seen: _Seen) -> Iterator[Finding]:
 
 
 def _name(number: int) -> str:
-    return SENSORS[number].names[0]
+    return of.SENSORS[number].names[0]
 
 
 STARVED = (_stolen, _throttled, _busy_host)

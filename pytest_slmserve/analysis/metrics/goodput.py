@@ -181,8 +181,7 @@ def together(seen: Sequence[Goodput | None], *, at_once: bool = False) -> Goodpu
 
 
 def _met(seen: RequestLatency, longest_gap_s: float | None, slo: Slo) -> dict[str, bool]:
-    """Verdicts by SLO name, True where the request kept that bound; an empty mapping for a request that did not
-    finish."""
+    """Verdicts by SLO name, True where the request kept that bound; empty for one that did not finish."""
     if not seen.finished:
         return {}
     values = {

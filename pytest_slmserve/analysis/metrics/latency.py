@@ -70,8 +70,7 @@ PARTS = ("p50", "p90", "p95", "p99")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyFigures:
-    """Means and percentiles of latencies in seconds: the figures of `Latencies`, each by a name of its own; None is
-    "not measured"."""
+    """The figures of `Latencies` in seconds, each by a name of its own; None is "not measured"."""
 
     e2e_s: float | None = None
     e2e_p50_s: float | None = None
@@ -118,8 +117,7 @@ def sent_in(samples: Samples, window_s: tuple[float, float]) -> list[int]:
 
 
 def request_latency(samples: Samples, row: int) -> RequestLatency:
-    """Latencies of one request, a row of the samples. A request that did not finish has only its time to first token,
-    if that token came."""
+    """Latencies of one request. One that did not finish has only its time to first token, if that token came."""
     sent, first, last = samples.sent_s[row], samples.first_token_s[row], samples.last_token_s[row]
     ttft = None if first is None else first - sent
     if not samples.finished[row] or last is None:
@@ -224,9 +222,6 @@ def _finite(ordered: Sequence[float], share: float) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-# Gaps between tokens: too many to keep, so counted
-
-
 @dataclass(frozen=True, slots=True)
 class GapHistogram:
     """Gaps between successive tokens of a request (ITL), counted in bins whose edges grow by a factor.
@@ -272,8 +267,7 @@ class GapHistogram:
 
 
 def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
-    """Gaps in the windows of all runs together; None where one of them had no client that saw them, or counted them
-    in other bins."""
+    """Gaps in the windows of all runs together; None where one has none, or counted them in other bins."""
     found = [gap_histogram(run.stream.gaps) if run.stream and run.stream.gaps else None for run in runs]
     known = [each for each in found if each is not None]
     if not known or len(known) < len(found) or len({(each.growth, each.least_s) for each in known}) > 1:

@@ -106,8 +106,7 @@ def peaks_of(gpu_name: str | None) -> Peaks | None:
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Peak rates of all GPUs of an engine together, as if none ever waited for another. None where their data sheet is
-    not listed."""
+    """Peak rates of all GPUs of an engine, as if none ever waited; None where their data sheet is not listed."""
     peaks, gpus = peaks_of(environment.gpu_name), spec.tensor_parallel_size
     if peaks is None or gpus == 1:
         return peaks

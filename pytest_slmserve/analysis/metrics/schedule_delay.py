@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from pytest_slmserve.analysis.stats.estimates import mean, per_second, percentile
 from pytest_slmserve.schema.records import Failures, Run
@@ -63,8 +64,7 @@ def schedule_delay(
 
 
 def delay_of(run: Run) -> ScheduleDelay | None:
-    """Schedule delay over all requests of a run, failed and unsent ones included; None where the run had no
-    schedule."""
+    """Schedule delay over all requests, failed and unsent ones included; None without a schedule."""
     if run.stream is None or run.stream.scheduled_s is None:
         return None
     failed = run.failed if run.failed and run.failed.scheduled_s is not None else NONE_FAILED
@@ -74,8 +74,7 @@ def delay_of(run: Run) -> ScheduleDelay | None:
 
 
 def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
-    """Message that late or unsent requests make the run invalid, in a sentence; None where the client kept up.
-    median_ttft_s: None is "not measured"."""
+    """Message that late or unsent requests invalidate the run; None where the client kept up. Without a TTFT: None."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
     bound = _harmless_s(median_ttft_s)
@@ -101,3 +100,26 @@ def late_stamps(stamp_doubt_s: float, median_ttft_s: float | None) -> str | None
 
 def _harmless_s(median_ttft_s: float | None) -> float:
     return max(HARMLESS_S, SHARE_OF_TTFT * (median_ttft_s or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """Waiting times in seconds under a limit on the requests in flight, over all requests that were sent. They are no
+    part of latencies, which tell of the server: a request is due when it may be sent. But users waited, and a gateway
+    that holds requests back only moves where they do.
+
+    requests: number that waited at all. mean_s, p99_s,
+    max_s: over all sent requests, those that did not wait included."""
+
+    requests: int
+    mean_s: float
+    p99_s: float
+    max_s: float
+
+
+def held_back(run: Run) -> HeldBack | None:
+    """Waiting times of a run's requests; None without a limit on requests in flight, or where nothing was sent."""
+    waited = run.stream.waited_s if run.stream else ()
+    if not waited:
+        return None
+    return HeldBack(sum(s > 0 for s in waited), fmean(waited), percentile(waited, 0.99) or 0.0, max(waited))

@@ -48,14 +48,12 @@ class CheckResult(NamedTuple):
 
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
-    """Reasons why a measurement is invalid, one sentence each; empty if it is valid. failed_share: share of the
-    requests that may fail."""
+    """Reasons why a measurement is invalid, one sentence each. failed_share: of the requests, that may fail."""
     return check(measurement, failed_share=failed_share).problems
 
 
 def degradations(measurement: Measurement) -> tuple[str, ...]:
-    """Sensor findings that degrade a measurement without making it invalid, such as a sensor that was lost. No gate
-    rests on a degraded measurement."""
+    """Sensor findings that degrade a measurement, such as a lost sensor: no gate rests on it, but it is not invalid."""
     return check(measurement).degradations
 
 

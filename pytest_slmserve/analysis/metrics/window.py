@@ -109,8 +109,7 @@ def prompt_tokens_per_s(run: Run) -> float | None:
 
 
 def step_s(run: Run) -> float | None:
-    """Mean time between successive engine steps: what a running request waits for its next token. None where a server
-    tells no steps."""
+    """Mean time between successive engine steps, which a running request waits; None without a trace of steps."""
     span = span_s(run) if len(run.steps) else None
     return None if span is None else (span[1] - span[0]) / (len(window_steps(run)) - 1)
 
@@ -204,8 +203,7 @@ def tpot_s(e2e: float, ttft: float, output_tokens: int) -> float | None:
 
 
 def common_span(runs: Sequence[Run]) -> list[Run]:
-    """Copies of the runs, each cut to the span that all windows have in common. Runs without a common clock come back
-    uncut (simulated engines have their own clocks)."""
+    """Copies of the runs, cut to the span that all windows have in common; uncut without a common clock (simulated)."""
     began = [run.began_s for run in runs if run.began_s is not None]
     if len(began) < len(runs):
         return list(runs)

@@ -133,8 +133,7 @@ def concurrency_of(measurement: Measurement) -> int | None:
 
 
 def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """Measurements by the curve they lie on, or lie beside, in the order first met; those of jobs, of gates and of
-    engines that shared their device are left out."""
+    """Measurements by the curve they lie on, or beside, in the order first met, without jobs, gates and replicas."""
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
         if m.alone and m.paired is None and is_steady(m.load):

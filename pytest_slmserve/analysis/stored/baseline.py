@@ -47,7 +47,6 @@ WARNING = (
     "measuring both sides in turns: --slm-gate"
 )
 
-
 Served = Point | JobPoint | ReplicaPoint
 
 
@@ -142,8 +141,7 @@ def against_stored(baseline: Sequence[Measurement], candidate: Sequence[Measurem
 
 
 def on_one_side(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[str, ...]:
-    """Notes on measurements that cannot be compared since the other side has not measured their case; one sentence per
-    side."""
+    """Notes on measurements whose case the other side has not measured, one sentence per side."""
     there, here = cells(baseline), cells(candidate)
     sides = (("the baseline", [c for c in there if c not in here]), ("this run", [c for c in here if c not in there]))
     return tuple(f"measured by {side} alone: {', '.join(listed(only))}" for side, only in sides if only)
@@ -164,8 +162,7 @@ def cells(
 
 
 def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
-    """Measurements of one model under a steady load; of several models that shared a device, those whose first it
-    is."""
+    """Measurements of one model under a steady load; of several models on a device, those whose first it is."""
     return [m for cell, found in cells(measurements).items() if cell.models[0] == model for m in found]
 
 
@@ -193,9 +190,6 @@ def waiting(*points: Served) -> float | None:
     """Share of the time in which no kernel ran, the largest of those known: the device waited for its host."""
     ran = [p.gpu_util if p.engine_active is None else p.engine_active for p in points]
     return max((max(0.0, 1 - share) for share in ran if share is not None), default=None)
-
-
-# Pairs
 
 
 def _pairs(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> list[ComparedPair]:
@@ -256,9 +250,6 @@ def _against(side: str, point: Served, measurements: Sequence[Measurement]) -> I
         yield f"{side} is invalid: {'; '.join(point.problems) or 'it has no valid repeat'}"
     elif point.degraded:
         yield f"{side} is degraded: {'; '.join(point.degraded)}"
-
-
-# Verdicts
 
 
 def _verdict(pair: ComparedPair, metric: Metric, margin: float) -> Verdict:

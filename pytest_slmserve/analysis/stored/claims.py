@@ -116,8 +116,7 @@ def judge_all(
 
 
 def _of_arithmetic(claim: str) -> list[tuple[Curve, str]]:
-    """The models of a claim that is arithmetic, each as a curve without points and its label; empty for other
-    claims."""
+    """The models of a claim that is arithmetic, each as a curve without points, and its label."""
     return [(Curve(subject=model), model) for model in table1.ARITHMETIC.get(claim, ())]
 
 

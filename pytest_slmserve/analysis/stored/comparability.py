@@ -56,8 +56,7 @@ def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact]
 
 
 def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
-    """Warnings about two measurements that can be compared, one sentence each: other hosts, time between, unknown
-    facts."""
+    """Warnings about two comparable measurements, one sentence each: other hosts, time between, unknown facts."""
     return (*_host(baseline, candidate), *_distance(baseline, candidate), *_untold(baseline, candidate))
 
 
@@ -102,8 +101,7 @@ def _host(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
 
 
 def _distance(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
-    """Yields a warning if much time lies between the measurements, or an unknown time: a machine then has more time to
-    drift."""
+    """Yields a warning if much time, or an unknown time, lies between the measurements, in which a machine drifts."""
     there, here = _moment(baseline), _moment(candidate)
     if there is None or here is None:
         yield "it is not known how much time lies between the two"
@@ -127,9 +125,6 @@ def _untold(baseline: Measurement, candidate: Measurement) -> Iterator[str]:
             yield f"the {fact.words} is known on neither side"
 
 
-# Facts
-
-
 def _load(load: Load) -> str:
     match load:
         case ClosedLoop():
@@ -149,10 +144,6 @@ def sharing_of(measurement: Measurement) -> str:
     return f"{beside.count} engines by {beside.sharing}{share}{', pinned' if beside.pinned else ''}"
 
 
-def _power_limit_w(measurement: Measurement) -> float | None:
-    return device_figures(measurement.run).power_limit_w
-
-
 def _sm_clock_hz(measurement: Measurement) -> float | Effect | None:
     """The largest of the window. Under the power limit it is what the load leaves of it: an effect, not a setting."""
     watch = watched(measurement.run)
@@ -167,8 +158,7 @@ def _memory_clock_hz(measurement: Measurement) -> float | None:
 
 
 def _kv_tokens(measurement: Measurement) -> int | None:
-    """Tokens that the KV cache holds, None where not known. A release that only changes the size of a block changes no
-    limit."""
+    """Tokens that the KV cache holds, or None: a release that changes the size of a block alone changes no limit."""
     blocks, size = measurement.resolved.kv_blocks, measurement.resolved.block_size
     return None if blocks is None or size is None else blocks * size
 
@@ -194,7 +184,7 @@ MACHINE_FACTS: tuple[Fact, ...] = (
     Fact("GPU", attrgetter("environment.gpu_name"), of_gpu=True),
     Fact("GPU memory", attrgetter("environment.gpu_memory_bytes"), _mib, of_gpu=True),
     Fact("driver", attrgetter("environment.driver"), of_gpu=True),
-    Fact("power limit", _power_limit_w, "{:g} W".format, of_gpu=True),
+    Fact("power limit", lambda m: device_figures(m.run).power_limit_w, "{:g} W".format, of_gpu=True),
     Fact("SM clock", _sm_clock_hz, _mhz, APART, untold=True, of_gpu=True),
     Fact("memory clock", _memory_clock_hz, _mhz, APART, untold=True, of_gpu=True),
     Fact("sharing", sharing_of),

@@ -6,25 +6,35 @@ with, or what makes its numbers wrong.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 
+from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command
 from pytest_slmserve.commands.doctor.finding import Finding, Places, State
 from pytest_slmserve.commands.doctor.gpu_checks import asking, of_card, of_gpu, of_mps
 from pytest_slmserve.commands.doctor.host_checks import of_host
 from pytest_slmserve.commands.doctor.software_checks import of_extras, of_lock, of_python, of_telemetry
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
 
+STATUS = f"{HOLDS} nothing is a problem, {FAILS} something is, {USAGE} wrong usage."
 COLOURS: dict[State, int] = {"ok": 32, "warning": 33, "problem": 31}
 
 
-def doctor(pythons: Sequence[str]) -> int:
-    """Print the page about this host and the interpreters; 1 where something is a problem, else 0."""
-    findings = examine(pythons or [sys.executable])
+def add(commands: Commands) -> None:
+    words = "say what this host can measure, and what would spoil it"
+    command = add_command(commands, "doctor", words, STATUS, doctor)
+    names = "an interpreter that may have vLLM; may be given again (default: the one that runs this)"
+    command.add_argument("--python", metavar="PATH", action="append", default=[], help=names)
+
+
+def doctor(given: argparse.Namespace) -> int:
+    """Print the page about this host and the interpreters."""
+    findings = examine(given.python or [sys.executable])
     terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     print("\n".join(lines(findings, colour=terminal)))
-    return int(any(finding.state == "problem" for finding in findings))
+    return FAILS if any(finding.state == "problem" for finding in findings) else HOLDS
 
 
 def lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:

@@ -43,8 +43,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """One request that failed. sent: also of one that got no connection, which is when it would have been sent. ended:
-    when it had failed. kind: how, in a word or two."""
+    """One request that failed. sent: when it was or would have been. ended: when it had failed. kind: how."""
 
     request: int
     sent: float

@@ -102,15 +102,11 @@ class SecureConnection(Connection):
         """The pieces that are there, read until nothing is left in the TLS layer, which epoll does not see."""
         pieces: list[Piece] = []
         with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            while len(pieces) < PIECES or self._tls_holds_more:
+            while len(pieces) < PIECES or (self._tls and self._tls.pending()):
                 pieces.append((self.socket.recv(PIECE), b""))
                 if not pieces[-1][0]:
                     break
         return pieces
-
-    @property
-    def _tls_holds_more(self) -> bool:
-        return self._tls is not None and self._tls.pending() > 0
 
 
 def address_of(host: str, port: int) -> Address:

@@ -98,8 +98,7 @@ class Response:
             self.reusable, self._next = False, self._until_closed
 
     def _leftover(self, data: bytes) -> bytes:
-        """Discard bytes after the response's end, which no request caused: with any, the connection is not reusable.
-        Returns no bytes."""
+        """Discard bytes after the response's end: with any, the connection is not reusable. Returns no bytes."""
         self.reusable = self.reusable and not data
         return b""
 

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_slmserve.engines.loadgen.bodies import Bodies
 from pytest_slmserve.engines.loadgen.columns import Lost, RequestRow, found_in, lost_in
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE, FAILURES, OpenLoopPacer, most_within
 from pytest_slmserve.engines.loadgen.step_detector import Lead
 from pytest_slmserve.engines.loadgen.streams import RequestStream, Streams
+from pytest_slmserve.engines.loadgen.target import Bodies
 from pytest_slmserve.engines.worker.slm_pacing import closed_loop
 
 PROGRESS_S = 0.5
@@ -69,7 +69,7 @@ class LoadRun:
             self.streams.turn(left)
         self.began = self.last_answer = self.told = self.streams.heard = time.monotonic()
         self._told_tokens = 0
-        while not self._over(driver):
+        while not (self.given_up or driver.over):
             driver.send(time.monotonic())
             self.streams.turn(max(0.0, min(self._next_look, driver.next_due) - time.monotonic()))
             driver.follow(say, hear)
@@ -84,9 +84,6 @@ class LoadRun:
     @property
     def _steps(self) -> list[tuple[float, float]]:
         return [(self.began + begin, self.began + end) for begin, end in self.load.get("steps", ())]
-
-    def _over(self, driver: Driver) -> bool:
-        return self.given_up or driver.over
 
     @property
     def failures(self) -> int:

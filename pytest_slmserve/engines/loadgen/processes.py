@@ -1,13 +1,15 @@
-"""Several client processes that share one load, where one core is not enough: told as one."""
+"""Lines between processes; and several client processes that share one load, where one core is not enough: told as
+one."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pytest_slmserve.engines.loadgen.columns import merged
 from pytest_slmserve.engines.loadgen.schedules import parts_of
@@ -17,25 +19,44 @@ PHASES = ("ramp", "settle", "window", "over")
 Message = dict[str, Any]
 
 
-class Speaker(Protocol):
-    end: socket.socket
+class Ended(Exception):
+    """The error of a socket whose other end was closed."""
 
-    def say(self, **message: Any) -> None: ...
-    def hear(self, wait_s: float | None = None) -> Message | None: ...
+
+class Lines:
+    """JSON lines over a socket."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._buffer = bytearray()
+
+    def say(self, **message: Any) -> None:
+        self.end.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self, wait_s: float | None = None) -> Message | None:
+        """The next message; None where none came in time. Raises Ended."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            if not select.select([self.end], [], [], wait_s)[0]:
+                return None
+            data = self.end.recv(1 << 20)
+            if not data:
+                raise Ended
+            self._buffer += data
+        line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
+        message: Message = json.loads(line)
+        return message
 
 
 class Parts:
     """Forks its processes when made: each serves its end of a socket as a client that is alone would, on its own part
     of the cores. They die with the group, and end when their socket is closed."""
 
-    def __init__(
-        self, lines: Speaker, greeting: Message, processes: int, serve: Callable[[socket.socket], None]
-    ) -> None:
+    def __init__(self, lines: Lines, greeting: Message, processes: int, serve: Callable[[socket.socket], None]) -> None:
         self.lines = lines
         self._pids: list[int] = []
-        self._parts: list[Speaker] = []
+        self._parts: list[Lines] = []
         for cores in cores_of_each(processes):
-            self._parts.append(type(lines)(self._fork(cores, serve)))  # type: ignore[call-arg]
+            self._parts.append(Lines(self._fork(cores, serve)))
         for part in self._parts:
             part.say(**{**greeting, "processes": 1})
         for answer in self._hear_all(self._parts):
@@ -73,7 +94,7 @@ class Parts:
         gated = "at" in message and message["at"] is not None
         return ProcessesRun(self.lines, busy, gated, load.get("window_s", 0.0)).result()
 
-    def _hear_all(self, parts: Sequence[Speaker]) -> list[Message]:
+    def _hear_all(self, parts: Sequence[Lines]) -> list[Message]:
         return [message for part in parts if (message := part.hear())]
 
     def close(self) -> None:
@@ -86,7 +107,7 @@ class Parts:
 class ProcessesRun:
     """One run of several processes: their progress as one, and one window for all of them."""
 
-    def __init__(self, lines: Speaker, parts: Sequence[Speaker], gated: bool, window_s: float) -> None:
+    def __init__(self, lines: Lines, parts: Sequence[Lines], gated: bool, window_s: float) -> None:
         self.lines, self.parts, self.gated, self.window_s = lines, parts, gated, window_s
         self._progress: dict[int, Message] = {}
         self._done: dict[int, Message] = {}

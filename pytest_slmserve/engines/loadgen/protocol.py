@@ -2,50 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import select
 import socket
 from collections.abc import Sequence
-from typing import Any
 
-from pytest_slmserve.engines.loadgen.bodies import Bodies
 from pytest_slmserve.engines.loadgen.load_run import LoadRun
-from pytest_slmserve.engines.loadgen.processes import Parts
+from pytest_slmserve.engines.loadgen.processes import Ended, Lines, Message, Parts
 from pytest_slmserve.engines.loadgen.streams import Streams
-from pytest_slmserve.engines.loadgen.target import target_of
-
-Message = dict[str, Any]
-
-
-class Ended(Exception):
-    """The error of a socket whose other end was closed."""
-
-
-class Lines:
-    """JSON lines over a socket."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        self._buffer = bytearray()
-
-    def say(self, **message: Any) -> None:
-        self.end.sendall(json.dumps(message).encode() + b"\n")
-
-    def hear(self, wait_s: float | None = None) -> Message | None:
-        """The next message; None where none came in time. Raises Ended."""
-        while (end := self._buffer.find(b"\n")) < 0:
-            if not select.select([self.end], [], [], wait_s)[0]:
-                return None
-            data = self.end.recv(1 << 20)
-            if not data:
-                raise Ended
-            self._buffer += data
-        line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
-        message: Message = json.loads(line)
-        return message
-
-    def hear_now(self) -> Message | None:
-        return self.hear(0.0)
+from pytest_slmserve.engines.loadgen.target import Bodies, target_of
 
 
 class StreamingClient:
@@ -66,15 +29,14 @@ class StreamingClient:
     def run(self, message: Message) -> Message:
         self.requests.begin_anew()
         run = LoadRun(self.streams, self.requests, self.output_tokens, message["load"])
-        return run.result(self.lines.say, self.lines.hear_now, message.get("at"))
+        return run.result(self.lines.say, lambda: self.lines.hear(0.0), message.get("at"))
 
     def close(self) -> None:
         self.streams.close()
 
 
 def converse(end: socket.socket) -> None:
-    """Start a client and serve the parent's messages until one is `close`, or the parent is gone. A client that cannot
-    start reports `failed`."""
+    """Serve the parent's messages until one is `close`, or the parent is gone; `failed` if the client cannot start."""
     lines = Lines(end)
     try:
         greeting = lines.hear()
@@ -96,8 +58,4 @@ def converse(end: socket.socket) -> None:
 
 def start(lines: Lines, greeting: Message) -> StreamingClient | Parts:
     processes = greeting["processes"]
-    return StreamingClient(lines, greeting) if processes == 1 else Parts(lines, greeting, processes, serve_part)
-
-
-def serve_part(end: socket.socket) -> None:
-    converse(end)
+    return StreamingClient(lines, greeting) if processes == 1 else Parts(lines, greeting, processes, converse)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Mapping
 from typing import Any
 
 from pytest_slmserve.engines.loadgen.http11 import Malformed, Response
-from pytest_slmserve.engines.loadgen.sse import Events
 
+# Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events)
+LINE_END = re.compile(rb"\r\n|\n|\r")
+EVENT_LIMIT = 1 << 24
 DECODER = json.JSONDecoder()
 READ_OF_A_BODY = 1 << 16  # bytes
 HOLDS_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
@@ -77,8 +80,7 @@ class Answer:
             raise RequestFailed("no tokens", f"the stream was complete without a token{counted}")
 
     def _begins(self) -> bool:
-        """Report whether the response is a stream of events, by its status and content type as far as they have
-        come."""
+        """Report whether the response is a stream of events, by its status and content type so far."""
         kind = self.response.headers.get("content-type", "")
         self._streams = self.response.status == 200 and "text/event-stream" in kind
         return self._streams
@@ -136,3 +138,52 @@ def tokens_in(choice: Mapping[str, Any]) -> int:
         return len(ids)
     delta = choice.get("delta")
     return int(any(map(delta.get, HOLDS_TOKENS))) if delta else int(bool(choice.get("text")))
+
+
+class Events:
+    """Server-sent events: bytes of a body in, in pieces of any size, data of events out. Other fields than `data`
+    are passed over."""
+
+    def __init__(self) -> None:
+        self._line = b""
+        self._data: list[bytes] = []
+        self._after_return = False  # a line ended with the last byte, a carriage return: a newline would belong to it
+
+    def feed(self, body: bytes) -> list[bytes]:
+        """Data of the events that `body` completes. Raises ValueError of an event without end."""
+        if not self._line and not self._data and not self._after_return and is_one_event(body):
+            return [body[6:-2]]
+        if self._after_return and body:
+            body, self._after_return = body.removeprefix(b"\n"), False
+        return self._read(self._line + body)
+
+    def end(self) -> list[bytes]:
+        """The body is over: an event without the blank line after it is one all the same."""
+        found = self._read(self._line + b"\n\n") if self._line or self._data else []
+        self._line = b""
+        return found
+
+    def _read(self, text: bytes) -> list[bytes]:
+        found, at = [], 0
+        for end in LINE_END.finditer(text):
+            line, at = text[at : end.start()], end.end()
+            if line:
+                self._take(line)
+            elif self._data:
+                found.append(b"\n".join(self._data))
+                self._data = []
+        self._after_return = at == len(text) and text.endswith(b"\r")
+        self._line = text[at:]
+        if len(self._line) > EVENT_LIMIT or len(self._data) > EVENT_LIMIT:
+            raise ValueError("an event has no end")
+        return found
+
+    def _take(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
+
+
+def is_one_event(body: bytes) -> bool:
+    """The usual piece, known without reading it line by line."""
+    return body[:6] == b"data: " and body[-2:] == b"\n\n" and body.count(b"\n") == 2 and b"\r" not in body

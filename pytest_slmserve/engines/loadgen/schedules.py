@@ -68,8 +68,7 @@ def most_within(schedule: Sequence[float], seconds: float) -> int:
 
 
 def part_of(load: dict[str, Any], index: int, count: int) -> dict[str, Any]:
-    """The part of a load that one of `count` client processes sends: every count-th request, and as large a part of the
-    users."""
+    """The part of a load that one of `count` client processes sends: every count-th request and user."""
     mine = {**load, "part": [index, count]}
     if "schedule" in load:
         mine["schedule"] = load["schedule"][index::count]
@@ -84,6 +83,5 @@ def parts_of(load: dict[str, Any], processes: int) -> list[dict[str, Any]]:
 
 
 def _divided(load: dict[str, Any]) -> dict[str, int]:
-    """The numbers of a load that the processes divide among them: `requests`, `concurrency` and `most`, where it has
-    them."""
+    """Numbers of a load that its processes divide among them: `requests`, `concurrency`, `most`, if it has them."""
     return {name: load[name] for name in ("requests", "concurrency", "most") if load.get(name) is not None}

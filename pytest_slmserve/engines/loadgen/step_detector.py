@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
 
-from pytest_slmserve.engines.loadgen.response import Answer
+from pytest_slmserve.engines.loadgen.streams import RequestStream
 
 SAME_STEP = 0.5  # of a step's usual time: it is told to the streams one after the other
 NEVER = float("-inf")
 
 
-class Led(Protocol):
-    answer: Answer
-
-
-S = TypeVar("S", bound=Led)
-
-
-class Lead(Generic[S]):
+class Lead:
     """Follows one stream to its end, then the youngest that decodes, for that one leads longest.
 
     What comes within half a step of the last one was counted with it, when the leader changes. Where none decodes when
@@ -27,9 +19,9 @@ class Lead(Generic[S]):
     in_flight: the streams that run, the one that was sent last at the end. read: brings one up to date.
     """
 
-    def __init__(self, in_flight: dict[S, None], read: Callable[[S], None]) -> None:
+    def __init__(self, in_flight: dict[RequestStream, None], read: Callable[[RequestStream], None]) -> None:
         self._in_flight, self._read = in_flight, read
-        self._leader: S | None = None
+        self._leader: RequestStream | None = None
         self._seen = 0  # chunks of it
         self._steps = 0  # counted of it, the first of them at `_first`
         self._first = self._last = self._apart = NEVER
@@ -74,6 +66,6 @@ class Lead(Generic[S]):
         self._lull = False
         return prefill + self._follow()
 
-    def _decodes(self, stream: S) -> bool:
+    def _decodes(self, stream: RequestStream) -> bool:
         self._read(stream)
         return bool(stream.answer.times)

@@ -11,6 +11,7 @@ import select
 import ssl
 import time
 from collections import deque
+from dataclasses import dataclass, field
 
 from pytest_slmserve.engines.loadgen.connection import STAMP, Address, Connection, SecureConnection, address_of
 from pytest_slmserve.engines.loadgen.response import Answer, RequestFailed
@@ -30,36 +31,26 @@ LAST_CHUNK = b"0\r\n\r\n"
 Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the time of day, and when last looked before
 
 
+@dataclass(slots=True, eq=False)
 class RequestStream:
     """One request and its answer. number: which of the load. due, asked, sent: when it was to be sent, was handed over,
-    and was sent.
+    and was sent. read_until: the time of the last piece that was read.
 
     failure: why it failed, as kind and text, at `failed`; `complete` and `cut off` are the other two ways to end.
     """
 
-    __slots__ = (
-        "answer",
-        "asked",
-        "body",
-        "connection",
-        "deadline",
-        "due",
-        "failed",
-        "failure",
-        "number",
-        "read_until",
-        "sent",
-        "unread",
-    )
-
-    def __init__(self, number: int, body: bytes, due: float | None = None) -> None:
-        self.number, self.body, self.due = number, body, due
-        self.answer = Answer()
-        self.asked = self.sent = self.deadline = self.failed = 0.0
-        self.read_until = 0.0  # the time of the last piece
-        self.failure: tuple[str, str] | None = None
-        self.connection: Connection | None = None
-        self.unread: deque[tuple[Clock, bytes, bytes]] = deque()
+    number: int
+    body: bytes
+    due: float | None = None
+    answer: Answer = field(default_factory=Answer)
+    asked: float = 0.0
+    sent: float = 0.0
+    deadline: float = 0.0
+    failed: float = 0.0
+    read_until: float = 0.0
+    failure: tuple[str, str] | None = None
+    connection: Connection | None = None
+    unread: deque[tuple[Clock, bytes, bytes]] = field(default_factory=deque)
 
 
 class Streams:
@@ -96,8 +87,7 @@ class Streams:
         return self.tokens_read + self.pieces - self.pieces_read
 
     def connect_ahead(self, count: int) -> None:
-        """Open connections until `count` of them wait for a request, one of them fails, or CONNECT_S seconds have
-        passed."""
+        """Open connections until `count` of them wait for a request, one fails, or CONNECT_S seconds have passed."""
         self.turn(0.0)  # which drops those that were closed since the last run
         until = time.monotonic() + CONNECT_S
         refused = self._refused

@@ -1,8 +1,8 @@
-"""The server that requests go to, and the secrets that no message about them may repeat."""
+"""The server that requests go to, with the secrets that no message about them may repeat; and the requests as bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -13,8 +13,7 @@ HIDDEN, SHORTEST = "[hidden]", 4  # shorter ones are no secrets, and parts of an
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server that requests go to. head: a request's bytes up to the length of its body. secrets: values of headers,
-    longest first."""
+    """The server of a load. head: a request's bytes up to the length of its body. secrets: values, longest first."""
 
     host: str
     port: int
@@ -62,3 +61,36 @@ def secrets_in(headers: Mapping[str, str]) -> tuple[str, ...]:
     values = [value for name, value in headers.items() if name.lower() not in OPEN_HEADERS]
     words = {word for value in values for word in (value, value.split(" ")[-1]) if len(word) >= SHORTEST}
     return tuple(sorted(words, key=len, reverse=True))
+
+
+class Bodies:
+    """The requests of a load as bytes, by their number; each time round with something of its own, if that is wanted.
+
+    mark: what stands in each body in the place of what differs from round to round; a body without it is always the
+    same. rounds: what stands there in the first round through all bodies, in the second, and so on; none: as it is.
+
+    Rounds go on from load to load, so that no two requests are alike while there are rounds enough.
+    """
+
+    def __init__(self, target: Target, bodies: Sequence[str], mark: str = "", rounds: Sequence[str] = ()) -> None:
+        self._target, self._rounds, self._mark = target, rounds, mark
+        self._bodies = [] if rounds else [target.request(body) for body in bodies]
+        self._parts = [body.partition(mark) for body in bodies] if rounds else []
+        self._first = self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._bodies) or len(self._parts)
+
+    def of(self, number: int) -> bytes:
+        """The request of that number in a load."""
+        if not self._rounds:
+            return self._bodies[number % len(self._bodies)]
+        at, index = divmod(number, len(self._parts))
+        self._last = max(self._last, at)
+        before, mark, after = self._parts[index]
+        text = self._rounds[(self._first + at) % len(self._rounds)] if mark else ""
+        return self._target.request(before + text + after)
+
+    def begin_anew(self) -> None:
+        """Another load begins: its rounds are others."""
+        self._first, self._last = self._first + self._last + 1, 0

@@ -30,8 +30,7 @@ class HeldEngine(Engine, Protocol):
     """One that does not touch the device before its turn."""
 
     def start(self) -> None:
-        """Start the engine, for it is its turn; returns when it is ready. Raises EngineFailed where it does not
-        start."""
+        """Start the engine, whose turn it is; returns when it is ready. Raises EngineFailed."""
 
 
 class EngineLaunch(Protocol):
@@ -251,8 +250,7 @@ def cores_of_each(replicas: int, pinned: bool) -> list[tuple[int, ...]]:
 
 
 def wait_until_stable(read: Callable[[], int], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Wait until STABLE_READINGS readings in a row are the same, at most STABLE_WITHIN_S seconds: then the engine's own
-    check decides."""
+    """Wait until STABLE_READINGS readings in a row agree, at most STABLE_WITHIN_S: then the engine's check decides."""
     readings = [read()]
     for _ in range(round(STABLE_WITHIN_S / STABLE_S)):
         sleep(STABLE_S)

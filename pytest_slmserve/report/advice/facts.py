@@ -45,11 +45,7 @@ def _model(advice: Advice) -> dict[str, Any]:
         "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs, *NEEDS)},
         "no_memory": None if footprint else no_memory(advice),
         "gains": gains
-        and {
-            **facts(gains, "at", "power_share"),
-            "time_slicing": _bound(gains.time_slicing),
-            "mps": _bound(gains.mps),
-        },
+        and {**facts(gains, "at", "power_share"), "time_slicing": _bound(gains.time_slicing), "mps": _bound(gains.mps)},
         "notes": (*seen.notes, *advice.subject.notes),
     }
 
@@ -59,8 +55,7 @@ def _bound(seen: Ceiling | None) -> dict[str, Any] | None:
 
 
 def _on_several(curve: Curve) -> Iterator[dict[str, Any]]:
-    """The best deployments for each number of GPUs and concurrency with a choice, one dict per pair; nothing without a
-    choice."""
+    """The best deployments for each number of GPUs and concurrency, a dict each; nothing without a choice."""
     for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
         chosen = {
             f"best_{wish}": {"deployment": name_of(one), **facts(one, "engines", "tensor_parallel_size"), wish: value}

@@ -86,9 +86,6 @@ def _gib(number: float | None) -> str:
     return figure(None if number is None else number / GIB)
 
 
-# Table
-
-
 def _wait(offer: OperatingPoint | None) -> float | None:
     return offer.latency_s.value if offer and offer.latency_s else None
 
@@ -104,9 +101,6 @@ def _mark(advice: Advice) -> str:
     lowered = f"not {best}" if advice.batch != best else ""
     trial = f"try {fit.advised} of {fit.each}" if fit and fit.advised > 1 else ""
     return ", ".join(word for word in ("predicted" if advice.decision.predicted else "", lowered, trial) if word)
-
-
-# Reasons
 
 
 def reasons(advice: Advice, plan: Plan) -> str:
@@ -240,8 +234,7 @@ def _replicas(fit: ReplicaAdvice, advice: Advice) -> str:
 
 
 def _costs(advice: Advice) -> str:
-    """Cost of a million output tokens at the advised batch, the largest load and one request. It names each batch once
-    and is empty where no cost is known."""
+    """Cost of a million output tokens at the advised batch, the largest and one; empty where none is known."""
     offers = {o.batch: o for o in (advice.advised, advice.largest, advice.single) if o is not None and o.cost}
     what = {advice.subject.usable[-1].concurrency: ", the largest measured", 1: ", alone"} if offers else {}
     said = [
@@ -288,9 +281,6 @@ def _lowered(names: Sequence[str]) -> str:
     if not names:
         return ", each with its B_opt"
     return f"; {', '.join(names)} with less than B_opt, there where the least throughput is lost per byte"
-
-
-# Commands
 
 
 def commands(plan: Plan) -> Iterator[str]:

@@ -9,7 +9,17 @@ from pytest_slmserve.analysis.advice.verification import Verification, Verified,
 from pytest_slmserve.analysis.points.replica_points import engines
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.numbers import ABSENT, between, counted, figure, hundredths, listed, milliseconds, whole
+from pytest_slmserve.report.numbers import (
+    ABSENT,
+    between,
+    counted,
+    ends,
+    figure,
+    hundredths,
+    listed,
+    milliseconds,
+    whole,
+)
 from pytest_slmserve.report.tables.run import verdict_lines
 from pytest_slmserve.report.text_table import Column, hanging, table
 from pytest_slmserve.schema.specs import GIB
@@ -20,7 +30,7 @@ COLUMNS: tuple[Column[Verified], ...] = (
     Column("tokens/s\npredicted", lambda v: _rate(v.advice.advised.tokens_per_s if v.advice.advised else None)),
     Column("tokens/s\nmeasured", lambda v: _rate(v.tokens_per_s)),
     Column("of it\n%", lambda v: hundredths(v.ratio.value if v.ratio else None)),
-    Column("95 %\n", lambda v: _ends(v.ratio), "left", rank=2),
+    Column("95 %\n", lambda v: ends(v.ratio, hundredths), "left", rank=2),
     Column("ms/token\npredicted", lambda v: _latency(v.advice.advised.latency_s if v.advice.advised else None), rank=1),
     Column("ms/token\nmeasured", lambda v: _latency(v.latency_s), rank=1),
     Column(
@@ -39,12 +49,15 @@ LEGEND = (
     "of it: measured over predicted tokens/s. ms/token: between output tokens; at most: the latency wanted. KV blocks: "
     "of the cache that this engine was given. in use: of the device's memory at most, by anybody, where sensors tell."
 )
+JOINT = ("models", "loads", "sharing", "gain", "bound", "latency_s", "preemptions", "verdicts")
 TURNS = "1 is what taking turns would give"
 
 
 def text(seen: Verification, notes: Sequence[str] = ()) -> str:
     """Table, what several engines served together, verdicts, notes."""
-    pieces = [_heading(seen), table(seen.alone, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
+    engines = "the engine" if len(seen.alone) == 1 else "each engine"
+    heading = f"verified: {engines} as advised, measured anew, {counted(seen.repeats, 'repeat')} each"
+    pieces = [heading, table(seen.alone, COLUMNS, ALWAYS), hanging(LEGEND, 0)]
     if seen.together and seen.together.point:
         pieces.append(hanging(_together(seen.together, seen.alone), 2))
     pieces.append("\n".join(line for line, _ in verdict_lines([(verdict, None) for verdict in seen.verdicts])))
@@ -53,23 +66,12 @@ def text(seen: Verification, notes: Sequence[str] = ()) -> str:
     return "\n\n".join(pieces)
 
 
-def _heading(seen: Verification) -> str:
-    engines = "the engine" if len(seen.alone) == 1 else "each engine"
-    return f"verified: {engines} as advised, measured anew, {counted(seen.repeats, 'repeat')} each"
-
-
 def _rate(seen: Interval | None) -> str:
     return figure(seen.value if seen else None, 4)
 
 
 def _latency(seen: Interval | None) -> str:
     return milliseconds(seen.value if seen else None)
-
-
-def _ends(seen: Interval | None) -> str:
-    if seen is None or seen.low is None or seen.high is None:
-        return ABSENT
-    return f"{hundredths(seen.low)} to {hundredths(seen.high)}"
 
 
 def _together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
@@ -100,15 +102,16 @@ def _parts(seen: VerifiedTogether, alone: Sequence[Verified]) -> Iterator[str]:
         yield f"{model}: {percent(rate / by_itself.value) if by_itself else ABSENT} of its own"
 
 
-# JSON
-
-
 def verification_facts(seen: Verification, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Facts on what was measured; what was predicted is in those of the advice."""
     return {
         **facts(seen, "state", "margin", "repeats"),
         "models": [_model(each) for each in seen.alone],
-        "together": seen.together and _joint(seen.together),
+        "together": seen.together
+        and {
+            **facts(seen.together, *JOINT),
+            **facts(seen.together.point, "output_tokens_per_s", "each_tokens_per_s", "records"),
+        },
         "notes": notes,
     }
 
@@ -120,11 +123,4 @@ def _model(seen: Verified) -> dict[str, Any]:
         **facts(seen, "tokens_per_s", "latency_s", "ratio", "memory_bytes", "preemptions", "verdicts"),
         "kv_blocks": dict(zip(("predicted", "reported"), seen.kv_blocks)),
         **facts(seen.point, "records"),
-    }
-
-
-def _joint(seen: VerifiedTogether) -> dict[str, Any]:
-    return {
-        **facts(seen, "models", "loads", "sharing", "gain", "bound", "latency_s", "preemptions", "verdicts"),
-        **facts(seen.point, "output_tokens_per_s", "each_tokens_per_s", "records"),
     }

@@ -82,8 +82,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of a benchmark. parameters: as asv writes them. samples: one per launch, of `launches`. degraded: none
-    of them is sound."""
+    """One value of a benchmark. parameters: as asv writes them. samples: one per launch. degraded: all of them."""
 
     benchmark: str
     parameters: tuple[str, ...]
@@ -127,8 +126,7 @@ def kind(environment: Environment) -> str:
 
 
 def release_of(environment: Environment) -> str:
-    """The vLLM release as the package index names it, without the build after a "+". Raises BadUsage where no vLLM
-    served."""
+    """The vLLM release by the package index, without the build after a "+". Raises BadUsage where no vLLM served."""
     if environment.vllm is None:
         raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
     return environment.vllm.partition("+")[0]

@@ -82,8 +82,7 @@ def result_file(place: BenchmarkHost, commit: Commit, found: Iterable[Value], ol
 
 
 def _joined(old: Facts | None, value: Value) -> Facts:
-    """Facts of a value together with the launches that the file has of it. What is degraded gives way to what is
-    sound, as within one archive."""
+    """Facts of a value and the launches that the file has of it; what is degraded gives way to what is sound."""
     launched = dict(zip(value.launches, value.samples, strict=True))
     if old and value.degraded and not old.get("degraded"):
         return old

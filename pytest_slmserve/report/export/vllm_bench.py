@@ -68,8 +68,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
 
 
 def _latencies(measurement: Measurement, rows: Sequence[int]) -> Iterator[tuple[str, float]]:
-    """Latency statistics of the measurement by vLLM's names; a request that did not finish is left out, as vLLM
-    does."""
+    """Latency statistics by vLLM's names; a request that did not finish is left out, as vLLM does."""
     seen = [each for each in (request_latency(measurement.run.samples, row) for row in rows) if each.finished]
     columns = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s"}
     for name, attribute in columns.items():

@@ -111,8 +111,7 @@ def _costs(best: Compared, found: ReplicaComparison, columns: Columns) -> Iterat
 
 
 def _not_chosen(found: ReplicaComparison, best: EngineSet) -> Iterator[str]:
-    """Rejected alternatives: engine sets that served more but preempted, on either side, then the runner-up and the
-    sets within noise of the best."""
+    """Rejected alternatives: sets that served more but preempted, the runner-up, and those within noise of the best."""
     for engines in (row.engines for row in found.rows if row.engines.preempted):
         rival = best if engines.replicas > 1 else found.baseline
         if engines.rate > rival.rate and (engines.replicas > 1 or engines.eligible):

@@ -121,8 +121,7 @@ def _notes(curve: Curve, found: Plan, columns: Columns, notes: Sequence[str]) ->
 
 
 def _little(curve: Curve, columns: Columns) -> Iterator[str]:
-    """Findings by Little's law, output rate times latency: the requests in flight, and the error of the reported
-    mean."""
+    """Findings by Little's law, output rate times latency: requests in flight, and the reported mean's error."""
     if columns.output_throughput is None:
         if columns.running is not None:
             yield f"{columns.running} is not checked by Little's law: no --output-throughput"
@@ -145,8 +144,7 @@ def _little(curve: Curve, columns: Columns) -> Iterator[str]:
 
 
 def _bias(biases: Sequence[tuple[float, Point, float]], product: str, columns: Columns) -> Iterator[str]:
-    """The deviation of the reported mean of running requests from Little's law, one line; nothing without comparable
-    points."""
+    """How far the reported mean of running requests is from Little's law, one line; nothing without points."""
     if not biases:
         return
     off, worst, batch = max(biases, key=lambda entry: abs(entry[0]))

@@ -24,8 +24,6 @@ LABELLED_LOADS = 22  # of one picture, side by side
 LABEL_DOTS = (28, 14)  # width and height of a load written beside its dot
 GREY = "#555555"
 ShareY = bool | Literal["col"]
-
-
 Dot = tuple[float, float, bool]  # x, y, degraded?
 
 
@@ -245,8 +243,7 @@ def _columns(width_inches: float, names: Sequence[str]) -> int:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes the figure in the format of the path's suffix. Raises BadUsage where that is no format, or the path cannot
-    be written."""
+    """Writes the figure in the suffix's format. Raises BadUsage for no format, or a path not to be written."""
     try:
         figure.savefig(path, dpi=DOTS_PER_INCH)
     except OSError as error:

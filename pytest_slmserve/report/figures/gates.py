@@ -19,8 +19,7 @@ BELOW = 0.25  # of a row: how far the pairs lie under their ratio
 
 
 def gate_pictures(gates: Sequence[Gated]) -> list[Picture]:
-    """A picture for each gate; one of which no pair counts holds the reason instead. Raises BadUsage without
-    matplotlib."""
+    """A picture for each gate, or the reason why no pair of it counts. Raises BadUsage without matplotlib."""
     names = [f"gate-{gated.model}" for gated in gates]
     several = {name for name in names if names.count(name) > 1}
     unique = [f"{name}-{gated.gate}" if name in several else name for name, gated in zip(names, gates)]

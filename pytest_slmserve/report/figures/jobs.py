@@ -41,9 +41,7 @@ def job_pictures(jobs: Sequence[JobPoint]) -> list[Picture]:
 
 
 def _by_model(
-    jobs: Sequence[JobPoint],
-    chosen: Callable[[Sequence[JobPoint]], list[JobPoint]],
-    varied: Callable[[JobPoint], Any],
+    jobs: Sequence[JobPoint], chosen: Callable[[Sequence[JobPoint]], list[JobPoint]], varied: Callable[[JobPoint], Any]
 ) -> list[list[JobPoint]]:
     """Comparable jobs of each model and host, kept where the drawn quantity takes more than one value."""
     groups = [chosen(group) for group in grouped(jobs, lambda p: (p.model, p.environment.key))]
@@ -51,8 +49,7 @@ def _by_model(
 
 
 def _of_one_size(groups: Sequence[list[JobPoint]]) -> list[list[JobPoint]]:
-    """Models that are compared for their size, all at once, beside what they are compared with; none where there is
-    only that."""
+    """Models that are compared for their size, all at once, beside their reference; none without such."""
     if not any(group[0].model in SIZED_AS for group in groups):
         return []
     sized = {*SIZED_AS, *SIZED_AS.values()}

@@ -93,8 +93,7 @@ def _gain(pair: Pair) -> Interval:
 
 
 def _replica_latency(lines: Sequence[Line]) -> Picture:
-    """The largest of the replicas' mean E2E, and the 99th percentile over the requests of all, each over one engine's
-    (arXiv:2404.03353, figure 6)."""
+    """The largest of the replicas' mean E2E, and p99 of all, over one engine's (arXiv:2404.03353, figure 6)."""
     ratios: dict[str, Ratio] = {
         "largest mean E2E over one engine's": lambda pair: latency_ratio(pair[1], pair[0], "largest_e2e_s"),
         "99th percentile of E2E over one engine's": lambda pair: latency_ratio(pair[1], pair[0], "e2e_p99_s"),
@@ -121,9 +120,6 @@ def _replica_device(lines: Sequence[Line]) -> Picture:
 
 def _hosts(lines: Sequence[Line]) -> list[str]:
     return [line.sweep.origin for line in lines]
-
-
-# What is compared
 
 
 def _lines_of(sweeps: Sequence[Shown]) -> list[Line]:
@@ -181,9 +177,6 @@ def _panel(
     return Panel(drawn, finished, **texts)
 
 
-# Ratios to one engine
-
-
 def _ratios(pairs: Sequence[Pair], of: Ratio) -> list[Value]:
     seen = ((pair, of(pair)) for pair in pairs)
     return [(p[0].count, ratio, _doubtful(*p)) for p, ratio in seen if ratio and math.isfinite(ratio.value)]
@@ -210,9 +203,6 @@ def _reach(axes: Any, lines: Sequence[Line], drawn: Sequence[Ratio]) -> None:
     low, high = min(LEAST[0], *lows), max(LEAST[1], *highs)
     free = 0.04 * (high - low)
     axes.set_ylim(low - free, high + free)
-
-
-# What the device did
 
 
 def _values(quantity: Quantity, pairs: Sequence[Pair]) -> list[Value]:

@@ -40,8 +40,7 @@ Ratio = Callable[[Point], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Quantity from 0 to 100 %. most: its largest reading in a window. reach: what it reads where its unit can do no
-    more."""
+    """Quantity from 0 to 100 %. most: its largest reading in a window. reach: what its unit reads at its end."""
 
     label: str
     mean: Ratio
@@ -140,9 +139,6 @@ def energy_per_token(sweeps: Sequence[Shown]) -> Picture:
     return Picture("energy-per-token", figure)
 
 
-# Against the load
-
-
 def _units(dram: str, tensor: str) -> list[Share]:
     return [
         Share("DRAM active", attrgetter(dram), reach=REACHABLE_DRAM),
@@ -189,9 +185,6 @@ def _points(value: Ratio, sweep: Shown) -> list[tuple[Point, float]]:
     """Valid points at which it is known."""
     pairs = ((point, value(point)) for point in sweep.curve.valid)
     return [(point, share) for point, share in pairs if share is not None and math.isfinite(share)]
-
-
-# Energy
 
 
 def _spent(sweep: Shown) -> Iterator[Spent]:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.gate.decision import Comparison
-from pytest_slmserve.analysis.stats.estimates import Interval
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.numbers import ABSENT, figure
+from pytest_slmserve.report.numbers import ABSENT, ends, figure
 from pytest_slmserve.report.text_table import Column, named, table
 
 WORDS = {State.HOLDS: "pass", State.FAILS: "fail", State.UNDECIDED: "inconclusive"}  # as a gate says them
@@ -20,14 +19,13 @@ KEY = (
     "margin: shown, not gated."
 )
 
-
 Row = tuple[Comparison, bool]  # what was compared, and whether it is gated
 COLUMNS: tuple[Column[Row], ...] = (
     Column("endpoint", lambda row: row[0].name, "left"),
     Column("better", lambda row: row[0].better, "left", rank=5),
     Column("pairs", lambda row: str(row[0].n), rank=3),
     Column("candidate /\nbaseline", lambda row: ABSENT if row[0].ratio is None else f"{row[0].ratio.value:.4f}"),
-    Column("95 %", lambda row: _ends(row[0].ratio), "left", rank=1),
+    Column("95 %", lambda row: ends(row[0].ratio, "{:.4f}".format), "left", rank=1),
     Column("spread\n%", lambda row: _percents(row[0].sd), rank=4),
     Column("detectable\n% worse", lambda row: _percents(row[0].detectable), rank=2),
     Column("margin\n%", lambda row: f"{100 * row[0].margin:.3g}" if row[1] else ABSENT, rank=3),
@@ -46,15 +44,8 @@ def _percents(share: float | None) -> str:
     return figure(None if share is None else 100 * share, 2)
 
 
-def _ends(ratio: Interval | None) -> str:
-    if ratio is None or ratio.low is None or ratio.high is None:
-        return ABSENT
-    return f"{ratio.low:.4f} to {ratio.high:.4f}"
-
-
 def comparison_facts(seen: Comparison, gated: bool = True) -> dict[str, Any]:
-    """Facts for JSON. worse, margin, detectable: shares, 0.03 for 3 %; worse is negative where the candidate is better.
-    gated: with what only a gated endpoint has."""
+    """Facts for JSON. worse, margin, detectable: shares, negative if better. gated: with what a gated endpoint has."""
     found = facts(seen, "name", "better", "n", "decided_at", "ratio", "sd", "detectable")
     found["worse"] = None if seen.worse is None else math.expm1(seen.worse)
     return {**found, "outcome": WORDS[seen.outcome], **facts(seen, "why", "margin")} if gated else found

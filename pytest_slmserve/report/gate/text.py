@@ -130,9 +130,6 @@ def engine_words(measurement: Measurement) -> str:
     return ", ".join([*words, *(f"{name}={value}" for name, value in (*spec.env, *spec.extra))])
 
 
-# For others
-
-
 def as_markdown(gates: Sequence[Gated]) -> str:
     """Gates as Markdown for the summary of a workflow, or for a comment on a pull request."""
     return "\n".join(line for gated in gates for line in _markdown(gated))

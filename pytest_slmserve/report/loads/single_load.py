@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.metrics.client_queueing import held_back
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.metrics.latency import Percentiles, latencies_of
 from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
-from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
+from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, held_back
 from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, check
 from pytest_slmserve.analysis.metrics.window import prompt_tokens_per_s
@@ -112,8 +111,7 @@ def _load(m: Measurement) -> str:
 
 
 def _held_back(m: Measurement) -> Iterator[str]:
-    """Line on requests that the client held back: their number, and the mean and p99 wait of all in seconds; nothing
-    where it had no such limit."""
+    """Line on requests that the client held back, and the wait of all in seconds; nothing without such a limit."""
     if held := held_back(m.run):
         yield (
             f"{held.requests:,} of them were held back; all waited for {figure(held.mean_s)} s in the mean, "
@@ -130,8 +128,7 @@ def request_lines(m: Measurement) -> Iterator[str]:
 
 
 def told_of(m: Measurement) -> Iterator[str]:
-    """Notes on the load's server: extra request fields, refused fields, early ends, counting of tokens, prefix cache.
-    They include what the server does not report."""
+    """Notes on the load's server: extra and refused fields, early ends, counting of tokens, prefix cache."""
     for say in (further, without, _ended_early, chunks, _cached):
         yield from say(m)
 

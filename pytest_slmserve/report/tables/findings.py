@@ -123,8 +123,7 @@ def _front(curve: Curve) -> str:
 
 
 def _law(curve: Curve, b_half: float | None) -> tuple[str, Fit | None]:
-    """The saturation law's result as text, and the law itself where it describes the curve, else None. The text is
-    empty where there are too few points for a law."""
+    """The saturation law's result as text, empty without one; and the law itself where it describes the curve."""
     try:
         law = fit(curve.points, b_half)
     except TooFewPoints:
@@ -139,8 +138,7 @@ def _law(curve: Curve, b_half: float | None) -> tuple[str, Fit | None]:
 
 
 def _fixed_part(law: Fit, work: Work | None, peaks: Peaks | None) -> str:
-    """The part of a step that no batch changes, against the time to read the weights where shape and data sheet are
-    known."""
+    """The part of a step that no batch changes, against the time to read the weights, where that is known."""
     seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
     if work is None:
         return seen
@@ -177,8 +175,7 @@ def _regime(work: Work, peaks: Peaks) -> str:
 
 
 def _decoding(curve: Curve) -> str:
-    """The counters while no prompt was processed. Empty where that is not known of the largest load: of small ones
-    alone it would lead astray."""
+    """The counters while no prompt was processed; empty where the largest load has none: small ones would mislead."""
     seen = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
     if not seen or seen[-1] is not curve.valid[-1]:
         return ""
@@ -202,8 +199,7 @@ def _little(curve: Curve) -> str:
 
 
 def _unsettled(curve: Curve) -> str:
-    """Warning where requests/s x mean E2E is not the batch; empty where it is. E2E looks back over a whole request, the
-    batch does not."""
+    """Warning where requests/s x mean E2E is less than the batch: E2E looks back over a whole request. Else empty."""
     seen = [
         (p.requests_per_s * p.e2e_s / p.batch - 1, p.concurrency)
         for p in curve.valid
@@ -220,8 +216,7 @@ def _unsettled(curve: Curve) -> str:
 
 
 def _outside_the_engine(curve: Curve) -> str:
-    """Warning where an engine with room holds far less than its server received: the server is the limit. Empty
-    otherwise."""
+    """Warning where an engine with room holds far less than its server received, which is the limit. Else empty."""
     if curve.spec is None or curve.spec.interface != "server":
         return ""
     room = curve.spec.max_num_seqs

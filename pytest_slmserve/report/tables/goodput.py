@@ -60,8 +60,7 @@ def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
 
 
 def _served(curve: Curve, point: Point, slo: Slo) -> Served:
-    """Goodput of the repeats that count. Dropped are those of all repeats: one with a failure does not count, and its
-    failures are no secret."""
+    """Goodput of the repeats that count. Dropped are those of all repeats: failures are no secret."""
     dropped = sum(m.run.failures for m in curve.measurements if concurrency_of(m) == point.concurrency)
     return Served(point.concurrency, point.goodput(slo), dropped)
 

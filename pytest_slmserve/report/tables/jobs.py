@@ -66,8 +66,7 @@ def _burstiness(load: OpenLoop) -> str:
 
 
 def _place(point: JobPoint) -> tuple[str, str, float, float, int]:
-    """Sort key of a job: model, batching, output tokens, falling rate, KV blocks. Related rows stay together, with
-    rates in order from all requests at once down."""
+    """Sort key of a job: related rows together, and rates in order from all requests at once down."""
     return point.model, point.batching, point.output_tokens, -point.load.rate, point.kv_blocks or 0
 
 

@@ -132,8 +132,7 @@ def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
 
 
 def _turns(point: ReplicaPoint, curves: Sequence[Curve]) -> str:
-    """Combined throughput of different models in units of what each serves alone under its own load, as text; empty
-    where unknown."""
+    """Throughput of different models together in units of what each serves alone, as text; empty where unknown."""
     own = [_rate_alone(model, load, point, curves) for model, load in zip(point.models, point.loads)]
     together = system_throughput(point, [rate or 0.0 for rate in own])
     if together is None:

