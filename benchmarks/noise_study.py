@@ -2,48 +2,65 @@
 
     python benchmarks/noise_study.py --runs 1000
 
-Each run is a sweep of the simulated engine whose speed follows the noise of a host, carried out by the code that
-measures real engines: rounds, judgement, more rounds. Three truths: the last doubling gains 5 %, 10 % (the bound) and
-16 %. A 95 % interval should cover in 95 % of the runs, the whole of a sweep's looks together; a verdict should be wrong
-in 2.5 % at most. Prints the table of docs/method.md.
+Each run is a sweep in virtual time: a closed loop obeys the saturation law, and the host's noise sets its pace. The
+code that measures real engines decides what is measured, and when it is enough. Three truths: the last doubling gains
+5 %, 10 % (the bound) and 16 %. Prints the table of docs/method.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections import Counter
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.points.sweep_points import by_series
-from pytest_slmserve.analysis.sweep.curve import PLATEAU
+from pytest_slmserve.analysis.points.sweep_points import Point, by_series
+from pytest_slmserve.analysis.sweep.curve import TOLERANCE, Curve
+from pytest_slmserve.analysis.sweep.gains import looks_from
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.engines.host_noise import TICK_S
-from pytest_slmserve.options.read import read_options
-from pytest_slmserve.run.session import Session
-from pytest_slmserve.run.sweeps import Sweeps
-from pytest_slmserve.telemetry.host_probe import probe
+from pytest_slmserve.engines.host_noise import TICK_S, HostNoise
+from pytest_slmserve.plan.engine_specs import DEFAULTS
+from pytest_slmserve.run.sweeps import Rounds
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.records import Run, Samples, Steps
 
-MODEL, GRID = "opt-125m", (1, 2, 4, 8, 16, 32, 64, 128, 256)
+GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 STEP_S = 0.02  # of the largest load, as on a GPU
 OUTPUT = 128  # tokens of a request: its lifetime is then a second and a half to three, as on a GPU
+WINDOW_S, BUDGET_S, REPEATS = DEFAULTS["cuda"].window_s, DEFAULTS["cuda"].budget_s, 2
+FIXED_WINDOW_S = 5.0  # of a sweep that measures each load twice, and ends
+ROUNDING = 1e-9  # of floating-point numbers: where no window has any noise, an interval has no width
+AWAY = (0.05, 0.16)  # from the bound
+GAINS = (AWAY[0], TOLERANCE, AWAY[1])
+WRONG = ((0.05, State.FAILS), (TOLERANCE, State.HOLDS), (TOLERANCE, State.FAILS), (0.16, State.HOLDS))
+Noise = str | tuple[float, ...]
 NOISES: dict[str, str] = {
     "none": "white:0.0001",
-    "white 10 %": "white:0.1",
-    "1/f 12 %": "pink:0.12",
-    "1/f 20 %": "pink:0.2",
-    "OU 10 %, 1 s": "ou:0.1:1",
-    "OU 10 %, 10 s": "ou:0.1:10",
-    "slow 20 % of the time": "slow:0.2:0.3:2",
-    "launches 4 % apart": "states:0.04",
+    "white, 10 %": "white:0.1",
+    "1/f, 12 %": "pink:0.12",
+    "1/f, 20 %": "pink:0.2",
+    "OU, 10 %, 1 s": "ou:0.1:1",
+    "OU, 10 %, 3 s": "ou:0.1:3",
+    "OU, 10 %, 10 s": "ou:0.1:10",
+    "30 % slower for 2 s, 20 % of the time": "slow:0.2:0.3:2",
+    "launches 4 % apart, white, 2 %": "states:0.04+white:0.02",
 }
-RECORDED = (Path(__file__).parent / "baselines" / "h200-vllm-0.26.0-spread.jsonl.xz", "opt-125m", 512)
-HOST = probe("simulated")
+BASELINES = Path(__file__).parent / "baselines"
+RECORDED = {
+    "recorded: OPT-125M, H200": ("h200-vllm-0.26.0-spread.jsonl.xz", "opt-125m"),
+    "recorded: OPT-1.3B, H200": ("h200-vllm-0.26.0-sensors.jsonl.xz", "opt-1.3b"),
+    "recorded: tiny OPT, two CPU cores": ("cpu-vllm-0.32.0.jsonl.xz", "opt-tiny"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,79 +70,179 @@ class Outcome:
     covered: tuple[bool, ...]
     state: State
     seconds: float
-    repeats: int
 
 
-def b_half_of(gain: float) -> float:
-    """b_half of the law whose last doubling gains so much: T(2B)/T(B) = 2(B + b)/(2B + b)."""
-    largest = GRID[-1]
-    return largest * gain / (1 - gain)
+@dataclass(frozen=True)
+class Law:
+    """T(B) = t_inf * B / (B + b_half), such that the last doubling gains so much."""
+
+    gain: float
+
+    @property
+    def b_half(self) -> float:
+        return GRID[-1] * self.gain / (1 - self.gain)
+
+    def step_s(self, batch: float) -> float:
+        return STEP_S * (batch + self.b_half) / (GRID[-1] + self.b_half)
+
+    def gains(self) -> list[float]:
+        rates = [load / self.step_s(load) for load in GRID]
+        return [after / before - 1 for before, after in pairwise(rates)]
+
+    def before_window_s(self, load: int) -> float:
+        """Seconds of the ramp and of settling at full pace."""
+        return OUTPUT * (self.step_s(load / 2) + self.step_s(load))
 
 
-def recorded(archive: Path, model: str, concurrency: int) -> tuple[float, ...]:
-    """Factors of the speed in ticks, by the step traces of an archive."""
-    factors: list[float] = []
-    for m in read(archive).measurements:
-        if m.spec.model.endswith(model) and m.load.max_concurrency == concurrency and by_series([m]):
-            times, tokens = window.spans(m.run)
-            steps = window.window_steps(m.run)
+class Host:
+    """A session and its executor as `Rounds` sees them, in virtual time. noise: of `HostNoise`."""
+
+    def __init__(
+        self, law: Law, noise: Noise, seed: int, window_s: float = WINDOW_S, looks: Sequence[int] = looks_from(REPEATS)
+    ) -> None:
+        self.law, self.noise, self.window_s = law, HostNoise(noise, str(seed)), window_s
+        self.looks, self.budget_s = looks, BUDGET_S
+        self.executor = self.results = self
+        self.repeats: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        self.now_s = 0.0
+        self._done = [0.0]  # seconds of work at full pace, until each tick
+
+    def _work(self, at_s: float) -> float:
+        """Seconds of work at full pace that the host has done until then."""
+        tick = int(at_s / TICK_S)
+        while len(self._done) <= tick:
+            self._more()
+        return self._done[tick] + self.noise(at_s) * (at_s - tick * TICK_S)
+
+    def _when(self, work_s: float) -> float:
+        while self._done[-1] < work_s:
+            self._more()
+        tick = bisect_right(self._done, work_s) - 1
+        return tick * TICK_S + (work_s - self._done[tick]) / self.noise(tick * TICK_S)
+
+    def _more(self) -> None:
+        self._done.append(self._done[-1] + TICK_S * self.noise((len(self._done) - 1) * TICK_S))
+
+    def measure(self, case: Any, repeats: int, why: str = "") -> list[tuple[Any, ...]]:
+        found = self.repeats[case.key]
+        while len(found) < repeats:
+            found.append((self.once(case.key),))
+        return found
+
+    def once(self, load: int) -> Any:
+        """One window, as a measurement: its trace has two spans for each part that its variance is taken from."""
+        began, parts = self.now_s, 2 * window.BATCHES
+        opens = self._when(self._work(began) + self.law.before_window_s(load))
+        times = [opens + self.window_s * i / parts for i in range(parts + 1)]
+        self.now_s, rate = times[-1], load / self.law.step_s(load)
+        tokens = [rate * (self._work(b) - self._work(a)) for a, b in pairwise(times)]
+        nothing: list[Any] = [0] * len(times)
+        ends = [at - began for at in times]
+        steps = Steps(ends, nothing, nothing, [0, *tokens], nothing, nothing, nothing)  # type: ignore[list-item]
+        run = Run(Samples(*[()] * 8), steps, (ends[0], ends[-1]))
+        return SimpleNamespace(run=run, load=ClosedLoop(load), launch="1", measured_at=f"{began:09.3f}")
+
+    def curve(self) -> Curve:
+        points = tuple(_point(load, self.repeats[load]) for load in GRID)
+        return Curve(subject="simulated", points=points, looks=self.looks)
+
+
+def _point(load: int, groups: Sequence[tuple[Any, ...]]) -> Point:
+    rates = tuple(window.output_tokens_per_s(m.run) or 0.0 for (m,) in groups)
+    waits = tuple(OUTPUT * load / rate for rate in rates)
+    return Point(concurrency=load, repeats=rates, e2e_repeats=waits, used=tuple(groups))
+
+
+def one(noise: Noise, gain: float, seed: int, fixed: bool = False) -> Outcome:
+    """One sweep on a host of its own. fixed: two rounds of longer windows, and no more."""
+    law = Law(gain)
+    host = Host(law, noise, seed, FIXED_WINDOW_S, (REPEATS,)) if fixed else Host(law, noise, seed)
+    rounds = Rounds(host, {load: SimpleNamespace(key=load) for load in GRID})  # type: ignore[arg-type]
+    rounds.rounds(REPEATS, GRID)
+    rounds.until_decided(lambda: [host.curve().pareto_plateau()])
+    curve = host.curve()
+    covered = tuple(
+        (g.low or 0) - ROUNDING <= true <= (g.high or 0) + ROUNDING
+        for g, true in zip(curve.gains(), law.gains(), strict=True)
+    )
+    return Outcome(covered, curve.pareto_plateau().state, rounds.spent_s)
+
+
+def recorded(name: str, model: str) -> tuple[float, ...]:
+    """Factors of the speed in ticks, by the step traces of a sweep: throughput over the mean of its load."""
+    windows: dict[int, list[list[float]]] = defaultdict(list)
+    for m in read(BASELINES / name).measurements:
+        if m.spec.model == model and by_series([m]):
+            (times, tokens), steps = window.spans(m.run), window.window_steps(m.run)
             ticks = Counter[int]()
             for at, made in zip(times[steps.start + 1 : steps.stop], tokens[steps.start + 1 : steps.stop]):
                 ticks[int((at - times[steps.start]) / TICK_S)] += made
-            whole = [ticks[i] for i in range(len(ticks) - 1)]
-            factors += [each * len(whole) / sum(whole) for each in whole]
-    return tuple(factors)
-
-
-def one(noise: str, gain: float, seed: int) -> Outcome:
-    """One sweep on a host of its own."""
-    b_half = b_half_of(gain)
-    arguments = {"t_inf": (GRID[-1] + b_half) / STEP_S, "b_half": b_half, "noise": 0, "sensors": False}
-    given = {
-        "simulate": True,
-        "models": MODEL,
-        "concurrency": ",".join(map(str, GRID)),
-        "input_len": "8",
-        "output_len": str(OUTPUT),
-        "window": "2",
-        "seed": str(seed),
-        "budget": "240",
-        "engine_arg": [f"{name}={json.dumps(value)}" for name, value in arguments.items()] + [f"host_noise={noise}"],
-    }
-    session = Session.from_options(read_options(given, {}, {}), Path.cwd(), HOST)
-    sweeps = Sweeps(session, {MODEL: GRID}, {MODEL: [PLATEAU]})
-    rounds = sweeps.carry_out(MODEL)
-    curve = session.verdicts.curve(MODEL)
-    session.close()
-    truth = [2 * (a + b_half) / (2 * a + b_half) - 1 for a in GRID[:-1]]
-    covered = tuple((g.low or 0) <= t <= (g.high or 0) for g, t in zip(curve.gains(), truth, strict=True))
-    most = max(len(p.repeats) for p in curve.points)
-    return Outcome(covered, curve.pareto_plateau(0.1).state, rounds.spent_s, most)
-
-
-def study(noise: str, gain: float, seeds: Sequence[int], pool: ProcessPoolExecutor) -> str:
-    found = list(pool.map(one, *zip(*((noise, gain, seed) for seed in seeds)), chunksize=8))
-    n, states = len(found), Counter(each.state for each in found)
-    each_load = [sum(f.covered[i] for f in found) / n for i in range(len(GRID) - 1)]
-    wrong = {0.05: [State.FAILS], 0.10: [State.HOLDS, State.FAILS], 0.16: [State.HOLDS]}[gain]
-    return (
-        f"{gain:5.0%} | {each_load[-1]:6.1%} | {min(each_load):6.1%} to {max(each_load):6.1%} | "
-        f"{sum(states[s] for s in wrong) / n:6.1%} | {1 - states[State.UNDECIDED] / n:6.1%} | "
-        f"{sum(f.seconds for f in found) / n:6.0f} s | {sum(f.repeats for f in found) / n:4.1f}"
+            windows[m.load.max_concurrency or 0].append([ticks[i] for i in range(len(ticks) - 1)])
+    return tuple(
+        tick / fmean(map(fmean, of_load)) for of_load in windows.values() for ticks in of_load for tick in ticks
     )
+
+
+def noises() -> dict[str, Noise]:
+    return {**NOISES, **{name: recorded(*source) for name, source in RECORDED.items()}}
+
+
+def share(values: Iterable[bool]) -> float:
+    """Per cent."""
+    return 100 * fmean(values)
+
+
+def decided(outcomes: Sequence[Outcome]) -> float:
+    return share(outcome.state is not State.UNDECIDED for outcome in outcomes)
+
+
+def row(name: str, sweeps: Mapping[float, Sequence[Outcome]], fixed: Mapping[float, Sequence[Outcome]]) -> str:
+    """Row of the table. sweeps, fixed: by the truth."""
+    every = [covered for outcomes in fixed.values() for outcome in outcomes for covered in outcome.covered]
+    each = zip(*(outcome.covered for outcomes in sweeps.values() for outcome in outcomes))
+    last = [outcome.covered[-1] for outcomes in sweeps.values() for outcome in outcomes]
+    cells = [
+        name,
+        f"{share(every):.1f}",
+        f"{share(last):.1f}",
+        f"{min(map(share, each)):.1f}",
+        ", ".join(f"{share(o.state is state for o in sweeps[gain]):.1f}" for gain, state in WRONG),
+        ", ".join(f"{decided(sweeps[gain]):.0f}" for gain in AWAY),
+        ", ".join(f"{fmean(o.seconds for o in sweeps[gain]):.0f}" for gain in AWAY),
+        ", ".join(f"{decided(fixed[gain]):.0f}" for gain in AWAY),
+        ", ".join(f"{fmean(o.seconds for o in fixed[gain]):.0f}" for gain in AWAY),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = (
+    "| noise | covers: two rounds | last gain | least | wrong | decided | GPU s | fixed: decided | GPU s |\n|---|"
+    + "---:|" * 8
+)
+
+
+def study(
+    noise: Noise, seeds: Sequence[int], each: Callable[..., Iterable[Outcome]] = map
+) -> list[dict[float, list[Outcome]]]:
+    """Outcomes of the sweeps, and of those of fixed length, by the truth. each: `map`, of a pool or not."""
+    return [
+        {gain: list(each(partial(one, noise, gain, fixed=fixed), seeds)) for gain in truths}
+        for fixed, truths in ((False, GAINS), (True, AWAY))
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000, help="of each noise and truth")
     parser.add_argument("--noise", help="only those whose name has this in it", default="")
+    parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
-    print("noise | gain | last covered | each covered | wrong | decided | GPU | repeats")
-    noises = {**NOISES, "recorded: " + " ".join(map(str, RECORDED[1:])): json.dumps(recorded(*RECORDED))}
-    with ProcessPoolExecutor() as pool:
-        for name, noise in noises.items():
-            for gain in (0.05, 0.10, 0.16) if given.noise in name else ():
-                print(f"{name} | {study(noise, gain, range(given.runs), pool)}", flush=True)
+    print(HEAD)
+    with ProcessPoolExecutor(given.processes) as pool:
+        for number, (name, noise) in enumerate(noises().items()):
+            if given.noise in name:
+                seeds = range(number * given.runs, (number + 1) * given.runs)
+                print(row(name, *study(noise, seeds, partial(pool.map, chunksize=25))), flush=True)
 
 
 if __name__ == "__main__":

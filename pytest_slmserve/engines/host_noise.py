@@ -17,8 +17,8 @@ OCTAVES = tuple(TICK_S * 2**i for i in range(10))  # time constants of 1/f noise
 class HostNoise:
     """Factor of the speed at a time. kind: "white:SD", "ou:SD:SECONDS" (Ornstein-Uhlenbeck with that time constant),
     "pink:SD" (1/f), "slow:SHARE:DEPTH:SECONDS" (slower by DEPTH for a SHARE of the time, so long each), "states:APART"
-    (two states, one for a whole launch), or a sequence of recorded factors, one for each tick, which is resampled in
-    blocks. SD is the relative standard deviation of a tick. Raises BadUsage."""
+    (two states, one for a whole launch), several of these with "+", or a sequence of recorded factors, one for each
+    tick, which is resampled in blocks. SD is the relative standard deviation of a tick. Raises BadUsage."""
 
     def __init__(self, kind: str | Sequence[float], seed: str) -> None:
         self._factors: list[float] = []
@@ -35,6 +35,8 @@ def _factors(kind: str | Sequence[float], chance: random.Random) -> Iterator[flo
     if not isinstance(kind, str):
         starts = (chance.randrange(max(1, len(kind) - BLOCK + 1)) for _ in iter(int, 1))
         return chain.from_iterable(kind[start : start + BLOCK] for start in starts)
+    if "+" in kind:
+        return map(math.prod, zip(*(_factors(part, chance) for part in kind.split("+"))))
     name, *numbers = kind.split(":")
     try:
         match name, [float(number) for number in numbers]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import fmean, stdev
 
 import pytest
@@ -46,6 +47,12 @@ def test_a_launch_is_in_one_of_two_states():
     assert high / low == pytest.approx(1.0408, abs=1e-3)
 
 
+def test_noises_are_multiplied():
+    values = factors("states:0.04+white:0.001", ticks=400)
+    assert stdev(values) == pytest.approx(0.001, rel=0.2)
+    assert abs(math.log(fmean(values))) == pytest.approx(0.02, abs=1e-3)
+
+
 def test_recorded_noise_is_resampled_in_blocks():
     recorded = [1 + i / 1000 for i in range(64)]
     values = factors(recorded, ticks=160)
@@ -62,7 +69,7 @@ def test_time_may_go_back_and_seeds_differ():
     assert noise(100.0) == later
 
 
-@pytest.mark.parametrize("kind", ["", "grey:0.1", "white", "white:x", "ou:0.1", "slow:0.2:0.3"])
+@pytest.mark.parametrize("kind", ["", "grey:0.1", "white", "white:x", "ou:0.1", "slow:0.2:0.3", "white:0.1+grey:0.1"])
 def test_what_is_no_noise_is_refused(kind):
     with pytest.raises(BadUsage, match="is no noise of a host"):
         HostNoise(kind, "1")

@@ -40,7 +40,7 @@ Sample = tuple[Repeat, ...]
 class Contrast(NamedTuple):
     """Difference of the logarithms of two means. scale: its variance, were the courses of the windows all that there
     is. ratio: variance that the repeats show, over that; df: its degrees of freedom, 0 for an unknown ratio. in_turn:
-    the repeats are paired in time."""
+    several repeats, paired in time."""
 
     value: float
     scale: float
@@ -54,7 +54,7 @@ class Prior(NamedTuple):
 
     ratio: float
     df: float
-    most: int
+    most: float
 
 
 @dataclass(frozen=True)  # no slots: the prior takes a while to compute, and is kept
@@ -69,10 +69,17 @@ class Differences:
         return any(len(sample) > 1 for sample in self.samples)
 
     @cached_property
-    def _prior(self) -> Prior:
-        """Of differences where all are measured in turn; else of samples, each of which is in two differences."""
+    def _paired(self) -> Prior:
+        """Of differences between neighbours that were measured in turn: a slow course of the host is in samples, not in
+        these. Two that share a sample have a correlation of -1/2, so their variances have one of 1/4, and fewer degrees
+        of freedom together (Satterthwaite 1946). Where there are none: of samples."""
         found = [contrast(a, b) for a, b in pairwise(self._told)]
-        return prior([(c.ratio, c.df) for c in found if c.df]) if all(c.in_turn for c in found) else self._levels
+        each = [c.df if c.in_turn else 0 for c in found]
+        if not (total := sum(each)):
+            return self._levels
+        shared = sum(map(min, each, each[1:]))
+        most = total**2 / (total + shared / 2)
+        return prior([(c.ratio, c.df) for c in found if c.in_turn])._replace(most=most)
 
     @cached_property
     def _levels(self) -> Prior:
@@ -88,7 +95,7 @@ class Differences:
     def between(self, first: int, second: int, tail: float = TAIL) -> Interval:
         """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end."""
         found = contrast(self._told[first], self._told[second])
-        common = self._prior if found.in_turn else self._levels
+        common = self._paired if found.in_turn else self._levels
         return self._interval(found.value, found.scale, moderated(found.ratio, found.df, common), tail)
 
     def mean(self, number: int, tail: float = TAIL) -> Interval:
@@ -110,10 +117,10 @@ def contrast(first: Sequence[Repeat], second: Sequence[Repeat]) -> Contrast:
     """Contrast of two samples: paired where they were measured in turn."""
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
     scale = sum(fmean(map(_within, sample)) / len(sample) for sample in (first, second))
-    if pairs := _in_turn(first, second):
-        differences = _by_launch([((a.launch, b.launch), math.log(b.value / a.value)) for a, b in pairs])
-        df = len(differences) - 1
-        return Contrast(value, scale, variance(differences) / len(differences) / scale if df else 0.0, df, True)
+    pairs = _in_turn(first, second)
+    differences = _by_launch([((a.launch, b.launch), math.log(b.value / a.value)) for a, b in pairs])
+    if (df := len(differences) - 1) > 0:
+        return Contrast(value, scale, variance(differences) / len(differences) / scale, df, True)
     spreads = [_spread(sample) for sample in (first, second)]
     df = sum(df for _, df in spreads)
     return Contrast(value, scale, sum(ratio * df for ratio, df in spreads) / df if df else 0.0, df, False)

@@ -96,6 +96,31 @@ def test_repeats_in_turn_are_paired():
     assert not contrast(first, late).in_turn and contrast(first, late).ratio > 100 * found.ratio
 
 
+def test_pairs_do_not_pay_for_the_course_of_the_host():
+    """The host loses a tenth in each round, and pairs scatter by a thousandth. The last two loads have a round more."""
+    chance = random.Random(5)
+    rounds = [
+        repeats(*(0.9**i * math.exp(chance.gauss(0, 1e-3)) for i in range(rounds)), at="2026-01-0")
+        for rounds in (3, 3, 3, 4, 4)
+    ]
+    seen = Differences(tuple(tuple(r._replace(at=f"{r.at}T1{i}") for r in each) for i, each in enumerate(rounds)))
+    paired, apart = (end.high - end.low for end in (seen.between(3, 4), seen.between(2, 3)))
+    assert paired < 0.01 and apart > 0.05
+
+
+def test_differences_in_turn_that_share_a_sample_are_no_independent_ones():
+    """Rounds of nine loads: two each leave six degrees of freedom, where the scatter of nine samples has nine."""
+    chance, runs, missed = random.Random(6), 4000, 0
+    for _ in range(runs):
+        samples = tuple(
+            tuple(Repeat(math.exp(chance.gauss(0, 0.02)), f"{number}{load}") for number in range(2))
+            for load in range(9)
+        )
+        seen = Differences(samples).between(7, 8, 0.004)
+        missed += not seen.low <= 0 <= seen.high
+    assert 0.005 <= missed / runs <= 0.011, "0.8 % planned, 1.2 % with eight degrees of freedom"
+
+
 def test_pairs_are_of_one_launch_where_both_samples_are():
     first = repeats(100, 101, at="2026-01-0")
     second = tuple(r._replace(at=f"{r.at}T12", launch="ab"[i]) for i, r in enumerate(first))

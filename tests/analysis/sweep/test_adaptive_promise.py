@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
@@ -65,6 +65,10 @@ def archive(name: str) -> tuple[Measurement, ...]:
 
 def measured(name: str, model: str, counts: Callable[[Measurement], bool] = lambda m: True) -> Measured:
     (group,) = by_series(m for m in archive(name) if m.spec.model == model and counts(m)).values()
+    return of(group)
+
+
+def of(group: Sequence[Measurement]) -> Measured:
     points = points_of(group)
     lasted = {p.concurrency: [m.run.window_s[1] for m in group if m.load.concurrency == p.concurrency] for p in points}
     return Measured(points, {load: fmean(seconds) for load, seconds in lasted.items()})
@@ -80,6 +84,7 @@ SWEEPS: Sequence[tuple[str, str, int | None, list[int], int | None]] = (
     (SENSORS, "opt-2.7b", 128, [1, 256, 128, 64, 1], 128),
     (CPU, "opt-tiny", 128, [1, 256, 64, 32, 32], 64),
 )
+SHORT = (0.19, 0.21, 0.28, 0.19, 0.24, 0.25, 0.17)
 
 
 @pytest.mark.parametrize(("name", "model", "full", "loads", "found"), SWEEPS)
@@ -89,6 +94,19 @@ def test_the_plateau_of_the_full_grid_from_a_third_of_its_seconds(name, model, f
     assert sweep.plateau == full and played.loads == loads
     assert gains.plateau(played.points).value == found and sweep.apart(found) <= 1
     assert sweep.share(loads) <= SHARE
+
+
+@pytest.mark.parametrize(("name", "model", "share"), [(*sweep[:2], SHORT[i]) for i, sweep in enumerate(SWEEPS)])
+def test_with_the_windows_of_today_it_is_less_than_a_third(name, model, share):
+    """The first 2 s of each window, against two repeats of all loads with the windows that were measured."""
+    sweep = measured(name, model)
+    (group,) = by_series(m for m in archive(name) if m.spec.model == model).values()
+    short = of([replace(m, run=replace(m.run, window_s=(at, at + 2.0))) for m in group for at in m.run.window_s[:1]])
+    played = short.played()
+    seconds = sum(short.seconds[load] for load in played.loads)
+    assert sweep.apart(gains.plateau(played.points).value) <= 1
+    assert seconds / (FULL_REPEATS * sum(sweep.seconds.values())) == pytest.approx(share, abs=0.006)
+    assert share < SHARE
 
 
 @pytest.mark.parametrize(
