@@ -87,9 +87,7 @@ def differences(points: Iterable[Repeats[Any]], what: Figure = tokens_per_s) -> 
     return _differences(tuple(_sample(point, what) for point in points))
 
 
-@lru_cache(
-    maxsize=64
-)  # claims ask for those of the same points again and again, and what they have in common takes time
+@lru_cache(maxsize=64)  # claims read the same points many times, and their common noise takes time to estimate
 def _differences(samples: tuple[Sample, ...]) -> Differences:
     return Differences(samples)
 
