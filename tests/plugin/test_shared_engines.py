@@ -8,12 +8,12 @@ from pytest_slmserve.__main__ import main
 
 
 def test_the_shipped_benchmark_measures_and_judges(gain, archive, capsys):
-    result = gain("--slm-replicas=2,3", "-v")
+    result = gain("--slm-replicas=2,3", "--slm-repeats=4", "-v")
     # a simulated device gains by MPS, as planted, and loses by time slicing: both read their own weights
     result.assert_outcomes(passed=1 + 4 + 1 + 3, failed=1, skipped=2)
     result.stdout.fnmatch_lines(["*replicas_pay_by_time_slicing*FAILED*"])
     measured = archive().measurements
-    assert len(measured) == 2 * (2 + 2 * (2 + 3)), "one alone under two loads, two ways of two and three, twice each"
+    assert len(measured) == 4 * (2 + 2 * (2 + 3)), "one alone under two loads, two ways of two and three, four times each"
     several = [m for m in measured if m.replica and m.replica.count > 1]
     parts = {(m.replica.sharing, m.replica.count, m.load.concurrency) for m in several}
     assert parts == {(how, n, 384 // n) for how in ("time-slicing", "mps") for n in (2, 3)}
