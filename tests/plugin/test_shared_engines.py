@@ -13,7 +13,9 @@ def test_the_shipped_benchmark_measures_and_judges(gain, archive, capsys):
     result.assert_outcomes(passed=1 + 4 + 1 + 3, failed=1, skipped=2)
     result.stdout.fnmatch_lines(["*replicas_pay_by_time_slicing*FAILED*"])
     measured = archive().measurements
-    assert len(measured) == 4 * (2 + 2 * (2 + 3)), "one alone under two loads, two ways of two and three, four times each"
+    assert len(measured) == 4 * (2 + 2 * (2 + 3)), (
+        "one alone under two loads, two ways of two and three, four times each"
+    )
     several = [m for m in measured if m.replica and m.replica.count > 1]
     parts = {(m.replica.sharing, m.replica.count, m.load.concurrency) for m in several}
     assert parts == {(how, n, 384 // n) for how in ("time-slicing", "mps") for n in (2, 3)}
