@@ -207,10 +207,20 @@ def _replicas(found: Findings, longest: int) -> Iterator[Section]:
 
 
 def _jobs(found: Findings, longest: int) -> Iterator[Section]:
+    """A table for each host; a sentence where it served one job."""
     for jobs in grouped(found.jobs, lambda job: job.environment.key):
+        if len(jobs) == 1:
+            yield Section([], [_block(_job(jobs[0]), 2)], "job")
+            continue
         parts = table_parts(jobs, JOBS)
         head = [*_block(jobs_title(jobs[0].environment), longest), *_plain(parts.head)]
         yield Section(head, list(map(_plain, parts.rows)), "job", foot=_plain(parts.foot))
+
+
+def _job(job: JobPoint) -> str:
+    served = f"{figure(job.requests_per_s, 4)} requests/s, {figure(job.output_tokens_per_s, 4)} tokens/s"
+    of = f"{job.requests:,} of {job.workload.mean_prompt_tokens:.0f}/{job.output_tokens:.0f} tokens, {job.load.pace}"
+    return f"job: {job.model}: {served}, mean E2E {figure(job.e2e_s)} s ({of})"
 
 
 def _gates(found: Findings, longest: int) -> Iterator[Section]:

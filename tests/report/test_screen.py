@@ -96,6 +96,10 @@ def test_replicas_and_jobs():
     text = " ".join(" ".join(lines_of(curves=[curve], shared=shared, jobs=[job_point()])).split())
     assert "replicas: 2 x opt-1.3b, mps: 1,205 tokens/s at 96 in flight, +19.9 % (95 %: " in text
     assert "over one engine; most of 2 deployments and loads" in text
+    assert (
+        "job: opt-6.7b: 10.05 requests/s, 2,573 tokens/s, mean E2E 2.01 s (500 of 512/256 tokens, all at once)" in text
+    )
+    text = " ".join(" ".join(lines_of(jobs=[job_point(), job_point(output_tokens=32)])).split())
     assert "Jobs on NVIDIA H200, vLLM 0.26.0" in text and "opt-6.7b 512/256 500 at once" in text
 
 
