@@ -53,9 +53,11 @@ OTHER_WORDS = {"MIG", "NVL", "D", "LAPTOP"}  # a slice of the card, or a variant
 @dataclass(frozen=True, slots=True)
 class Work:
     """Work of one request on a GPU, in tokens and bytes. parameters: weights that each token is multiplied with.
+    lm_head: those among them that only a sampled token is, for engines compute no logits of the rest of a prompt.
     heads_width: query heads x head size x layers."""
 
     parameters: float
+    lm_head: float
     weight_bytes: float
     kv_bytes_per_token: float
     heads_width: float
@@ -76,7 +78,8 @@ class Work:
     @property
     def prefill_flops(self) -> float:
         """FLOPs of one request's prompt; attention is causal, so it takes half of the square."""
-        return 2 * self.parameters * self.prompt_tokens + 2 * self.heads_width * self.prompt_tokens**2
+        layers = 2 * (self.parameters - self.lm_head) * self.prompt_tokens
+        return layers + 2 * self.lm_head + 2 * self.heads_width * self.prompt_tokens**2
 
     @property
     def token_flops(self) -> float:
@@ -129,6 +132,7 @@ def work_of_shape(
         return None
     return Work(
         parameters=shape.parameters or known / each,
+        lm_head=shape.vocabulary * (dict(shape.config).get("word_embed_proj_dim") or shape.hidden),
         weight_bytes=known,
         kv_bytes_per_token=kv_bytes_per_token or shape.kv_bytes_per_token(each),
         heads_width=shape.layers * shape.heads * shape.head_size,
