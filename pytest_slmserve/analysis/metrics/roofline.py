@@ -133,9 +133,11 @@ def peaks_of(gpu_name: str | None) -> Peaks | None:
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization; None where their
-    data sheet is not listed."""
+    """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization: as the user gave
+    them, else by the data sheet; None where that is not listed."""
     peaks, gpus = peaks_of(environment.gpu_name), spec.tensor_parallel_size
+    if given := environment.gpu_peaks:
+        peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
     if peaks is None:
         return None
     fp8 = peaks.fp8_flops_per_s if dict(spec.extra).get("quantization") == "fp8" else None

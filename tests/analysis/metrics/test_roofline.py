@@ -11,6 +11,7 @@ from strategies import measurement
 from pytest_slmserve.analysis.metrics import roofline
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, regime, work_of_shape
 from pytest_slmserve.schema.catalog import CATALOGUE, shape_from_config, shape_of
+from pytest_slmserve.schema.environment import GpuPeaks
 
 A100, H200 = "NVIDIA A100-SXM4-40GB", "NVIDIA H200"
 LLAMA_70B = {
@@ -104,6 +105,15 @@ def test_an_engine_has_the_rate_of_its_quantization_and_of_all_its_gpus():
     assert (seen.bytes_per_s, seen.flops_per_s) == (9600e9, 3958e12)
     old = roofline.peaks_of_engine(fp8, replace(m.environment, gpu_name=A100))
     assert old.flops_per_s == 624e12, "an A100 computes in fp16 what is stored in fp8"
+
+
+def test_peaks_that_the_user_gave_count_before_the_list():
+    m = measurement()
+    environment = replace(m.environment, gpu_name="NVIDIA H200 MIG 1g.18gb", gpu_peaks=GpuPeaks(140, 600))
+    seen = roofline.peaks_of_engine(replace(m.spec, tensor_parallel_size=2), environment)
+    assert (seen.flops_per_s, seen.bytes_per_s) == (280e12, 1200e9)
+    listed = replace(m, environment=replace(m.environment, gpu_peaks=GpuPeaks(989, 2400)))
+    assert roofline.roofline_fraction(listed, 5000.0, 8.0) > 1.5 * roofline.roofline_fraction(m, 5000.0, 8.0)
 
 
 # Output tokens/s by hand from the formula with a decode step for each of the 256 tokens; ours has one step less.
