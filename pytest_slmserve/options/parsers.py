@@ -6,9 +6,12 @@ import json
 import os
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_slmserve.schema.literals import OwnSharing
+
+if TYPE_CHECKING:
+    from pytest_slmserve.schema.environment import GpuPeaks
 
 
 def truth(text: str) -> bool:
@@ -96,6 +99,18 @@ def slowdown(text: str) -> float:
     if number >= 1:
         raise ValueError("a share between 0 and 1, such as 5% or 0.05")
     return number
+
+
+def gpu_peaks(text: str) -> GpuPeaks:
+    from pytest_slmserve.schema.environment import GpuPeaks
+
+    try:
+        rates = {name: positive(value) for name, value in map(pair, text.split(","))}
+    except ValueError:
+        rates = {}
+    if rates.keys() != {"tflops", "gbps"}:
+        raise ValueError("dense TFLOP/s and the memory's GB/s, such as tflops=989,gbps=3350")
+    return GpuPeaks(**rates)
 
 
 def length(text: str) -> int | Literal["natural"]:

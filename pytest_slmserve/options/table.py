@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_slmserve.options.parsers import (
     FEWEST_PAIRS,
@@ -14,6 +14,7 @@ from pytest_slmserve.options.parsers import (
     archive,
     argument,
     ascending,
+    gpu_peaks,
     length,
     margin,
     positive,
@@ -40,6 +41,9 @@ from pytest_slmserve.schema.literals import (
     Suite,
     Sweeping,
 )
+
+if TYPE_CHECKING:
+    from pytest_slmserve.schema.environment import GpuPeaks
 
 RUN, LOAD, ENGINE, REPLICAS = "what to run", "load", "engine", "replicas"
 GATE, TELEMETRY, RECORDS, CLUSTER = "gate", "telemetry", "records", "cluster"
@@ -279,6 +283,13 @@ class Options:
     )
     telemetry_interval: float | None = opt(
         TELEMETRY, positive, None, "seconds between readings of the sensors, 0.1 or more; default: 0.25", "S"
+    )
+    gpu_peaks: GpuPeaks | None = opt(
+        TELEMETRY,
+        gpu_peaks,
+        None,
+        "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU, where the plugin does not know it",
+        "tflops=N,gbps=N",
     )
 
     records: str = opt(

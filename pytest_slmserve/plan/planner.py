@@ -234,7 +234,11 @@ class Planner:
             self.notes += [note for note in other.warnings if note not in self.notes]
             here = self.host.environment
             self._environments[own] = replace(
-                other.environment, git_commit=here.git_commit, cores=here.cores, of_gpus=here.of_gpus
+                other.environment,
+                git_commit=here.git_commit,
+                cores=here.cores,
+                of_gpus=here.of_gpus,
+                gpu_peaks=here.gpu_peaks,
             )
         return self._environments[own]
 

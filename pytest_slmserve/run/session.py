@@ -6,7 +6,7 @@ Knows nothing of pytest.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -63,6 +63,7 @@ class Session:
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
         host = host or _host(options, platform, root)
+        host = replace(host, environment=replace(host.environment, gpu_peaks=options.gpu_peaks))
         check_there(host, range(options.tensor_parallel_size[-1]))
         planner = Planner(options, platform, host, list(host.warnings))
         planner.check_options()

@@ -189,7 +189,9 @@ def _entry(config: Mapping[str, Any], name: str) -> Any:
     raise KeyError(name)
 
 
-def _llama(name: str, layers: int, hidden: int, heads: int, intermediate: int) -> Shape:
+def _llama(
+    name: str, layers: int, hidden: int, heads: int, intermediate: int, *, positions: int = 2048, epsilon: float = 1e-6
+) -> Shape:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -200,8 +202,8 @@ def _llama(name: str, layers: int, hidden: int, heads: int, intermediate: int) -
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "intermediate_size": intermediate,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": epsilon,
         "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -275,7 +277,7 @@ def _qwen2(name: str, layers: int, hidden: int, heads: int, kv_heads: int, inter
 
 
 # Zhang et al. 2022 (arXiv:2205.01068), table 1; Qwen2.5 (arXiv:2412.15115), table 1; LLaMA (arXiv:2302.13971), table 2;
-# MPT-7B and GPT-J-6B: the configurations that their publishers put beside the checkpoints (mosaicml/mpt-7b,
+# LLaMA-2, MPT-7B and GPT-J-6B: the configurations that their publishers put beside the checkpoints (mosaicml/mpt-7b,
 # EleutherAI/gpt-j-6b). The tiny ones are ours: small enough that two CPU cores serve them fast enough to see a plateau.
 CATALOGUE: dict[str, Shape] = {
     shape.name: shape
@@ -290,6 +292,8 @@ CATALOGUE: dict[str, Shape] = {
         _qwen2("qwen2.5-3b", 36, 2048, 16, 2, 11008),
         _llama("llama-tiny", 2, 128, 4, 344),
         _llama("llama-7b", 32, 4096, 32, 11008),
+        _llama("llama-2-7b", 32, 4096, 32, 11008, positions=4096, epsilon=1e-5),
+        _llama("llama-2-13b", 40, 5120, 40, 13824, positions=4096, epsilon=1e-5),
         _mpt("mpt-tiny", 2, 128, 4),
         _mpt("mpt-7b", 32, 4096, 32),
         _gptj("gpt-j-tiny", 2, 128, 4, 16),
@@ -300,6 +304,8 @@ CATALOGUE: dict[str, Shape] = {
 ON_HUB = {
     "qwen2.5-3b": "Qwen/Qwen2.5-3B",
     "llama-7b": "huggyllama/llama-7b",
+    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama-2-13b": "meta-llama/Llama-2-13b-hf",
     "mpt-7b": "mosaicml/mpt-7b",
     "gpt-j-6b": "EleutherAI/gpt-j-6b",
 }

@@ -16,6 +16,17 @@ MUST_MATCH = ("platform", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "tor
 OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
 
 
+@dataclass(frozen=True, slots=True)
+class GpuPeaks:
+    """Peak rates of one GPU as the user gave them: dense TFLOP/s, and GB/s of its memory."""
+
+    tflops: float
+    gbps: float
+
+    def __str__(self) -> str:
+        return f"tflops={self.tflops},gbps={self.gbps}"
+
+
 @dataclass(frozen=True)  # no slots, as of a workload
 class Environment:
     """The device, versions and host of a measurement. Every field may be None: not measured."""
@@ -35,6 +46,7 @@ class Environment:
     git_commit: str | None = None
     pytest_slmserve: str | None = None
     url: str | None = None  # of an endpoint; all else is then of the host that its client runs on
+    gpu_peaks: GpuPeaks | None = None
     of_gpus: int | None = None  # whose parts `cores` are; None: the cores were not divided among GPUs
 
     @property

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_slmserve.options.read import OF_A_GATE, as_words, read_options
 from pytest_slmserve.options.table import OPTS, Opt, Options
+from pytest_slmserve.schema.environment import GpuPeaks
 from pytest_slmserve.schema.errors import BadUsage
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
@@ -59,6 +60,7 @@ GOOD = {  # two texts and their values
     "profile": (("traces", "traces"), ("/tmp/t", "/tmp/t")),
     "telemetry": (("dcgm=node:5555", "dcgm=node:5555"), ("http://h:9400/metrics", "http://h:9400/metrics")),
     "telemetry_interval": (("0.5", 0.5), ("1", 1.0)),
+    "gpu_peaks": (("tflops=989,gbps=3350", GpuPeaks(989, 3350)), ("gbps=864,tflops=362.05", GpuPeaks(362.05, 864))),
     "records": (("a.jsonl", "a.jsonl"), ("b.gz", "b.gz")),
     "report": (("tables", "tables"), ("all", "all")),
     "resume": (("1", True), ("old.jsonl", "old.jsonl")),
@@ -90,6 +92,7 @@ BAD = {
     "sharing": ["luck", "mps,luck", ","],
     "telemetry": ["nsight", "dcgm=", "ftp://h"],
     "telemetry_interval": ["0", "soon", "nan"],
+    "gpu_peaks": ["989", "tflops=989", "tflops=0,gbps=1", "tflops=1,gbps=1,watts=1", "tflops=1,gbps=fast"],
     "env": ["A", "=1", "HF_TOKEN=x", "MY_SECRET=x", "db_password=x", "OPENAI_API_KEY=x"],
     "engine_arg": ["a", "=1"],
     "baseline_env": ["A", "=1", "HF_TOKEN=x"],

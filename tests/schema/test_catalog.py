@@ -20,6 +20,8 @@ PUBLISHED = {
     "opt-13b": (12_853_473_280, 819_200),
     "qwen2.5-3b": (3_085_938_688, 36_864),
     "llama-7b": (6_738_415_616, 524_288),
+    "llama-2-7b": (6_738_415_616, 524_288),
+    "llama-2-13b": (13_015_864_320, 819_200),
     "mpt-7b": (6_649_286_656, 524_288),
     "gpt-j-6b": (6_050_882_784, 458_752),
 }
@@ -41,7 +43,8 @@ def test_parameters_and_kv_bytes_are_those_of_the_checkpoint(name):
     shape, (parameters, kv_bytes) = CATALOGUE[name], PUBLISHED[name]
     assert (shape.parameters, shape.kv_bytes_per_token()) == (parameters, kv_bytes)
     assert (shape.weight_bytes(), shape.weight_bytes(4)) == (2 * parameters, 4 * parameters)
-    assert shape.heads * shape.head_size == shape.hidden and shape.positions == (32768 if "qwen" in name else 2048)
+    positions = {"qwen2.5-3b": 32768, "llama-2-7b": 4096, "llama-2-13b": 4096}
+    assert shape.heads * shape.head_size == shape.hidden and shape.positions == positions.get(name, 2048)
 
 
 def test_every_published_size_is_in_the_catalogue():
@@ -89,6 +92,11 @@ def test_an_unusable_entry_is_wrong_usage(broken):
 @pytest.mark.parametrize("model", ["opt-1.3b", "facebook/opt-1.3b", "facebook/OPT-1.3B"])
 def test_names_of_the_catalogue(model):
     assert shape_of(model) is CATALOGUE["opt-1.3b"]
+
+
+def test_a_second_llama_is_not_the_first():
+    assert shape_of("meta-llama/Llama-2-13b-hf") is CATALOGUE["llama-2-13b"]
+    assert shape_of("llama-2-7b") is not shape_of("llama-7b")
 
 
 def test_a_folder_with_a_configuration(tmp_path):

@@ -18,12 +18,13 @@ from pytest_slmserve.schema.workloads import WorkloadReference
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """A GPU by its data sheet. words: all of them are in its NVML name. flops_per_s: dense fp16/bf16 tensor with fp32
-    accumulation, never the sparse number."""
+    accumulation, never the sparse number. fp8_flops_per_s: the same in fp8; None where the GPU has none."""
 
     family: str
     words: tuple[str, ...]
     bytes_per_s: float
     flops_per_s: float
+    fp8_flops_per_s: float | None = None
 
     @property
     def ridge(self) -> float:
@@ -31,31 +32,57 @@ class Peaks:
         return self.flops_per_s / self.bytes_per_s
 
 
-# Data sheets of NVIDIA; A10G from AWS. H100-64: 1593 MHz x 2 x 4096 bit, which its users' profiles confirm.
+# NVIDIA's data sheet of each, whose numbers "with sparsity" are halved; of the RTX cards the white papers of their
+# architectures (GA102, Ada, RTX Blackwell); A10G from AWS. H100-64: 1593 MHz x 2 x 4096 bit, which its users' profiles
+# confirm. B200: that of HGX B200 over 8, GB200: that of GB200 NVL72 over 72.
 GPUS = (
+    Peaks("T4", ("T4",), 320e9, 65e12),
+    Peaks("V100S", ("V100S",), 1134e9, 130e12),
     Peaks("V100-PCIe", ("V100", "PCIE"), 900e9, 112e12),
     Peaks("V100", ("V100",), 900e9, 125e12),
     Peaks("A100-80-PCIe", ("A100", "80GB", "PCIE"), 1935e9, 312e12),
     Peaks("A100-80", ("A100", "80GB"), 2039e9, 312e12),
     Peaks("A100-40", ("A100", "40GB"), 1555e9, 312e12),
-    Peaks("H100-PCIe", ("H100", "PCIE"), 2000e9, 756.5e12),
-    Peaks("H100-64", ("H100", "64GB"), 1631e9, 989e12),
-    Peaks("H100", ("H100", "80GB", "HBM3"), 3350e9, 989e12),
-    Peaks("H200", ("H200",), 4800e9, 989e12),
-    Peaks("L4", ("L4",), 300e9, 121e12),
+    Peaks("A800-80-PCIe", ("A800", "80GB", "PCIE"), 1935e9, 312e12),
+    Peaks("A800-80", ("A800", "80GB"), 2039e9, 312e12),
     Peaks("A10G", ("A10G",), 600e9, 70e12),
     Peaks("A10", ("A10",), 600e9, 125e12),
-    Peaks("RTX-4090", ("4090",), 1008e9, 165.2e12),
+    Peaks("A30", ("A30",), 933e9, 165e12),
+    Peaks("A40", ("A40",), 696e9, 149.7e12),
+    Peaks("RTX-A6000", ("A6000",), 768e9, 154.8e12),
+    Peaks("RTX-3090", ("3090",), 936e9, 71e12),
+    Peaks("L4", ("L4",), 300e9, 121e12, 242e12),
+    Peaks("L40", ("L40",), 864e9, 181e12, 362e12),
+    Peaks("L40S", ("L40S",), 864e9, 362e12, 733e12),
+    Peaks("RTX-6000-Ada", ("6000", "ADA"), 960e9, 364.2e12, 728.5e12),
+    Peaks("RTX-4090", ("4090",), 1008e9, 165.2e12, 330.3e12),
+    Peaks("H100-PCIe", ("H100", "PCIE"), 2000e9, 756.5e12, 1513e12),
+    Peaks("H100-NVL", ("H100", "NVL"), 3938e9, 835.5e12, 1671e12),
+    Peaks("H100-64", ("H100", "64GB"), 1631e9, 989e12, 1979e12),
+    Peaks("H100", ("H100", "80GB", "HBM3"), 3350e9, 989e12, 1979e12),
+    Peaks("H800-PCIe", ("H800", "PCIE"), 2000e9, 756.5e12, 1513e12),
+    Peaks("H800", ("H800",), 3350e9, 989e12, 1979e12),
+    Peaks("H20-3e", ("H20", "3E"), 4800e9, 148e12, 296e12),
+    Peaks("H20", ("H20",), 4000e9, 148e12, 296e12),
+    Peaks("H200-NVL", ("H200", "NVL"), 4800e9, 835.5e12, 1671e12),
+    Peaks("H200", ("H200",), 4800e9, 989e12, 1979e12),
+    Peaks("GH200-144", ("GH200", "144G"), 4900e9, 989e12, 1979e12),
+    Peaks("GH200", ("GH200",), 4000e9, 989e12, 1979e12),
+    Peaks("B200", ("B200",), 8000e9, 2250e12, 4500e12),
+    Peaks("GB200", ("GB200",), 8000e9, 2500e12, 5000e12),
+    Peaks("RTX-5090", ("5090",), 1792e9, 209.5e12, 419e12),
 )
-OTHER_WORDS = {"MIG", "NVL", "D", "LAPTOP"}  # a slice of the card, or a variant with other numbers
+OTHER_WORDS = {"MIG", "NVL", "3E", "TI", "D", "LAPTOP"}  # a slice of the card, or a variant with other numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Work of one request on a GPU, in tokens and bytes. parameters: weights that each token is multiplied with.
+    lm_head: those among them that only a sampled token is, for engines compute no logits of the rest of a prompt.
     heads_width: query heads x head size x layers."""
 
     parameters: float
+    lm_head: float
     weight_bytes: float
     kv_bytes_per_token: float
     heads_width: float
@@ -76,7 +103,8 @@ class Work:
     @property
     def prefill_flops(self) -> float:
         """FLOPs of one request's prompt; attention is causal, so it takes half of the square."""
-        return 2 * self.parameters * self.prompt_tokens + 2 * self.heads_width * self.prompt_tokens**2
+        layers = 2 * (self.parameters - self.lm_head) * self.prompt_tokens
+        return layers + 2 * self.lm_head + 2 * self.heads_width * self.prompt_tokens**2
 
     @property
     def token_flops(self) -> float:
@@ -100,17 +128,20 @@ class Regime:
 def peaks_of(gpu_name: str | None) -> Peaks | None:
     """The data sheet that an NVML name ("NVIDIA H200", "NVIDIA A100-SXM4-40GB") belongs to, None if not listed."""
     words = set(re.split(r"[\s\-_]+", (gpu_name or "").upper()))
-    if words & OTHER_WORDS:
-        return None
-    return next((gpu for gpu in GPUS if words.issuperset(gpu.words)), None)
+    others = words & OTHER_WORDS
+    return next((gpu for gpu in GPUS if others <= set(gpu.words) <= words), None)
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Peak rates of all GPUs of an engine, as if none ever waited; None where their data sheet is not listed."""
+    """Peak rates of all GPUs of an engine, as if none ever waited, in fp8 if that is its quantization: as the user gave
+    them, else by the data sheet; None where that is not listed."""
     peaks, gpus = peaks_of(environment.gpu_name), spec.tensor_parallel_size
-    if peaks is None or gpus == 1:
-        return peaks
-    return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * peaks.flops_per_s)
+    if given := environment.gpu_peaks:
+        peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
+    if peaks is None:
+        return None
+    fp8 = peaks.fp8_flops_per_s if dict(spec.extra).get("quantization") == "fp8" else None
+    return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
 
 
 def work_of_shape(
@@ -129,6 +160,7 @@ def work_of_shape(
         return None
     return Work(
         parameters=shape.parameters or known / each,
+        lm_head=shape.vocabulary * (dict(shape.config).get("word_embed_proj_dim") or shape.hidden),
         weight_bytes=known,
         kv_bytes_per_token=kv_bytes_per_token or shape.kv_bytes_per_token(each),
         heads_width=shape.layers * shape.heads * shape.head_size,

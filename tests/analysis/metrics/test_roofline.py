@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from strategies import measurement
 from pytest_slmserve.analysis.metrics import roofline
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, regime, work_of_shape
 from pytest_slmserve.schema.catalog import CATALOGUE, shape_from_config, shape_of
+from pytest_slmserve.schema.environment import GpuPeaks
 
 A100, H200 = "NVIDIA A100-SXM4-40GB", "NVIDIA H200"
 LLAMA_70B = {
@@ -35,16 +37,41 @@ LLAMA_70B = {
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H100 PCIe", "H100-PCIe"),
         ("NVIDIA L4", "L4"),
-        ("NVIDIA L40S", None),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L40", "L40"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA A30", "A30"),
+        ("NVIDIA A40", "A40"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("Quadro RTX 6000", None),
+        ("NVIDIA GeForce RTX 3090", "RTX-3090"),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GeForce RTX 5090", "RTX-5090"),
+        ("NVIDIA GeForce RTX 5090 D", None),
+        ("Tesla V100S-PCIE-32GB", "V100S"),
+        ("NVIDIA A100-SXM-64GB", None),
+        ("NVIDIA A800-SXM4-80GB", "A800-80"),
+        ("NVIDIA A800 80GB PCIe", "A800-80-PCIe"),
+        ("NVIDIA H800", "H800"),
+        ("NVIDIA H800 PCIe", "H800-PCIe"),
+        ("NVIDIA H800 NVL", None),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H20-3e", "H20-3e"),
+        ("NVIDIA H200 NVL", "H200-NVL"),
+        ("NVIDIA GH200 144G HBM3e", "GH200-144"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "GB200"),
         ("NVIDIA A10G", "A10G"),
         ("NVIDIA A10", "A10"),
         ("Tesla V100-SXM2-16GB", "V100"),
         ("Tesla V100-PCIE-32GB", "V100-PCIe"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA H100 NVL", None),
-        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA GH200 480GB", "GH200"),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA H100 NVL MIG 1g.12gb", None),
         ("", None),
         (None, None),
     ],
@@ -61,22 +88,58 @@ def test_ridges(family, ridge):
     assert next(g for g in roofline.GPUS if g.family == family).ridge == pytest.approx(ridge, abs=0.6)
 
 
+@pytest.mark.parametrize("gpu", roofline.GPUS, ids=attrgetter("family"))
+def test_fp8_is_twice_as_fast_and_came_with_the_fourth_tensor_cores(gpu):
+    without = {"T4", "V100S", "V100-PCIe", "V100", "A10G", "A10", "A30", "A40", "RTX-A6000", "RTX-3090"}
+    if gpu.family in without or gpu.family.startswith(("A100", "A800")):
+        assert gpu.fp8_flops_per_s is None
+    else:
+        assert gpu.fp8_flops_per_s == pytest.approx(2 * gpu.flops_per_s, rel=0.015)
+
+
+def test_an_engine_has_the_rate_of_its_quantization_and_of_all_its_gpus():
+    m = measurement()
+    fp8 = replace(m.spec, tensor_parallel_size=2, extra=(("quantization", "fp8"),))
+    assert roofline.peaks_of_engine(m.spec, m.environment) == peaks_of(H200)
+    seen = roofline.peaks_of_engine(fp8, m.environment)
+    assert (seen.bytes_per_s, seen.flops_per_s) == (9600e9, 3958e12)
+    old = roofline.peaks_of_engine(fp8, replace(m.environment, gpu_name=A100))
+    assert old.flops_per_s == 624e12, "an A100 computes in fp16 what is stored in fp8"
+
+
+def test_peaks_that_the_user_gave_count_before_the_list():
+    m = measurement()
+    environment = replace(m.environment, gpu_name="NVIDIA H200 MIG 1g.18gb", gpu_peaks=GpuPeaks(140, 600))
+    seen = roofline.peaks_of_engine(replace(m.spec, tensor_parallel_size=2), environment)
+    assert (seen.flops_per_s, seen.bytes_per_s) == (280e12, 1200e9)
+    listed = replace(m, environment=replace(m.environment, gpu_peaks=GpuPeaks(989, 2400)))
+    assert roofline.roofline_fraction(listed, 5000.0, 8.0) > 1.5 * roofline.roofline_fraction(m, 5000.0, 8.0)
+
+
 # Output tokens/s by hand from the formula with a decode step for each of the 256 tokens; ours has one step less.
 @pytest.mark.parametrize(
     ("gpu", "model", "batch", "expected"),
     [
-        (A100, "opt-125m", 1, 5621),
-        (A100, "opt-125m", 512, 58299),
-        (A100, "opt-1.3b", 32, 6623),
-        (A100, "opt-1.3b", 128, 8982),
-        (A100, "opt-2.7b", 64, 4491),
-        (H200, "opt-1.3b", 512, 30573),
-        (H200, "opt-6.7b", 256, 9264),
+        (A100, "opt-125m", 1, 5636),
+        (A100, "opt-125m", 512, 60027),
+        (A100, "opt-1.3b", 32, 6681),
+        (A100, "opt-1.3b", 128, 9090),
+        (A100, "opt-2.7b", 64, 4524),
+        (H200, "opt-1.3b", 512, 30967),
+        (H200, "opt-6.7b", 256, 9336),
     ],
 )
 def test_ceiling_of_the_papers_lengths(gpu, model, batch, expected):
     bound = ceiling_tokens_per_s(work_of_shape(shape_of(model), 512, 256), peaks_of(gpu), batch)
     assert expected < bound < 1.005 * expected
+
+
+def test_logits_are_computed_of_a_prompts_last_token_only():
+    work = work_of_shape(shape_of("opt-125m"), 512, 256)
+    assert work.lm_head == 50272 * 768
+    assert replace(work, prompt_tokens=1).prefill_flops == 2 * work.parameters + 2 * work.heads_width
+    assert work.prefill_flops == pytest.approx(0.7035 * replace(work, lm_head=0).prefill_flops, rel=1e-4)
+    assert work_of_shape(shape_of("opt-350m"), 512, 256).lm_head == 50272 * 512, "of its narrower embeddings"
 
 
 works = st.builds(
