@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
-    from pytest_slmserve.plugin.gpu_sampler import SampledBlock
-    from pytest_slmserve.plugin.points import Carry, PlannedCase, SharedEngines
+    from pytest_slmserve.plugin.points import Carry, PlannedCase, SampledBlock, SharedEngines
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
     from pytest_slmserve.run.session import Session
@@ -332,7 +331,7 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     """Reads the sensors beside a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
     and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage where the run reads no
     sensors."""
-    from pytest_slmserve.plugin.gpu_sampler import watching
+    from pytest_slmserve.plugin.points import watching
     from pytest_slmserve.schema.errors import BadUsage
 
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment

@@ -20,9 +20,8 @@ from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, is_m
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.gate.comparisons import COLUMNS as COMPARED
-from pytest_slmserve.report.gate.comparisons import WORDS
-from pytest_slmserve.report.gate.text import goes_on, title
+from pytest_slmserve.report.gate.text import COLUMNS as COMPARED
+from pytest_slmserve.report.gate.text import WORDS, goes_on, title
 from pytest_slmserve.report.numbers import change, changes, counted, figure, milliseconds
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.goodput import highest_good_load

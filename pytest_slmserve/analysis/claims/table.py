@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims import gpu_claims, job_claims, kv_blocks, table1
 from pytest_slmserve.analysis.claims.claim import Claim, ClaimRow, Judge, Others, Parameters
-from pytest_slmserve.analysis.compare import deployments, interference, replicas, tensor_parallel
+from pytest_slmserve.analysis.compare import deployments, interference, replicas
 from pytest_slmserve.analysis.sweep import curve as curves
 from pytest_slmserve.analysis.sweep.curve import Curve, is_sweep
 from pytest_slmserve.analysis.verdict import Verdict
@@ -209,40 +209,40 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     *(claim for how in get_args(OwnSharing) for claim in _of_replicas(how)),
     Claim(
-        tensor_parallel.PER_GPU,
+        deployments.PER_GPU,
         "Spread over more GPUs, an engine whose load fits into one serves less per GPU.",
         f"{TOWARDS_PARETO}, figure 1",
-        _by(tensor_parallel.loses_per_gpu, "bound"),
+        _by(deployments.loses_per_gpu, "bound"),
         _wider,
         of="gpus",
         parameters={"bound": 1.0},
         evidence="each layer waits for two all-reduces, and what the host does for a step is not divided",
     ),
     Claim(
-        tensor_parallel.SLOWER,
+        deployments.SLOWER,
         "Spread over more GPUs, the smallest model serves less even in all.",
         f"{TOWARDS_PARETO}, figure 1",
-        _by(tensor_parallel.slows_the_smallest, "bound"),
+        _by(deployments.slows_the_smallest, "bound"),
         _wider_smallest,
         of="gpus",
         parameters={"bound": 1.0},
         evidence="a step of OPT-125M takes some milliseconds, most of them not of the GPU; 24 all-reduces come on top",
     ),
     Claim(
-        tensor_parallel.STILL_GAINS,
+        deployments.STILL_GAINS,
         "The largest model still gains from two GPUs to four.",
         f"{TOWARDS_PARETO}, figure 1",
-        _by(tensor_parallel.still_gains, "fewer", "more", "bound"),
+        _by(deployments.still_gains, "fewer", "more", "bound"),
         _wider_largest,
         of="gpus",
         parameters={"fewer": 2, "more": 4, "bound": 1.0},
         evidence="reading 13 GB of weights and as much of KV cache takes longer than the 80 all-reduces of a step",
     ),
     Claim(
-        tensor_parallel.REPLICAS,
+        deployments.REPLICAS,
         "A model that fits one GPU gains less from an engine over several than from a replica on each of them.",
         f"{TOWARDS_PARETO}, figure 1",
-        _by(tensor_parallel.replicas_beat, "bound"),
+        _by(deployments.replicas_beat, "bound"),
         _wider_and_replicas,
         of="gpus",
         parameters={"bound": 1.0},

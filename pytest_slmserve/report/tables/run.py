@@ -19,8 +19,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.loads.single_load import chunks, further, without
 from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths, listed, milliseconds
-from pytest_slmserve.report.tables.adaptive_notes import amount, remark
-from pytest_slmserve.report.tables.findings import findings, hosts, spread
+from pytest_slmserve.report.tables.findings import amount, findings, hosts, remark, spread
 from pytest_slmserve.report.tables.goodput import slo_report
 from pytest_slmserve.report.tables.http_overhead import interfaces_report
 from pytest_slmserve.report.tables.jobs import job_report

@@ -19,17 +19,19 @@ from pytest_slmserve.plan.schedule import Group, groups_of, in_order
 from pytest_slmserve.plan.titles import Engines, clock, engine_title
 from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.ray.connect import connect, hosts_of
-from pytest_slmserve.run.ray.messages import (
+from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
+from pytest_slmserve.run.ray.task import (
     CaseDone,
     CaseFailed,
     CaseMeasured,
+    EngineTask,
     Message,
     TaskStarted,
     UserNote,
+    run_task,
+    task_of,
     unpacked,
 )
-from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
-from pytest_slmserve.run.ray.task import EngineTask, run_task, task_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import ReplicaGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_slmserve.analysis.gate.outputs import Answers, Differs, compare_outputs, first_difference
+from pytest_slmserve.analysis.gate.launch_pairs import Answers, Differs, compare_outputs, first_difference
 
 TOKENS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple), min_size=1, max_size=4).map(tuple)
 

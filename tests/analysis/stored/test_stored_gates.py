@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from launches import pairs
 
-from pytest_slmserve.analysis.stored.gates import stored_gates
+from pytest_slmserve.analysis.stored.claims import stored_gates
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.errors import BadArchive
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from strategies import law, measurement
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.report.tables.adaptive_notes import amount, remark, skip_note
+from pytest_slmserve.report.tables.findings import amount, remark, skip_note
 from pytest_slmserve.report.tables.run import sweep_report
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

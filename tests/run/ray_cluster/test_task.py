@@ -12,8 +12,16 @@ from strategies import measurements
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, packed, unpacked
-from pytest_slmserve.run.ray.task import carried_out, leave_threads_alone, task_of
+from pytest_slmserve.run.ray.task import (
+    CaseDone,
+    CaseFailed,
+    CaseMeasured,
+    carried_out,
+    leave_threads_alone,
+    packed,
+    task_of,
+    unpacked,
+)
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
 
