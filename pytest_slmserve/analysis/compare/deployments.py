@@ -7,9 +7,10 @@ of its requests wait there: what more GPUs gain then is memory, not speed, and i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval, times
@@ -57,11 +58,11 @@ class Deployment:
 def with_wider(curves: Iterable[Curve]) -> list[Curve]:
     """Each curve; the one on the fewest GPUs of a kind of engine with those of the same on more."""
     found = list(curves)
-    families: dict[str, list[Curve]] = {}
-    for curve in found:
-        if curve.spec:
-            families.setdefault(_family(curve), []).append(curve)
-    wider = {id(alike[0]): tuple(alike[1:]) for alike in map(_ascending, families.values()) if _spread(alike)}
+    wider: dict[int, tuple[Curve, ...]] = {}
+    for family in grouped((curve for curve in found if curve.spec), _family).values():
+        first, *others = sorted(family, key=_gpus_each)
+        if _gpus_each(first) < _gpus_each([first, *others][-1]):
+            wider[id(first)] = tuple(others)
     return [replace(curve, wider=wider.get(id(curve), ())) for curve in found]
 
 
@@ -73,12 +74,8 @@ def _family(curve: Curve) -> str:
     return short_hash([facts, where.per_gpu_key, workload.hash, load.ramp_up if load else None])
 
 
-def _ascending(curves: Sequence[Curve]) -> list[Curve]:
-    return sorted(curves, key=lambda c: c.spec.tensor_parallel_size if c.spec else 0)
-
-
-def _spread(curves: Sequence[Curve]) -> bool:
-    return len({c.spec.tensor_parallel_size for c in curves if c.spec}) > 1
+def _gpus_each(curve: Curve) -> int:
+    return curve.spec.tensor_parallel_size if curve.spec else 0
 
 
 def deployments(curve: Curve) -> tuple[Deployment, ...]:

@@ -43,6 +43,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.step_time import idle_share
 from pytest_slmserve.analysis.metrics.validity import check
@@ -231,10 +232,8 @@ def _parts(name: str, rest: str, total: Change, baseline: float | None, candidat
 
 def _by_load(measurements: Iterable[Measurement]) -> dict[tuple[str, str, Load], list[Measurement]]:
     """Measurements that may be used, and have a window with steps in it."""
-    groups: dict[tuple[str, str, Load], list[Measurement]] = {}
-    for m in measurements:
-        if m.alone and window.output_tokens_per_s(m.run):
-            groups.setdefault((short_name(m.spec.model), m.workload.hash, m.load), []).append(m)
+    found = (m for m in measurements if m.alone and window.output_tokens_per_s(m.run))
+    groups = grouped(found, lambda m: (short_name(m.spec.model), m.workload.hash, m.load))
     used = {key: list(choose(group, check).used) for key, group in groups.items()}
     return {key: group for key, group in used.items() if group}
 

@@ -16,6 +16,7 @@ from typing import get_args
 from pytest_slmserve.analysis.device.gpu_figures import watched
 from pytest_slmserve.analysis.gate.calibration import Calibration, weakened
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, Pair, PairSeries, gate, shown
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
@@ -250,11 +251,8 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
 def _launches(members: Sequence[Measurement]) -> list[Launch]:
     """Launches of one pair, in the order of time. The last measurement of a load counts: the one before it could not be
     trusted."""
-    launches: dict[str, list[Measurement]] = {}
-    for m in sorted(members, key=attrgetter("measured_at")):
-        launches.setdefault(m.launch, []).append(m)
     found = []
-    for group in launches.values():
+    for group in grouped(sorted(members, key=attrgetter("measured_at")), lambda m: m.launch).values():
         last = {m.load: m for m in group}
         ascending = sorted(last.values(), key=lambda m: m.load.max_concurrency or 0)
         paired = ascending[0].paired

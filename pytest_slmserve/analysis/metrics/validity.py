@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.device.sensor_health import health
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies, judged_failures, judged_rows, latencies_of
 from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_problems
@@ -83,10 +84,8 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
 
 
 def _not_steady_together(group: ReplicaGroup, runs: Sequence[Run]) -> Iterator[str]:
-    by_model: dict[str, list[Measurement]] = {}
-    for m, run in zip(group, runs, strict=True):
-        by_model.setdefault(short_name(m.spec.model), []).append(replace(m, run=run))
-    for model, same in by_model.items():
+    within = [replace(m, run=run) for m, run in zip(group, runs, strict=True)]
+    for model, same in grouped(within, lambda m: short_name(m.spec.model)).items():
         yield from (f"{model}: {text}" for text in not_steady(same))
 
 

@@ -10,6 +10,7 @@ from pytest_slmserve.analysis.claims import claim, lookup, table, table1
 from pytest_slmserve.analysis.compare.deployments import with_wider
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.points.sweep_points import by_series
 from pytest_slmserve.analysis.stats.estimates import percent
@@ -155,11 +156,8 @@ def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str,
     plans: of each session, with the time it started (ISO 8601, UTC), ascending; `{"gate": {"margin": 0.03, ...}}` in
     that of a run that gated. Raises BadArchive where the terms are none.
     """
-    gates: dict[str, list[Measurement]] = {}
-    for m in measurements:
-        if m.paired:
-            gates.setdefault(m.paired.gate, []).append(m)
-    for members in gates.values():
+    of_gates = (m for m in measurements if m.paired)
+    for members in grouped(of_gates, lambda m: m.paired and m.paired.gate).values():
         began = min(m.measured_at for m in members)
         plan: Plan = next((plan for started, plan in reversed(plans) if started <= began), {})
         terms = _terms(plan["gate"]) if "gate" in plan else None

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, Literal, get_args
 
 from pytest_slmserve.analysis.compare.replicas import Pair, compared
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, latency_ratio
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
@@ -131,10 +132,8 @@ def _lines_of(sweeps: Sequence[Shown]) -> list[Line]:
 
 def _settings(sweep: Shown) -> Iterator[tuple[str, str, tuple[Pair, ...]]]:
     """Name, stroke and pairs of each line of one sweep."""
-    lines: dict[str, list[Pair]] = {}
-    for pair in chain.from_iterable(compared(sweep.curve, sharing) for sharing in SHARINGS):
-        lines.setdefault(_setting(pair[0]), []).append(pair)
-    for number, (setting, pairs) in enumerate(lines.items()):
+    found = chain.from_iterable(compared(sweep.curve, sharing) for sharing in SHARINGS)
+    for number, (setting, pairs) in enumerate(grouped(found, lambda pair: _setting(pair[0])).items()):
         yield f"{sweep.name}, {setting}", STROKES[number % len(STROKES)], tuple(pairs)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.report.figures.drawing import Panel, Picture, Series, Shown, load_axis, log_axis, picture
 from pytest_slmserve.report.tables.several_gpus import name_of
 
@@ -52,8 +53,6 @@ def _panels(several: Sequence[Shown]) -> list[Panel]:
 
 def _lines(one: Shown) -> Iterator[Line]:
     """A line for each deployment, engines alone before replicas."""
-    found: dict[str, list[Deployment]] = {}
-    for deployment in sorted(deployments(one.curve), key=lambda d: (d.sharing is not None, d.gpus)):
-        found.setdefault(name_of(deployment), []).append(deployment)
-    for name, line in found.items():
+    found = sorted(deployments(one.curve), key=lambda d: (d.sharing is not None, d.gpus))
+    for name, line in grouped(found, name_of).items():
         yield name, STROKES.get(line[0].gpus, "-"), line

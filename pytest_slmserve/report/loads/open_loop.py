@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeGuard
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.metrics.ramp import steps_of
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
@@ -46,13 +47,14 @@ LEGEND_OF_GOODPUT = (
 
 def open_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:
     """Pages on all open loops among these: a ramp by itself, the others with those that differ in their rate alone."""
-    together: dict[str, list[Measurement]] = {}
-    for m in measurements:
-        if is_windowed(m.load):
-            asked = replace(m.workload.spec, requests=1)
-            alike = [m.spec.key, asdict(asked), m.environment.key, _process(m), m.load.settle_s, m.load.window_s]
-            together.setdefault(m.id if m.load.steps else short_hash(alike), []).append(m)
-    for group in together.values():
+
+    def alike(m: Measurement) -> str:
+        assert isinstance(m.load, OpenLoop)
+        asked = asdict(replace(m.workload.spec, requests=1))
+        timing = (m.load.settle_s, m.load.window_s)
+        return m.id if m.load.steps else short_hash([m.spec.key, asked, m.environment.key, _process(m), *timing])
+
+    for group in grouped((m for m in measurements if is_windowed(m.load)), alike).values():
         points = sorted(group, key=_rate)
         yield (ramp_text(points[0], terms) if steps_of(points[0]) else rates_text(points, terms))
 
