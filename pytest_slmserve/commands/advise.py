@@ -20,7 +20,7 @@ from pytest_slmserve.commands.judge import add_columns, are_external, check_want
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.report.advice import text, verification
-from pytest_slmserve.report.advice.facts import advice_facts
+from pytest_slmserve.report.advice.text import advice_facts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.live_line import LiveLine, Status
 from pytest_slmserve.report.tables.several_gpus import gpus_advice

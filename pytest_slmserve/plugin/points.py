@@ -1,4 +1,5 @@
-"""Objects that the fixtures of points and jobs hand out: a case of this run that can be measured, and replicas."""
+"""Objects that fixtures hand out: a case of this run that can be measured, replicas, and the sensors beside a block of
+a test: the rows, the figures over the block, and whether to believe them."""
 
 from __future__ import annotations
 

@@ -259,20 +259,20 @@ def _claims(found: Findings, longest: int) -> Iterator[Section]:
         "HOLD, UNEXPECTED": [v for v, how in seen if how == "unexpected" and v.state is State.HOLDS],
         "undecided": [v for v, how in seen if how == "undecided"],
     }
-    wrong = [*kinds["FAIL"], *kinds["HOLD, UNEXPECTED"]]
+    wrong = kinds["FAIL"] or kinds["HOLD, UNEXPECTED"]
     colour: Colour = "red" if wrong else "yellow" if kinds["undecided"] else "green"
     head = _block(
         f"claims: {', '.join(f'{len(each)} {name}' for name, each in kinds.items() if each)}", longest, colour
     )
-    entries = [_block(f"  {_shout(v)} {v.claim}, {v.subject}: {v.why}", longest, "red") for v in wrong]
+    entries = [
+        _block(f"  {word} {v.claim}, {v.subject}: {v.why}", longest, "red")
+        for word, kind in (("FAILS", "FAIL"), ("HOLDS, UNEXPECTED", "HOLD, UNEXPECTED"))
+        for v in kinds[kind]
+    ]
     yield Section(head, entries, "claim", weight=4)
     undecided = grouped(kinds["undecided"], lambda verdict: remedy(verdict, found.curves)).items()
     entries = [_block(f"  undecided: {what}: {_named(them)}", longest, "yellow") for what, them in undecided]
     yield Section([], entries, "reason", weight=2)
-
-
-def _shout(verdict: Verdict) -> str:
-    return "FAILS" if verdict.state is State.FAILS else "HOLDS, UNEXPECTED"
 
 
 def _named(verdicts: Sequence[Verdict]) -> str:

@@ -1,4 +1,5 @@
-"""Deployment advice from what a run has measured so far."""
+"""Deployment advice from what a run has measured so far, and `advise --verify`: engines started as advised and loaded
+as the records were, held against what was predicted."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 One engine may be spread over several GPUs (tensor parallelism), or each GPU may have an engine of its own (replicas).
 What is compared is what they serve together, per GPU too. Where a load does not fit into the KV memory of one GPU, some
-of its requests wait there: what more GPUs gain then is memory, not speed, and is said so.
+of its requests wait there: what more GPUs gain then is memory, not speed, and is said so. The
+claims on it (arXiv:2404.03353, figure 1) are judged under the largest load that fits into the fewer GPUs.
 """
 
 from __future__ import annotations

@@ -311,20 +311,16 @@ def differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement
     """
     shared = {short_name(m.spec.model) for m in baseline} & {short_name(m.spec.model) for m in candidate}
     before, after = ([m for m in side if short_name(m.spec.model) in shared] for side in (baseline, candidate))
-    readers: tuple[Callable[[Measurement], Facts], ...] = (_of_environment, _of_resolved, _of_spec)
+    readers: tuple[Callable[[Measurement], Facts], ...] = (
+        lambda m: {f.name: getattr(m.environment, f.name) for f in fields(Environment)},
+        lambda m: {f.name: getattr(m.resolved, f.name) for f in fields(Resolved) if f.name not in ALWAYS_DIFFER},
+        _of_spec,
+    )
     found: dict[str, Difference] = {}
     for read in readers:
         for difference in _differing([read(m) for m in before], [read(m) for m in after]):
             found.setdefault(difference.field, difference)
     return tuple(found.values())
-
-
-def _of_environment(measurement: Measurement) -> Facts:
-    return {f.name: getattr(measurement.environment, f.name) for f in fields(Environment)}
-
-
-def _of_resolved(measurement: Measurement) -> Facts:
-    return {f.name: getattr(measurement.resolved, f.name) for f in fields(Resolved) if f.name not in ALWAYS_DIFFER}
 
 
 def _of_spec(measurement: Measurement) -> Facts:

@@ -112,7 +112,9 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     yield from _roofline(measurement)
     if is_job(measurement.load):
         yield from _tokens_not_told(measurement.run)
-    yield from _late_sends(measurement)
+    delay = delay_of(measurement.run)
+    if delay and (late := late_sends(delay, latencies_of(measurement).ttft_s.p50)):
+        yield late
     yield from cache_hit_problems(measurement)
 
 
@@ -237,17 +239,12 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
         yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
 
 
-def _late_sends(measurement: Measurement) -> Iterator[str]:
-    """Was the load what its schedule says?"""
-    if delay := delay_of(measurement.run):
-        yield from filter(None, [late_sends(delay, latencies_of(measurement).ttft_s.p50)])
-
-
 def _late_stamps(measurement: Measurement) -> Iterator[str]:
     """Did the client of a server hear when it was answered?"""
     stream = measurement.run.stream
     if stream and stream.stamp_doubt_s:
-        yield from filter(None, [late_stamps(stream.stamp_doubt_s[0], latencies_of(measurement).ttft_s.p50)])
+        late = late_stamps(stream.stamp_doubt_s[0], latencies_of(measurement).ttft_s.p50)
+        yield from [late] if late else []
 
 
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:

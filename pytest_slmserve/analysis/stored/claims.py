@@ -1,4 +1,5 @@
-"""Judging measurements by the claims and plans that a run stores with them: while it goes on, and from its archive."""
+"""Judging measurements by the claims, plans and gate terms that a run stores with them: while it goes on, and from its
+archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings of a gate for a model: text at the end of a run, Markdown for a pull request, facts for JSON."""
+"""Findings of a gate, and comparisons of any two sides: text, Markdown for a pull request, facts for JSON."""
 
 from __future__ import annotations
 

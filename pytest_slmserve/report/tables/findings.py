@@ -1,4 +1,5 @@
-"""Findings of a sweep, one line each: plateau, Pareto front, saturation law, roofline, and how far to trust it."""
+"""Findings of a sweep, one line each: plateau, Pareto front, saturation law, roofline, and how far to trust it. Notes
+on loads that an adaptive sweep did not measure: the reason, and the saturation law's prediction."""
 
 from __future__ import annotations
 
@@ -79,14 +80,12 @@ def _plateau(curve: Curve, tolerance: float) -> str:
     dip = _flat_for_a_while(gains, tolerance)
     if flat.value is None:
         chance = "" if not flat.known or flat.low is None else f", so it may be from {at(flat.low)} on"
-        return f"not reached: {_gain_text(gains[-1])}{chance}{dip}{certain}"
+        last = gains[-1]
+        gain = f"still gains {percent(last.value)}{between(last, 100, ' %')}"
+        return f"not reached: the last doubling ({last.start} to {last.end}) {gain}{chance}{dip}{certain}"
     high = "not reached" if flat.high is None else flat.high
     interval = f" (95 %: {flat.low} to {high})" if flat.known else ""
     return f"from {at(flat.value)}{interval}: {past}{dip}{certain}"
-
-
-def _gain_text(last: Gain) -> str:
-    return f"the last doubling ({last.start} to {last.end}) still gains {percent(last.value)}{between(last, 100, ' %')}"
 
 
 def _flat_for_a_while(gains: Sequence[Gain], tolerance: float) -> str:

@@ -1,4 +1,5 @@
-"""A task on a node: a session of its own, which measures one engine's cells and reports each as it ends."""
+"""A task on a node: a session of its own, which measures one engine's cells and reports each as it ends by
+messages."""
 
 from __future__ import annotations
 
@@ -161,6 +162,7 @@ Message = TaskStarted | CaseMeasured | CaseDone | CaseFailed | UserNote
 
 
 def packed(found: Sequence[Measurement]) -> bytes:
+    """Measurements encoded as in the archive: small, and read by its rules."""
     lines = [line for m in found for line in (engine_line(m), measurement_line(m))]
     return gzip.compress(json.dumps(lines, allow_nan=False).encode(), mtime=0)
 
