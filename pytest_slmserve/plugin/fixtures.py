@@ -355,7 +355,7 @@ class BenchmarkReporter:
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Carry:
         from pytest_slmserve.plugin.parametrize import CLOCK
-        from pytest_slmserve.report.export.pytest_benchmark import extra_info, seconds_per_request
+        from pytest_slmserve.report.point_facts import extra_info, seconds_per_request
 
         def carry(measurements: Sequence[Measurement]) -> None:
             rounds = iter(seconds := seconds_per_request(measurements))

@@ -19,7 +19,7 @@ def imported_once():
         "pytest_slmserve.run.advice",
         "pytest_slmserve.run.gate",
         "pytest_slmserve.plan.schedule",
-        "pytest_slmserve.report.export.pytest_benchmark",
+        "pytest_slmserve.report.point_facts",
         "pytest_slmserve.analysis.stored.claims",
         "pytest_slmserve.report.summary",
         "pytest_slmserve.run.sweeps",

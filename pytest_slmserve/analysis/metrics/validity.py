@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.device.sensor_health import health
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies, judged_failures, judged_rows, latencies_of
-from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_problems
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, late_sends, late_stamps
 from pytest_slmserve.analysis.stats.estimates import percent
@@ -37,6 +36,9 @@ LOAD_TOLERANCE = 0.05
 LOAD_STEPS = 3  # between two requests a user waits for the step under way, the one scheduled ahead, and its own turn
 TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may be told twice
 STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
+# Of the prompt tokens. Prompts are at most about half of the work at the usual lengths, so what is saved by this moves
+# a rate by less than repeats differ; a chat template that begins every prompt stays below it.
+MOST_CACHED = 0.05
 
 
 class CheckResult(NamedTuple):
@@ -295,3 +297,36 @@ def _convoys(run: Run, period: int) -> tuple[range, range]:
     if not each:
         return range(0), range(0)
     return range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """share: of the prompt tokens, which were not computed: a rate with them is a different rate. told_by: whose
+    count it is."""
+
+    share: float
+    told_by: str
+
+
+def cache_hit_share(run: Run) -> Cached | None:
+    """Share of the prompt tokens served by a prefix cache, and the source of the count. Per-request counts of the
+    requests that ended in the window come first, where the server or engine reports them. Otherwise a server's counters
+    cover the whole load, its other users included. None where neither is reported."""
+    found, ended = run.samples.cached_tokens, window.finished_in_window(run)
+    if any(count is not None for count in found) and ended:  # some servers leave out a count of 0
+        prompts = sum(run.samples.prompt_tokens[i] for i in ended)
+        return Cached(sum(found[i] or 0 for i in ended) / prompts, "by its count for each request")
+    looked_up, hits = (run.stream and run.stream.cache_lookups) or (0, 0)
+    return Cached(hits / looked_up, "by its counters") if looked_up else None
+
+
+def cache_hit_problems(measurement: Measurement) -> Iterator[str]:
+    """Yield a problem where a prefix cache served more than `MOST_CACHED` of the prompt tokens, which the specification
+    does not allow. The load was then lighter than it looks."""
+    seen = cache_hit_share(measurement.run)
+    if seen and seen.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
+        yield (
+            f"{percent(seen.share)} of the prompt tokens came from a prefix cache, {seen.told_by} (bound "
+            f"{percent(MOST_CACHED)}): prompts that it has not seen, or --slm-allow-prefix-cache (measure: "
+            "--allow-prefix-cache)"
+        )

@@ -8,10 +8,10 @@ from typing import Any, TypeGuard
 
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Slo
-from pytest_slmserve.analysis.metrics.ramp import steps_of
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import check, problems
+from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.analysis.sweep.peak_goodput import RATE, HighestLoad, Peak
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.loads.single_load import (

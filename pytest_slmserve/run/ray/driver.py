@@ -21,8 +21,7 @@ from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.ray.connect import connect, hosts_of
 from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
 from pytest_slmserve.run.ray.task import (
-    CaseDone,
-    CaseFailed,
+    CaseEnded,
     CaseMeasured,
     EngineTask,
     Message,
@@ -243,10 +242,9 @@ class Cluster:
             case CaseMeasured(key, packed):
                 session.executor.keep(sent.open[key], self._group(sent, packed))
                 self._came += 1
-            case CaseDone(key):
-                del sent.open[key]
-            case CaseFailed(key, error):
-                self._failed[key] = error
+            case CaseEnded(key, error):
+                if error:
+                    self._failed[key] = error
                 del sent.open[key]
             case UserNote(note):
                 if note not in session.notes:

@@ -67,7 +67,7 @@ def carried_out(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[
             yield from map(UserNote, session.notes)
     except SlmError as error:
         for key in open_keys:
-            yield CaseFailed(key, error)
+            yield CaseEnded(key, error)
 
 
 def _measured(session: Session, key: str, case: Case, repeats: int) -> Iterator[Message]:
@@ -76,9 +76,9 @@ def _measured(session: Session, key: str, case: Case, repeats: int) -> Iterator[
         for group in session.executor.iter_repeats(case, repeats):
             yield CaseMeasured(key, packed(group))
     except SlmError as error:
-        yield CaseFailed(key, error)
+        yield CaseEnded(key, error)
     else:
-        yield CaseDone(key)
+        yield CaseEnded(key)
 
 
 def _session(engine_task: EngineTask) -> Session:
@@ -137,18 +137,11 @@ class CaseMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class CaseDone:
-    """The end of a case: all that was requested of it has been sent."""
+class CaseEnded:
+    """The end of a case, no more of it comes. error: what ended it; None: all that was requested has been sent."""
 
     key: str
-
-
-@dataclass(frozen=True, slots=True)
-class CaseFailed:
-    """The error that ended a case: no more of it comes."""
-
-    key: str
-    error: SlmError
+    error: SlmError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +151,7 @@ class UserNote:
     note: str
 
 
-Message = TaskStarted | CaseMeasured | CaseDone | CaseFailed | UserNote
+Message = TaskStarted | CaseMeasured | CaseEnded | UserNote
 
 
 def packed(found: Sequence[Measurement]) -> bytes:

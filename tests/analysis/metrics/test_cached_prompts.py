@@ -8,8 +8,7 @@ import pytest
 from strategies import measurement, planted_run
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.analysis.metrics.prefix_cache import BOUND, cache_hit_problems, cache_hit_share
-from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.metrics.validity import MOST_CACHED, cache_hit_problems, cache_hit_share, problems
 from pytest_slmserve.archive.codec import measurement_line, measurement_of
 from pytest_slmserve.schema.records import Stream
 
@@ -51,8 +50,8 @@ def test_counters_are_asked_only_where_no_request_tells():
 
 
 def test_the_bound_itself_is_not_too_much():
-    at = replace(planted_run(4, 400.0), stream=replace(STREAM, cache_lookups=(1000, round(1000 * BOUND))))
-    beyond = replace(at, stream=replace(STREAM, cache_lookups=(1000, round(1000 * BOUND) + 1)))
+    at = replace(planted_run(4, 400.0), stream=replace(STREAM, cache_lookups=(1000, round(1000 * MOST_CACHED))))
+    beyond = replace(at, stream=replace(STREAM, cache_lookups=(1000, round(1000 * MOST_CACHED) + 1)))
     m = measurement(concurrency=4)
     assert not [*cache_hit_problems(replace(m, run=at))] and len([*cache_hit_problems(replace(m, run=beyond))]) == 1
     assert "came from a prefix cache" in problems(replace(m, run=beyond))[-1]
