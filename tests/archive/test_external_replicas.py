@@ -36,7 +36,7 @@ def test_rows_become_sets_and_equal_ones_repeats():
     assert (one.replicas, one.limit, one.total, one.rates) == (1, 64, 64, (100.0,))
     assert (two.replicas, two.limit, two.total, two.rates) == (2, 32, 64, (150.0, 160.0))
     assert two.preempted and two.point.problems == ("3 preemptions",) and not one.preempted
-    assert one.latencies_s == (0.005,) and one.point.energy_per_token_j == pytest.approx(3.0)
+    assert one.point.e2e_repeats == (0.005,) and one.point.energy_per_token_j == pytest.approx(3.0)
     assert one.point.concurrency == two.point.concurrency == 64
 
 

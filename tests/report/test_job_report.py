@@ -63,7 +63,7 @@ def test_a_simulated_job_says_so_and_without_jobs_there_is_nothing():
 @pytest.mark.parametrize(
     ("jobs", "name", "words"),
     [
-        (GRID, "output-length", ("opt-6.7b, all at once", "opt-6.7b, 10/s", "requests/s", "NVIDIA H200")),
+        (GRID, "output-length", ("opt-6.7b, all at once", "opt-6.7b, 10/s", "requests/s", "NVIDIA H200, vLLM 0.26.0")),
         (CACHES, "kv-blocks", ("KV blocks (dashed: all requests fit)", "preemptions")),
     ],
 )
