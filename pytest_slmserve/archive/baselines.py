@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points.replica_points import all_groups
 from pytest_slmserve.archive.own_folder import make_folder
@@ -85,9 +86,7 @@ def accept(
     """
     judged = _judged(measurements)
     left_out = tuple(LeftOut(m, why) for m, why in judged if why)
-    named: dict[str, list[Measurement]] = {}
-    for m in (m for m, why in judged if not why):
-        named.setdefault(f"{baseline_name(m.environment)}{SUFFIX}", []).append(m)
+    named = grouped((m for m, why in judged if not why), lambda m: f"{baseline_name(m.environment)}{SUFFIX}")
     if not named:
         reason = left_out[0].why if left_out else "nothing was measured"
         raise BadUsage(f"nothing here can be a baseline: {reason}", "records of a run whose points are valid")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_slmserve.analysis.compare.external_replicas import EngineSet
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.archive.external import (
     Columns,
     Row,
@@ -55,11 +56,11 @@ def _groups(rows: Sequence[Row], columns: Columns, pairs: Sequence[tuple[str, st
         name: {_plain(text): text for text in sorted({text_of(row, name) for row in rows}, reverse=True)}
         for name in names
     }
-    found: dict[tuple[int, int, Settings], list[Row]] = {}
-    for row in rows:
-        settings = tuple((name, spelled[name][_plain(text_of(row, name))]) for name in names)
-        found.setdefault((*_place(row, columns), settings), []).append(row)
-    return found
+
+    def settings(row: Row) -> Settings:
+        return tuple((name, spelled[name][_plain(text_of(row, name))]) for name in names)
+
+    return grouped(rows, lambda row: (*_place(row, columns), settings(row)))
 
 
 def _place(row: Row, columns: Columns) -> tuple[int, int]:

@@ -20,12 +20,12 @@ from pytest_slmserve.commands.judge import add_columns, are_external, check_want
 from pytest_slmserve.commands.report import curves_of, read_all
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.report.advice import text, verification
-from pytest_slmserve.report.advice.facts import advice_facts
+from pytest_slmserve.report.advice.text import advice_facts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.live_line import LiveLine, Status
 from pytest_slmserve.report.tables.several_gpus import gpus_advice
-from pytest_slmserve.run import verify_advice
-from pytest_slmserve.run.verify_advice import VerifyOptions
+from pytest_slmserve.run import advice as run_advice
+from pytest_slmserve.run.advice import VerifyOptions
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Progress
@@ -104,15 +104,15 @@ def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:
 
 def verify(found: Plan, source: ResultSource, curves: Sequence[Curve], terms: VerifyOptions, as_object: bool) -> int:
     """The advice, and whether engines that are started so serve what it predicts."""
-    alone = verify_advice.trials(found, curves, terms.python)
-    joint = verify_advice.joint_of(found, alone, terms.sharing)
+    alone = run_advice.trials(found, curves, terms.python)
+    joint = run_advice.joint_of(found, alone, terms.sharing)
     try:
-        with verify_advice.opened(alone, joint, terms) as session:
+        with run_advice.opened(alone, joint, terms) as session:
             line = LiveLine(sys.stderr)
             session.executor.on_progress, session.devices.pool.on_wait = partial(_show, line), line.on_wait
             if not as_object:
                 print(f"{text.text(found, source)}\n", flush=True)
-            seen = verify_advice.verify(session, alone, joint, terms)
+            seen = run_advice.verify(session, alone, joint, terms)
             line.clear()
     except KeyboardInterrupt:
         print(f"interrupted: nothing runs any more; what was measured is in {terms.records}", file=sys.stderr)

@@ -12,7 +12,7 @@ from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import Row, rate_of, text_of
 from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, check_share
 from pytest_slmserve.report.as_json import as_json
-from pytest_slmserve.report.gate import comparisons as report
+from pytest_slmserve.report.gate import text as report
 from pytest_slmserve.schema.errors import BadUsage
 
 SIDES = ("baseline", "candidate")

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
-from pytest_slmserve.analysis.metrics.ramp import steps_of
 from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import measure_loads, measure_requests

@@ -14,8 +14,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import Gated, weaker
 from pytest_slmserve.analysis.metrics.goodput import Slo, slo_of_requests
 from pytest_slmserve.analysis.points.job_points import job_points
 from pytest_slmserve.analysis.points.replica_points import shared_points
-from pytest_slmserve.analysis.stored.claims import judge_all, rows_from, stored_curves, unique
-from pytest_slmserve.analysis.stored.gates import stored_gates
+from pytest_slmserve.analysis.stored.claims import judge_all, rows_from, stored_curves, stored_gates, unique
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
 from pytest_slmserve.archive.calibrations import beside, find, noise_key
 from pytest_slmserve.archive.runs import RunChoice, chosen, runs_of

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.plan.costs import PlannedItem, start_estimate_s
 from pytest_slmserve.plan.titles import Engines, clock, engine_alone, engine_title, gpus_of
 from pytest_slmserve.schema.errors import BadUsage
@@ -31,10 +32,7 @@ class Group:
 
     @cached_property
     def by_load(self) -> Mapping[Load | None, Sequence[PlannedItem]]:
-        found: dict[Load | None, list[PlannedItem]] = {}
-        for cell in self.cells:
-            found.setdefault(cell.load, []).append(cell)
-        return found
+        return grouped(self.cells, lambda cell: cell.load)
 
     @property
     def divisible(self) -> bool:
@@ -58,11 +56,8 @@ def seconds_of(cells: Sequence[PlannedItem]) -> float:
 def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
     """Groups of cells by engine, in the order in which the engines first occur. Cells without an engine are left out,
     for they take no GPU: they read, or hold launches of their own."""
-    found: dict[Engines, list[PlannedItem]] = {}
-    for cell in cells:
-        if cell.engine is not None:
-            found.setdefault(cell.engine, []).append(cell)
-    return [Group.from_items(engine, its) for engine, its in found.items()]
+    found = grouped(cells, lambda cell: cell.engine)
+    return [Group.from_items(engine, its) for engine, its in found.items() if engine is not None]
 
 
 def in_order(groups: Sequence[Group]) -> list[Group]:

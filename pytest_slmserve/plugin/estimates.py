@@ -132,11 +132,10 @@ def time_left(session: Session, items: Sequence[Any], step_s: float = 0.0) -> Ti
 
 def may_ask_for_more(items: Sequence[Any]) -> bool:
     """Does one of the items measure what its body asks for?"""
-    return any(is_measured(item) and not is_skipped(item) and _asks_by_itself(item) for item in items)
-
-
-def _asks_by_itself(item: Any) -> bool:
-    return case_of(item) is None and not AS_IT_GOES.isdisjoint(item.fixturenames)
+    return any(
+        is_measured(item) and not is_skipped(item) and case_of(item) is None and AS_IT_GOES & {*item.fixturenames}
+        for item in items
+    )
 
 
 def _may_go_on(session: Session, items: Sequence[Any]) -> bool:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.analysis.sweep.curve import Curve
     from pytest_slmserve.analysis.verdict import Verdict
     from pytest_slmserve.engines.base import Engine
-    from pytest_slmserve.plugin.gpu_sampler import SampledBlock
-    from pytest_slmserve.plugin.points import Carry, PlannedCase, SharedEngines
+    from pytest_slmserve.plugin.points import Carry, PlannedCase, SampledBlock, SharedEngines
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.gate import Gates
     from pytest_slmserve.run.session import Session
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from pytest_slmserve.schema.workloads import Workload
 
     Watching = Callable[[], AbstractContextManager[SampledBlock]]
+
+OUR_KEY = "records"  # in the `extra_info` of a benchmark that shows a point of ours
 
 
 @pytest.fixture(scope="session")
@@ -332,7 +333,7 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     """Reads the sensors beside a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
     and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage where the run reads no
     sensors."""
-    from pytest_slmserve.plugin.gpu_sampler import watching
+    from pytest_slmserve.plugin.points import watching
     from pytest_slmserve.schema.errors import BadUsage
 
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
@@ -354,7 +355,7 @@ class BenchmarkReporter:
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Carry:
         from pytest_slmserve.plugin.parametrize import CLOCK
-        from pytest_slmserve.report.export.pytest_benchmark import extra_info, seconds_per_request
+        from pytest_slmserve.report.point_facts import extra_info, seconds_per_request
 
         def carry(measurements: Sequence[Measurement]) -> None:
             rounds = iter(seconds := seconds_per_request(measurements))
@@ -366,9 +367,19 @@ class BenchmarkReporter:
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        from pytest_slmserve.plugin.detail import groups_to_show
+        """Leave points of ours in pytest-benchmark's own table where all is shown, or where it compares or draws. Their
+        groups say that a time there is that of a request, not of the test."""
+        from pytest_slmserve.plugin.items import detail_of
 
-        return groups_to_show(config, (yield))
+        wanted = config.getoption("benchmark_compare") or config.getoption("benchmark_histogram")
+        shown = wanted or (SESSION in config.stash and detail_of(config) == "all")
+        found: list[tuple[str | None, list[Any]]] = []
+        for name, benchmarks in (yield):
+            ours = [each for each in benchmarks if OUR_KEY in each["extra_info"]]
+            others = [each for each in benchmarks if OUR_KEY not in each["extra_info"]]
+            found += [(name, others)] if others else []
+            found += [(f"s per request: {name}" if name else "s per request", ours)] if ours and shown else []
+        return found
 
 
 class NoReporter:

@@ -21,6 +21,7 @@ from pytest_slmserve.plugin.items import (
     PROBLEM,
     PROVES_NOTHING,
     SESSION,
+    detail_of,
     is_gate,
     is_measured,
     left_out_reason,
@@ -419,7 +420,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         or not (session.results or session.verdicts.judged or session.gates or session.notes)
     ):
         return
-    from pytest_slmserve.plugin.detail import detail_of
     from pytest_slmserve.report.summary import write_summary
 
     terminalreporter.ensure_newline()

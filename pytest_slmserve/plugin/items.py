@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_slmserve.plan.planner import MarkerOverrides
     from pytest_slmserve.run.baseline import StoredBaseline
     from pytest_slmserve.run.session import Session
+    from pytest_slmserve.schema.literals import Detail
     from pytest_slmserve.schema.loads import ClosedLoop
     from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
 
@@ -45,6 +46,16 @@ NO_PATH = "without a path only tests that measure run"
 IN_A_SUITE = "--slm-suite {} runs them, or their own path"
 PROVES_NOTHING = "simulated numbers prove no claim of the papers (--slm-strict judges them)"
 PACKAGE = Path(__file__).parents[1]
+
+
+def detail_of(config: pytest.Config) -> Detail:
+    """How much is printed at the end: as the command line asks; else by pytest's -v and -q, or as other options say."""
+    options, verbose = config.stash[SESSION].options, config.option.verbose
+    if options.source["report"] == "command line" or not verbose:
+        return options.report
+    if verbose < 0:
+        return "summary"
+    return "all" if verbose > 1 or options.report == "all" else "tables"
 
 
 def is_measured(item: pytest.Item) -> bool:

@@ -46,7 +46,7 @@ def cases_of(fixture: str, session: Session, words: Mapping[str, Any]) -> list[C
             )
         case _:
             if "jobs" not in words:
-                raise _no_jobs()
+                raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{A_JOB}])")
             return job_cases(planner, words)
 
 
@@ -75,10 +75,6 @@ class Clock:
 
 
 CLOCK = Clock()
-
-
-def _no_jobs() -> Exception:
-    return BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{A_JOB}])")
 
 
 def gate_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:

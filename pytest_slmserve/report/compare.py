@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from pytest_slmserve.analysis.compare.runs import Judgement, MetricChange, RunComparison
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.report.as_json import facts, plain
 from pytest_slmserve.report.gate.diagnosis import difference_text
@@ -104,14 +105,12 @@ def _value(change: MetricChange, value: float) -> str:
 
 def _undecided(changes: Sequence[MetricChange]) -> Iterator[str]:
     """A line for each reason, with the cases that it concerns."""
-    reasons: dict[str, list[MetricChange]] = {}
-    for each in changes:
-        if each.verdict is Judgement.UNDECIDED:
-            reasons.setdefault(each.why, []).append(each)
-    for why, concerned in reasons.items():
-        loads: dict[str, dict[str, None]] = {}
-        for each in concerned:
-            loads.setdefault(each.subject, {})[each.load.removesuffix(" in flight")] = None
+    undecided = (each for each in changes if each.verdict is Judgement.UNDECIDED)
+    for why, concerned in grouped(undecided, lambda each: each.why).items():
+        loads = {
+            subject: dict.fromkeys(each.load.removesuffix(" in flight") for each in same)
+            for subject, same in grouped(concerned, lambda each: each.subject).items()
+        }
         cases = "; ".join(f"{subject} at {', '.join(each)}" for subject, each in loads.items())
         yield hanging(f"undecided: {why} ({counted(len(concerned), 'metric')}: {cases})", 2)
 

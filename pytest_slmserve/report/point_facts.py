@@ -8,14 +8,15 @@ from typing import Any
 
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo
 from pytest_slmserve.analysis.metrics.summary import Summary
-from pytest_slmserve.analysis.points.job_points import JobPoint
+from pytest_slmserve.analysis.points.job_points import JobPoint, job_points
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines
-from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.points.sweep_points import Point, points_of
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import Load, load_facts
+from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.stored_names import from_stored
 from pytest_slmserve.schema.workloads import WorkloadReference
@@ -93,3 +94,21 @@ def _figures(point: Point | JobPoint | ReplicaPoint, slo: Slo | None) -> dict[st
 
 def goodput_facts(found: Goodput | None) -> dict[str, Any] | None:
     return None if found is None else {**facts(found), "by_slo": dict(found.by_slo)}
+
+
+def seconds_per_request(measurements: Sequence[Measurement]) -> list[float]:
+    """Rounds of pytest-benchmark, one per valid repeat: the window's seconds over the requests it completed."""
+    output = measurements[0].workload.mean_output_tokens
+    return [output / rate for point in _points(measurements) for rate in point.repeats]
+
+
+def extra_info(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Facts for pytest-benchmark: every plain number of the point, the ids of its records, and what identifies it."""
+    point, first = _points(measurements)[0], measurements[0]
+    numbers = {f.name: getattr(point, f.name) for f in fields(point)}
+    plain = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
+    return {**plain, "records": list(point.records), "workload": first.workload.hash, "interface": first.spec.interface}
+
+
+def _points(measurements: Sequence[Measurement]) -> Sequence[Point | JobPoint]:
+    return points_of(measurements) or job_points(measurements)

@@ -7,12 +7,14 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from statistics import fmean
 from textwrap import shorten
 
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Slo
-from pytest_slmserve.analysis.points.job_points import JobPoint, grouped
+from pytest_slmserve.analysis.points.job_points import JobPoint
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import percent
@@ -20,9 +22,8 @@ from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, is_m
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.analysis.verdict import State, Verdict
-from pytest_slmserve.report.gate.comparisons import COLUMNS as COMPARED
-from pytest_slmserve.report.gate.comparisons import WORDS
-from pytest_slmserve.report.gate.text import goes_on, title
+from pytest_slmserve.report.gate.text import COLUMNS as COMPARED
+from pytest_slmserve.report.gate.text import WORDS, goes_on, title
 from pytest_slmserve.report.numbers import change, changes, counted, figure, milliseconds
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.goodput import highest_good_load
@@ -155,11 +156,11 @@ def _sweeps(found: Findings, longest: int) -> Iterator[Section]:
     """A table for each device; what was measured beside the sweeps of the run is in its tables."""
     measured = [curve for curve in found.curves if curve.points]
     shown = [curve for curve in measured if is_main_sweep(curve)] or measured
-    for group in grouped(zip(shown, labels(shown)), lambda pair: _place(pair[0])):
+    for place, group in grouped(zip(shown, labels(shown)), lambda pair: _place(pair[0])).items():
         rows = [_model_row(curve, label, found) for curve, label in group]
         bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
         parts = table_parts(rows, ROWS)
-        head = [*_block(f"{_place(group[0][0])}{bounds}", longest), *_plain(parts.head)]
+        head = [*_block(f"{place}{bounds}", longest), *_plain(parts.head)]
         yield Section(head, [_plain(lines) for lines in parts.rows], "model", weight=6, foot=_plain(parts.foot))
 
 
@@ -193,7 +194,8 @@ def _good(curve: Curve, slo: Slo | None) -> str:
 def _replicas(found: Findings, longest: int) -> Iterator[Section]:
     """A line for each set of models: the deployment that serves most of those measured."""
     entries = []
-    for group in grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models)):
+    alike = grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models))
+    for group in alike.values():
         if valid := [point for point in group if point.valid]:
             best = max(valid, key=lambda p: p.output_tokens_per_s or 0.0)
             alone = alone_at(best, found.curves)
@@ -208,7 +210,7 @@ def _replicas(found: Findings, longest: int) -> Iterator[Section]:
 
 def _jobs(found: Findings, longest: int) -> Iterator[Section]:
     """A table for each host; a sentence where it served one job."""
-    for jobs in grouped(found.jobs, lambda job: job.environment.key):
+    for jobs in grouped(found.jobs, lambda job: job.environment.key).values():
         if len(jobs) == 1:
             yield Section([], [_block(_job(jobs[0]), 2)], "job")
             continue
@@ -267,31 +269,26 @@ def _claims(found: Findings, longest: int) -> Iterator[Section]:
         "HOLD, UNEXPECTED": [v for v, how in seen if how == "unexpected" and v.state is State.HOLDS],
         "undecided": [v for v, how in seen if how == "undecided"],
     }
-    wrong = [*kinds["FAIL"], *kinds["HOLD, UNEXPECTED"]]
+    wrong = kinds["FAIL"] or kinds["HOLD, UNEXPECTED"]
     colour: Colour = "red" if wrong else "yellow" if kinds["undecided"] else "green"
     head = _block(
         f"claims: {', '.join(f'{len(each)} {name}' for name, each in kinds.items() if each)}", longest, colour
     )
-    entries = [_block(f"  {_shout(v)} {v.claim}, {v.subject}: {v.why}", longest, "red") for v in wrong]
+    entries = [
+        _block(f"  {word} {v.claim}, {v.subject}: {v.why}", longest, "red")
+        for word, kind in (("FAILS", "FAIL"), ("HOLDS, UNEXPECTED", "HOLD, UNEXPECTED"))
+        for v in kinds[kind]
+    ]
     yield Section(head, entries, "claim", weight=4)
-    by_remedy: dict[str, list[Verdict]] = {}
-    for verdict in kinds["undecided"]:
-        by_remedy.setdefault(remedy(verdict, found.curves), []).append(verdict)
-    undecided = by_remedy.items()
+    undecided = grouped(kinds["undecided"], lambda verdict: remedy(verdict, found.curves)).items()
     entries = [_block(f"  undecided: {what}: {_named(them)}", longest, "yellow") for what, them in undecided]
     yield Section([], entries, "reason", weight=2)
 
 
-def _shout(verdict: Verdict) -> str:
-    return "FAILS" if verdict.state is State.FAILS else "HOLDS, UNEXPECTED"
-
-
 def _named(verdicts: Sequence[Verdict]) -> str:
     """ "throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 models)" """
-    subjects: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        subjects.setdefault(verdict.claim, []).append(verdict.subject)
-    each = {claim: f"{len(of)} models" if len(of) > 2 else "; ".join(of) for claim, of in subjects.items()}
+    by_claim = grouped(verdicts, lambda verdict: verdict.claim).items()
+    each = {claim: f"{len(of)} models" if len(of) > 2 else "; ".join(v.subject for v in of) for claim, of in by_claim}
     return ", ".join(f"{claim} ({of})" for claim, of in each.items())
 
 
@@ -319,12 +316,12 @@ def _disturbed(found: Findings, longest: int) -> Iterator[Section]:
     wrong = [(_standing(point), label, load, point) for label, load, point in points]
     wrong = sorted((each for each in wrong if each[0]), key=lambda each: STANDINGS.index(each[0]))
     entries = []
-    for group in grouped(wrong, lambda each: (each[0], _kind(each[3]))):
-        loads: dict[str, list[str]] = {}
-        for _, label, load, _ in group:
-            loads.setdefault(label, []).append(load)
-        names = "; ".join(f"{label} at {', '.join(dict.fromkeys(each))}" for label, each in loads.items())
-        entries.append(_block(f"  {group[0][0]}: {names}: {_reason(group[0][3])}", longest))
+    for (standing, _), group in grouped(wrong, lambda each: (each[0], _kind(each[3]))).items():
+        loads = {
+            label: dict.fromkeys(each[2] for each in same) for label, same in grouped(group, itemgetter(1)).items()
+        }
+        names = "; ".join(f"{label} at {', '.join(each)}" for label, each in loads.items())
+        entries.append(_block(f"  {standing}: {names}: {_reason(group[0][3])}", longest))
     if entries:
         head = _block(f"disturbed: {len(wrong)} of {counted(len(points), 'point')}", longest, "yellow")
         yield Section(head, entries, "reason")

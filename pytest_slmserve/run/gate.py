@@ -27,7 +27,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
 )
 from pytest_slmserve.analysis.gate.waivers import Waiver, waiver_for
 from pytest_slmserve.analysis.metrics.validity import is_clean
-from pytest_slmserve.analysis.stored.gates import stored_gates
+from pytest_slmserve.analysis.stored.claims import stored_gates
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, beside, find, keep, noise_key
 from pytest_slmserve.archive.store import read

@@ -16,7 +16,7 @@ from terminals import Screen
 
 from pytest_slmserve.__main__ import main, parser, run
 from pytest_slmserve.analysis.metrics.latency import latencies_of
-from pytest_slmserve.analysis.metrics.ramp import steps_of
+from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands.measure_loads import asked, least_s

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from interfaces import problems_of, small_workload, somebodys_server, stand_in, url_of
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
-from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.metrics.validity import cache_hit_share, problems
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.pool import Pool

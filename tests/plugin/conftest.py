@@ -19,8 +19,8 @@ def imported_once():
         "pytest_slmserve.run.advice",
         "pytest_slmserve.run.gate",
         "pytest_slmserve.plan.schedule",
-        "pytest_slmserve.report.export.pytest_benchmark",
-        "pytest_slmserve.analysis.stored.gates",
+        "pytest_slmserve.report.point_facts",
+        "pytest_slmserve.analysis.stored.claims",
         "pytest_slmserve.report.summary",
         "pytest_slmserve.run.sweeps",
     ):

@@ -6,7 +6,7 @@ import pytest
 from inside import SWEEP
 from interfaces import problems_of, somebodys_server, url_of
 
-from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
+from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 
 POINT = (
     "--slm-models=slm",

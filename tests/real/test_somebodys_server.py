@@ -16,7 +16,7 @@ from processes import until
 from real_engine import SPEC
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
+from pytest_slmserve.analysis.metrics.validity import cache_hit_share
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.engines.launch.model_files import tokenizer_files
 from pytest_slmserve.engines.server import HOST, ServerEngine, free_port

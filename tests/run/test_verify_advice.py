@@ -28,11 +28,9 @@ from pytest_slmserve.engines.launch.device_lock import DeviceLock
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.cases import Case
-from pytest_slmserve.run import executor, verify_advice
+from pytest_slmserve.run import advice, executor
 from pytest_slmserve.run import session as sessions
-from pytest_slmserve.run.measure import measure_case
-from pytest_slmserve.run.session import Session
-from pytest_slmserve.run.verify_advice import (
+from pytest_slmserve.run.advice import (
     VerifyCase,
     VerifyOptions,
     as_advised,
@@ -42,6 +40,8 @@ from pytest_slmserve.run.verify_advice import (
     trials,
     verify,
 )
+from pytest_slmserve.run.measure import measure_case
+from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
@@ -295,7 +295,7 @@ def test_records_of_another_kind_of_host(swept, tmp_path, capsys):
 
 
 def test_records_of_a_gpu_where_there_is_none(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(verify_advice, "same_requests", lambda source: None)
+    monkeypatch.setattr(advice, "same_requests", lambda source: None)
     monkeypatch.setattr(sessions, "probe", lambda *_: (_ for _ in ()).throw(BadUsage("no GPU here", "--slm-cpu")))
     curve = curve_of("opt-1.3b", h200())
     asked = plan(of_curves([curve], None, None).subjects, Objectives(slo=RelativeSlo(2, 32)))
@@ -363,7 +363,7 @@ def test_wrong_usage(tmp_path, capsys, arguments, words):
 
 def test_mps_where_there_is_none_is_said_before_anything_is_measured(swept, tmp_path, capsys, monkeypatch):
     path = swept(models="opt-125m,opt-1.3b")
-    monkeypatch.setattr(verify_advice, "cannot_share", lambda *_: "no MPS here")
+    monkeypatch.setattr(advice, "cannot_share", lambda *_: "no MPS here")
     status, out, err = advise(capsys, path, "--gpu-memory", "140GiB", "--sharing", "mps")
     assert (status, out) == (4, "") and "no MPS here" in err and "--sharing time-slicing" in err
     assert not (tmp_path / ".slm").exists()

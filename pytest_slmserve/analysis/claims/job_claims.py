@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.job_points import (
     CONTINUOUS,
     JobPoint,
-    grouped,
     most_varied,
     same_but_batching,
     same_but_kv,
@@ -229,7 +229,7 @@ def has_caches(curve: Curve) -> bool:
 
 def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     """Jobs with the same requests batched in different ways: of each such group and way, the job measured last."""
-    groups = [g for g in grouped(jobs, same_but_batching) if len({p.batching for p in g}) > 1]
+    groups = [g for g in grouped(jobs, same_but_batching).values() if len({p.batching for p in g}) > 1]
     return [point for group in groups for point in {p.batching: p for p in group}.values()]
 
 

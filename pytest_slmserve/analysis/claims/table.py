@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pytest_slmserve.analysis.claims import gpu_claims, job_claims, kv_blocks, table1
 from pytest_slmserve.analysis.claims.claim import Claim, ClaimRow, Judge, Others, Parameters
-from pytest_slmserve.analysis.compare import deployments, interference, replicas, tensor_parallel
+from pytest_slmserve.analysis.compare import deployments, interference, replicas
 from pytest_slmserve.analysis.sweep import curve as curves
 from pytest_slmserve.analysis.sweep.curve import Curve, is_sweep
 from pytest_slmserve.analysis.verdict import Verdict
@@ -123,7 +123,7 @@ CLAIMS: tuple[Claim, ...] = (
         curves.PLATEAU,
         "Throughput reaches a plateau within the engine's KV capacity: a further doubling of the load gains little.",
         f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
-        _by(curves.pareto_plateau, "tolerance"),
+        _by(curves.Curve.pareto_plateau, "tolerance"),
         parameters=_LAW,
         evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B gains 13.7 % from 128 to 256, 3.6 % from 256 to 512",
     ),
@@ -131,7 +131,7 @@ CLAIMS: tuple[Claim, ...] = (
         curves.LATENCY,
         "Past the plateau each doubling of the load still raises the mean latency.",
         f"{MIND_THE_GAP}; {TOWARDS_PARETO}",
-        _by(curves.latency_keeps_rising, "tolerance"),
+        _by(curves.Curve.latency_keeps_rising, "tolerance"),
         parameters=_LAW,
         evidence="Little's law: at constant throughput the time in the engine doubles with the load",
     ),
@@ -139,7 +139,7 @@ CLAIMS: tuple[Claim, ...] = (
         curves.PARETO,
         "Every load up to the plateau is Pareto-optimal: none beats it in both throughput and mean latency.",
         TOWARDS_PARETO,
-        _by(curves.pareto_up_to_plateau, "tolerance", "margin"),
+        _by(curves.Curve.pareto_up_to_plateau, "tolerance", "margin"),
         parameters={**_LAW, "margin": curves.MARGIN},
         evidence="a step of more sequences is never shorter, so latency rises with throughput",
     ),
@@ -209,40 +209,40 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     *(claim for how in get_args(OwnSharing) for claim in _of_replicas(how)),
     Claim(
-        tensor_parallel.PER_GPU,
+        deployments.PER_GPU,
         "Spread over more GPUs, an engine whose load fits into one serves less per GPU.",
         f"{TOWARDS_PARETO}, figure 1",
-        _by(tensor_parallel.loses_per_gpu, "bound"),
+        _by(deployments.loses_per_gpu, "bound"),
         _wider,
         of="gpus",
         parameters={"bound": 1.0},
         evidence="each layer waits for two all-reduces, and what the host does for a step is not divided",
     ),
     Claim(
-        tensor_parallel.SLOWER,
+        deployments.SLOWER,
         "Spread over more GPUs, the smallest model serves less even in all.",
         f"{TOWARDS_PARETO}, figure 1",
-        _by(tensor_parallel.slows_the_smallest, "bound"),
+        _by(deployments.slows_the_smallest, "bound"),
         _wider_smallest,
         of="gpus",
         parameters={"bound": 1.0},
         evidence="a step of OPT-125M takes some milliseconds, most of them not of the GPU; 24 all-reduces come on top",
     ),
     Claim(
-        tensor_parallel.STILL_GAINS,
+        deployments.STILL_GAINS,
         "The largest model still gains from two GPUs to four.",
         f"{TOWARDS_PARETO}, figure 1",
-        _by(tensor_parallel.still_gains, "fewer", "more", "bound"),
+        _by(deployments.still_gains, "fewer", "more", "bound"),
         _wider_largest,
         of="gpus",
         parameters={"fewer": 2, "more": 4, "bound": 1.0},
         evidence="reading 13 GB of weights and as much of KV cache takes longer than the 80 all-reduces of a step",
     ),
     Claim(
-        tensor_parallel.REPLICAS,
+        deployments.REPLICAS,
         "A model that fits one GPU gains less from an engine over several than from a replica on each of them.",
         f"{TOWARDS_PARETO}, figure 1",
-        _by(tensor_parallel.replicas_beat, "bound"),
+        _by(deployments.replicas_beat, "bound"),
         _wider_and_replicas,
         of="gpus",
         parameters={"bound": 1.0},

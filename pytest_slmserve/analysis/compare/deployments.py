@@ -2,22 +2,30 @@
 
 One engine may be spread over several GPUs (tensor parallelism), or each GPU may have an engine of its own (replicas).
 What is compared is what they serve together, per GPU too. Where a load does not fit into the KV memory of one GPU, some
-of its requests wait there: what more GPUs gain then is memory, not speed, and is said so.
+of its requests wait there: what more GPUs gain then is memory, not speed, and is said so. The
+claims on it (arXiv:2404.03353, figure 1) are judged under the largest load that fits into the fewer GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
-from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.stats.estimates import Interval, times
 from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, unsure
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.specs import short_hash
 
 SIZED = ("tensor_parallel", "kv_cache_bytes", "max_num_seqs")  # what follows from how many GPUs an engine has
+PER_GPU = "tensor-parallel-loses-per-gpu"
+SLOWER = "tensor-parallel-slows-the-smallest"
+STILL_GAINS = "tensor-parallel-still-gains"
+REPLICAS = "replicas-per-gpu-beat-tensor-parallel"
+ONE_NUMBER = "no engine was measured on two numbers of GPUs under a load that fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +59,11 @@ class Deployment:
 def with_wider(curves: Iterable[Curve]) -> list[Curve]:
     """Each curve; the one on the fewest GPUs of a kind of engine with those of the same on more."""
     found = list(curves)
-    families: dict[str, list[Curve]] = {}
-    for curve in found:
-        if curve.spec:
-            families.setdefault(_family(curve), []).append(curve)
-    wider = {id(alike[0]): tuple(alike[1:]) for alike in map(_ascending, families.values()) if _spread(alike)}
+    wider: dict[int, tuple[Curve, ...]] = {}
+    for family in grouped((curve for curve in found if curve.spec), _family).values():
+        first, *others = sorted(family, key=_gpus_each)
+        if _gpus_each(first) < _gpus_each([first, *others][-1]):
+            wider[id(first)] = tuple(others)
     return [replace(curve, wider=wider.get(id(curve), ())) for curve in found]
 
 
@@ -67,12 +75,8 @@ def _family(curve: Curve) -> str:
     return short_hash([facts, where.per_gpu_key, workload.hash, load.ramp_up if load else None])
 
 
-def _ascending(curves: Sequence[Curve]) -> list[Curve]:
-    return sorted(curves, key=lambda c: c.spec.tensor_parallel_size if c.spec else 0)
-
-
-def _spread(curves: Sequence[Curve]) -> bool:
-    return len({c.spec.tensor_parallel_size for c in curves if c.spec}) > 1
+def _gpus_each(curve: Curve) -> int:
+    return curve.spec.tensor_parallel_size if curve.spec else 0
 
 
 def deployments(curve: Curve) -> tuple[Deployment, ...]:
@@ -124,3 +128,97 @@ def speedup(base: Deployment, other: Deployment, several: int = 1) -> Interval:
 def per_gpu(seen: Interval, base: Deployment, other: Deployment) -> Interval:
     """Factor of the throughput per GPU of `other` over that of `base`, from the factor `seen` of their throughputs."""
     return seen.mapped(lambda end: end * base.gpus / other.gpus)
+
+
+Pair = tuple[Deployment, Deployment]
+
+
+def loses_per_gpu(curve: Curve, bound: float) -> Verdict:
+    """Does an engine serve less per GPU, however many it has? value: the throughput per GPU on more of them that
+    decides, over that on the fewest."""
+    pairs = _against_fewest(curve)
+    if not pairs:
+        return Verdict.undecided(PER_GPU, curve.subject, ONE_NUMBER, bound)
+    state, seen, pair = every(below, bound, lambda n: [(per_gpu(speedup(*pair, n), *pair), pair) for pair in pairs])
+    why = f"on {_gpus(pair[1])} it serves {times(seen)} as much per GPU as on {_gpus(pair[0])}"
+    return _judged(curve, PER_GPU, state, why + _at(pair), bound, seen, pair)
+
+
+def slows_the_smallest(curve: Curve, bound: float) -> Verdict:
+    """Does an engine on the most GPUs serve less in all than on the fewest? value: that throughput over this."""
+    pairs = _against_fewest(curve)
+    if not pairs:
+        return Verdict.undecided(SLOWER, curve.subject, ONE_NUMBER, bound)
+    pair = max(pairs, key=lambda pair: pair[1].gpus)
+    seen = speedup(*pair)
+    why = f"on {_gpus(pair[1])} it serves {times(seen)} what it does on {_gpus(pair[0])}"
+    return _judged(curve, SLOWER, below(seen, bound), why + _at(pair), bound, seen, pair)
+
+
+def still_gains(curve: Curve, fewer: int, more: int, bound: float) -> Verdict:
+    """Does an engine on `more` GPUs serve more than `bound` times what it does on `fewer`?"""
+    pair = _largest_that_fits(one_engine_each(deployments(curve)), fewer, more)
+    if pair is None:
+        missing = f"no engine was measured on {fewer} and on {more} GPUs under a load that fits"
+        return Verdict.undecided(STILL_GAINS, curve.subject, missing, bound)
+    seen = speedup(*pair)
+    why = f"on {_gpus(pair[1])} it serves {times(seen)} what it does on {_gpus(pair[0])}"
+    return _judged(curve, STILL_GAINS, above(seen, bound), why + _at(pair), bound, seen, pair)
+
+
+def replicas_beat(curve: Curve, bound: float) -> Verdict:
+    """Do replicas with a GPU each serve more than one engine over as many GPUs, under the largest load that both were
+    measured under? value: their throughput over its."""
+    found = deployments(curve)
+    engines = one_engine_each(found)
+    pairs = [
+        (engines[one.gpus][one.concurrency], one)
+        for one in found
+        if one.sharing == "gpus"
+        and one.tensor_parallel_size < one.gpus
+        and one.concurrency in engines.get(one.gpus, {})
+    ]
+    if not pairs:
+        missing = "replicas with a GPU each and an engine over as many GPUs were not both measured under one load"
+        return Verdict.undecided(REPLICAS, curve.subject, missing, bound)
+    pair = max(pairs, key=lambda pair: (pair[0].gpus, pair[0].concurrency))
+    seen = speedup(*pair)
+    why = f"{pair[1].engines} replicas serve {times(seen)} what one engine over {_gpus(pair[0])} does"
+    why += f" at {pair[0].concurrency} in flight{_memory(engines, pair)}"
+    return _judged(curve, REPLICAS, above(seen, bound), why, bound, seen, pair)
+
+
+def _against_fewest(curve: Curve) -> list[Pair]:
+    engines = one_engine_each(deployments(curve))
+    if not engines:
+        return []
+    fewest, *more = sorted(engines)
+    return [pair for gpus in more if (pair := _largest_that_fits(engines, fewest, gpus))]
+
+
+def _largest_that_fits(engines: dict[int, dict[int, Deployment]], fewer: int, more: int) -> Pair | None:
+    """Engines on `fewer` and on `more` GPUs under the largest load that fits at once on both; None without one."""
+    first, second = engines.get(fewer, {}), engines.get(more, {})
+    loads = [load for load in first.keys() & second.keys() if first[load].fits and second[load].fits]
+    return (first[max(loads)], second[max(loads)]) if loads else None
+
+
+def _memory(engines: dict[int, dict[int, Deployment]], pair: Pair) -> str:
+    """A clause that several GPUs gain by memory too, where the load does not fit into one; else empty."""
+    alone = engines.get(pair[1].tensor_parallel_size, {}).get(pair[0].concurrency)
+    if alone is None or alone.fits:
+        return ""
+    return f", of which one GPU runs {alone.room} at once: there an engine over several gains memory, not speed alone"
+
+
+def _gpus(one: Deployment) -> str:
+    return "1 GPU" if one.gpus == 1 else f"{one.gpus} GPUs"
+
+
+def _at(pair: Pair) -> str:
+    return f" at {pair[0].concurrency} in flight, the largest load that fits"
+
+
+def _judged(curve: Curve, claim: str, state: State, why: str, bound: float, seen: Interval, pair: Pair) -> Verdict:
+    why += f" (bound {bound:g}){unsure(seen)}"
+    return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *(one.served for one in pair))

@@ -36,12 +36,8 @@ def neighbours_do_not_disturb(curve: Curve, margin: float) -> Verdict:
         return [(ratio(q, p, among, several=several).mapped(lambda end: end - 1), p.concurrency) for p, q in pairs]
 
     state, decisive, _ = every_within(-margin, margin, changes)
-    told = "; ".join(f"{_signed(change)} at {load}" for change, load in changes())
+    told = "; ".join(f"{'+' if seen.value >= 0 else ''}{percent_interval(seen)} at {n}" for seen, n in changes())
     why = f"output tokens/s alone against beside others: {told} in flight (bound {percent(margin)})"
     return Verdict.from_interval(
         CLAIM, curve.subject, state, why, decisive, margin, *(point for pair in pairs for point in pair)
     )
-
-
-def _signed(seen: Interval) -> str:
-    return f"{'+' if seen.value >= 0 else ''}{percent_interval(seen)}"

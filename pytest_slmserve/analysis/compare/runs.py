@@ -23,6 +23,7 @@ from itertools import chain
 from statistics import fmean
 
 from pytest_slmserve.analysis.gate.diagnosis import Difference, differences
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.stats.estimates import Interval, ends, factor
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.analysis.stats.noise import Differences, Repeat
@@ -155,11 +156,7 @@ def _alike(
 ) -> Iterator[tuple[list[Measurement], list[Measurement]]]:
     """Measurements of one case whose engines are held against each other: those that were requested alike; where one
     engine remains on each side, these two; a remaining one alone has nothing on the other side."""
-    sides: list[dict[str, list[Measurement]]] = [{}, {}]
-    for side, found in zip((there, here), sides):
-        for m in side:
-            found.setdefault(requested_engine(m), []).append(m)
-    first, second = sides
+    first, second = grouped(there, requested_engine), grouped(here, requested_engine)
     for engine in [engine for engine in first if engine in second]:
         yield first.pop(engine), second.pop(engine)
     if len(first) == len(second) == 1:
@@ -196,11 +193,12 @@ def _change(
 
 def _by_launch(side: Served, name: str) -> list[list[Repeat]]:
     """The repeats used, those of one launch together."""
-    found: dict[str, list[Repeat]] = {}
-    for group, figures in zip(side.used, side.each, strict=True):
-        if (value := getattr(figures, name, None)) is not None:
-            found.setdefault(group[0].launch, []).append(Repeat(value, group[0].measured_at, group[0].launch))
-    return list(found.values())
+    repeats = (
+        Repeat(value, group[0].measured_at, group[0].launch)
+        for group, figures in zip(side.used, side.each, strict=True)
+        if (value := getattr(figures, name, None)) is not None
+    )
+    return list(grouped(repeats, lambda repeat: repeat.launch).values())
 
 
 def _mean_of(launch: Sequence[Repeat]) -> Repeat:

@@ -203,7 +203,8 @@ def _comparison(series: PairSeries, terms: GateCriteria, decision: tuple[State, 
     sd = sample_sd(ratios) if n > 1 else None
     worse, detectable = sign * fmean(ratios), _detectable(sd, n, terms, margin, family)
     if outcome is State.FAILS:
-        why = _why_failed(sign * fmean(ratios[:at]), n, at)
+        pairs = "" if at == n else f" in the first {at} pairs"
+        why = f"costs {percent(growth(sign * fmean(ratios[:at])))} more{pairs}, which noise does not explain"
     else:
         why = _missing(series) or _why(outcome, n, margin, terms, detectable)
     return Comparison(
@@ -218,12 +219,6 @@ def _missing(series: PairSeries) -> str:
             if not _is_there(value):
                 return f"pair {number} has no value of the {side}: what is missing never passes"
     return ""
-
-
-def _why_failed(worse: float, n: int, at: int | None) -> str:
-    """worse: in the pairs that decided, which may not be all."""
-    pairs = "" if at == n else f" in the first {at} pairs"
-    return f"costs {percent(growth(worse))} more{pairs}, which noise does not explain"
 
 
 def _why(outcome: State, n: int, margin: float, terms: GateCriteria, detectable: float | None) -> str:

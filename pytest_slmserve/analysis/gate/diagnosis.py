@@ -43,6 +43,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pytest_slmserve.analysis.device.gpu_figures import device_figures
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.step_time import idle_share
 from pytest_slmserve.analysis.metrics.validity import check
@@ -231,10 +232,8 @@ def _parts(name: str, rest: str, total: Change, baseline: float | None, candidat
 
 def _by_load(measurements: Iterable[Measurement]) -> dict[tuple[str, str, Load], list[Measurement]]:
     """Measurements that may be used, and have a window with steps in it."""
-    groups: dict[tuple[str, str, Load], list[Measurement]] = {}
-    for m in measurements:
-        if m.alone and window.output_tokens_per_s(m.run):
-            groups.setdefault((short_name(m.spec.model), m.workload.hash, m.load), []).append(m)
+    found = (m for m in measurements if m.alone and window.output_tokens_per_s(m.run))
+    groups = grouped(found, lambda m: (short_name(m.spec.model), m.workload.hash, m.load))
     used = {key: list(choose(group, check).used) for key, group in groups.items()}
     return {key: group for key, group in used.items() if group}
 
@@ -312,20 +311,16 @@ def differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement
     """
     shared = {short_name(m.spec.model) for m in baseline} & {short_name(m.spec.model) for m in candidate}
     before, after = ([m for m in side if short_name(m.spec.model) in shared] for side in (baseline, candidate))
-    readers: tuple[Callable[[Measurement], Facts], ...] = (_of_environment, _of_resolved, _of_spec)
+    readers: tuple[Callable[[Measurement], Facts], ...] = (
+        lambda m: {f.name: getattr(m.environment, f.name) for f in fields(Environment)},
+        lambda m: {f.name: getattr(m.resolved, f.name) for f in fields(Resolved) if f.name not in ALWAYS_DIFFER},
+        _of_spec,
+    )
     found: dict[str, Difference] = {}
     for read in readers:
         for difference in _differing([read(m) for m in before], [read(m) for m in after]):
             found.setdefault(difference.field, difference)
     return tuple(found.values())
-
-
-def _of_environment(measurement: Measurement) -> Facts:
-    return {f.name: getattr(measurement.environment, f.name) for f in fields(Environment)}
-
-
-def _of_resolved(measurement: Measurement) -> Facts:
-    return {f.name: getattr(measurement.resolved, f.name) for f in fields(Resolved) if f.name not in ALWAYS_DIFFER}
 
 
 def _of_spec(measurement: Measurement) -> Facts:

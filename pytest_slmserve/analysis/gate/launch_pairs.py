@@ -6,17 +6,17 @@ compiler's choices, the heat of the card) would else pass for a difference betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import attrgetter
 from typing import get_args
 
 from pytest_slmserve.analysis.device.gpu_figures import watched
 from pytest_slmserve.analysis.gate.calibration import Calibration, weakened
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, Pair, PairSeries, gate, shown
-from pytest_slmserve.analysis.gate.outputs import Answers, Outputs, compare_outputs
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State, Verdict, all_of
@@ -32,6 +32,30 @@ START_MARGIN = 0.15  # a start is imports and compilation, and nobody serves mea
 BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
 MEMORY_MARGIN = 0.01  # of the device's memory in use, as of KV blocks; small engines are allowed a few hundred MiB:
 MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB and more, each captured graph a pool of them
+
+Outputs = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """The first token that differs: of which request (from 1), at which position (from 1), on each side."""
+
+    request: int
+    position: int
+    baseline: int | None
+    candidate: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Whether both sides answer the same, which is told, not judged. With the same weights and prompts the likeliest
+    token is the same unless roundings differ: another kernel, another order of sums. With dummy weights all tokens are
+    nearly as likely. requests, tokens: how many of each were asked for. steady: launches of one side agree."""
+
+    requests: int
+    tokens: int
+    steady: bool
+    differs: Differs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +178,6 @@ class Gated:
         return None if found is None else _verdict(self, endpoint, found)
 
 
-def _read(name: str, which: int, launch: Launch) -> float | None:
-    value: float | None = getattr(launch.figures[which], name)
-    return value
-
-
-def _start(launch: Launch) -> float | None:
-    return launch.measurements[0].resolved.ready_s
-
-
-def _kv_blocks(launch: Launch) -> float | None:
-    return launch.measurements[0].resolved.kv_blocks
-
-
 def _memory(launch: Launch) -> float | None:
     """Bytes of the device's memory in use at most, over all loads; None where one of them was not watched."""
     watches = [watched(m.run) for m in launch.measurements]
@@ -175,19 +186,11 @@ def _memory(launch: Launch) -> float | None:
 
 
 def _of_load(name: str, label: str, better: Better, figure: str, which: int) -> Endpoint:
-    return Endpoint(name, label, better, partial(_read, figure, which), load=which)
-
-
-def _enough_blocks(before: float) -> float:
-    return (1 - BLOCKS_MARGIN) * before
+    return Endpoint(name, label, better, lambda launch: getattr(launch.figures[which], figure), load=which)
 
 
 def _told_blocks(before: float, after: float, bound: float) -> str:
     return f"{after:,.0f} blocks where the baseline has {before:,.0f} (bound: {100 * BLOCKS_MARGIN:g} % fewer)"
-
-
-def _allowed_memory(before: float) -> float:
-    return before + max(MEMORY_MARGIN * before, MEMORY_GRAIN)
 
 
 def _told_memory(before: float, after: float, bound: float) -> str:
@@ -200,7 +203,7 @@ GATED = (
     _of_load("throughput", "output tokens/s, large load", "higher", "output_tokens_per_s", LARGE),
     _of_load("latency", "mean E2E, small load", "lower", "e2e_s", SMALL),
     _of_load("energy", "J per output token, large load", "lower", "energy_per_token_j", LARGE),
-    Endpoint("start", "s to start", "lower", _start, START_MARGIN),
+    Endpoint("start", "s to start", "lower", lambda launch: launch.measurements[0].resolved.ready_s, START_MARGIN),
 )
 SHOWN = (
     _of_load("large-ttft", "mean TTFT, large load", "lower", "ttft_s", LARGE),
@@ -211,8 +214,23 @@ SHOWN = (
 )
 BLOCKS, MEMORY = "kv-blocks", "memory"
 EXACT = (
-    Exact(BLOCKS, "KV blocks", _kv_blocks, True, _enough_blocks, _told_blocks, needed=True),
-    Exact(MEMORY, "device memory", _memory, False, _allowed_memory, _told_memory),
+    Exact(
+        BLOCKS,
+        "KV blocks",
+        lambda launch: launch.measurements[0].resolved.kv_blocks,
+        least=True,
+        bound=lambda before: (1 - BLOCKS_MARGIN) * before,
+        told=_told_blocks,
+        needed=True,
+    ),
+    Exact(
+        MEMORY,
+        "device memory",
+        _memory,
+        least=False,
+        bound=lambda before: before + max(MEMORY_MARGIN * before, MEMORY_GRAIN),
+        told=_told_memory,
+    ),
 )
 ENDPOINTS = tuple(each.name for each in (*GATED, *EXACT))
 
@@ -221,7 +239,8 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
     """Whole pairs of one gate, in the order of measuring; a launch that was broken off makes none. Of a pair that was
     made again, since the first time was broken off, the last launch of each side counts."""
     found = []
-    for number, members in groupby(sorted(measurements, key=_number), key=_number):
+    by_pair = attrgetter("paired.pair")
+    for number, members in groupby(sorted(measurements, key=by_pair), key=by_pair):
         launches = {launch.side: launch for launch in _launches(list(members))}
         if set(launches) == set(SIDES):
             found.append(PairOfLaunches(number, launches["baseline"], launches["candidate"]))
@@ -232,26 +251,15 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
 def _launches(members: Sequence[Measurement]) -> list[Launch]:
     """Launches of one pair, in the order of time. The last measurement of a load counts: the one before it could not be
     trusted."""
-    launches: dict[str, list[Measurement]] = {}
-    for m in sorted(members, key=attrgetter("measured_at")):
-        launches.setdefault(m.launch, []).append(m)
     found = []
-    for group in launches.values():
+    for group in grouped(sorted(members, key=attrgetter("measured_at")), lambda m: m.launch).values():
         last = {m.load: m for m in group}
         ascending = sorted(last.values(), key=lambda m: m.load.max_concurrency or 0)
-        _, second, side = _paired(ascending[0])
+        paired = ascending[0].paired
+        assert paired
         problems = tuple(text for m in ascending for texts in check(m)[:2] for text in texts)
-        found.append(Launch(side, second, tuple(ascending), tuple(map(summarize, ascending)), problems))
+        found.append(Launch(paired.side, paired.second, tuple(ascending), tuple(map(summarize, ascending)), problems))
     return found
-
-
-def _paired(measurement: Measurement) -> tuple[int, bool, Side]:
-    assert measurement.paired is not None
-    return measurement.paired.pair, measurement.paired.second, measurement.paired.side
-
-
-def _number(measurement: Measurement) -> int:
-    return _paired(measurement)[0]
 
 
 def judge_gate(measurements: Sequence[Measurement], terms: GateCriteria) -> Gated:
@@ -263,6 +271,7 @@ def judge_gate(measurements: Sequence[Measurement], terms: GateCriteria) -> Gate
     series = gated_series(pairs)
     beside = shown_series(pairs)
     first = measurements[0]
+    exact = (_exactly(each, first, pairs, dropped) for each in EXACT)
     return Gated(
         model=short_name(first.spec.model),
         gate=first.paired.gate if first.paired else "",
@@ -271,7 +280,7 @@ def judge_gate(measurements: Sequence[Measurement], terms: GateCriteria) -> Gate
         dropped=dropped,
         gated=gate(series, terms) if series else (),
         shown=tuple(shown(each, terms) for each in beside),
-        exact=tuple(_exact(first, pairs, dropped)),
+        exact=tuple(verdict for verdict in exact if verdict is not None),
         caches=first.paired.caches if first.paired else "warm",
     )
 
@@ -315,12 +324,6 @@ def _nothing_counts(dropped: Sequence[str]) -> str:
     return "; ".join(["no pair of launches counts", *dropped[:1]])
 
 
-def _exact(first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]) -> Iterator[Verdict]:
-    for endpoint in EXACT:
-        if (verdict := _exactly(endpoint, first, pairs, dropped)) is not None:
-            yield verdict
-
-
 def _exactly(
     endpoint: Exact, first: Measurement, pairs: Sequence[PairOfLaunches], dropped: Sequence[str]
 ) -> Verdict | None:
@@ -333,12 +336,9 @@ def _exactly(
         return undecided(_nothing_counts(dropped))
     if len(known) < len(seen):
         nobody = all(value is None for pair in seen for value in pair)
-        return None if nobody and not endpoint.needed else undecided(_untold(endpoint))
+        missing = f"not every launch told its {endpoint.label}: what is missing never passes"
+        return None if nobody and not endpoint.needed else undecided(missing)
     return _worst(endpoint, short_name(first.spec.model), known)
-
-
-def _untold(endpoint: Exact) -> str:
-    return f"not every launch told its {endpoint.label}: what is missing never passes"
 
 
 def _worst(endpoint: Exact, model: str, known: Sequence[tuple[float, float]]) -> Verdict:
@@ -366,3 +366,20 @@ def _verdict(gated: Gated, endpoint: str, found: Comparison) -> Verdict:
         n=found.n,
         records=records,
     )
+
+
+def compare_outputs(baseline: Sequence[Outputs], candidate: Sequence[Outputs]) -> Answers | None:
+    """Comparison of the tokens from the launches of each side; None where one side was not requested to answer."""
+    if not any(baseline) or not any(candidate):
+        return None
+    before, after = (next(filter(None, side)) for side in (baseline, candidate))
+    steady = all(len(set(filter(None, side))) == 1 for side in (baseline, candidate))
+    return Answers(len(before), max(map(len, before)), steady, first_difference(before, after))
+
+
+def first_difference(baseline: Outputs, candidate: Outputs) -> Differs | None:
+    for request, (before, after) in enumerate(zip_longest(baseline, candidate, fillvalue=()), 1):
+        for position, (one, other) in enumerate(zip_longest(before, after), 1):
+            if one != other:
+                return Differs(request, position, one, other)
+    return None

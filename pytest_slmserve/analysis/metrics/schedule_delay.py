@@ -108,8 +108,8 @@ class HeldBack:
     part of latencies, which tell of the server: a request is due when it may be sent. But users waited, and a gateway
     that holds requests back only moves where they do.
 
-    requests: number that waited at all. mean_s, p99_s,
-    max_s: over all sent requests, those that did not wait included."""
+    requests: number that waited at all. mean_s, p99_s, max_s: over all sent requests, those that did not wait included.
+    """
 
     requests: int
     mean_s: float

@@ -30,23 +30,13 @@ EXPLAINED = 0.5  # by shapes alone: more than half of the step must go there at 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean step of a measurement. From shapes and the data sheet: bytes_s, flops_s, the time that its bytes and
-    its FLOPs take at least; intensity, FLOP per byte, and the ridge of the GPU; unexplained, the share of the step
-    that the larger of the two does not fill: host, launches, and all that stays below the data sheet.
+    """The mean step of a measurement. bytes_s, flops_s: the time that its bytes and its FLOPs take at least, by shapes
+    and the data sheet. unexplained: the share of the step that the larger of the two does not fill: host, launches, and
+    all that stays below the data sheet. bound: by counters, else by shapes; None: neither can tell."""
 
-    From counters, None where not known: idle, the share of time in which no kernel ran; dram and tensor, the shares
-    in which those were active. bound: see `bound_by_counters` and `bound_by_shapes`; None: neither can tell.
-    """
-
-    step_s: float
     bytes_s: float
     flops_s: float
-    intensity: float
-    ridge: float
     unexplained: float
-    idle: float | None
-    dram: float | None
-    tensor: float | None
     bound: Bound | None
 
 
@@ -60,15 +50,9 @@ def step_time(measurement: Measurement, figures: DeviceFigures) -> StepTime | No
     moved, computed = _bytes_and_flops(measurement.run, work)
     bytes_s, flops_s = moved / peaks.bytes_per_s, computed / peaks.flops_per_s
     return StepTime(
-        step_s=step_s,
         bytes_s=bytes_s,
         flops_s=flops_s,
-        intensity=computed / moved,
-        ridge=peaks.ridge,
         unexplained=1 - max(bytes_s, flops_s) / step_s,
-        idle=idle_share(figures.engine_active),
-        dram=figures.dram_active,
-        tensor=figures.tensor_active,
         bound=bound_by_counters(figures) or bound_by_shapes(bytes_s / step_s, flops_s / step_s),
     )
 

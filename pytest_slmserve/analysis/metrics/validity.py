@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pytest_slmserve.analysis.device.sensor_health import health
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies, judged_failures, judged_rows, latencies_of
-from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_problems
 from pytest_slmserve.analysis.metrics.roofline import roofline_fraction
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, late_sends, late_stamps
 from pytest_slmserve.analysis.stats.estimates import percent
@@ -36,6 +36,9 @@ LOAD_TOLERANCE = 0.05
 LOAD_STEPS = 3  # between two requests a user waits for the step under way, the one scheduled ahead, and its own turn
 TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may be told twice
 STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
+# Of the prompt tokens. Prompts are at most about half of the work at the usual lengths, so what is saved by this moves
+# a rate by less than repeats differ; a chat template that begins every prompt stays below it.
+MOST_CACHED = 0.05
 
 
 class CheckResult(NamedTuple):
@@ -83,10 +86,8 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
 
 
 def _not_steady_together(group: ReplicaGroup, runs: Sequence[Run]) -> Iterator[str]:
-    by_model: dict[str, list[Measurement]] = {}
-    for m, run in zip(group, runs, strict=True):
-        by_model.setdefault(short_name(m.spec.model), []).append(replace(m, run=run))
-    for model, same in by_model.items():
+    within = [replace(m, run=run) for m, run in zip(group, runs, strict=True)]
+    for model, same in grouped(within, lambda m: short_name(m.spec.model)).items():
         yield from (f"{model}: {text}" for text in not_steady(same))
 
 
@@ -113,7 +114,9 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     yield from _roofline(measurement)
     if is_job(measurement.load):
         yield from _tokens_not_told(measurement.run)
-    yield from _late_sends(measurement)
+    delay = delay_of(measurement.run)
+    if delay and (late := late_sends(delay, latencies_of(measurement).ttft_s.p50)):
+        yield late
     yield from cache_hit_problems(measurement)
 
 
@@ -238,17 +241,12 @@ def _load_not_reached(measurement: Measurement) -> Iterator[str]:
         yield f"the engine held {held:.1f} requests in the mean, not the {wanted} asked for (bound {share} of them)"
 
 
-def _late_sends(measurement: Measurement) -> Iterator[str]:
-    """Was the load what its schedule says?"""
-    if delay := delay_of(measurement.run):
-        yield from filter(None, [late_sends(delay, latencies_of(measurement).ttft_s.p50)])
-
-
 def _late_stamps(measurement: Measurement) -> Iterator[str]:
     """Did the client of a server hear when it was answered?"""
     stream = measurement.run.stream
     if stream and stream.stamp_doubt_s:
-        yield from filter(None, [late_stamps(stream.stamp_doubt_s[0], latencies_of(measurement).ttft_s.p50)])
+        late = late_stamps(stream.stamp_doubt_s[0], latencies_of(measurement).ttft_s.p50)
+        yield from [late] if late else []
 
 
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
@@ -299,3 +297,36 @@ def _convoys(run: Run, period: int) -> tuple[range, range]:
     if not each:
         return range(0), range(0)
     return range(steps[0], steps[0] + each + 1), range(steps[-1] - each, steps[-1] + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """share: of the prompt tokens, which were not computed: a rate with them is a different rate. told_by: whose
+    count it is."""
+
+    share: float
+    told_by: str
+
+
+def cache_hit_share(run: Run) -> Cached | None:
+    """Share of the prompt tokens served by a prefix cache, and the source of the count. Per-request counts of the
+    requests that ended in the window come first, where the server or engine reports them. Otherwise a server's counters
+    cover the whole load, its other users included. None where neither is reported."""
+    found, ended = run.samples.cached_tokens, window.finished_in_window(run)
+    if any(count is not None for count in found) and ended:  # some servers leave out a count of 0
+        prompts = sum(run.samples.prompt_tokens[i] for i in ended)
+        return Cached(sum(found[i] or 0 for i in ended) / prompts, "by its count for each request")
+    looked_up, hits = (run.stream and run.stream.cache_lookups) or (0, 0)
+    return Cached(hits / looked_up, "by its counters") if looked_up else None
+
+
+def cache_hit_problems(measurement: Measurement) -> Iterator[str]:
+    """Yield a problem where a prefix cache served more than `MOST_CACHED` of the prompt tokens, which the specification
+    does not allow. The load was then lighter than it looks."""
+    seen = cache_hit_share(measurement.run)
+    if seen and seen.share > MOST_CACHED and not measurement.spec.allow_prefix_cache:
+        yield (
+            f"{percent(seen.share)} of the prompt tokens came from a prefix cache, {seen.told_by} (bound "
+            f"{percent(MOST_CACHED)}): prompts that it has not seen, or --slm-allow-prefix-cache (measure: "
+            "--allow-prefix-cache)"
+        )

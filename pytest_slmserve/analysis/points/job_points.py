@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.summary import Summary, finished_output_tokens, summarize
 from pytest_slmserve.analysis.metrics.validity import check
@@ -21,8 +21,6 @@ from pytest_slmserve.schema.loads import OpenLoop, is_job
 from pytest_slmserve.schema.records import Measurement, Resolved, measurement_key
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 from pytest_slmserve.schema.workloads import WorkloadReference
-
-T = TypeVar("T")
 
 CONTINUOUS = "continuous"  # how vLLM batches: a request joins at the next step, and leaves when it has ended
 
@@ -89,11 +87,9 @@ class JobPoint(JobSummary, Repeats[JobSummary]):
 
 def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
     """One for each case, in the order first requested; other loads are left out."""
-    groups: dict[str, list[Measurement]] = {}
-    for m in measurements:
-        if is_job(m.load) and m.alone and m.paired is None:
-            groups.setdefault(measurement_key(m.spec, m.workload.hash, m.load, m.environment), []).append(m)
-    return tuple(job_point(group) for group in groups.values())
+    jobs = (m for m in measurements if is_job(m.load) and m.alone and m.paired is None)
+    cases = grouped(jobs, lambda m: measurement_key(m.spec, m.workload.hash, m.load, m.environment))
+    return tuple(map(job_point, cases.values()))
 
 
 def job_point(measurements: Sequence[Measurement]) -> JobPoint:
@@ -154,20 +150,12 @@ def _waste(measurement: Measurement) -> float | None:
     return max(0.0, 1 - wanted / computed) if computed else None
 
 
-def grouped(points: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
-    """Lists of equal keys, in the order first met."""
-    found: dict[Hashable, list[T]] = {}
-    for point in points:
-        found.setdefault(key(point), []).append(point)
-    return list(found.values())
-
-
 def most_varied(
     points: Iterable[JobPoint], alike: Callable[[JobPoint], Hashable], varied: Callable[[JobPoint], Hashable]
 ) -> list[JobPoint]:
     """The group of alike points with the most different values of what was varied; of equal groups the last. Empty
     without points."""
-    groups = grouped(points, alike)
+    groups = grouped(points, alike).values()
     return max(reversed(groups), key=lambda group: len({varied(p) for p in group}), default=[])
 
 

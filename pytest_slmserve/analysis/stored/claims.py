@@ -1,15 +1,20 @@
-"""Judging measurements by the claims and plans that a run stores with them: while it goes on, and from its archive."""
+"""Judging measurements by the claims, plans and gate terms that a run stores with them: while it goes on, and from its
+archive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pytest_slmserve.analysis.claims import claim, lookup, table, table1
 from pytest_slmserve.analysis.compare.deployments import with_wider
+from pytest_slmserve.analysis.gate.decision import GateCriteria
+from pytest_slmserve.analysis.gate.launch_pairs import Gated, judge_gate
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.points.sweep_points import by_series
+from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.analysis.verdict import Verdict
@@ -144,3 +149,33 @@ def unusable(what: str, error: Exception) -> BadArchive:
     """The error for stored values that no judgement can be made of."""
     reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
     return BadArchive(f"{what} in the archive cannot be used ({reason})", "an archive as --slm-records wrote it")
+
+
+def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Iterator[tuple[Gated, str]]:
+    """Each gate of one archive, in the order measured, and what is to be said of its terms, if anything.
+
+    plans: of each session, with the time it started (ISO 8601, UTC), ascending; `{"gate": {"margin": 0.03, ...}}` in
+    that of a run that gated. Raises BadArchive where the terms are none.
+    """
+    of_gates = (m for m in measurements if m.paired)
+    for members in grouped(of_gates, lambda m: m.paired and m.paired.gate).values():
+        began = min(m.measured_at for m in members)
+        plan: Plan = next((plan for started, plan in reversed(plans) if started <= began), {})
+        terms = _terms(plan["gate"]) if "gate" in plan else None
+        gated = judge_gate(members, terms or GateCriteria())
+        yield gated, "" if terms else _assumed(gated)
+
+
+def _terms(facts: Mapping[str, Any]) -> GateCriteria:
+    try:
+        return GateCriteria(float(facts["margin"]), float(facts["alpha"]), float(facts["beta"]), int(facts["pairs"]))
+    except (SlmError, *UNUSABLE) as error:
+        raise unusable("the terms of the gate", error) from None
+
+
+def _assumed(gated: Gated) -> str:
+    margin, pairs = percent(gated.terms.margin), gated.terms.pairs
+    return (
+        f"the terms of the gate of {gated.model} were not stored: judged by a margin of {margin}, and {pairs} pairs "
+        "at most"
+    )

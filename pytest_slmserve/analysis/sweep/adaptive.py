@@ -111,7 +111,9 @@ def _deciding(loads: Sequence[int], rates: Mapping[int, float], tolerance: float
 def _around_the_plateau(
     loads: Sequence[int], rates: Mapping[int, float], tolerance: float
 ) -> Iterator[tuple[int, str]]:
-    start = plateau([_imagined(load, predicted(rates, load)) for load in loads], tolerance).value
+    expected = [(load, predicted(rates, load)) for load in loads]
+    imagined = [Point(concurrency=load, repeats=(rate,), e2e_repeats=(load / rate,)) for load, rate in expected]
+    start = plateau(imagined, tolerance).value
     if start is None:
         yield loads[max(len(loads) - 2, 0)], "the last doubling decides whether there is a plateau"
         return
@@ -135,10 +137,6 @@ def _within(
         yield where, f"from {a} to {b} in flight throughput grows by {percent(grown)}, perhaps in one doubling"
 
 
-def _imagined(load: int, rate: float) -> Point:
-    return Point(concurrency=load, repeats=(rate,), e2e_repeats=(load / rate,))
-
-
 def predicted(rates: Mapping[int, float], load: int) -> float:
     """Tokens/s at a load between two that are known: a step's time is a straight line between theirs. Known loads are
     as they are."""
@@ -158,8 +156,9 @@ def next_repeat(grid: Grid, points: Iterable[Point]) -> Wanted | None:
     valid = valid_points(known)
     if len(valid) < 2 or below(last := gains(valid, looks=grid.looks)[-1], grid.tolerance) is not State.UNDECIDED:
         return None
-    may = [p for p in valid if _may_repeat(p, grid.repeats)]
-    left_s = SHARE * grid.repeats * _once_s(grid.loads, known, grid.seconds) - _spent_s(known, grid.seconds)
+    may = [p for p in valid if len(p.repeats) < grid.repeats and p.left_out <= SECOND_CHANCES]
+    spent_s = sum((len(p.repeats) + p.left_out) * _price_s(p, grid.seconds) for p in valid)
+    left_s = SHARE * grid.repeats * _once_s(grid.loads, known, grid.seconds) - spent_s
     cheap = [p for p in may if _price_s(p, grid.seconds) <= left_s]
     start, known_noise = _from(valid, grid.tolerance), differences(valid).known
     chosen = _first(cheap, start) or (None if known_noise else _first(may, 0))
@@ -179,10 +178,6 @@ def _from(valid: Sequence[Point], tolerance: float) -> int:
     return loads[max(loads.index(loads[-1] if start is None else start) - 1, 0)]
 
 
-def _may_repeat(point: Point, repeats: int) -> bool:
-    return len(point.repeats) < repeats and point.left_out <= SECOND_CHANCES
-
-
 def _price_s(point: Point, seconds: Seconds) -> float:
     return seconds(point.concurrency, fmean(point.repeats))
 
@@ -191,10 +186,6 @@ def _once_s(grid: Sequence[int], points: Sequence[Point], seconds: Seconds) -> f
     """Seconds that one measurement of each load of the grid takes, without loads that were tried in vain."""
     rates = _rates(points)
     return sum(seconds(load, predicted(rates, load)) for load in _usable(grid, points))
-
-
-def _spent_s(points: Sequence[Point], seconds: Seconds) -> float:
-    return sum((len(p.repeats) + p.left_out) * _price_s(p, seconds) for p in valid_points(points))
 
 
 def law_error(points: Iterable[Point]) -> tuple[float, int] | None:

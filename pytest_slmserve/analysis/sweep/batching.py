@@ -21,7 +21,7 @@ from statistics import fmean
 from pytest_slmserve.analysis.points.sweep_points import Point, e2e_s
 from pytest_slmserve.analysis.stats.estimates import MAX_LOG, percent
 from pytest_slmserve.analysis.stats.noise import Differences
-from pytest_slmserve.analysis.sweep.gains import differences, valid_points
+from pytest_slmserve.analysis.sweep.gains import ChosenLoad, differences, valid_points
 from pytest_slmserve.analysis.sweep.saturation import Fit, fit_step, fit_t_inf
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
@@ -82,17 +82,6 @@ class LatencyLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """value: the load chosen, None if there is none. low, high: the same by the ends of the 95 % intervals that are
-    the worst and the best for it. known: whether there are such ends, that is, whether any point was repeated."""
-
-    value: int | None
-    low: int | None = None
-    high: int | None = None
-    known: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Caps:
     """The largest batch by the law alone, for each condition; None where it cannot be said."""
 
@@ -109,7 +98,7 @@ class Batching:
     base: Base
     limit: Limit | None
     efficiency: dict[int, float]
-    choice: Choice
+    choice: ChosenLoad
     share: float | None
     caps: Caps
 
@@ -212,7 +201,7 @@ def efficiency(point: Point, base: Base) -> float:
     return fmean(point.repeats) / (point.concurrency * base.per_s)
 
 
-def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float) -> Choice:
+def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float) -> ChosenLoad:
     """The largest valid load with eff(B) > threshold and a latency within the limit, both by the means; low and high
     where both are as bad, and as good, as the repeats' noise allows."""
 
@@ -220,7 +209,7 @@ def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: f
         return max(_within(points, base, limit, threshold, sign), default=None)
 
     known = differences(points, e2e_s).known
-    return Choice(largest(0), largest(-1) if known else None, largest(1) if known else None, known)
+    return ChosenLoad(largest(0), largest(-1) if known else None, largest(1) if known else None, known)
 
 
 def _within(

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import Interval, percent, percent_interval
 from pytest_slmserve.analysis.sweep import gains
 from pytest_slmserve.analysis.sweep.adaptive import Prediction, next_load, predictions
-from pytest_slmserve.analysis.sweep.gains import Gain, Plateau
+from pytest_slmserve.analysis.sweep.gains import ChosenLoad, Gain
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
@@ -137,7 +137,7 @@ class Curve:
         """Relative gain of throughput per doubling, between neighbouring valid points."""
         return gains.gains(self.points, looks=self.looks)
 
-    def plateau(self, tolerance: float = TOLERANCE) -> Plateau:
+    def plateau(self, tolerance: float = TOLERANCE) -> ChosenLoad:
         """The plateau, where throughput ceases to grow by `tolerance` (a share) per doubling."""
         return gains.plateau(self.points, tolerance, self.looks)
 
@@ -146,16 +146,71 @@ class Curve:
         return gains.pareto_front(self.points)
 
     def pareto_plateau(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Does throughput reach a plateau within the points measured?"""
-        return pareto_plateau(self, tolerance)
+        """Does throughput reach a plateau within the points measured?
+
+        Holds if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; fails if
+        the last one gains more with the same confidence. value, low, high: the gain of the last doubling, which
+        decides.
+        """
+        if reason := obstacle(self, _largest_two(self).__contains__):
+            return Verdict.undecided(PLATEAU, self.subject, reason + sparsely(self), tolerance, *self.valid)
+        last = self.gains()[-1]
+        state = below(last, tolerance)
+        last_text = (
+            f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, bound {percent(tolerance)}"
+        )
+        match state:
+            case State.HOLDS:
+                why = _plateau_text(self, tolerance)
+            case State.FAILS:
+                why = f"no plateau up to {last.end} in flight: {last_text}{_limits(self)}"
+            case State.UNDECIDED:
+                why = f"{last_text}: too noisy to tell"
+        return _verdict(PLATEAU, self, state, why, last, tolerance, (last.start, last.end))
 
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Does each doubling past the plateau still raise the mean E2E by more than `tolerance`?"""
-        return latency_keeps_rising(self, tolerance)
+        """Verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.
+
+        Holds if every one does with 97.5 % confidence, fails if one does not with the same confidence, corrected for
+        having been chosen of all. value, low, high: of the doubling that decides.
+        """
+        knee, reason = _knee(self, tolerance, lambda load, knee: load >= knee)
+        if knee is None:
+            return Verdict.undecided(LATENCY, self.subject, reason + sparsely(self), tolerance, *self.valid)
+
+        def rises(several: int) -> list[tuple[Interval, tuple[int, int]]]:
+            found = gains.gains(self.points, e2e_s, self.looks, several)
+            return [(gain, (gain.start, gain.end)) for gain in found if gain.start >= knee]
+
+        state, flattest, loads = every(above, tolerance, rises)
+        why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
+        why += f"the least does by {percent_interval(flattest)} ({loads[0]} to {loads[1]})"
+        return _verdict(LATENCY, self, state, why, flattest, tolerance, loads)
 
     def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
-        """Is every point up to the plateau worth having?"""
-        return pareto_up_to_plateau(self, tolerance, margin)
+        """Is every point up to the plateau Pareto-optimal, that is, does no other beat it by more than `margin` both in
+        throughput and in mean E2E?
+
+        Without a margin two points of equal latency would be told apart by noise alone. value, low, high: the advantage
+        of another point over one of these that decides; of several it is corrected for having been chosen.
+        """
+        knee, reason = _knee(self, tolerance, lambda load, knee: load <= knee)
+        if knee is None:
+            return Verdict.undecided(PARETO, self.subject, reason + sparsely(self), margin, *self.valid)
+        upto = [p for p in self.valid if p.concurrency <= knee]
+
+        def rivals(several: int) -> list[tuple[Interval, tuple[Point, Point]]]:
+            return [(by, (p, q)) for p in upto for q, by in gains.advantages(self.points, p, self.looks, several)]
+
+        state, by, (point, rival) = every(below, margin, rivals)
+        if state is State.HOLDS:
+            why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
+            why += f"than {_listed(p.concurrency for p in upto)} in flight"
+        else:
+            verb = "beats" if state is State.FAILS else "may beat"
+            why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
+            why += f"in the lesser of them by {percent_interval(by)}, bound {percent(margin)}"
+        return _verdict(PARETO, self, state, why, by, margin, tuple(sorted((point.concurrency, rival.concurrency))))
 
 
 def curve_of(
@@ -256,75 +311,6 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
     if not gains.differences(curve.points).known:
         return f"noise unknown: one repeat of each point{'' if curve.axes.knob else '; --slm-repeats 2'}"
     return None
-
-
-def pareto_plateau(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
-    """Does throughput reach a plateau within the points measured?
-
-    Holds if from some point on every later doubling gains less than `tolerance` with 97.5 % confidence; fails if the
-    last one gains more with the same confidence. value, low, high: the gain of the last doubling, which decides.
-    """
-    if reason := obstacle(curve, _largest_two(curve).__contains__):
-        return Verdict.undecided(PLATEAU, curve.subject, reason + sparsely(curve), tolerance, *curve.valid)
-    last = curve.gains()[-1]
-    state = below(last, tolerance)
-    last_text = (
-        f"the last doubling ({last.start} to {last.end}) gains {percent_interval(last)}, bound {percent(tolerance)}"
-    )
-    match state:
-        case State.HOLDS:
-            why = _plateau_text(curve, tolerance)
-        case State.FAILS:
-            why = f"no plateau up to {last.end} in flight: {last_text}{_limits(curve)}"
-        case State.UNDECIDED:
-            why = f"{last_text}: too noisy to tell"
-    return _verdict(PLATEAU, curve, state, why, last, tolerance, (last.start, last.end))
-
-
-def latency_keeps_rising(curve: Curve, tolerance: float = TOLERANCE) -> Verdict:
-    """Verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.
-
-    Holds if every one does with 97.5 % confidence, fails if one does not with the same confidence, corrected for having
-    been chosen of all. value, low, high: of the doubling that decides.
-    """
-    knee, reason = _knee(curve, tolerance, lambda load, knee: load >= knee)
-    if knee is None:
-        return Verdict.undecided(LATENCY, curve.subject, reason + sparsely(curve), tolerance, *curve.valid)
-
-    def rises(several: int) -> list[tuple[Interval, tuple[int, int]]]:
-        found = gains.gains(curve.points, e2e_s, curve.looks, several)
-        return [(gain, (gain.start, gain.end)) for gain in found if gain.start >= knee]
-
-    state, flattest, loads = every(above, tolerance, rises)
-    why = f"past {knee} in flight each doubling should raise the mean E2E by {percent(tolerance)}, "
-    why += f"the least does by {percent_interval(flattest)} ({loads[0]} to {loads[1]})"
-    return _verdict(LATENCY, curve, state, why, flattest, tolerance, loads)
-
-
-def pareto_up_to_plateau(curve: Curve, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
-    """Is every point up to the plateau Pareto-optimal, that is, does no other beat it by more than `margin` both in
-    throughput and in mean E2E?
-
-    Without a margin two points of equal latency would be told apart by noise alone. value, low, high: the advantage
-    of another point over one of these that decides; of several it is corrected for having been chosen.
-    """
-    knee, reason = _knee(curve, tolerance, lambda load, knee: load <= knee)
-    if knee is None:
-        return Verdict.undecided(PARETO, curve.subject, reason + sparsely(curve), margin, *curve.valid)
-    upto = [p for p in curve.valid if p.concurrency <= knee]
-
-    def rivals(several: int) -> list[tuple[Interval, tuple[Point, Point]]]:
-        return [(by, (p, q)) for p in upto for q, by in gains.advantages(curve.points, p, curve.looks, several)]
-
-    state, by, (point, rival) = every(below, margin, rivals)
-    if state is State.HOLDS:
-        why = f"no other point is better by {percent(margin)} in both throughput and mean E2E "
-        why += f"than {_listed(p.concurrency for p in upto)} in flight"
-    else:
-        verb = "beats" if state is State.FAILS else "may beat"
-        why = f"{rival.concurrency} in flight {verb} {point.concurrency} in both throughput and mean E2E, "
-        why += f"in the lesser of them by {percent_interval(by)}, bound {percent(margin)}"
-    return _verdict(PARETO, curve, state, why, by, margin, tuple(sorted((point.concurrency, rival.concurrency))))
 
 
 def _knee(curve: Curve, tolerance: float, reads: Callable[[int, int], bool]) -> tuple[int | None, str]:

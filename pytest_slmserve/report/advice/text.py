@@ -1,19 +1,24 @@
-"""Text of the advice: a table, the reasons, the commands."""
+"""The advice as text (a table, the reasons, the commands) and as facts for JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pytest_slmserve.analysis.advice.advisor import Advice, Needs, OperatingPoint, Plan, ReplicaAdvice, least_latency_s
 from pytest_slmserve.analysis.advice.batch_choice import Decision, conditions
 from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.advice.headroom import Ceiling, Gains
 from pytest_slmserve.analysis.advice.subjects import ResultSource
+from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus
 from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
-from pytest_slmserve.report.advice.deploy_commands import lines, starts
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.report.advice.deploy_commands import line, lines, starts
+from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.numbers import ABSENT, between, figure, hundredths, milliseconds, whole
+from pytest_slmserve.report.tables.several_gpus import best_on_several, name_of
 from pytest_slmserve.report.text_table import Column, hanging, layout, named, table
 from pytest_slmserve.schema.specs import GIB
 
@@ -52,6 +57,8 @@ ORDER = (
     "other's memory as their own"
 )
 MPS_FIRST = "start the MPS daemon before them (nvidia-cuda-mps-control -d), else they take turns"
+FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowance_seen")
+NEEDS = ("kv_blocks", "kv_bytes", "total_bytes", "utilization", "freed_bytes", "freed_share")
 
 
 def text(plan: Plan, source: ResultSource) -> str:
@@ -130,17 +137,13 @@ def batch_text(advice: Advice, plan: Plan) -> str:
     seen = advice.decision
     if seen.batch is None:
         return f"none: {seen.reason}"
-    interval = f" (95 %: {_or_none(seen.low)} to {_or_none(seen.high)})" if seen.known else ""
+    interval = f" (95 %: {seen.low or 'none'} to {seen.high or 'none'})" if seen.known else ""
     how = "predicted as the largest" if seen.predicted else "the largest measured"
     said = f"B_opt is {seen.batch} in flight{interval}, {how} with {conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
         return f"{said}; but the memory does not even hold one request of each model"
     lowered = "" if advice.batch == seen.batch else f"; the memory does not hold that, so {advice.batch}"
     return f"{said}{lowered}{_rate(advice.advised)}"
-
-
-def _or_none(load: int | None) -> str:
-    return "none" if load is None else str(load)
 
 
 def _rate(offer: OperatingPoint | None) -> str:
@@ -267,14 +270,12 @@ def _together(plan: Plan) -> Iterator[str]:
         return
     total, budget = _gib(seen.total_bytes), _gib(seen.budget_bytes)
     if not seen.fits:
-        yield f"note: nothing fits: with one request each it takes {total} GiB, of {budget} GiB: {_smaller(plan)}"
+        larger = "a larger GPU, or a larger --gpu-memory-utilization"
+        way_out = "fewer of them (--model)" if len(plan.advices) > 1 else larger
+        yield f"note: nothing fits: with one request each it takes {total} GiB, of {budget} GiB: {way_out}"
     elif many > 1:
         of = f"{total} of the {budget} GiB that engines may take"
         yield f"together: these {many} models take {of}{_lowered(seen.lowered)}. {ALONE}"
-
-
-def _smaller(plan: Plan) -> str:
-    return "fewer of them (--model)" if len(plan.advices) > 1 else "a larger GPU, or a larger --gpu-memory-utilization"
 
 
 def _lowered(names: Sequence[str]) -> str:
@@ -288,3 +289,52 @@ def commands(plan: Plan) -> Iterator[str]:
     for start in starts(plan):
         sentences = [start.what, *((ORDER,) if len(start.commands) > 1 else ()), *((MPS_FIRST,) if start.mps else ())]
         yield "\n".join([hanging("; ".join(sentences), 2), *(lines(words, layout().width) for words in start.commands)])
+
+
+def advice_facts(plan: Plan, source: ResultSource, curves: Sequence[Curve] | None = None) -> dict[str, Any]:
+    """Facts on a plan and each of its models. curves: of these models, on whatever GPUs; None: nobody looked."""
+    wish = plan.wish
+    return {
+        **facts(source, "device", "latency"),
+        **facts(wish, "gpu_bytes", "gpu_memory_utilization", "threshold", "price_per_hour"),
+        "objective": wish.slo and objective(wish.slo),
+        "models": [_model(advice) for advice in plan.advices],
+        "together": plan.together,
+        "several_gpus": None if curves is None else [one for curve in curves for one in _on_several(curve)],
+        "starts": [{**facts(start, "what", "mps"), "commands": map(line, start.commands)} for start in starts(plan)],
+        "notes": general(plan, source),
+    }
+
+
+def _model(advice: Advice) -> dict[str, Any]:
+    seen, footprint, gains = advice.decision, advice.subject.footprint, advice.gains
+    return {
+        "model": advice.subject.name,
+        **facts(advice, "batch", "advised", "largest", "single", "replicas"),
+        "b_opt": {"value": seen.batch, **facts(seen, "low", "high")},
+        **facts(seen, "predicted", "reason", "caps"),
+        "limit_s": seen.limit and seen.limit.seconds,
+        "memory": advice.needs and {**facts(footprint, *FOOTPRINT), **facts(advice.needs, *NEEDS)},
+        "no_memory": None if footprint else no_memory(advice),
+        "gains": gains
+        and {
+            **facts(gains, "at", "power_share"),
+            "time_slicing": _ceiling(gains.time_slicing),
+            "mps": _ceiling(gains.mps),
+        },
+        "notes": (*seen.notes, *advice.subject.notes),
+    }
+
+
+def _ceiling(seen: Ceiling | None) -> dict[str, Any] | None:
+    return None if seen is None else {**facts(seen), "why": why(seen)}
+
+
+def _on_several(curve: Curve) -> Iterator[dict[str, Any]]:
+    """The best deployments for each number of GPUs and concurrency, a dict each; nothing without a choice."""
+    for gpus, load, best in best_on_several(curve, deployments(curve) if on_several_gpus(curve) else ()):
+        chosen = {
+            f"best_{wish}": {"deployment": name_of(one), **facts(one, "engines", "tensor_parallel_size"), wish: value}
+            for wish, (one, value) in best.items()
+        }
+        yield {"model": curve.subject, "gpus": gpus, "concurrency": load, **chosen}

@@ -1,1 +1,1 @@
-"""Views for other tools: pytest-benchmark, asv, vLLM's JSON, CSV."""
+"""Views for other tools: asv, and vLLM's JSON."""

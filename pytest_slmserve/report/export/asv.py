@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.summary import Summary, summarize
 from pytest_slmserve.analysis.metrics.validity import CheckResult, check
 from pytest_slmserve.analysis.points.sweep_points import choose, concurrency_of
@@ -112,9 +113,7 @@ def values(found: Iterable[Seen], machine: str | None = None) -> dict[BenchmarkH
     kinds = {kind(each.measurement.environment) for each in found}
     if machine is not None and len(kinds) > 1:
         raise BadUsage(f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}", "one machine at a time")
-    places: dict[BenchmarkHost, list[Seen]] = {}
-    for each in found:
-        places.setdefault(_place(each, machine), []).append(each)
+    places = grouped(found, lambda each: _place(each, machine))
     return {place: [*_serving(group), *_starting(group)] for place, group in places.items()}
 
 
@@ -161,11 +160,11 @@ def _place(each: Seen, machine: str | None) -> BenchmarkHost:
 
 
 def _serving(group: Sequence[Seen]) -> Iterator[Value]:
-    cells: dict[tuple[str, str, int], list[Seen]] = {}
-    for each in group:
+    def cell(each: Seen) -> tuple[str, str, int]:
         m = each.measurement
-        cells.setdefault((workload(m), short_name(m.spec.model), concurrency_of(m) or 0), []).append(each)
-    for (requests, model, concurrency), repeats in cells.items():
+        return workload(m), short_name(m.spec.model), concurrency_of(m) or 0
+
+    for (requests, model, concurrency), repeats in grouped(group, cell).items():
         used = choose(repeats, lambda each: CheckResult(degradations=each.degraded)).used
         for metric in METRICS:
             if samples := _by_launch((e.measurement, metric.of(e.summary)) for e in used):
@@ -175,10 +174,8 @@ def _serving(group: Sequence[Seen]) -> Iterator[Value]:
 
 
 def _starting(group: Sequence[Seen]) -> Iterator[Value]:
-    models: dict[str, list[Measurement]] = {}
-    for each in group:
-        models.setdefault(short_name(each.measurement.spec.model), []).append(each.measurement)
-    for model, launched in models.items():
+    launches = (each.measurement for each in group)
+    for model, launched in grouped(launches, lambda m: short_name(m.spec.model)).items():
         if samples := _by_launch((m, m.resolved.ready_s) for m in launched):
             latest = max(m.measured_at for m in launched)
             yield Value(START, (repr(model),), tuple(samples.values()), latest, tuple(samples))

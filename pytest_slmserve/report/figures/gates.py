@@ -9,8 +9,7 @@ from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, gated_series, shown_series
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.figures.drawing import COLOURS, GREY, Picture, dress, key_below, panels, where_of
-from pytest_slmserve.report.gate.comparisons import WORDS
-from pytest_slmserve.report.gate.text import title
+from pytest_slmserve.report.gate.text import WORDS, title
 
 COLOUR = {State.HOLDS: COLOURS[2], State.FAILS: COLOURS[1], State.UNDECIDED: COLOURS[5]}
 BETTER = {"higher": "\u2191", "lower": "\u2193"}

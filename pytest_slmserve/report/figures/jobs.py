@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_slmserve.analysis.claims.job_claims import SIZED_AS, caches_of, grid_of, kv_blocks, ways_of
-from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, grouped
+from pytest_slmserve.analysis.grouping import grouped
+from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint
 from pytest_slmserve.report.figures.drawing import (
     COLOURS,
     GREY,
@@ -44,7 +45,7 @@ def _by_model(
     jobs: Sequence[JobPoint], chosen: Callable[[Sequence[JobPoint]], list[JobPoint]], varied: Callable[[JobPoint], Any]
 ) -> list[list[JobPoint]]:
     """Comparable jobs of each model and host, kept where the drawn quantity takes more than one value."""
-    groups = [chosen(group) for group in grouped(jobs, lambda p: (p.model, p.environment.key))]
+    groups = [chosen(group) for group in grouped(jobs, lambda p: (p.model, p.environment.key)).values()]
     return [group for group in groups if len({varied(p) for p in group}) > 1]
 
 
@@ -69,7 +70,8 @@ def _lengths(name: str, groups: Sequence[Sequence[JobPoint]]) -> Picture:
     """Requests/s and mean E2E against the output length, a line for each model and rate (arXiv:2404.03353, fig. 2)."""
     served, waited = [], []
     for number, group in enumerate(groups):
-        for stroke, points in zip(STROKES, grouped(sorted(group, key=_fastest), lambda p: p.load.rate)):
+        by_rate = grouped(sorted(group, key=_fastest), lambda p: p.load.rate)
+        for stroke, points in zip(STROKES, by_rate.values()):
             ordered = sorted(points, key=_length)
             label = f"{ordered[0].model}, {ordered[0].load.pace}"
             served.append(_line(number, ordered, _length, lambda p: p.requests_per_s, label, stroke))

@@ -1,4 +1,5 @@
-"""The pictures of replicas on one device, each beside one engine alone under the load that all of them had together.
+"""The pictures of replicas, each beside one engine alone under the load that all of them had together, and of several
+GPUs.
 
 What shares the device in one way, of one model under one load, is a line over the number of engines.
 """
@@ -11,11 +12,24 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
 
+from pytest_slmserve.analysis.compare.deployments import Deployment, deployments, on_several_gpus
 from pytest_slmserve.analysis.compare.replicas import Pair, compared
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, latency_ratio
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
-from pytest_slmserve.report.figures.drawing import GREY, Panel, Picture, Shown, picture, share_axis
+from pytest_slmserve.report.figures.drawing import (
+    GREY,
+    Panel,
+    Picture,
+    Series,
+    Shown,
+    load_axis,
+    log_axis,
+    picture,
+    share_axis,
+)
+from pytest_slmserve.report.tables.several_gpus import name_of
 from pytest_slmserve.schema.literals import Sharing
 
 SHARINGS: tuple[Sharing, ...] = get_args(Sharing)
@@ -36,6 +50,7 @@ INCOMPARABLE = "of no model replicas and one engine alone are valid under the sa
 
 Ratio = Callable[[Pair], Interval | None]
 Value = tuple[int, Interval, bool]  # number of engines, what is seen of them, degraded?
+BY_GPUS = {1: "-", 2: "--", 4: "-.", 8: ":"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +146,8 @@ def _lines_of(sweeps: Sequence[Shown]) -> list[Line]:
 
 def _settings(sweep: Shown) -> Iterator[tuple[str, str, tuple[Pair, ...]]]:
     """Name, stroke and pairs of each line of one sweep."""
-    lines: dict[str, list[Pair]] = {}
-    for pair in chain.from_iterable(compared(sweep.curve, sharing) for sharing in SHARINGS):
-        lines.setdefault(_setting(pair[0]), []).append(pair)
-    for number, (setting, pairs) in enumerate(lines.items()):
+    found = chain.from_iterable(compared(sweep.curve, sharing) for sharing in SHARINGS)
+    for number, (setting, pairs) in enumerate(grouped(found, lambda pair: _setting(pair[0])).items()):
         yield f"{sweep.name}, {setting}", STROKES[number % len(STROKES)], tuple(pairs)
 
 
@@ -235,3 +248,47 @@ def _device_panel(lines: Sequence[Line], sharing: Sharing, quantity: Quantity) -
 
     texts = {"x": "engines", "y": TITLES[sharing], "title": quantity.label}
     return _panel(lines, [1], lambda line: _values(quantity, line.of(sharing)), finish, **texts)
+
+
+def gpus_pictures(known: Sequence[Shown]) -> list[Picture]:
+    """One picture, where any model was served on several GPUs; points without a valid repeat are left out."""
+    several = [one for one in known if on_several_gpus(one.curve)]
+    return [picture("gpus", [one.origin for one in several], _panels(several))] if several else []
+
+
+def _panels(several: Sequence[Shown]) -> list[Panel]:
+    total: list[Series] = []
+    each: list[Series] = []
+    blocks: list[Series] = []
+    for one in several:
+        model, lines = one.name.split(",")[0], list(_lines(one))
+        for name, stroke, line in lines:
+            dots = [(d.concurrency, d.tokens_per_s, bool(d.served.degraded)) for d in line]
+            total.append(one.line(dots, f"{model}, {name}", stroke=stroke))
+            per_gpu = [(load, rate / d.gpus, degraded) for (load, rate, degraded), d in zip(dots, line)]
+            each.append(one.line(per_gpu, f"{model}, {name}", stroke=stroke))
+        most = [max(line, key=lambda d: d.tokens_per_s) for _, _, line in lines if line[0].kv_blocks]
+        most.sort(key=lambda d: (d.kv_blocks or 0, d.tokens_per_s))
+        dots = [(d.kv_blocks or 0, d.tokens_per_s, bool(d.served.degraded)) for d in most]
+        blocks.append(one.line(dots, f"{model}, {', '.join(str(d.gpus) for d in most)} GPUs"))
+
+    def by_load(axes: Any) -> None:
+        load_axis(axes, several)
+        log_axis(axes, axes.yaxis)
+
+    def by_blocks(axes: Any) -> None:
+        log_axis(axes, axes.xaxis, base=2)
+        log_axis(axes, axes.yaxis)
+
+    return [
+        Panel(total, by_load, "requests in flight", "output tokens/s"),
+        Panel(each, by_load, "requests in flight", "output tokens/s per GPU"),
+        Panel(blocks, by_blocks, "KV blocks of the engine", "most output tokens/s"),
+    ]
+
+
+def _lines(one: Shown) -> Iterator[tuple[str, str, list[Deployment]]]:
+    """Name, stroke and deployments of each line, engines alone before replicas."""
+    found = sorted(deployments(one.curve), key=lambda d: (d.sharing is not None, d.gpus))
+    for name, line in grouped(found, name_of).items():
+        yield name, BY_GPUS.get(line[0].gpus, "-"), line

@@ -28,9 +28,8 @@ from pytest_slmserve.report.figures.drawing import (
     shown,
 )
 from pytest_slmserve.report.figures.jobs import job_pictures
-from pytest_slmserve.report.figures.replicas import replica_pictures
+from pytest_slmserve.report.figures.replicas import gpus_pictures, replica_pictures
 from pytest_slmserve.report.figures.sensors import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
-from pytest_slmserve.report.figures.several_gpus import gpus_pictures
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 SAMPLES = 60  # of a smooth line

@@ -1,23 +1,24 @@
-"""Findings of a gate for a model: text at the end of a run, Markdown for a pull request, facts for JSON."""
+"""Findings of a gate, and comparisons of any two sides: text, Markdown for a pull request, facts for JSON."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from statistics import median
 from typing import Any
 
 from pytest_slmserve.analysis.gate.calibration import Calibration
+from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.gate.diagnosis import Diagnosis, diagnose
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, SIDES, Gated
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.analysis.stats.group_sequential import FIRST_LOOKS
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report.as_json import facts
-from pytest_slmserve.report.gate.comparisons import COLUMNS, KEY, WORDS, comparison_facts, text
 from pytest_slmserve.report.gate.diagnosis import diagnosis_lines
-from pytest_slmserve.report.numbers import counted, figure
-from pytest_slmserve.report.text_table import hanging
+from pytest_slmserve.report.numbers import ABSENT, counted, ends, figure
+from pytest_slmserve.report.text_table import Column, hanging, named, table
 from pytest_slmserve.schema.literals import Side
 from pytest_slmserve.schema.records import Measurement
 
@@ -25,6 +26,24 @@ CACHES = {
     "warm": "compile caches were warm: each side was launched before the first pair",
     "cold": "compile caches were cold: each launch had empty ones",
 }
+WORDS = {State.HOLDS: "pass", State.FAILS: "fail", State.UNDECIDED: "inconclusive"}  # as a gate says them
+KEY = (
+    "candidate / baseline: the median of all means of two pairs. spread: standard deviation of a pair. detectable: the "
+    "smallest worsening of one endpoint, the others unchanged, that so many pairs find with a power of 90 %. Without a "
+    "margin: shown, not gated."
+)
+Row = tuple[Comparison, bool]  # what was compared, and whether it is gated
+COLUMNS: tuple[Column[Row], ...] = (
+    Column("endpoint", lambda row: row[0].name, "left"),
+    Column("better", lambda row: row[0].better, "left", rank=5),
+    Column("pairs", lambda row: str(row[0].n), rank=3),
+    Column("candidate /\nbaseline", lambda row: ABSENT if row[0].ratio is None else f"{row[0].ratio.value:.4f}"),
+    Column("95 %", lambda row: ends(row[0].ratio, "{:.4f}".format), "left", rank=1),
+    Column("spread\n%", lambda row: _percents(row[0].sd), rank=4),
+    Column("detectable\n% worse", lambda row: _percents(row[0].detectable), rank=2),
+    Column("margin\n%", lambda row: f"{100 * row[0].margin:.3g}" if row[1] else ABSENT, rank=3),
+    Column("", lambda row: WORDS[row[0].outcome] if row[1] else "", "left"),
+)
 
 
 def gate_text(gated: Gated) -> str:
@@ -170,3 +189,21 @@ def gate_facts(gated: Gated) -> dict[str, Any]:
         "shown": [comparison_facts(each, gated=False) for each in gated.shown],
         "exact": {each.claim: each for each in gated.exact},
     }
+
+
+def text(found: Sequence[Comparison], shown: Sequence[Comparison] = ()) -> str:
+    """Table, and why each gated endpoint has its outcome. shown: endpoints that are not gated."""
+    rows = [*((each, True) for each in found), *((each, False) for each in shown)]
+    said = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in found]
+    return "\n".join([table(rows, COLUMNS, always=len(COLUMNS)), "", named(said)])
+
+
+def _percents(share: float | None) -> str:
+    return figure(None if share is None else 100 * share, 2)
+
+
+def comparison_facts(seen: Comparison, gated: bool = True) -> dict[str, Any]:
+    """Facts for JSON. worse, margin, detectable: shares, negative if better. gated: with what a gated endpoint has."""
+    found = facts(seen, "name", "better", "n", "decided_at", "ratio", "sd", "detectable")
+    found["worse"] = None if seen.worse is None else math.expm1(seen.worse)
+    return {**found, "outcome": WORDS[seen.outcome], **facts(seen, "why", "margin")} if gated else found

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeGuard
 
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Slo
-from pytest_slmserve.analysis.metrics.ramp import steps_of
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of
 from pytest_slmserve.analysis.metrics.summary import summarize
 from pytest_slmserve.analysis.metrics.validity import check, problems
-from pytest_slmserve.analysis.sweep.peak_goodput import HighestLoad, Peak, highest_load, peak
+from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.analysis.sweep.peak_goodput import RATE, HighestLoad, Peak
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.loads.single_load import (
     STRICT,
@@ -25,7 +26,7 @@ from pytest_slmserve.report.loads.single_load import (
     told_of,
 )
 from pytest_slmserve.report.numbers import figure, milliseconds
-from pytest_slmserve.report.tables.goodput import Served, goodput_columns
+from pytest_slmserve.report.tables.goodput import Served, found_in, goodput_columns
 from pytest_slmserve.report.tables.valid_column import lines_of, word_for
 from pytest_slmserve.report.text_table import Column, hanging, table
 from pytest_slmserve.schema.loads import Load, OpenLoop
@@ -46,13 +47,14 @@ LEGEND_OF_GOODPUT = (
 
 def open_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:
     """Pages on all open loops among these: a ramp by itself, the others with those that differ in their rate alone."""
-    together: dict[str, list[Measurement]] = {}
-    for m in measurements:
-        if is_windowed(m.load):
-            asked = replace(m.workload.spec, requests=1)
-            alike = [m.spec.key, asdict(asked), m.environment.key, _process(m), m.load.settle_s, m.load.window_s]
-            together.setdefault(m.id if m.load.steps else short_hash(alike), []).append(m)
-    for group in together.values():
+
+    def alike(m: Measurement) -> str:
+        assert isinstance(m.load, OpenLoop)
+        asked = asdict(replace(m.workload.spec, requests=1))
+        timing = (m.load.settle_s, m.load.window_s)
+        return m.id if m.load.steps else short_hash([m.spec.key, asked, m.environment.key, _process(m), *timing])
+
+    for group in grouped((m for m in measurements if is_windowed(m.load)), alike).values():
         points = sorted(group, key=_rate)
         yield (ramp_text(points[0], terms) if steps_of(points[0]) else rates_text(points, terms))
 
@@ -159,25 +161,21 @@ def _goodput(points: Sequence[Measurement], terms: ValidityCriteria, slo: Slo) -
     columns = goodput_columns("asked\n/s", slo, 4)
     yield f"good: {slo}"
     yield table(rows, columns, always=len(columns))
-    best, highest = found_in(points, terms)
+    best, highest = _found_in(points, terms)
     yield from (hanging(each.why, 2) for each in (best, highest) if each)
     if best is None:
         yield "no rate has a valid measurement: nothing can be said of where goodput peaks"
     yield hanging(LEGEND_OF_GOODPUT, 0)
 
 
-def found_in(points: Sequence[Measurement], terms: ValidityCriteria) -> tuple[Peak | None, HighestLoad | None]:
+def _found_in(points: Sequence[Measurement], terms: ValidityCriteria) -> tuple[Peak | None, HighestLoad | None]:
     """The peak of goodput and the highest rate at which enough requests are good, by the valid points."""
-    stands = [(m, not problems(m, terms.failed_share)) for m in points]
-    valid = [(m, served) for m, stand in stands if stand and (served := good(m, terms.slo))]
-    invalid = [_rate(m) for m, stand in stands if not stand]
-    best = peak([(_rate(m), served.per_s) for m, served in valid], invalid)
-    attained = [(_rate(m), served.attainment) for m, served in valid if served.attainment is not None]
-    return best, highest_load(attained, terms.attainment, invalid)
+    served = ((m, None if problems(m, terms.failed_share) else good(m, terms.slo)) for m in points)
+    return found_in([Served(_rate(m), each, m.run.failures) for m, each in served], terms.attainment, RATE)
 
 
 def _over_all(points: Sequence[Measurement], terms: ValidityCriteria) -> Mapping[str, Any]:
-    best, highest = found_in(points, terms) if terms.slo else (None, None)
+    best, highest = _found_in(points, terms) if terms.slo else (None, None)
     return {
         "peak": best and {**facts(best), **facts(best, "bracketed", "why")},
         "highest_load": highest and {**facts(highest), "why": highest.why},

@@ -11,10 +11,9 @@ from typing import Any
 
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
 from pytest_slmserve.analysis.metrics.latency import Percentiles, latencies_of
-from pytest_slmserve.analysis.metrics.prefix_cache import cache_hit_share
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, held_back
 from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
-from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, check
+from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check
 from pytest_slmserve.analysis.metrics.window import prompt_tokens_per_s
 from pytest_slmserve.analysis.points.job_points import summary_of
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT

@@ -1,4 +1,5 @@
-"""Findings of a sweep, one line each: plateau, Pareto front, saturation law, roofline, and how far to trust it."""
+"""Findings of a sweep, one line each: plateau, Pareto front, saturation law, roofline, and how far to trust it. Notes
+on loads that an adaptive sweep did not measure: the reason, and the saturation law's prediction."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from statistics import fmean, median
 from pytest_slmserve.analysis.metrics.roofline import Peaks, Work, regime
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.stats.estimates import percent
+from pytest_slmserve.analysis.sweep.adaptive import law_error
 from pytest_slmserve.analysis.sweep.curve import MARGIN, Curve, obstacle
 from pytest_slmserve.analysis.sweep.gains import Gain
 from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.sweep.saturation import Fit, fit, fixed_s_from_shapes
+from pytest_slmserve.analysis.sweep.saturation import DESCRIBES, Fit, fit, fixed_s_from_shapes
 from pytest_slmserve.report.numbers import between, counted, figure, hundredths, listed, milliseconds
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import TooFewPoints
@@ -78,14 +80,12 @@ def _plateau(curve: Curve, tolerance: float) -> str:
     dip = _flat_for_a_while(gains, tolerance)
     if flat.value is None:
         chance = "" if not flat.known or flat.low is None else f", so it may be from {at(flat.low)} on"
-        return f"not reached: {_gain_text(gains[-1])}{chance}{dip}{certain}"
+        last = gains[-1]
+        gain = f"still gains {percent(last.value)}{between(last, 100, ' %')}"
+        return f"not reached: the last doubling ({last.start} to {last.end}) {gain}{chance}{dip}{certain}"
     high = "not reached" if flat.high is None else flat.high
     interval = f" (95 %: {flat.low} to {high})" if flat.known else ""
     return f"from {at(flat.value)}{interval}: {past}{dip}{certain}"
-
-
-def _gain_text(last: Gain) -> str:
-    return f"the last doubling ({last.start} to {last.end}) still gains {percent(last.value)}{between(last, 100, ' %')}"
 
 
 def _flat_for_a_while(gains: Sequence[Gain], tolerance: float) -> str:
@@ -239,3 +239,46 @@ def _agreement(curve: Curve) -> str:
     text = f"differ by {percent(middle)} in the median, {percent(worst)} at most (at {where} in flight)"
     several = hosts(curve)
     return f"{text}; {counted(several, 'host')} took part, whose difference is in it" if several > 1 else text
+
+
+def amount(curve: Curve) -> str:
+    """ "4 points", and of an adaptive sweep how many loads it did without."""
+    points = counted(len(curve.points), "point")
+    if not curve.adaptive:
+        return points
+    ended = f"{counted(len(curve.unneeded), 'planned load')} not needed" if not curve.missing else "not at its end"
+    return f"{points} (adaptive sweep, {ended})"
+
+
+def remark(curve: Curve) -> str:
+    """A line below the table; empty where nothing was left out."""
+    if not curve.unneeded:
+        return ""
+    rows = [f"{figure(p.tokens_per_s.value)} at {p.concurrency}" for p in curve.predictions]
+    if not rows:
+        return f"not measured, not needed: {listed(curve.unneeded)} in flight; {_trust(curve)}"
+    return f"not measured, predicted: tokens/s {', '.join(rows)} in flight; {_trust(curve)}"
+
+
+def skip_note(curve: Curve, concurrency: int) -> str:
+    """The reason of a skipped item."""
+    if concurrency not in curve.unneeded:
+        return f"the adaptive sweep ended early: {listed(curve.missing)} in flight was next"
+    text = "not needed: the adaptive sweep found the plateau without it"
+    found = next((p.tokens_per_s for p in curve.predictions if p.concurrency == concurrency), None)
+    if found is None:
+        return f"{text}; {_trust(curve)}"
+    seen = f"{figure(found.value)} tokens/s ({figure(found.low)} to {figure(found.high)})"
+    return f"{text}; predicted: {seen}; {_trust(curve)}"
+
+
+def _trust(curve: Curve) -> str:
+    """The saturation law's largest error at a measured load, given only its neighbours."""
+    missed = law_error(curve.points)
+    if missed is None:
+        return "too few points for a prediction"
+    share, where = missed
+    off = (
+        f"told the neighbours of a measured load, the saturation law misses it by at most {percent(share)} (at {where})"
+    )
+    return f"no prediction: {off}" if share > DESCRIBES else off

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo
 from pytest_slmserve.analysis.points.sweep_points import Point, concurrency_of
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.sweep.peak_goodput import IN_FLIGHT, HighestLoad, Peak, highest_load, peak
+from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT, IN_FLIGHT, HighestLoad, Peak, highest_load, peak
 from pytest_slmserve.report.numbers import figure, hundredths, whole
 from pytest_slmserve.report.text_table import Column, hanging, table
 
@@ -35,13 +35,13 @@ def slo_report(curve: Curve, slo: Slo) -> str:
     columns = goodput_columns("in\nflight", slo, 3)
     columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
     shown = table(rows, columns, always=len(columns))
-    best, highest = _found(rows)
+    best, highest = found_in(rows)
     return "\n".join([f"good: {slo}", shown, *(hanging(e.why, 2) for e in (best, highest) if e), hanging(LEGEND, 0)])
 
 
 def highest_good_load(curve: Curve, slo: Slo) -> HighestLoad | None:
     """The highest load of a sweep at which enough requests are good; None where nothing valid was measured."""
-    return _found([_served(curve, point, slo) for point in curve.points])[1]
+    return found_in([_served(curve, point, slo) for point in curve.points])[1]
 
 
 def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
@@ -65,10 +65,13 @@ def _served(curve: Curve, point: Point, slo: Slo) -> Served:
     return Served(point.concurrency, point.goodput(slo), dropped)
 
 
-def _found(rows: Sequence[Served]) -> tuple[Peak | None, HighestLoad | None]:
-    """The peak of goodput, and the highest load at which enough requests are good."""
+def found_in(
+    rows: Sequence[Served], attainment: float = ATTAINMENT, unit: str = IN_FLIGHT
+) -> tuple[Peak | None, HighestLoad | None]:
+    """The peak of goodput, and the highest load at which enough requests are good. attainment: the share of them that
+    suffices. unit: of the loads."""
     known = [(s.load, s.goodput) for s in rows if s.goodput]
     invalid = [s.load for s in rows if s.goodput is None]
     attained = [(load, each.attainment) for load, each in known if each.attainment is not None]
-    best = peak([(load, each.per_s) for load, each in known], invalid, IN_FLIGHT)
-    return best, highest_load(attained, invalid=invalid, unit=IN_FLIGHT)
+    best = peak([(load, each.per_s) for load, each in known], invalid, unit)
+    return best, highest_load(attained, attainment, invalid, unit)

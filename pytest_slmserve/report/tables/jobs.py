@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint, grouped
+from pytest_slmserve.analysis.grouping import grouped
+from pytest_slmserve.analysis.points.job_points import CONTINUOUS, JobPoint
 from pytest_slmserve.report.numbers import figure, hundredths, milliseconds, whole
 from pytest_slmserve.report.tables.findings import served_on
 from pytest_slmserve.report.tables.valid_column import reasons, valid_cell
@@ -47,7 +48,7 @@ COLUMNS: tuple[Column[JobPoint], ...] = (
 
 def job_report(jobs: Sequence[JobPoint]) -> Iterator[str]:
     """A table for each kind of host, and how to read it; nothing where there was no job."""
-    for points in grouped(jobs, lambda p: p.environment.key):
+    for points in grouped(jobs, lambda p: p.environment.key).values():
         rows = table(sorted(points, key=_place), COLUMNS)
         yield "\n".join([jobs_title(points[0].environment), "", rows, *_remarks(points)])
     if jobs:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from pytest_slmserve.analysis.points.job_points import grouped
+from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, engines, system_throughput
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats.estimates import Interval
@@ -65,8 +65,9 @@ SENSED: tuple[Column[Entry], ...] = (
 def replica_report(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[str]:
     """Tables of throughput and of sensor values for each kind of host, then a legend; nothing without measured
     replicas. One model's rows are together; sets of different models come last."""
-    for points in grouped(shared, lambda p: p.environment.per_gpu_key):
-        alike = sorted(grouped(points, lambda p: p.model or p.models), key=lambda alike: not alike[0].model)
+    for points in grouped(shared, lambda p: p.environment.per_gpu_key).values():
+        models = grouped(points, lambda p: p.model or p.models).values()
+        alike = sorted(models, key=lambda alike: not alike[0].model)
         entries = [entry for each in alike for entry in _entries(each, curves)]
         sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
         pieces = [_title(points), "", table(entries, (*NAMES, *SERVED)), *_remarks(points, curves)]
@@ -86,7 +87,7 @@ def _title(points: Sequence[ReplicaPoint]) -> str:
 
 def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
     """Rows of one model, or one set of them: under each load one engine alone first, where it was measured."""
-    for under in grouped(points, lambda p: (p.concurrency, p.workload, p.ramp_up)):
+    for under in grouped(points, lambda p: (p.concurrency, p.workload, p.ramp_up)).values():
         alone = alone_at(under[0], curves)
         if alone:
             yield Entry(under[0].models[0], "alone", alone)

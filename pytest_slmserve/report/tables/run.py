@@ -1,4 +1,4 @@
-"""The text at the end of a run, and of `slmserve report`: the same for both."""
+"""The text at the end of a run, and of `slmserve report`: the same for both. With the cost of the serving stack."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pytest_slmserve.analysis.claims.claim import ClaimRow
 from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.compare.http_overhead import AtBothInterfaces, Interfaces, at_both_interfaces
 from pytest_slmserve.analysis.device.host_speed import Place, fastest_pieces
 from pytest_slmserve.analysis.metrics.goodput import Slo
 from pytest_slmserve.analysis.points.job_points import JobPoint
@@ -18,11 +19,9 @@ from pytest_slmserve.analysis.sweep.labels import front_ends, labels
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.loads.single_load import chunks, further, without
-from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths, listed, milliseconds
-from pytest_slmserve.report.tables.adaptive_notes import amount, remark
-from pytest_slmserve.report.tables.findings import findings, hosts, spread
+from pytest_slmserve.report.numbers import ABSENT, change, changes, counted, figure, hundredths, listed, milliseconds
+from pytest_slmserve.report.tables.findings import amount, findings, hosts, remark, served_on, spread
 from pytest_slmserve.report.tables.goodput import slo_report
-from pytest_slmserve.report.tables.http_overhead import interfaces_report
 from pytest_slmserve.report.tables.jobs import job_report
 from pytest_slmserve.report.tables.replicas import replica_report
 from pytest_slmserve.report.tables.sensors import energy_report, legend, sensor_table
@@ -45,6 +44,12 @@ LEGEND = (
     "output. spread: largest less smallest repeat, over the mean. ms/token: E2E over output tokens. gain: of tokens/s "
     "since the row above, per doubling of the load. roofline: share of what the data sheet allows at this batch. "
     "-: not measured."
+)
+INTERFACES = (
+    "Interfaces: the same engine, requests and load, without HTTP and through the server. change: of output tokens/s. "
+    "prompt steps: steps that processed a prompt: the fewer there are, the more prompts came together. own "
+    "cores: CPU time of engine, server and client per second. A launch has luck of its own, so what one launch of each "
+    "interface shows is of these launches."
 )
 
 
@@ -273,3 +278,37 @@ def _tally(seen: Sequence[Outcome]) -> str:
     kinds: tuple[Outcome, ...] = ("as expected", "unexpected", "undecided")
     counts = [f"{seen.count(kind)} {kind}" for kind in kinds if kind in seen]
     return f"{counted(len(seen), 'verdict')}: {', '.join(counts)}" if seen else "no claim was judged"
+
+
+COLUMNS: tuple[Column[AtBothInterfaces], ...] = (
+    Column("in\nflight", lambda at: str(at.concurrency)),
+    Column("tokens/s\nengine", lambda at: figure(at.engine.output_tokens_per_s, 4)),
+    Column("tokens/s\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
+    Column("change\n%", lambda at: change(at.ratio)),
+    Column("95 %\n", lambda at: changes(at.ratio), rank=1),
+    Column("TTFT ms\nengine", lambda at: milliseconds(at.engine.ttft_s), rank=2),
+    Column("TTFT ms\nserver", lambda at: milliseconds(at.server.ttft_s), rank=2),
+    Column("TPOT ms\nengine", lambda at: milliseconds(at.engine.tpot_s), rank=3),
+    Column("TPOT ms\nserver", lambda at: milliseconds(at.server.tpot_s), rank=3),
+    Column("step ms\nengine", lambda at: milliseconds(at.engine.step_s), rank=5),
+    Column("step ms\nserver", lambda at: milliseconds(at.server.step_s), rank=5),
+    Column("prompt steps\n% engine", lambda at: hundredths(at.prompt_steps[0]), rank=6),
+    Column("prompt steps\n% server", lambda at: hundredths(at.prompt_steps[1]), rank=6),
+    Column("own cores\nengine", lambda at: figure(at.engine.own_cores), rank=4),
+    Column("own cores\nserver", lambda at: figure(at.server.own_cores), rank=4),
+)
+
+
+def interfaces_report(curves: Sequence[Curve]) -> Iterator[str]:
+    """A table for each model that was measured by both interfaces, and how to read it."""
+    found = at_both_interfaces(curves)
+    yield from map(_of_model, found)
+    if found:
+        yield hanging(INTERFACES, 0)
+
+
+def _of_model(interfaces: Interfaces) -> str:
+    launches = " and ".join(counted(len(each.resolved), "launch") for each in (interfaces.engine, interfaces.server))
+    through = f"{interfaces.server.subject} through the server{front_ends(interfaces.server.spec)} beside the engine"
+    title = hanging(f"{through}: {served_on(interfaces.server.environment)}, {launches}", 2)
+    return "\n".join([title, "", table(interfaces.loads, COLUMNS)])

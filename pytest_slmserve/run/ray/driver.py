@@ -19,17 +19,18 @@ from pytest_slmserve.plan.schedule import Group, groups_of, in_order
 from pytest_slmserve.plan.titles import Engines, clock, engine_title
 from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.ray.connect import connect, hosts_of
-from pytest_slmserve.run.ray.messages import (
-    CaseDone,
-    CaseFailed,
+from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
+from pytest_slmserve.run.ray.task import (
+    CaseEnded,
     CaseMeasured,
+    EngineTask,
     Message,
     TaskStarted,
     UserNote,
+    run_task,
+    task_of,
     unpacked,
 )
-from pytest_slmserve.run.ray.nodes import A_TOUCH, Need, Node, measuring, need_of, nodes_of, one_host
-from pytest_slmserve.run.ray.task import EngineTask, run_task, task_of
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import ReplicaGroup
@@ -241,10 +242,9 @@ class Cluster:
             case CaseMeasured(key, packed):
                 session.executor.keep(sent.open[key], self._group(sent, packed))
                 self._came += 1
-            case CaseDone(key):
-                del sent.open[key]
-            case CaseFailed(key, error):
-                self._failed[key] = error
+            case CaseEnded(key, error):
+                if error:
+                    self._failed[key] = error
                 del sent.open[key]
             case UserNote(note):
                 if note not in session.notes:

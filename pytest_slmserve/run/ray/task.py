@@ -1,21 +1,24 @@
-"""A task on a node: a session of its own, which measures one engine's cells and reports each as it ends."""
+"""A task on a node: a session of its own, which measures one engine's cells and reports each as it ends by
+messages."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_slmserve.archive.codec import engine_line, engine_of, measurement_line, measurement_of
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.run.gpu_slots import GpuSlots
-from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, Message, TaskStarted, UserNote, packed
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadUsage, SlmError
-from pytest_slmserve.schema.records import ReplicaGroup
+from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 from pytest_slmserve.telemetry.host_probe import Host, probe
 
 
@@ -64,7 +67,7 @@ def carried_out(engine_task: EngineTask, cases: Mapping[str, Case]) -> Iterator[
             yield from map(UserNote, session.notes)
     except SlmError as error:
         for key in open_keys:
-            yield CaseFailed(key, error)
+            yield CaseEnded(key, error)
 
 
 def _measured(session: Session, key: str, case: Case, repeats: int) -> Iterator[Message]:
@@ -73,9 +76,9 @@ def _measured(session: Session, key: str, case: Case, repeats: int) -> Iterator[
         for group in session.executor.iter_repeats(case, repeats):
             yield CaseMeasured(key, packed(group))
     except SlmError as error:
-        yield CaseFailed(key, error)
+        yield CaseEnded(key, error)
     else:
-        yield CaseDone(key)
+        yield CaseEnded(key)
 
 
 def _session(engine_task: EngineTask) -> Session:
@@ -116,3 +119,47 @@ def leave_threads_alone() -> None:
     os.environ.pop("OMP_NUM_THREADS", None)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStarted:
+    """The first message. node: Ray's id of where it is from."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaseMeasured:
+    """One repeat of a case. packed: as `packed` makes it, one measurement for each engine."""
+
+    key: str
+    packed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CaseEnded:
+    """The end of a case, no more of it comes. error: what ended it; None: all that was requested has been sent."""
+
+    key: str
+    error: SlmError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserNote:
+    """A sentence for the user."""
+
+    note: str
+
+
+Message = TaskStarted | CaseMeasured | CaseEnded | UserNote
+
+
+def packed(found: Sequence[Measurement]) -> bytes:
+    """Measurements encoded as in the archive: small, and read by its rules."""
+    lines = [line for m in found for line in (engine_line(m), measurement_line(m))]
+    return gzip.compress(json.dumps(lines, allow_nan=False).encode(), mtime=0)
+
+
+def unpacked(data: bytes) -> tuple[Measurement, ...]:
+    lines = json.loads(gzip.decompress(data))
+    return tuple(measurement_of(run, *engine_of(engine)) for engine, run in zip(lines[::2], lines[1::2]))

@@ -42,11 +42,8 @@ def test_bytes_of_a_step_are_the_weights_and_the_contexts():
     decoded, prompts = 8 * 31 / 32, 8 / 32  # of a request's 32 tokens, the first is the prefill's
     moved = w.weight_bytes + (decoded * w.context + prompts * 64) * w.kv_bytes_per_token
     computed = decoded * w.token_flops + prompts * w.prefill_flops
-    assert found.step_s == pytest.approx(0.008)
     assert found.bytes_s == pytest.approx(moved / 4800e9)
     assert found.flops_s == pytest.approx(computed / 989e12)
-    assert found.intensity == pytest.approx(computed / moved)
-    assert found.ridge == pytest.approx(206, abs=0.1)
     assert found.unexplained == pytest.approx(1 - found.bytes_s / 0.008)
 
 
@@ -56,11 +53,6 @@ def test_prompts_count_with_their_own_lengths():
     longer, w = step_time(replace(m, run=replace(m.run, samples=samples))), work(m)
     more = (replace(w, prompt_tokens=1000).prefill_flops - w.prefill_flops) * 8 / 32
     assert longer.flops_s - step_time(m).flops_s == pytest.approx(more / 989e12)
-
-
-def test_without_counters_theirs_are_unknown():
-    found = step_time(measurement())
-    assert (found.idle, found.dram, found.tensor) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +81,6 @@ def test_without_both_counters_shapes_tell(dram, tensor):
     slow, fast = seen(0.5, dram, tensor, m), seen(0.5, dram, tensor, measurement(8, 10_000.0))
     assert step_time(slow).bound is None, "shapes fill a small part of the step"
     assert step_time(fast).bound == "memory"
-    assert (step_time(slow).dram, step_time(slow).idle) == (dram and pytest.approx(dram), pytest.approx(0.5))
 
 
 def test_the_bound_by_shapes():

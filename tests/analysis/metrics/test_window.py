@@ -5,10 +5,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import planted_run
+from strategies import measurement, planted_run
 
 from pytest_slmserve.analysis.metrics import window
-from pytest_slmserve.schema.records import Run, Samples, Steps
+from pytest_slmserve.analysis.metrics.latency import latencies_of
+from pytest_slmserve.analysis.metrics.schedule_delay import schedule_delay
+from pytest_slmserve.analysis.metrics.validity import problems
+from pytest_slmserve.analysis.metrics.window import steps_of
+from pytest_slmserve.report.loads.single_load import latencies
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, load_facts
+from pytest_slmserve.schema.records import Failures, Run, Samples, Steps, Stream
 
 
 def run_of(steps: list[tuple[float, int]], window_s: tuple[float, float], rows: list[tuple] = ()) -> Run:
@@ -88,3 +95,84 @@ def test_preemptions_and_kv_of_the_window_only():
     run = planted_run(8, 1000.0, preempted=3)
     assert window.preemptions(run) == 3 and window.kv_usage(run) == 0.5
     assert window.preemptions(replace(run, window_s=(0.0, run.window_s[0]))) == 0
+
+
+RAMP = OpenLoop(arrivals="ramp", rate=15.0, settle_s=1.0, window_s=7.0, steps=((10.0, 4.0), (20.0, 4.0)))
+NO_STEPS = Steps((), (), (), (), (), (), ())
+
+
+def served(ramp: OpenLoop):
+    """Each request has a TTFT of 0.1 s in the first step, of 0.3 s in the second, and is sent 1 ms late."""
+    due = [i / 10 for i in range(40)] + [4 + i / 20 for i in range(100)]
+    sent = [at + 0.001 for at in due]
+    first = [at + (0.1 if at < 4 else 0.3) for at in sent]
+    last = [at + 0.2 for at in first]
+    n = len(due)
+    samples = Samples(tuple(range(n)), sent, (None,) * n, first, last, (8,) * n, (5,) * n, (True,) * n)
+    bins = [5 * sum(0.01 * i <= at < 0.01 * (i + 1) for at in last) for i in range(1000)]
+    gaps = {"growth": 1.01, "least_s": 1e-4, "counts": {"3": 7}}
+    run = Run(samples, NO_STEPS, (1.0, 8.0), stream=Stream(0.01, 0.0, bins, gaps, scheduled_s=due))
+    return replace(measurement(), load=ramp, run=run)
+
+
+def test_a_step_is_judged_when_it_has_settled():
+    assert RAMP.step_windows_s == [(1.0, 4.0), (5.0, 8.0)]
+
+
+def test_each_step_has_its_own_figures():
+    slow, fast = steps_of(served(RAMP))
+    assert [latencies_of(m).requests for m in (slow, fast)] == [30, 60]
+    assert [latencies_of(m).ttft_s.p99 for m in (slow, fast)] == pytest.approx([0.1, 0.3])
+    assert [m.load.rate for m in (slow, fast)] == [10, 20]
+    for step, rate in ((slow, 10), (fast, 20)):
+        delay = schedule_delay(step.run.stream.scheduled_s, step.run.samples.sent_s, step.run.window_s)
+        assert (delay.requested_per_s, delay.achieved_per_s) == pytest.approx((rate, rate), rel=0.02)
+        assert delay.p99_s == pytest.approx(0.001)
+
+
+def test_a_step_is_no_ramp():
+    step = steps_of(served(RAMP))[0]
+    assert steps_of(step) == [] and step.load.window_s == 3.0
+
+
+def test_a_step_has_the_gaps_of_its_own_window():
+    whole = served(RAMP)
+    of_steps = ({"counts": {"462": 90}, "sum_s": 0.9}, {"counts": {"602": 180}, "sum_s": 7.2})
+    stream = replace(whole.run.stream, step_gaps=tuple({**whole.run.stream.gaps, **each} for each in of_steps))
+    slow, fast = (latencies(m)["itl"] for m in steps_of(replace(whole, run=replace(whole.run, stream=stream))))
+    assert (slow.requests, slow.mean, fast.requests, fast.mean) == (90, 0.01, 180, 0.04)
+    assert [slow.p50, slow.p90, slow.p95, slow.p99] == pytest.approx([0.01] * 4, rel=0.01)
+    assert [fast.p50, fast.p90, fast.p95, fast.p99] == pytest.approx([0.04] * 4, rel=0.01)
+
+
+def test_an_older_record_does_not_say_which_step_a_gap_was_of():
+    for step in steps_of(served(RAMP)):
+        itl = latencies(step)["itl"]
+        assert (itl.requests, itl.mean, itl.p50, itl.p99) == (0, None, None, None)
+
+
+def test_a_failure_is_of_its_step_settling_included():
+    whole = served(RAMP)
+    failed = Failures((0, 1, 2), (0.5, 6.0, 8.5), (0.6, 6.1, 8.6), ("timeout",) * 3, (0.5, 6.0, 8.5))
+    slow, fast = steps_of(replace(whole, run=replace(whole.run, failures=3, failed=failed)))
+    assert (slow.run.failures, list(slow.run.failed.sent_s)) == (1, [0.5])
+    assert (fast.run.failures, list(fast.run.failed.scheduled_s)) == (1, [6.0]), "one came after the last step"
+    assert latencies_of(slow).unfinished == 0 and latencies_of(fast).unfinished == 1
+    assert problems(slow)[0].startswith("1 requests failed")
+    older = replace(whole, run=replace(whole.run, failures=3))
+    assert [m.run.failures for m in steps_of(older)] == [3, 3], "it is not known in which"
+
+
+@pytest.mark.parametrize("load", [ClosedLoop(4), OpenLoop(arrivals="gamma", rate=15.0, settle_s=1.0, window_s=7.0)])
+def test_other_loads_have_no_steps(load):
+    assert steps_of(replace(measurement(), load=load)) == []
+
+
+def test_a_step_must_be_longer_than_it_settles():
+    with pytest.raises(BadUsage, match="a step that is over before it has settled for 4 s"):
+        replace(RAMP, settle_s=4.0)
+
+
+def test_a_load_without_steps_has_the_key_that_it_always_had():
+    assert "steps" not in load_facts(replace(RAMP, steps=()))
+    assert load_facts(RAMP)["steps"] == RAMP.steps

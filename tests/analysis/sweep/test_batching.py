@@ -11,7 +11,6 @@ from strategies import law, point
 from pytest_slmserve.analysis.sweep.batching import (
     AbsoluteSlo,
     Caps,
-    Choice,
     RelativeSlo,
     base_of,
     batching,
@@ -20,6 +19,7 @@ from pytest_slmserve.analysis.sweep.batching import (
     parse_slo,
     share_of_largest,
 )
+from pytest_slmserve.analysis.sweep.gains import ChosenLoad
 from pytest_slmserve.analysis.sweep.saturation import fit
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
@@ -52,7 +52,7 @@ def test_what_is_no_objective(text):
 @pytest.mark.parametrize(("factor", "chosen", "cap"), [(2, 96, 105), (4, 256, 250)])
 def test_the_published_choice(factor, chosen, cap):
     seen = batching(PUBLISHED, RelativeSlo(factor, 32), 0.1, fit(PUBLISHED))
-    assert seen.choice == Choice(chosen) and seen.notes == ()
+    assert seen.choice == ChosenLoad(chosen) and seen.notes == ()
     assert seen.limit.seconds == factor * 7.509587e-3
     assert seen.caps.slo == pytest.approx(cap, rel=0.06), "from the latencies alone"
 
@@ -99,7 +99,7 @@ def test_a_latency_at_the_limit_is_within_it_and_an_efficiency_at_the_threshold_
     assert batching(points, RelativeSlo(1, 2), 0.1, None).choice.value == 2
     assert batching(points, AbsoluteSlo(0.4), 0.1, None).choice.value == 4
     assert batching(points, AbsoluteSlo(0.4), 0.5, None).choice.value == 2, "200/(4 x 100) is not above one half"
-    assert batching(points, AbsoluteSlo(0.05), 0.1, None).choice == Choice(None)
+    assert batching(points, AbsoluteSlo(0.05), 0.1, None).choice == ChosenLoad(None)
 
 
 def test_an_invalid_point_is_never_chosen_nor_a_reference():
@@ -131,7 +131,7 @@ def test_neither_measured_nor_told():
 def test_noise_gives_the_choice_an_interval():
     noisy = [point(b, [law(b) * 0.97, law(b) * 1.03]) for b in GRID]
     seen = batching(noisy, RelativeSlo(2, 32), 0.1, fit(noisy)).choice
-    assert seen == Choice(64, 64, 64, known=True), "128 is far beyond"
+    assert seen == ChosenLoad(64, 64, 64, known=True), "128 is far beyond"
     near = batching(noisy, RelativeSlo(1.41, 32), 0.1, fit(noisy)).choice
     assert (near.value, near.low, near.high) == (32, 32, 64), "64 takes 1.416 times as long as 32: it may be within"
-    assert batching(noisy, RelativeSlo(1.42, 32), 0.1, fit(noisy)).choice == Choice(64, 32, 64, known=True)
+    assert batching(noisy, RelativeSlo(1.42, 32), 0.1, fit(noisy)).choice == ChosenLoad(64, 32, 64, known=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import curves, law, noisy_curve, plateau_batch, point, without
 
-from pytest_slmserve.analysis.sweep.gains import Plateau, advantages, differences, gains, pareto_front, plateau
+from pytest_slmserve.analysis.sweep.gains import ChosenLoad, advantages, differences, gains, pareto_front, plateau
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -37,12 +37,14 @@ def test_gains_pass_over_invalid_points():
 def test_plateau_of_the_law_is_where_the_law_has_it(b_half, tolerance):
     points = [point(b, [law(b, b_half=b_half)] * 2) for b in BATCHES]
     expected = next(b for b in BATCHES if b > plateau_batch(b_half, tolerance))
-    assert plateau(points, tolerance) == Plateau(*(expected if expected < 512 else None for _ in range(3)), known=True)
+    assert plateau(points, tolerance) == ChosenLoad(
+        *(expected if expected < 512 else None for _ in range(3)), known=True
+    )
 
 
 def test_a_flat_stretch_before_a_rise_is_no_plateau():
     rates = {1: 100, 2: 101, 4: 102, 8: 150, 16: 152, 32: 153}
-    assert plateau([point(b, [float(t)]) for b, t in rates.items()]) == Plateau(8, None, None, known=False)
+    assert plateau([point(b, [float(t)]) for b, t in rates.items()]) == ChosenLoad(8, None, None, known=False)
 
 
 def test_noise_widens_the_plateau():
@@ -51,7 +53,7 @@ def test_noise_widens_the_plateau():
 
 
 def test_no_point_has_no_plateau():
-    assert plateau([]) == Plateau(None, None, None, known=False) and gains([]) == () and pareto_front([]) == ()
+    assert plateau([]) == ChosenLoad(None, None, None, known=False) and gains([]) == () and pareto_front([]) == ()
 
 
 @given(curves(fewest=3), st.integers(-8, 8))

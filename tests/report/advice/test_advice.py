@@ -19,8 +19,7 @@ from pytest_slmserve.analysis.advice.gpu_memory import Footprint
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import AbsoluteSlo, RelativeSlo
 from pytest_slmserve.report.advice.deploy_commands import line, lines, serve, starts
-from pytest_slmserve.report.advice.facts import advice_facts
-from pytest_slmserve.report.advice.text import objective, text
+from pytest_slmserve.report.advice.text import advice_facts, objective, text
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.schema.specs import GIB
 

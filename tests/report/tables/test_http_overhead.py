@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.metrics.window import window_steps
 from pytest_slmserve.analysis.sweep.curve import curve_of
 from pytest_slmserve.analysis.sweep.labels import labels
 from pytest_slmserve.archive.store import Archive
-from pytest_slmserve.report.tables.http_overhead import interfaces_report
+from pytest_slmserve.report.tables.run import interfaces_report
 
 LOADS = (4, 8, 16)
 

@@ -16,9 +16,8 @@ from pytest_slmserve.archive.store import read
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.costs import PlannedItem
 from pytest_slmserve.run.ray.driver import Cluster
-from pytest_slmserve.run.ray.messages import CaseMeasured, Message, TaskStarted
 from pytest_slmserve.run.ray.nodes import nodes_of
-from pytest_slmserve.run.ray.task import carried_out
+from pytest_slmserve.run.ray.task import CaseMeasured, Message, TaskStarted, carried_out
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import EngineFailed
 

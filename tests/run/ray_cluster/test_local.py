@@ -115,7 +115,7 @@ KILLED = """
     import os, signal
     from processes import alive
     from pytest_slmserve.run.ray.local import LocalGpus
-    from pytest_slmserve.run.ray.messages import CaseMeasured
+    from pytest_slmserve.run.ray.task import CaseMeasured
 
     take, killed = LocalGpus._take, []
 

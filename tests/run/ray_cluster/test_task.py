@@ -12,8 +12,15 @@ from strategies import measurements
 
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.run.devices import Devices
-from pytest_slmserve.run.ray.messages import CaseDone, CaseFailed, CaseMeasured, packed, unpacked
-from pytest_slmserve.run.ray.task import carried_out, leave_threads_alone, task_of
+from pytest_slmserve.run.ray.task import (
+    CaseEnded,
+    CaseMeasured,
+    carried_out,
+    leave_threads_alone,
+    packed,
+    task_of,
+    unpacked,
+)
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import DeviceBusy, EngineFailed
 
@@ -48,8 +55,8 @@ def test_each_repeat_is_told_as_it_ends_under_the_key_that_it_was_asked_by(asked
     messages = told(session, cases)
     kinds = [(type(m), m.key) for m in messages if not hasattr(m, "note")]
     first, second = (case.key for case in cases)
-    assert kinds == [(CaseMeasured, first)] * 2 + [(CaseDone, first)] + [(CaseMeasured, second)] * 2 + [
-        (CaseDone, second)
+    assert kinds == [(CaseMeasured, first)] * 2 + [(CaseEnded, first)] + [(CaseMeasured, second)] * 2 + [
+        (CaseEnded, second)
     ]
     found = [m for message in messages if isinstance(message, CaseMeasured) for m in unpacked(message.packed)]
     assert [m.key for m in found] == [first, first, second, second]
@@ -66,9 +73,9 @@ def test_what_is_known_is_not_measured_again(asked):
 def test_an_engine_that_dies_ends_its_question_and_no_other(asked):
     session, cases = asked(4, 64, 8, engine_arg=["die_at=64"])
     messages = told(session, cases)
-    (failed,) = (m for m in messages if isinstance(m, CaseFailed))
+    (failed,) = (m for m in messages if isinstance(m, CaseEnded) and m.error)
     assert failed.key == cases[1].key and isinstance(failed.error, EngineFailed)
-    assert [m.key for m in messages if isinstance(m, CaseDone)] == [cases[0].key, cases[2].key]
+    assert [m.key for m in messages if isinstance(m, CaseEnded) and not m.error] == [cases[0].key, cases[2].key]
 
 
 def test_a_node_that_came_later_and_is_of_another_kind_measures_nothing(asked):

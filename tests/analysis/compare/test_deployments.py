@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gpus import alone, engine, on_gpus, replicas
 
-from pytest_slmserve.analysis.compare import tensor_parallel as tp
+from pytest_slmserve.analysis.compare import deployments as tp
 from pytest_slmserve.analysis.compare.deployments import deployments, on_several_gpus, with_wider
 from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
