@@ -57,7 +57,9 @@ MODULES = {
 
 def parser(command: str = "") -> Parser:
     """The parser of that command, or of all where it is none: what one needs is imported for no other."""
-    top = Parser("slmserve", description="What pytest-slmserve measured, without measuring.")
+    top = Parser(
+        "slmserve", description="Report, compare and plot what was measured; measure loads on a running server."
+    )
     top.add_argument("--version", action="store_true", help="print the version and end")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for module in [MODULES[command]] if command in MODULES else dict.fromkeys(MODULES.values()):

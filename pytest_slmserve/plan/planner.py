@@ -14,7 +14,7 @@ from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
 from pytest_slmserve.plan.sweeps import Sweep, load_of, plan_sweep, workload_spec
 from pytest_slmserve.plan.titles import Engines, engine_alone, gpus_of
-from pytest_slmserve.schema.catalog import OPT_POSITIONS, hub_name, shape_of, short_name
+from pytest_slmserve.schema.catalog import OPT_POSITIONS, Shape, hub_name, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import known_shape, kv_capacity
@@ -109,6 +109,8 @@ class Planner:
         spec = workload_spec(self.options, self.platform)
         if overrides.lengths:
             spec = spec.with_lengths(*overrides.lengths)
+        if self.platform != "remote":
+            check_lengths(spec, shape_of(model))  # before a thousand requests are made of them
         return self.requests(model, spec)
 
     def requests(self, model: str, spec: WorkloadSpec) -> Workload:
@@ -270,6 +272,16 @@ class Planner:
         """The key that identifies the curve of a model, whether a sweep of it is planned or not."""
         spec = self.spec(model)
         return series_key(spec, self.workload(model, overrides).hash, self.load(1, overrides), self.environment(spec))
+
+
+def check_lengths(spec: WorkloadSpec, shape: Shape) -> None:
+    """Raises BadUsage where requests of fixed lengths are longer than the model's context."""
+    match spec.prompt_tokens, spec.output_tokens:
+        case int(prompt), int(output) if prompt + output > shape.positions:
+            raise BadUsage(
+                f"{shape.name}: requests of {prompt + output} tokens do not fit its {shape.positions} positions",
+                "a smaller --slm-input-len or --slm-output-len",
+            )
 
 
 def requests_for(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> Workload:

@@ -42,7 +42,7 @@ WITHOUT_THE_OPTION = ("simulated", "cpu")  # platforms where a marker may say th
 # Why tests are left out of a run.
 GATE_ALONE = "a gate runs alone"
 ON_A_GPU_ONLY = "they run only on a GPU (--slm-gpu)"
-NO_PATH = "without a path only tests that measure run"
+NO_PATH = "without a path only tests that measure run (`pytest .` runs all)"
 IN_A_SUITE = "--slm-suite {} runs them, or their own path"
 PROVES_NOTHING = "simulated numbers prove no claim of the papers (--slm-strict judges them)"
 PACKAGE = Path(__file__).parents[1]

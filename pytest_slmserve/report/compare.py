@@ -118,7 +118,7 @@ def _undecided(changes: Sequence[MetricChange]) -> Iterator[str]:
 def counts_text(found: RunComparison) -> str:
     """ "of 40 metrics: 2 better, 1 worse, 30 same, 7 undecided; margin 3 %" """
     if not found.changes:
-        return "undecided: nothing was measured by both sides under one load with the same requests"
+        return hanging("undecided: nothing was measured by both sides under one load with the same requests", 2)
     always = (Judgement.BETTER, Judgement.WORSE)
     each = [f"{count} {verdict.value}" for verdict, count in found.counts.items() if count or verdict in always]
     return f"of {counted(len(found.changes), 'metric')}: {', '.join(each)}; margin {percent(found.margin)}"

@@ -178,7 +178,7 @@ def in_view_of_noise(session: Session, model: str, gated: Gated) -> Gated:
         keep(path, kept)
     elif (known := find(path, place)) is None:
         session.notes.append(
-            f"what a gate of {gated.model} can find on this runner is not known; --slm-calibrate tells"
+            f"no calibration of {gated.model} on this host: --slm-calibrate measures what a gate can detect"
         )
         return gated
     else:

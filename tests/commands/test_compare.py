@@ -71,10 +71,12 @@ def test_no_regression_is_0_and_what_is_undecided_10(before, capsys):
     assert told(capsys, before, written(Path("wide.jsonl"), of(1.1)), RATE, "--margin", "0.2")[0] == 0
 
 
-def test_nothing_in_common_is_undecided(before, capsys):
+def test_nothing_in_common_is_undecided(before, capsys, monkeypatch):
     other = written(Path("other.jsonl"), repeats([900, 901], 64))
+    monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = told(capsys, before, other)
-    assert status == 10 and out.splitlines()[-1].startswith("undecided: nothing was measured by both sides")
+    assert status == 10 and "\nundecided: nothing was measured by both sides" in out
+    assert max(map(len, out.splitlines())) <= 80
     assert "measured by the baseline alone: opt-1.3b at 8 in flight" in out
     assert "measured by the candidate alone: opt-1.3b at 64 in flight" in out
 

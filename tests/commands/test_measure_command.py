@@ -74,7 +74,7 @@ def sound(found):
 def test_measure_prints_a_page_and_keeps_a_record(there, tmp_path):
     done = command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "40")
     assert done.status == 0, done.err
-    assert "40 requests ended in the window, 0 of them unfinished; 0 failed" in done.out
+    assert "40 requests ended in the window: 0 unfinished, 0 failed" in done.out
     assert "\n4 in flight, 40 requests\n" in done.out
     assert {"TTFT", "TPOT", "E2E", "ITL"} <= {line.split()[0] for line in done.out.splitlines() if line}
     (kept,) = read(tmp_path / "r.jsonl").measurements
@@ -151,7 +151,7 @@ def test_a_table_of_several_rates(there, tmp_path):
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("20 ", "60 "))]
     assert [(row[0], len(row)) for row in rows] == [("20", 15), ("60", 15), ("20", 6), ("60", 6)]
     assert {row[-1] for row in rows[:2]} <= {"yes", "NO"} and {row[-1] for row in rows[2:]} == {"0"}, "none dropped"
-    assert "how much of them a prefix cache served is not told" in out
+    assert "the server does not report prefix-cache hits" in out
     assert "good: ttft:1s,e2e:2s" in out and "attainment" not in out
     assert max(map(len, out.splitlines())) <= text_table.layout().width
     again = io.StringIO()
@@ -206,8 +206,8 @@ def test_a_number_of_requests_at_a_rate_or_at_once_is_served_to_the_end(there, t
     load = ("--request-rate", rate, "--num-prompts", "40", *SLO)
     done = command(there, tmp_path, *load, "--export", f"vllm-bench={saved}")
     assert done.status in (0, 1), done.err
-    assert f"\n{words}, late by" in done.out and "goodput" in done.out
-    assert "40 requests ended in the window, 0 of them unfinished; 0 failed" in done.out
+    assert f"\n{words}; sent " in done.out and "goodput" in done.out
+    assert "40 requests ended in the window: 0 unfinished, 0 failed" in done.out
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert kept.load == OpenLoop(requests=40, rate=float(rate)) and list(kept.run.samples.request) == list(range(40))
     told = json.loads(saved.read_text("utf-8"))
@@ -229,7 +229,7 @@ def test_a_rate_with_a_limit_on_what_is_in_flight(there, tmp_path):
     load = ("--max-concurrency", "2", "--num-prompts", "40", "--export", f"vllm-bench={saved}")
     done = command(there, tmp_path, *load, "--request-rate", "200")
     assert done.status in (0, 1), done.err
-    assert "\n40 requests, 200/s, seed 0, 2 in flight at most, late by" in done.out
+    assert "\n40 requests, 200/s, seed 0, 2 in flight at most; sent " in done.out
     (held,) = read(tmp_path / "r.jsonl").measurements
     assert held.load == OpenLoop(requests=40, rate=200, max_concurrency=2) and held.run.failures == 0
     assert most_in_flight(held.run.samples) == 2
@@ -314,7 +314,7 @@ def test_measure_replays_a_trace(there, tmp_path):
     over = command(there, tmp_path, "--trace", str(tmp_path / "trace.jsonl"), "--settle", "3", "--window", "2")
     assert over.status == 4 and "trace.jsonl has no request between 3 s and 5 s" in over.err
     page = command(there, tmp_path, *timing).out
-    assert "4.5 output tokens asked for in the mean: trace.jsonl, 0 requests left out as too long" in page
+    assert "4.5 output tokens requested in the mean: trace.jsonl, 0 requests left out as too long" in page
 
 
 def test_what_further_was_asked_of_each_request_is_told_and_kept(there, tmp_path):
@@ -368,7 +368,7 @@ def test_a_number_of_requests_may_come_in_bursts_or_evenly(there, tmp_path, shap
     done = command(there, tmp_path, *load)
     assert done.status in (0, 1), done.err
     words = "at constant gaps" if burstiness == math.inf else "burstiness 0.25"
-    assert f"\n40 requests, 80/s, seed 0, {words}, late by" in done.out
+    assert f"\n40 requests, 80/s, seed 0, {words}; sent " in done.out
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert kept.load == OpenLoop(requests=40, rate=80, burstiness=burstiness)
     due = job(40, 80, burstiness=burstiness).times
@@ -450,7 +450,7 @@ def test_a_share_of_failures_may_be_allowed(there, tmp_path, some_fail):
     found = measured(command(there, tmp_path, *RATE, "--allow-failed", "0.05", "--json"))
     assert found["failures"] == 5
     out = command(there, tmp_path, *RATE, "--allow-failed", "0.05").out
-    assert "60 requests sent in the window, 3 of them unfinished; 5 failed (HTTP 404: 5)" in out
+    assert "60 requests sent in the window: 3 unfinished, 5 failed (HTTP 404: 5)" in out
     assert "requests failed" not in out
     strict = command(there, tmp_path, *RATE, "--allow-failed", "0.04")
     assert strict.status == 1 and "(5 % of the requests, 4 % may)" in strict.out
@@ -505,7 +505,7 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "nothing says what to put on the server"),
+        ((), "no load is given"),
         (("--ramp", "4,8", "--trace", "t.csv"), "--ramp and --trace are 2 loads"),
         (("--max-concurrency", "4", "--trace", "t.csv"), "--max-concurrency and --trace are 2 loads"),
         (("--max-concurrency", "4", "--request-rate", "9"), "is of a number of requests"),

@@ -117,8 +117,8 @@ def test_unless_it_was_asked_for(ask, caching, tmp_path):
     assert status == 0 and json.loads(told)["cached_prompt_share"] > 0.7
     apart = ("--records", str(tmp_path / "other.jsonl"))
     status, page = ask("--allow-prefix-cache", *apart, form="--seed=4")
-    by = "by its count for each request" if caching[1] == "usage" else "by its counters"
-    assert status == 0 and f"75.0 % of their tokens came from a prefix cache, {by}" in page
+    by = "counted for each request" if caching[1] == "usage" else "server metrics"
+    assert status == 0 and f"prefix-cache hit rate 75.0 % ({by})" in page
     refused, allowed = read(tmp_path / "r.jsonl").measurements
     assert refused.key != allowed.key, "never reused for each other"
 

@@ -14,6 +14,7 @@ from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.costs import PlannedItem, estimate_s, start_estimate_s
 from pytest_slmserve.plan.engine_specs import DEFAULTS, engine_spec
+from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.plan.schedule import plan_lines
 from pytest_slmserve.plan.sweeps import doublings, plan_sweep, workload_spec
 from pytest_slmserve.plan.titles import clock
@@ -22,6 +23,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
+from pytest_slmserve.telemetry.host_probe import Host
 
 
 def options(**given: object) -> Options:
@@ -158,3 +160,10 @@ def test_mpt_needs_a_gpu_and_a_release_that_has_it_and_gets_an_attention_that_ca
     with pytest.raises(BadUsage, match="ALiBi"):
         engine_spec(options(), "cpu", "mpt-tiny", Environment(platform="cpu", vllm="0.26.0"))
     assert engine_spec(options(), "cuda", "gpt-j-6b", replace(H200, vllm="0.32.0")).extra == ()
+
+
+def test_requests_longer_than_the_model_are_refused_before_they_are_made(monkeypatch):
+    monkeypatch.setattr("pytest_slmserve.plan.planner.build_workload", None)
+    planner = Planner(options(input_len="100000"), "simulated", Host(Environment(platform="simulated"), "none"))
+    with pytest.raises(BadUsage, match="opt-1.3b: requests of 100256 tokens do not fit its 2048 positions"):
+        planner.workload("opt-1.3b")

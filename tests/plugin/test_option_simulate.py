@@ -49,14 +49,18 @@ def test_with_a_mode_and_no_path_only_what_measures_runs(pytester):
     pytester.makepyfile("def test_plain(): raise AssertionError\ndef test_engine(slm_engine): assert slm_engine.launch")
     result = pytester.runpytest_inprocess("--slm-simulate")
     result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.fnmatch_lines(["slmserve leaves out 1 test: without a path only tests that measure run"])
+    result.stdout.fnmatch_lines(
+        ["slmserve leaves out 1 test: without a path only tests that measure run (`pytest .` runs all)"]
+    )
 
 
 def test_a_project_that_measures_nothing_is_told_why_nothing_runs(pytester):
     pytester.makepyfile("def test_plain(): pass\ndef test_other(): pass")
     result = pytester.runpytest_inprocess("--slm-simulate", "-q")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    result.stdout.fnmatch_lines(["slmserve leaves out 2 tests: without a path only tests that measure run"])
+    result.stdout.fnmatch_lines(
+        ["slmserve leaves out 2 tests: without a path only tests that measure run (`pytest .` runs all)"]
+    )
 
 
 def test_with_a_path_everything_in_it_runs(pytester):

@@ -72,8 +72,8 @@ def test_tables_of_one_model_say_in_what_they_differ(curve):
     ]
     both = with_wider([curve_of("opt-tiny", [m for m in settled if m.spec.tensor_parallel_size == n]) for n in (1, 2)])
     one, other, _ = gpus_report([curve, both[0]])
-    assert one.splitlines()[0].startswith("opt-tiny, settled 1 on several GPUs: ")
-    assert other.splitlines()[0].startswith("opt-tiny, settled 2 on several GPUs: ")
+    assert one.splitlines()[0].startswith("opt-tiny, warm-up 1 on several GPUs: ")
+    assert other.splitlines()[0].startswith("opt-tiny, warm-up 2 on several GPUs: ")
     assert next(gpus_report([curve])).startswith("opt-tiny on several GPUs: ")
 
 

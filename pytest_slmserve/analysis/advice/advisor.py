@@ -251,7 +251,7 @@ def replicas(
     split = replicas_that_split(footprint, batch, budget)
     why_not = _against(gains, split, alone, predicted)
     advised = 1 if why_not else REPLICAS
-    why = why_not or "of what four engines gained in published results, two had most"
+    why = why_not or "in published results two engines give most of the gain of four"
     return ReplicaAdvice(replicas_that_fit(footprint, batch, budget), split, advised, -(-batch // advised), why)
 
 

@@ -173,7 +173,7 @@ def _step_law(law: Fit | None) -> LatencyLaw | None:
 def _remarks(found: Batching, loads: Sequence[Point], law: Fit | None) -> Iterator[str]:
     yield from found.notes
     if found.choice.value == loads[-1].concurrency:
-        yield f"{found.choice.value} is the largest load measured: more is not excluded"
+        yield f"{found.choice.value} is the largest load measured: a larger batch may serve more"
     yield from _better(found.choice.value, loads)
     if law and not law.describes:
         yield f"the saturation law is off by up to {percent(law.error_max)} here: what it allows is no more than a hint"

@@ -172,7 +172,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         gpu_claims.BLIND_UTIL,
-        "GPU utilisation is near its end long before throughput is: it proves nothing.",
+        "GPU utilisation saturates well before throughput does.",
         f"{TOWARDS_PARETO}, figure 8",
         _by(gpu_claims.util_saturates_first, "bound", "full"),
         _sensed_sweep,
@@ -220,7 +220,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         deployments.SLOWER,
-        "Spread over more GPUs, the smallest model serves less even in all.",
+        "Tensor parallelism lowers the total throughput of the smallest model.",
         f"{TOWARDS_PARETO}, figure 1",
         _by(deployments.slows_the_smallest, "bound"),
         _wider_smallest,

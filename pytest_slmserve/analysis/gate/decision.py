@@ -222,15 +222,17 @@ def _missing(series: PairSeries) -> str:
 
 
 def _why(outcome: State, n: int, margin: float, terms: GateCriteria, detectable: float | None) -> str:
-    found = "" if detectable is None else f"; {percent(detectable)} worse in this endpoint alone would be found (90 %)"
+    found = "" if detectable is None else f"; {percent(detectable)} worse in it alone is detected with 90 % power"
     match outcome:
         case State.HOLDS:
-            return f"does not cost {100 * margin:.3g} % more{found}"
+            return f"within the {100 * margin:.3g} % margin{found}"
         case _ if n < FIRST_LOOKS[0]:
             return f"{n} pairs, {FIRST_LOOKS[0]} are wanted at least"
         case _:
             of = max(n, terms.pairs)
-            return f"neither worse for certain nor within {100 * margin:.3g} % after {n} of {of} pairs{found}"
+            return (
+                f"neither worse for certain nor within the {100 * margin:.3g} % margin after {n} of {of} pairs{found}"
+            )
 
 
 def _detectable(sd: float | None, n: int, terms: GateCriteria, margin: float, family: int) -> float | None:

@@ -315,9 +315,9 @@ def cache_hit_share(run: Run) -> Cached | None:
     found, ended = run.samples.cached_tokens, window.finished_in_window(run)
     if any(count is not None for count in found) and ended:  # some servers leave out a count of 0
         prompts = sum(run.samples.prompt_tokens[i] for i in ended)
-        return Cached(sum(found[i] or 0 for i in ended) / prompts, "by its count for each request")
+        return Cached(sum(found[i] or 0 for i in ended) / prompts, "counted for each request")
     looked_up, hits = (run.stream and run.stream.cache_lookups) or (0, 0)
-    return Cached(hits / looked_up, "by its counters") if looked_up else None
+    return Cached(hits / looked_up, "server metrics") if looked_up else None
 
 
 def cache_hit_problems(measurement: Measurement) -> Iterator[str]:

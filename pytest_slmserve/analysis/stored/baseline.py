@@ -93,7 +93,7 @@ class ComparedCase:
         load, workloads = self.loads[0], f"workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
         if not is_steady(load):
             return workloads
-        return f"ramp-up {load.ramp_up}, window {load.window_s:g} s, settled {load.settle_lifetimes:g}, {workloads}"
+        return f"ramp-up {load.ramp_up}, window {load.window_s:g} s, warm-up {load.settle_lifetimes:g}, {workloads}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def _load(load: Load) -> str:
     match load:
         case ClosedLoop():
             window = "no window" if load.requests else f"window {load.window_s:g} s"
-            return f"{load.title} (ramp-up {load.ramp_up}, {window}, settled {load.settle_lifetimes:g})"
+            return f"{load.title} (ramp-up {load.ramp_up}, {window}, warm-up {load.settle_lifetimes:g})"
         case OpenLoop(requests=None):
             return f"arrivals {load.arrivals} (window {load.window_s:g} s after {load.settle_s:g} s)"
     return f"job of {load.title}"

@@ -32,7 +32,7 @@ def _facts(curve: Curve) -> list[str]:
         f"TP {first.spec.tensor_parallel_size}",
         f"ramp-up {load.ramp_up}",
         f"window {load.window_s:g} s",
-        f"settled {load.settle_lifetimes:g}",
+        f"warm-up {load.settle_lifetimes:g}",
         where.url or where.gpu_name or where.cpu or "unknown device",
         f"vLLM {where.vllm or '-'}",
         f"workload {first.workload.hash[:6]}",

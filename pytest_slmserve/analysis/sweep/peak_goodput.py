@@ -84,7 +84,7 @@ class HighestLoad:
             found = f"at no load measured are {percent(self.goal)} of the requests good: {more}, {known}"
         else:
             seen = f"{self.load:g} {self.unit} ({percent(self.attainment or 0.0)})"
-            end = f"; {more}" if more else ", the largest load measured: a larger one may do as well"
+            end = f"; {more}" if more else ", the largest load measured: the limit is not reached"
             found = f"{percent(self.goal)} of the requests are good up to {seen}{end}"
         return f"{found}{_but_unknown(self.unknown)}"
 

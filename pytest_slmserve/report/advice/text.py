@@ -27,7 +27,7 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("\nbatch", lambda a: ABSENT if a.batch is None else str(a.batch)),
     Column("tokens\n/s", lambda a: figure(a.advised.tokens_per_s.value if a.advised else None, 4)),
     Column("ms/\ntoken", lambda a: milliseconds(_wait(a.advised)), rank=1),
-    Column("of most\n%", lambda a: hundredths(a.advised.share if a.advised else None), rank=6),
+    Column("of peak\n%", lambda a: hundredths(a.advised.share if a.advised else None), rank=6),
     Column("eff.\n%", lambda a: hundredths(a.advised.efficiency if a.advised else None), rank=4),
     Column("KV\nGiB", lambda a: _gib(a.needs.kv_bytes if a.needs else None), rank=3),
     Column("freed\nGiB", lambda a: _gib(a.needs.freed_bytes if a.needs else None), rank=8),
@@ -42,7 +42,7 @@ COLUMNS: tuple[Column[Advice], ...] = (
 NEAR_LIMIT = 0.9  # share of the power limit that a reader is warned of
 ALWAYS = 3  # columns that are shown even where nothing is known
 LEGEND = (
-    "batch: what max_num_seqs should be. ms/token: between output tokens. of most: of the largest throughput measured. "
+    "batch: what max_num_seqs should be. ms/token: between output tokens. of peak: of the largest throughput measured. "
     "eff.: T(B)/(B T(1)). KV: for the batch at full length; freed: what the engine had beyond that. engine: with "
     "weights, activations, graphs and context. fit: engines on this GPU, each with the batch, or with its part of it. "
     "up to: upper bound of the throughput of several engines over that of one, where they take turns (time slicing) or "
@@ -226,14 +226,14 @@ def _active(busy: float, reachable: float) -> str:
 
 
 def _replicas(fit: ReplicaAdvice, advice: Advice) -> str:
-    said = f"{fit.at_batch:,} with {advice.batch} each fit, {fit.split:,} where they divide the {advice.batch}"
+    said = f"memory for {fit.at_batch:,} at batch {advice.batch} each, or {fit.split:,} that share it"
     if fit.advised == 1:
         return f"{said}; one is advised: {fit.why}"
     limit, least = advice.decision.limit, least_latency_s(advice, fit.advised)
     over = ""
     if limit is not None and least is not None and least > limit.seconds:
         over = f" (not {advice.batch}: that would take {milliseconds(least)} ms per output token at the least)"
-    return f"{said}; try {fit.advised} with {fit.each} each{over}: {fit.why}"
+    return f"{said}; try {fit.advised} at batch {fit.each}{over}: {fit.why}"
 
 
 def _costs(advice: Advice) -> str:

@@ -33,8 +33,8 @@ DIFFERENCES: tuple[Column[Difference], ...] = (
 )
 NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
 SPLIT_LEGEND = (
-    "prefill: what prompts add to the steps. decode: the steps without that. host gap: no kernel ran on the GPU. Two "
-    "views of one time: prefill and decode add up to all of it, host gap and kernels too."
+    "prefill: what prompts add to the steps. decode: the steps without that. host gap: no kernel ran on the GPU. The "
+    "time is broken down twice: into prefill and decode, and into host gap and kernels."
 )
 CANARY_LEGEND = (
     "canary: a fixed piece of Python beside each window. Where its CPU time changed, the host's cores were of another "

@@ -28,9 +28,9 @@ CACHES = {
 }
 WORDS = {State.HOLDS: "pass", State.FAILS: "fail", State.UNDECIDED: "inconclusive"}  # as a gate says them
 KEY = (
-    "candidate / baseline: the median of all means of two pairs. spread: standard deviation of a pair. detectable: the "
-    "smallest worsening of one endpoint, the others unchanged, that so many pairs find with a power of 90 %. Without a "
-    "margin: shown, not gated."
+    "candidate / baseline: Hodges-Lehmann estimate over the pairs. spread: standard deviation of a pair. detectable: "
+    "the smallest worsening of one endpoint, the others unchanged, that so many pairs find with a power of 90 %. "
+    "Without a margin: shown, not gated."
 )
 Row = tuple[Comparison, bool]  # what was compared, and whether it is gated
 COLUMNS: tuple[Column[Row], ...] = (

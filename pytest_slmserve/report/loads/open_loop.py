@@ -35,7 +35,7 @@ from pytest_slmserve.schema.specs import short_hash
 
 LATENCIES = {"ttft": (4, 1), "tpot": (4, 2), "itl": (9, 7), "e2e": (4, 2)}  # ranks of the columns of p50 and p99
 LEGEND = (
-    "asked, due, sent, served: requests/s of the load, by its schedule in the window, really sent, and by the tokens "
+    "offered, due, sent, served: requests/s of the load, by its schedule in the window, really sent, and by the tokens "
     "that came. late: sent after it was due. tokens: of output. Latencies are of the requests sent in the window, ITL "
     "of all gaps between tokens in it."
 )
@@ -143,7 +143,7 @@ def _table(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
         return word_for(check(m, failed_share=terms.failed_share))
 
     columns: list[Column[Measurement]] = [
-        Column("asked\n/s", lambda m: f"{_rate(m):g}"),
+        Column("offered\n/s", lambda m: f"{_rate(m):g}"),
         Column("due\n/s", lambda m: figure(delay.requested_per_s if (delay := delay_of(m.run)) else None, 4), rank=8),
         Column("sent\n/s", lambda m: figure(delay.achieved_per_s if (delay := delay_of(m.run)) else None, 4), rank=6),
         Column("served\n/s", lambda m: figure(summarize(m).requests_per_s, 4)),
@@ -158,7 +158,7 @@ def _table(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
 
 def _goodput(points: Sequence[Measurement], terms: ValidityCriteria, slo: Slo) -> Iterator[str]:
     rows = [Served(_rate(m), found, found.dropped) for m in points if (found := good(m, slo))]
-    columns = goodput_columns("asked\n/s", slo, 4)
+    columns = goodput_columns("offered\n/s", slo, 4)
     yield f"good: {slo}"
     yield table(rows, columns, always=len(columns))
     best, highest = _found_in(points, terms)

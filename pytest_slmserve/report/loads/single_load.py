@@ -101,10 +101,10 @@ def as_text(measurement: Measurement, terms: ValidityCriteria = STRICT) -> str:
 def _load(m: Measurement) -> str:
     """Description of the load on the server, with the client's adherence to its schedule where there was one."""
     delay = delay_of(m.run)
-    late = f", late by {milliseconds(delay.p99_s)} ms (p99) at most" if delay else ""
+    late = f"; sent {milliseconds(delay.p99_s)} ms late (p99)" if delay else ""
     match m.load:
         case OpenLoop(requests=None, arrivals=arrivals) if delay:
-            sent = f"{figure(delay.requested_per_s, 4)} requests/s asked for, {figure(delay.achieved_per_s, 4)} sent"
+            sent = f"{figure(delay.requested_per_s, 4)} requests/s scheduled, {figure(delay.achieved_per_s, 4)} sent"
             return f"{arrivals}: {sent}{late}"
     return f"{m.load.title}{late}"
 
@@ -123,7 +123,7 @@ def request_lines(m: Measurement) -> Iterator[str]:
     prompt, output = m.workload.mean_prompt_tokens, m.workload.mean_output_tokens
     yield f"{m.spec.model} at {m.spec.url or f'the {m.spec.interface} interface'}"
     source = "" if m.workload.spec.output_tokens else f": {m.workload.source}"
-    yield f"{prompt:,.4g} prompt and {output:,.4g} output tokens asked for in the mean{source}"
+    yield f"{prompt:,.4g} prompt and {output:,.4g} output tokens requested in the mean{source}"
 
 
 def told_of(m: Measurement) -> Iterator[str]:
@@ -143,7 +143,7 @@ def _head(m: Measurement) -> Iterator[str]:
     yield f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s"
     yield f"{figure(figures.batch, 4)} requests in flight"
     counted = f"{seen.requests} requests {m.load.judged_by} in the window"
-    yield f"{counted}, {seen.unfinished} of them unfinished; {failed_text(m)}"
+    yield f"{counted}: {seen.unfinished} unfinished, {failed_text(m)}"
 
 
 def counted_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:
@@ -166,7 +166,7 @@ def further(m: Measurement) -> Iterator[str]:
 def without(m: Measurement) -> Iterator[str]:
     """Request fields that the server refused."""
     if m.run.stream and m.run.stream.without:
-        yield f"asked without {', '.join(m.run.stream.without)}, which this server refuses"
+        yield f"requests without {', '.join(m.run.stream.without)}, which this server refuses"
 
 
 def chunks(m: Measurement) -> Iterator[str]:
@@ -183,11 +183,11 @@ def chunks(m: Measurement) -> Iterator[str]:
 def _cached(m: Measurement) -> Iterator[str]:
     """The origin of the prompts, and the share of tokens from a prefix cache as far as known."""
     seen, stream = cache_hit_share(m.run), m.run.stream
-    own = "no prompt begins like another's" if stream and stream.salt else "prompts as the seed or the file has them"
+    own = "unique prompts" if stream and stream.salt else "prompts as the seed or the file has them"
     if seen is None:
-        yield f"{own}; how much of them a prefix cache served is not told"
+        yield f"{own}; the server does not report prefix-cache hits"
     else:
-        yield f"{own}; {hundredths(seen.share)} % of their tokens came from a prefix cache, {seen.told_by}"
+        yield f"{own}; prefix-cache hit rate {hundredths(seen.share)} % ({seen.told_by})"
 
 
 def _ended_early(m: Measurement) -> Iterator[str]:

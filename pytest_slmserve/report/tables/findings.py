@@ -107,7 +107,7 @@ def _best(curve: Curve) -> str:
     best, last = max(curve.valid, key=lambda p: fmean(p.repeats)), curve.valid[-1]
     text = f"{figure(fmean(best.repeats), 4)} at {curve.axes.at(best.concurrency)}"
     if best is last:
-        return f"{text}, the largest load {'that fits' if curve.cut else 'measured: more is not excluded'}"
+        return f"{text}, the largest load {'that fits' if curve.cut else 'measured: throughput may still rise'}"
     less = 1 - fmean(last.repeats) / fmean(best.repeats)
     falls = f"has {percent(less)} less" if less > MARGIN else "has about the same"
     return f"{text}; {curve.axes.at(last.concurrency)} {falls}"
@@ -119,7 +119,7 @@ def _front(curve: Curve) -> str:
         return ""
     front = [point.concurrency for point in curve.pareto_front()]
     which = "all points" if len(front) == len(curve.valid) else curve.axes.at(listed(front))
-    return f"{which} (by the means of {curve.axes.throughput} and {curve.axes.latency}, whatever the noise)"
+    return f"{which} (from the means of {curve.axes.throughput} and {curve.axes.latency}, ignoring noise)"
 
 
 def _law(curve: Curve, b_half: float | None) -> tuple[str, Fit | None]:

@@ -15,18 +15,18 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import OpenLoop
 
 LEGEND = (
-    "Jobs: throughput is over the whole of one, to its last answer. came: requests/s as they arrived. "
-    "batch: sequences that a step held; at a rate, admitted requests. holds: full-length requests that fit at once. "
-    "preempted: in the mean of the repeats, sent back to be computed again. waste: share of a batch's work that is "
-    "padding, or for sequences that have ended."
+    "Jobs: throughput is over the whole of one, to its last answer. offered, arrived: requests/s, as specified and as "
+    "they came. batch: sequences that a step held; at a rate, admitted requests. holds: full-length requests that fit "
+    "at once. preempted: in the mean of the repeats, sent back to be computed again. waste: share of a batch's work "
+    "that is padding, or for sequences that have ended."
 )
 COLUMNS: tuple[Column[JobPoint], ...] = (
     Column("\nmodel", lambda p: p.model, "left"),
     Column("\nbatching", lambda p: "" if p.batching == CONTINUOUS else p.batching, "left"),
     Column("prompt/\noutput", lambda p: f"{p.workload.mean_prompt_tokens:.0f}/{p.output_tokens:.0f}"),
     Column("\nrequests", lambda p: f"{p.requests:,}"),
-    Column("asked\n/s", lambda p: "at once" if p.load.at_once else f"{p.load.rate:g}"),
-    Column("came\n/s", lambda p: figure(p.rate), rank=6),
+    Column("offered\n/s", lambda p: "at once" if p.load.at_once else f"{p.load.rate:g}"),
+    Column("arrived\n/s", lambda p: figure(p.rate), rank=6),
     Column("burst-\niness", lambda p: _burstiness(p.load), rank=3),
     Column(
         "most in\nflight", lambda p: "" if p.load.max_concurrency is None else whole(p.load.max_concurrency), rank=3

@@ -40,10 +40,9 @@ Outcome = Literal["as expected", "unexpected", "undecided"]
 
 STATES = len("fails, as expected")
 LEGEND = (
-    "batch: sequences that a step really held (requests in flight, where a server does not tell its steps). tokens: of "
-    "output. spread: largest less smallest repeat, over the mean. ms/token: E2E over output tokens. gain: of tokens/s "
-    "since the row above, per doubling of the load. roofline: share of what the data sheet allows at this batch. "
-    "-: not measured."
+    "batch: mean sequences of an engine step (requests in flight, where a server does not report steps). tokens: of "
+    "output. spread: (largest - smallest repeat) / mean. ms/token: E2E over output tokens. gain: of tokens/s since the "
+    "row above, per doubling of the load. roofline: share of what the data sheet allows at this batch. -: not measured."
 )
 INTERFACES = (
     "Interfaces: the same engine, requests and load, without HTTP and through the server. change: of output tokens/s. "
@@ -145,9 +144,9 @@ def workload_text(workload: WorkloadReference) -> str:
 
 
 def load_text(load: ClosedLoop) -> str:
-    """ "closed loop, ramp-up staggered, window 5 s after settling for 1 lifetime of a request" """
+    """ "closed loop, ramp-up staggered, window 5 s after a warm-up of 1 lifetime of a request" """
     settled = f"{load.settle_lifetimes:g} lifetime{'' if load.settle_lifetimes == 1 else 's'}"
-    return f"closed loop, ramp-up {load.ramp_up}, window {load.window_s:g} s after settling for {settled} of a request"
+    return f"closed loop, ramp-up {load.ramp_up}, window {load.window_s:g} s after a warm-up of {settled} of a request"
 
 
 def _limits(spec: EngineSpec, resolved: Sequence[Resolved]) -> str:

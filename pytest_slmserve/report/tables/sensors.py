@@ -66,7 +66,7 @@ COLUMNS: tuple[Column[SensedPoint], ...] = (
         "\nbound",
         lambda at: at.point.bound or ABSENT,
         "left",
-        "bound: by what is nearest to its end, by the counters.",
+        "bound: the resource nearest to its peak, by the counters.",
         3,
     ),
     Column("\nsensors", lambda at: "degraded" if at.point.degraded else "ok" if at.point.valid else ABSENT, "left"),

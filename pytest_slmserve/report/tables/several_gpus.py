@@ -23,7 +23,7 @@ WISHES = {
     "joules_per_request": ("fewest joules", " J/request"),
 }
 LEGEND = (
-    "in flight: in all engines. batch: sequences that a step really held, below the load where some had to wait for KV "
+    "in flight: in all engines. batch: mean sequences of an engine step, below the load where some had to wait for KV "
     "memory. gain: of tokens/s over one engine on the fewest GPUs under that load. power: of all GPUs together; "
     "imbalance: between the one that takes most and the one that takes least, over their mean."
 )

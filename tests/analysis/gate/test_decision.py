@@ -147,7 +147,7 @@ def test_fewer_than_four_pairs_never_decide(n):
 def test_too_noisy_for_any_decision_is_inconclusive():
     found = one(costly(*[0.5, -0.5] * 6))
     assert (found.outcome, found.decided_at) == (INCONCLUSIVE, None)
-    assert "neither worse for certain nor within 3 % after 12 of 12 pairs" in found.why
+    assert "neither worse for certain nor within the 3 % margin after 12 of 12 pairs" in found.why
 
 
 def test_more_pairs_than_planned_are_all_looked_at():

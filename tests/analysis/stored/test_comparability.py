@@ -69,7 +69,7 @@ MISMATCHES = [
     (asked(load_format="auto"), "load format dummy there, auto here"),
     (
         replace(BASELINE, load=ClosedLoop(8, window_s=9)),
-        "window 5 s, settled 1) there, 8 in flight (ramp-up staggered, wi",
+        "window 5 s, warm-up 1) there, 8 in flight (ramp-up staggered, wi",
     ),
     (replace(BASELINE, load=OpenLoop(requests=8)), "there, job of 8 requests, all at once here"),
     (replace(BASELINE, workload=replace(BASELINE.workload, hash="other")), "workload 0123456789ab there, other here"),

@@ -250,7 +250,7 @@ def test_of_several_models_a_run_belongs_to_the_first():
 def test_what_one_side_alone_has_is_told():
     here = [*candidate(1.0), *repeats([9, 9], 16), *repeats([9, 9], 4)]
     (told,) = on_one_side(BASELINE, here)
-    details = "ramp-up staggered, window 5 s, settled 1, workload 012345"
+    details = "ramp-up staggered, window 5 s, warm-up 1, workload 012345"
     assert told == f"measured by this run alone: opt-1.3b at 4, 16 in flight ({details})"
     assert on_one_side(here, BASELINE) == (told.replace("this run", "the baseline"),)
     assert on_one_side(BASELINE, BASELINE) == ()

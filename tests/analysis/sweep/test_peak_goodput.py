@@ -90,7 +90,7 @@ def test_of_nothing_or_of_too_little_there_is_no_highest_load():
 
 def test_the_highest_load_in_a_sentence():
     assert highest_load(ATTAINED).why == "90 % of the requests are good up to 4 requests/s (91 %); 60 % are at 8"
-    assert "the largest load measured: a larger one may do as well" in highest_load(ATTAINED, 0.5).why
+    assert "the largest load measured: the limit is not reached" in highest_load(ATTAINED, 0.5).why
     doubtful = highest_load([(1, 1.0), (4, 0.91), (8, 0.6)], invalid=[2, 16])
     assert doubtful.unknown == (2,)
     assert doubtful.why.endswith("; what was measured at 2 is invalid and may not be believed")

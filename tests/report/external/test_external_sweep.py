@@ -82,7 +82,7 @@ def test_the_published_results_as_text():
     assert "plateau         from max_num_seqs 256: past it a doubling gains less than 10 %; not certain" in found.text
     assert "most total      11,145 at max_num_seqs 384" in found.text
     assert (
-        "Pareto-optimal  max_num_seqs 1, 8, 32, 64, 96, 128, 256, 384 (by the means of total and itl_ms" in found.text
+        "Pareto-optimal  max_num_seqs 1, 8, 32, 64, 96, 128, 256, 384 (from the means of total and itl_ms" in found.text
     )
     assert (
         "B_opt is 96 in flight, the largest measured with an efficiency above 10 % and at most 15 ms" in found.unbroken

@@ -105,7 +105,9 @@ def test_the_best_load_and_what_lies_past_it():
         == "101.0 at 128 in flight; 256 in flight has about the same"
     )
     rising = noisy_curve({1: 1.0, 2: 2.0}, noise=0)
-    assert found(rising)["most tokens/s"] == "2.000 at 2 in flight, the largest load measured: more is not excluded"
+    assert (
+        found(rising)["most tokens/s"] == "2.000 at 2 in flight, the largest load measured: throughput may still rise"
+    )
     cut = replace(rising, cut=((4, "too large"),))
     assert found(cut)["most tokens/s"] == "2.000 at 2 in flight, the largest load that fits"
     assert "most tokens/s" not in found(Curve(subject="x"))
@@ -114,7 +116,7 @@ def test_the_best_load_and_what_lies_past_it():
 def test_pareto_optimal_points_are_named():
     beaten = tuple(point(c, [rate] * 2) for c, rate in ((1, 100.0), (2, 190.0), (4, 180.0)))
     assert found(Curve(subject="x", points=beaten))["Pareto-optimal"].startswith("1, 2 in flight")
-    assert found(sweep())["Pareto-optimal"].startswith("all points (by the means of tokens/s and E2E")
+    assert found(sweep())["Pareto-optimal"].startswith("all points (from the means of tokens/s and E2E")
 
 
 def test_the_law_and_its_fixed_part_against_shapes():

@@ -84,7 +84,7 @@ def test_the_heading_says_what_was_measured_where():
         "opt-1.3b on NVIDIA H200 vLLM 0.26.0, engine interface, float16, load format dummy workload: 64/32"
     )
     assert (
-        "planted, hash 0123456789ab load: closed loop, ramp-up staggered, window 5 s after settling for 1 lifetime of"
+        "planted, hash 0123456789ab load: closed loop, ramp-up staggered, window 5 s after a warm-up of 1 lifetime of"
         in text
     )
     assert (
@@ -235,4 +235,4 @@ def test_the_plateau_in_the_findings_is_by_the_tolerance_of_its_claim():
     curve = sweep()
     judged = [(verdict(State.HOLDS), ClaimRow("throughput-plateau", parameters={"tolerance": 0.75}))]
     text = "\n".join(text for text, _ in run_lines([curve], judged))
-    assert "a doubling gains less than 75 %" in text and "batch: sequences that a step really held" in text
+    assert "a doubling gains less than 75 %" in text and "batch: mean sequences of an engine step" in text
