@@ -107,8 +107,7 @@ def test_no_share_is_above_1_below_the_roofline(batch, fraction, output_tokens):
     m = measurement(batch, fraction * limit, output_tokens=output_tokens, steps=4 * output_tokens)
     found = step_time(m)
     assert 0 <= found.unexplained <= 1
-    assert found.bytes_s <= found.step_s and found.flops_s <= found.step_s
-    assert found.step_s == window.step_s(m.run)
+    assert max(found.bytes_s, found.flops_s) <= window.step_s(m.run)
 
 
 def test_faster_than_the_roofline_shows():
@@ -134,5 +133,5 @@ def test_no_gap_without_both(dram, tensor):
 @given(any_telemetry())
 def test_step_time_with_any_telemetry(telemetry):
     m = replace(SHORT, run=replace(SHORT.run, telemetry=telemetry))
-    assert step_time(m).step_s == step_time(SHORT).step_s
+    assert step_time(m).unexplained == step_time(SHORT).unexplained
     assert saturation_gap(m) is None or math.isfinite(saturation_gap(m))
