@@ -34,7 +34,7 @@ CHEAPER_TOKENS, DEARER_MODELS = "energy-per-token-falls-with-load", "energy-per-
 NO_PROFILE = "no sensor gave the profiling counters (SM, tensor and DRAM activity)"
 NO_ENERGY = "no sensor gave power or energy"
 NO_UTIL = "no sensor gave GPU utilisation"
-NO_DECODING = "no reading of the sensors fell between prompts (many do where requests start together)"
+NO_DECODING = "no reading of the sensors fell between prompts (many do after a burst ramp-up)"
 IDLE_TENSOR = "the tensor cores did not run at any load"
 
 

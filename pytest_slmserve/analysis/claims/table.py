@@ -145,7 +145,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         interference.CLAIM,
-        "A cell is the same alone and beside engines on other GPUs of the host: all of them at once may be believed.",
+        "A measurement is the same alone and beside engines on other GPUs of the host.",
         "the run itself",
         _by(interference.neighbours_do_not_disturb, "margin"),
         interference.has_neighbours,
