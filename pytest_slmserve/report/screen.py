@@ -192,7 +192,7 @@ def _good(curve: Curve, slo: Slo | None) -> str:
 
 
 def _replicas(found: Findings, longest: int) -> Iterator[Section]:
-    """A line for each set of models: the deployment that serves most of those measured."""
+    """Two lines at most for each set of models: the deployment that serves most of those measured."""
     entries = []
     alike = grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models))
     for group in alike.values():
@@ -203,7 +203,7 @@ def _replicas(found: Findings, longest: int) -> Iterator[Section]:
             over = f", {change(gain)} % (95 %: {changes(gain)}) over one engine" if gain else ""
             rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
             of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
-            entries.append(_block(f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}", longest))
+            entries.append(_block(f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}", max(longest, 2)))
     if entries:
         yield Section([], entries, "deployment")
 
