@@ -280,7 +280,7 @@ def check_lengths(spec: WorkloadSpec, shape: Shape) -> None:
         case int(prompt), int(output) if prompt + output > shape.positions:
             raise BadUsage(
                 f"{shape.name}: requests of {prompt + output} tokens do not fit its {shape.positions} positions",
-                "a smaller --slm-input-len or --slm-output-len",
+                "shorter requests: --slm-input-len or --slm-output-len",
             )
 
 

@@ -129,7 +129,7 @@ def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, cap
     records = tmp_path / "r.jsonl"
     main(["measure", "--endpoint", f"{url}/{path}", "--model", model, *asked, "--records", str(records)])
     told = capsys.readouterr().out
-    assert f"asked without {', '.join(refused)}, which this server refuses" in told
+    assert f"requests without {', '.join(refused)}, which this server refuses" in told
     (kept,) = read(records).measurements
     assert problems_of([kept]) == [] and kept.run.stream.without == refused
     assert set(kept.run.samples.prompt_tokens) == {16} and set(kept.run.samples.output_tokens) == {8}
@@ -157,7 +157,7 @@ def test_the_suite_at_the_url_of_another_server(transformers_serve, pytester):
     )
     result = pytester.runpytest_inprocess(f"--slm-endpoint={url}/completions", *asked, "-p", "no:cacheprovider")
     result.stdout.fnmatch_lines(
-        [f"tiny at {url}/completions, endpoint interface", "*asked without ignore_eos, token ids*"]
+        [f"tiny at {url}/completions, endpoint interface", "*requests without ignore_eos, token ids*"]
     )
     found = read(pytester.path / ".slm/records.jsonl").measurements
     assert {m.load.concurrency for m in found} == {1, 2} and problems_of(found) == []

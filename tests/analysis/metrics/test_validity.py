@@ -359,7 +359,7 @@ def test_a_count_that_is_left_out_is_a_zero_where_others_count():
 
 def test_counters_are_asked_only_where_no_request_tells():
     by_counters = replace(planted_run(4, 400.0), stream=replace(STREAM, cache_lookups=(1000, 100)))
-    assert cache_hit_share(by_counters).share == 0.1 and "counters" in cache_hit_share(by_counters).told_by
+    assert cache_hit_share(by_counters).share == 0.1 and "metrics" in cache_hit_share(by_counters).told_by
     both = replace(told(0), stream=by_counters.stream)
     assert cache_hit_share(both).share == 0 and "each request" in cache_hit_share(both).told_by
     nothing = replace(by_counters, stream=replace(STREAM, cache_lookups=(0, 0)))
