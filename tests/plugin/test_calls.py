@@ -76,7 +76,11 @@ def test_the_nearest_words_come_first_and_all_where_none_is_near():
             "slm_measure",
             "test_it: requests of 768 tokens do not fit*256*768, or",
         ),
-        ('model="opt-125m", lengths=(3000, 200)', "slm_sweep", "test_it: opt-125m: requests of 3200 *2048*try: shorter *"),
+        (
+            'model="opt-125m", lengths=(3000, 200)',
+            "slm_sweep",
+            "test_it: opt-125m: requests of 3200 *2048*try: shorter *",
+        ),
         ('points=[("opt-125m", 4)], lengths=(3000, 200)', "slm_point", "requests of 3200 tokens do not fit *2048"),
         ('points=["opt-125m"]', "slm_point", "'opt-125m' is no point*try: points=[[]("),
         ('lengths="512/256"', "slm_engine", "lengths='512/256' is no pair of prompt and output tokens"),

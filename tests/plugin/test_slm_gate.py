@@ -87,7 +87,10 @@ def test_noise_leaves_it_inconclusive(gate, noisy, pytester):
     assert result.ret == 10
     result.stdout.fnmatch_lines(["opt-125m: INCONCLUSIVE after 4 pairs of launches", "*3 undecided*"])
     found = states(pytester)
-    assert "Undecided" in found["throughput"] and "neither worse for certain nor within the 3 % margin" in found["throughput"]
+    assert (
+        "Undecided" in found["throughput"]
+        and "neither worse for certain nor within the 3 % margin" in found["throughput"]
+    )
     assert found["kv-blocks"] == "passed", "no matter of chance"
 
 
