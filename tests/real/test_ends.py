@@ -77,7 +77,7 @@ def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(py
     before = run.measured(1, launches=2)
     time.sleep(1)
     run.interrupt()
-    assert run.end(within_s=8) == pytest.ExitCode.INTERRUPTED, run.text
+    assert run.end(within_s=20) == pytest.ExitCode.INTERRUPTED, run.text  # after which tox would kill it
     assert gone(second)
     assert nothing_left_of(tmp_path)
     assert device_is_free(tmp)
