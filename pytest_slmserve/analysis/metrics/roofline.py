@@ -34,7 +34,8 @@ class Peaks:
 
 # NVIDIA's data sheet of each, whose numbers "with sparsity" are halved; of the RTX cards the white papers of their
 # architectures (GA102, Ada, RTX Blackwell); A10G from AWS. H100-64: 1593 MHz x 2 x 4096 bit, which its users' profiles
-# confirm. B200: that of HGX B200 over 8, GB200: that of GB200 NVL72 over 72.
+# confirm. B200: that of HGX B200 over 8, GB200: that of GB200 NVL72 over 72. Not yet compared with their sheets: H100
+# NVL, H200 NVL, A30, the bandwidths of GH200, RTX A6000's and RTX 6000 Ada's rates, RTX 3090 and 5090.
 GPUS = (
     Peaks("T4", ("T4",), 320e9, 65e12),
     Peaks("V100S", ("V100S",), 1134e9, 130e12),
