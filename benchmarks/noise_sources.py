@@ -24,15 +24,12 @@ from pathlib import Path
 from statistics import fmean
 
 import psutil
-from sampler_cost import rate
+from sampler_cost import measured, rate, sources_of
 
 from pytest_slmserve.analysis.stats.estimates import ends, sample_sd, student_interval
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.plan.engine_specs import engine_spec
-from pytest_slmserve.plan.sweeps import workload_spec
-from pytest_slmserve.run.measure import measure
-from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Run
@@ -40,8 +37,6 @@ from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU, ENGINE_ACTIVE, HO
 from pytest_slmserve.telemetry.base import Reading, SensorSource
 from pytest_slmserve.telemetry.host_probe import probe
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler
-from pytest_slmserve.telemetry.source import open_sampler
-from pytest_slmserve.workload.requests import build_workload
 
 SKIPPED_S = 0.2  # at the beginning of a stretch: the engine works on what was scheduled before
 PART_S = 0.5
@@ -207,20 +202,12 @@ def nearest(stretches: Sequence[Stretch], to: Stretch) -> Stretch:
 
 
 def study(
-    engine: OfflineEngine, environment: Environment, platform: str, load: ClosedLoop, stretch_s: float, device: str
+    engine: OfflineEngine, environment: Environment, load: ClosedLoop, stretch_s: float, device: str
 ) -> tuple[list[Stretch], Run]:
     """Measure on an engine that runs, every stretch another variant."""
-    opened, notes = open_sampler("auto", device, INTERVAL_S)
-    print(*(f"note: {note}" for note in notes), sep="\n", end="" if not notes else "\n")
     switch = Switch(engine.child.process.pid, stretch_s)
-    sources = [Silenced(source, switch) for source in (opened.sources if opened else ())]
-    sampler = Sampler([switch, *sources])
-    options = read_options({}, {}, {})
-    workload = build_workload(workload_spec(options, platform), shape_of(engine.spec.model))  # type: ignore[arg-type]
-    try:
-        run = measure(engine, workload, load, environment, sampler=sampler).run
-    finally:
-        sampler.close()
+    sources = [Silenced(source, switch) for source in sources_of(device, INTERVAL_S)]
+    run = measured(engine, load, environment, Sampler([switch, *sources]))
     return list(stretches_of(run, switch.marks)), run
 
 
@@ -248,7 +235,7 @@ def main() -> None:
     load = ClosedLoop(args.concurrency, window_s=(args.rounds * len(VARIANTS) + 1) * args.stretch)
     engine = NoiseEngine(engine_spec(read_options({}, {}, {}), args.platform, args.model, environment))
     try:
-        stretches, run = study(engine, environment, args.platform, load, args.stretch, host.device)
+        stretches, run = study(engine, environment, load, args.stretch, host.device)
     finally:
         engine.close()
     print(f"{args.model} at {args.concurrency} on {environment.gpu_name or environment.cpu}, vLLM {environment.vllm}")

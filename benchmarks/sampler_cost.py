@@ -39,7 +39,8 @@ from pytest_slmserve.plan.engine_specs import engine_spec
 from pytest_slmserve.plan.sweeps import workload_spec
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.catalog import shape_of
-from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import Run
 from pytest_slmserve.schema.sensors import CANARY, CANARY_CPU
 from pytest_slmserve.telemetry.base import Reading, SensorSource
@@ -236,26 +237,40 @@ def main() -> None:
         engine.close()
 
 
+def sources_of(device: str, interval_s: float) -> Sequence[SensorSource]:
+    """Sources of the sensors that are there; why others are not is printed."""
+    opened, notes = open_sampler("auto", device, interval_s)
+    for note in notes:
+        print(f"note: {note}")
+    return opened.sources if opened else ()
+
+
+def measured(engine: Engine, load: Load, environment: Environment, sampler: Sampler) -> Run:
+    """One run of the default workload on an engine; the sampler is closed."""
+    workload = build_workload(
+        workload_spec(read_options({}, {}, {}), engine.spec.platform), shape_of(engine.spec.model)
+    )
+    try:
+        return measure(engine, workload, load, environment, sampler=sampler).run
+    finally:
+        sampler.close()
+
+
 def study(engine: Engine, host: Host, args: argparse.Namespace) -> None:
     """Measure on an engine that runs, and print the estimates."""
-    opened, notes = open_sampler("auto", host.device, args.interval)
-    print(*(f"note: {note}" for note in notes), sep="\n", end="" if not notes else "\n")
-    if opened is None:
+    opened = sources_of(host.device, args.interval)
+    if not opened:
         sys.exit("no sensors here")
     rounds: dict[float, float] = {}
-    canaries = [source for source in opened.sources if isinstance(source, CanarySource)]
-    others = [source for source in opened.sources if source not in canaries]
+    canaries = [source for source in opened if isinstance(source, CanarySource)]
+    others = [source for source in opened if source not in canaries]
     gated: list[Gated] = [
         *(GatedCanary(source, args.stretch, rounds) for source in canaries if args.canary),
         *(Gated(source, args.stretch, rounds) for source in others if not args.canary),
     ]
     sampler = Sampler([*gated, *(others if args.canary else canaries)], args.interval)
-    workload = build_workload(workload_spec(read_options({}, {}, {}), args.platform), shape_of(args.model))
     load = ClosedLoop(args.concurrency, window_s=(2 * args.pairs + 4) * args.stretch)
-    try:
-        run = measure(engine, workload, load, host.environment, sampler=sampler).run
-    finally:
-        sampler.close()
+    run = measured(engine, load, host.environment, sampler)
     pairs, trace = list(pairs_of(run, args.stretch)), trace_of(run, rounds, args.stretch)
     where = host.environment
     print(f"{args.model} at {args.concurrency} on {where.gpu_name or where.cpu}, vLLM {where.vllm}")

@@ -13,7 +13,7 @@ from pytest_slmserve.engines.base import check_fits
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Planner
-from pytest_slmserve.plan.sweeps import workload_spec
+from pytest_slmserve.plan.sweeps import too_long, workload_spec
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, kv_capacity
@@ -230,8 +230,8 @@ def _job_misfit(spec: EngineSpec, workload: Workload, kv_requests: int | None, m
     if spec.platform == "remote":
         own = kv_requests is not None or max_num_seqs is not None
         return "sets limits of its engine, and an endpoint has its own" if own else None
-    if workload.longest > spec.max_model_len:
-        return f"requests of {workload.longest} tokens do not fit its {spec.max_model_len} positions"
+    if why := too_long(workload.longest, spec.max_model_len):
+        return why
     capacity = kv_capacity(spec, workload.longest)
     if kv_requests is not None and capacity is not None and capacity < kv_requests:
         return f"the KV cache holds {capacity} requests of {workload.longest} tokens"

@@ -12,7 +12,7 @@ from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
-from pytest_slmserve.plan.sweeps import Sweep, load_of, plan_sweep, workload_spec
+from pytest_slmserve.plan.sweeps import Sweep, load_of, plan_sweep, too_long, workload_spec
 from pytest_slmserve.plan.titles import Engines, engine_alone, gpus_of
 from pytest_slmserve.schema.catalog import OPT_POSITIONS, Shape, hub_name, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
@@ -277,11 +277,8 @@ class Planner:
 def check_lengths(spec: WorkloadSpec, shape: Shape) -> None:
     """Raises BadUsage where requests of fixed lengths are longer than the model's context."""
     match spec.prompt_tokens, spec.output_tokens:
-        case int(prompt), int(output) if prompt + output > shape.positions:
-            raise BadUsage(
-                f"{shape.name}: requests of {prompt + output} tokens do not fit its {shape.positions} positions",
-                "shorter requests: --slm-input-len or --slm-output-len",
-            )
+        case int(prompt), int(output) if why := too_long(prompt + output, shape.positions):
+            raise BadUsage(f"{shape.name}: {why}", "shorter requests: --slm-input-len or --slm-output-len")
 
 
 def requests_for(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> Workload:

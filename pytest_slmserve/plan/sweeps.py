@@ -62,16 +62,18 @@ def source_of(options: Options) -> Source:
     return "trace-lengths"
 
 
+def too_long(tokens: int, positions: int) -> str | None:
+    """The reason why requests of so many tokens do not fit a context; None if they do."""
+    return f"requests of {tokens} tokens do not fit its {positions} positions" if tokens > positions else None
+
+
 def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
     """The points for one engine, requests being up to `longest` tokens.
 
     Raises BadUsage where a batch that was asked for would not fit into the KV cache: that would measure preemption.
     """
-    if longest > spec.max_model_len and spec.platform != "remote":
-        raise BadUsage(
-            f"{spec.model}: requests of {longest} tokens do not fit its {spec.max_model_len} positions",
-            "a smaller --slm-input-len or --slm-output-len",
-        )
+    if spec.platform != "remote" and (why := too_long(longest, spec.max_model_len)):
+        raise BadUsage(f"{spec.model}: {why}", "a smaller --slm-input-len or --slm-output-len")
     defaults, capacity = DEFAULTS[spec.platform], kv_capacity(spec, longest)
     wanted = options.concurrency or doublings(defaults.largest)
     too_large = [n for n in wanted if capacity is not None and n > capacity]

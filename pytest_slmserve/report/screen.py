@@ -231,7 +231,8 @@ def _gates(found: Findings, longest: int) -> Iterator[Section]:
     colours: dict[State, Colour] = {State.HOLDS: "green", State.FAILS: "red", State.UNDECIDED: "yellow"}
     worst = [State.FAILS, State.UNDECIDED, State.HOLDS]
     for gated in found.gates:
-        compared = sorted(() if goes_on(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
+        more = goes_on(gated)
+        compared = sorted(() if more else gated.gated, key=lambda each: worst.index(each.outcome))
         parts = table_parts([(each, True) for each in compared], COMPARED)
         entries: list[list[Line]] = []
         for each, lines in zip(compared, parts.rows):
@@ -244,7 +245,7 @@ def _gates(found: Findings, longest: int) -> Iterator[Section]:
             entries.append(_block(f"left out: {'; '.join(gated.dropped)}", longest))
         head = [
             *_block(f"{title(gated)}{_releases(gated)}", longest, colours[gated.outcome]),
-            *(_block(f"  undecided: {more}", 2, "yellow") if (more := goes_on(gated)) else ()),
+            *(_block(f"  undecided: {more}", 2, "yellow") if more else ()),
             *_plain(parts.head if compared else []),
         ]
         yield Section(head, entries, "endpoint", weight=4, foot=_plain(parts.foot))
