@@ -43,11 +43,13 @@ MOST_CACHED = 0.05
 
 class CheckResult(NamedTuple):
     """One sentence each. problems: make a measurement invalid. degradations: of the sensors, without making it invalid;
-    no gate rests on such a measurement. noise: what disturbed the host, kept and shown."""
+    no gate rests on such a measurement. noise: what disturbed the host, kept and shown. starved: other processes had
+    the CPU cores, and the problems are of the kind that this causes."""
 
     problems: tuple[str, ...] = ()
     degradations: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()
+    starved: bool = False
 
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
@@ -77,12 +79,14 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
     each = [_check_one(m, failed_share) for m in group]
     problems, degraded, noise = (
         tuple(f"replica {number}: {text}" for number, texts in enumerate(kind, 1) for text in texts)
-        for kind in zip(*each, strict=True)
+        for kind in zip(*(found[:3] for found in each), strict=True)
     )
+    starved = all(found.starved for found in each if found.problems)
     runs = window.common_span([m.run for m in group])
     if not problems and any(window.span_s(run) is None for run in runs):
-        problems = ("the windows of the replicas have no time in common",)
-    return CheckResult(problems, degraded, (*noise, *([] if problems else _not_steady_together(group, runs))))
+        problems, starved = ("the windows of the replicas have no time in common",), False
+    noise = (*noise, *([] if problems else _not_steady_together(group, runs)))
+    return CheckResult(problems, degraded, noise, starved and problems != ())
 
 
 def _not_steady_together(group: ReplicaGroup, runs: Sequence[Run]) -> Iterator[str]:
@@ -98,16 +102,13 @@ def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
     served = _unserved(measurement) if job else _broken(measurement.run)
     broken = (*_failed(measurement, failed_share), *served)
     if broken:
-        return CheckResult(broken, degraded, seen.noise)
-    unheld = tuple(_not_held(measurement))  # a client without a core sends late, and that is noise
-    noise = (
-        *(unheld if seen.starved else ()),
-        *_late_stamps(measurement),
-        *(not_steady([measurement]) if measurement.alone else ()),
-        *seen.noise,
-    )
-    problems = (*_implausible(measurement), *(() if seen.starved else unheld), *invalid)
-    return CheckResult(problems, degraded, noise)
+        starved = seen.starved and all(LONGER_WINDOW in text for text in broken)
+        return CheckResult(broken, degraded, seen.noise, starved)
+    unheld = tuple(_not_held(measurement))  # a client without a core sends late
+    others = (*_implausible(measurement), *invalid)
+    steadiness = not_steady([measurement]) if measurement.alone else ()
+    noise = (*_late_stamps(measurement), *steadiness, *seen.noise)
+    return CheckResult((*others, *unheld), degraded, noise, seen.starved and not others and unheld != ())
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:
@@ -130,20 +131,16 @@ def _not_held(measurement: Measurement) -> Iterator[str]:
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:
     """Holds where at least `wanted` repeats of a case are valid. Its reason tells what is wrong with the others.
-    Undecided where nothing is but that their windows were too short, when other processes had the host's cores."""
-    wrong = [check(*group).problems for group in repeats]
-    valid, what = wrong.count(()), "runs" if any(len(group) > 1 for group in repeats) else "measurements"
-    told = "; ".join(dict.fromkeys(text for each in wrong for text in each))
+    Undecided where all that is wrong comes from other processes that had the host's cores."""
+    wrong = [found for group in repeats if (found := check(*group)).problems]
+    valid = len(repeats) - len(wrong)
+    what = "runs" if any(len(group) > 1 for group in repeats) else "measurements"
+    told = "; ".join(dict.fromkeys(text for found in wrong for text in found.problems))
     why = ": ".join(filter(None, [f"{valid} of {len(repeats)} {what} are valid, {wanted} are wanted", told]))
-    short = all(map(_cut_short, (group for group, found in zip(repeats, wrong) if found)))
-    state = State.HOLDS if valid >= wanted else State.UNDECIDED if valid < len(repeats) and short else State.FAILS
+    starved = bool(wrong) and all(found.starved for found in wrong)
+    state = State.HOLDS if valid >= wanted else State.UNDECIDED if starved else State.FAILS
     records = tuple(m.id for group in repeats for m in group)
     return Verdict("valid-point", subject, state, why, value=valid, bound=wanted, n=len(repeats), records=records)
-
-
-def _cut_short(group: ReplicaGroup) -> bool:
-    starved = any(health(m.run, m.environment, m.replica).starved for m in group)
-    return starved and all(LONGER_WINDOW in text for text in check(*group).problems)
 
 
 def _failed(measurement: Measurement, allowed: float) -> Iterator[str]:

@@ -30,7 +30,7 @@ def word_for(found: CheckResult) -> str:
 
 def lines_of(found: CheckResult, name: str = "") -> list[str]:
     """Lines on one measurement: a finding each, the worst first."""
-    kinds = zip(("INVALID", "degraded", "noisy"), found, strict=True)
+    kinds = zip(("INVALID", "degraded", "noisy"), found[:3], strict=True)
     return [f"{kind}: {name}{text}" for kind, texts in kinds for text in texts]
 
 
