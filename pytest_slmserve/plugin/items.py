@@ -279,8 +279,8 @@ def skip_reason(session: Session, item: Any) -> str | None:
 
 
 def check_words(words: dict[str, Any], parametrised: bool) -> None:
-    """Raises BadUsage for words of a marker that say nothing. A point or claim that is parametrised has the engine of
-    the options, so words that choose one say nothing there."""
+    """Raises BadUsage for words of a marker that say nothing. A point, claim or gate that is parametrised has the models
+    and the engine of the options, so words that choose one say nothing there."""
     from pytest_slmserve.options import old_names
     from pytest_slmserve.options.parsers import takes_gpus
     from pytest_slmserve.plan.case_lists import checked_lengths
@@ -289,13 +289,15 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
     from pytest_slmserve.schema.specs import EngineSpec
 
     engine = {field.name for field in fields(EngineSpec)} - {"model", "platform"}
-    known = [*NOT_OF_THE_ENGINE] if parametrised else ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
+    known = ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
     if renamed := sorted(words.keys() & old_names.MARKER):
         new = old_names.MARKER[renamed[0]]
         raise BadUsage(f"@pytest.mark.slm: {renamed[0]}= is now {new}=", f"{new}=...")
     if unknown := set(words) - set(known):
-        where = " where slm_point or slm_model is asked for" if parametrised else ""
-        raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}{where}", ", ".join(known))
+        raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}", ", ".join(known))
+    if parametrised and (chosen := sorted(words.keys() - NOT_OF_THE_ENGINE)):
+        why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for each model of the run, with the engine of the options"
+        raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
     if "lengths" in words:
         checked_lengths(words["lengths"])
     if words.get("ramp_up", "staggered") not in get_args(RampUp):

@@ -166,8 +166,9 @@ def test_a_claim_reads_the_engine_of_the_options_not_of_another_test(pytester):
     ("words", "test", "problem"),
     [
         ("model='opt-125m', pionts=[]", "slm_engine", "has no pionts"),
-        ("claim='throughput-plateau', modles=['opt-125m']", "slm_claim", "has no modles where slm_point or slm_model"),
-        ("points=[('opt-125m', 8)], max_num_seqs=8", "slm_point", "has no max_num_seqs where slm_point"),
+        ("claim='throughput-plateau', modles=['opt-125m']", "slm_claim", "has no modles"),
+        ("points=[('opt-125m', 8)], max_num_seqs=8", "slm_point", "slm(max_num_seqs=...): this test runs for each model of the run"),
+        ("model='opt-125m'", "slm_gate", "slm(model=...): this test runs for each model of the run"),
         ("points=[('opt-125m', 8)], needs='tpu'", "slm_point", "needs='tpu'"),
         ("points=[('opt-125m', 8)], ramp_up='late'", "slm_point", "ramp_up='late'"),
         ("claim='flying', models=['opt-125m']", "slm_claim", "unknown claim 'flying'"),
