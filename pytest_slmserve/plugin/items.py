@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
@@ -26,6 +28,9 @@ COLLECTED = pytest.StashKey[list[str]]()  # sentences on the tests that are no p
 BASELINE: pytest.StashKey[StoredBaseline] = pytest.StashKey()  # where there is one to be held against
 # Words of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = ("claim", "models", "points", "lengths", "ramp_up", "needs", "gpus", "jobs", "gate")
+# Calls that give a verdict. A test that does not assert it passes whatever was found.
+VERDICTS = {"slm_gate", "slm_claim", "slm_against_baseline"}
+VERDICTS |= {"pareto_plateau", "latency_keeps_rising", "pareto_up_to_plateau"}
 # Fixtures whose parameters come from the options.
 PARAMETRISED = frozenset({"slm_point", "slm_model", "slm_replica_point", "slm_gate", "slm_gpus_point", "slm_job_point"})
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
@@ -141,6 +146,22 @@ def engine_of(session: Session, item: Any) -> EngineSpec | ReplicaSpec | None:
     if model := parameters.get("slm_model"):
         return session.planner.spec(model) if session.planner.swept(model) else None
     return None if parametrised else spec_from_marker(session, words)
+
+
+def check_asserted(item: Any) -> None:
+    """Raises BadUsage where the body of a test drops a verdict."""
+    from pytest_slmserve.schema.errors import BadUsage
+
+    if not any(name.startswith("slm_") for name in item.fixturenames):
+        return
+    try:
+        body = ast.walk(ast.parse(dedent(inspect.getsource(item.function))))
+    except (AttributeError, OSError, SyntaxError, TypeError):  # made by code, or no function
+        return
+    for each in body:
+        match each:
+            case ast.Expr(ast.Call(ast.Name(name) | ast.Attribute(attr=name))) if name in VERDICTS:
+                raise BadUsage(f"{item.nodeid}: {name}() gives a verdict, and nothing asserts it", f"assert {name}()")
 
 
 def check_requests_fit(session: Session, item: Any) -> None:
@@ -279,8 +300,8 @@ def skip_reason(session: Session, item: Any) -> str | None:
 
 
 def check_words(words: dict[str, Any], parametrised: bool) -> None:
-    """Raises BadUsage for words of a marker that say nothing. A point, claim or gate that is parametrised has the models
-    and the engine of the options, so words that choose one say nothing there."""
+    """Raises BadUsage for words of a marker that say nothing. What is parametrised has the models and the engine of the
+    options, so words that choose one say nothing there."""
     from pytest_slmserve.options import old_names
     from pytest_slmserve.options.parsers import takes_gpus
     from pytest_slmserve.plan.case_lists import checked_lengths
@@ -296,7 +317,7 @@ def check_words(words: dict[str, Any], parametrised: bool) -> None:
     if unknown := set(words) - set(known):
         raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}", ", ".join(known))
     if parametrised and (chosen := sorted(words.keys() - NOT_OF_THE_ENGINE)):
-        why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for each model of the run, with the engine of the options"
+        why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for all models of the run, on the options' engine"
         raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
     if "lengths" in words:
         checked_lengths(words["lengths"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_slmserve.plugin.items import (
+    check_asserted,
     check_requests_fit,
     engine_of,
     is_gate,
@@ -22,7 +23,7 @@ from pytest_slmserve.run.session import Session
 
 def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Sorts the items into the order in which they run, and skips those that cannot be carried out in this mode. Raises
-    BadUsage for markers that say nothing, and for requests that are too long for their engine.
+    BadUsage for markers that say nothing, verdicts that nothing asserts, and requests too long for their engine.
 
     Engines come in the order of their first item. Claims and advice come after the points they read. Items that read
     more than one engine's points come last, when what is measured alone has been. So do gates, which end the engine of
@@ -32,6 +33,7 @@ def in_running_order(session: Session, items: Sequence[pytest.Item]) -> list[pyt
     for item in items:
         if why := skip_reason(session, item):
             item.add_marker(pytest.mark.skip(reason=why), append=False)
+        check_asserted(item)
         check_requests_fit(session, item)
     alone = any(measures_alone(item) and not is_skipped(item) for item in items)
     order: dict[Any, int] = {}

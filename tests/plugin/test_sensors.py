@@ -167,8 +167,12 @@ def test_a_claim_reads_the_engine_of_the_options_not_of_another_test(pytester):
     [
         ("model='opt-125m', pionts=[]", "slm_engine", "has no pionts"),
         ("claim='throughput-plateau', modles=['opt-125m']", "slm_claim", "has no modles"),
-        ("points=[('opt-125m', 8)], max_num_seqs=8", "slm_point", "slm(max_num_seqs=...): this test runs for each model of the run"),
-        ("model='opt-125m'", "slm_gate", "slm(model=...): this test runs for each model of the run"),
+        (
+            "points=[('opt-125m', 8)], max_num_seqs=8",
+            "slm_point",
+            "slm(max_num_seqs=...): this test runs for all models",
+        ),
+        ("model='opt-125m'", "slm_gate", "slm(model=...): this test runs for all models"),
         ("points=[('opt-125m', 8)], needs='tpu'", "slm_point", "needs='tpu'"),
         ("points=[('opt-125m', 8)], ramp_up='late'", "slm_point", "ramp_up='late'"),
         ("claim='flying', models=['opt-125m']", "slm_claim", "unknown claim 'flying'"),
@@ -177,6 +181,23 @@ def test_a_claim_reads_the_engine_of_the_options_not_of_another_test(pytester):
 def test_a_marker_that_says_nothing_is_refused(pytester, words, test, problem):
     pytester.makepyfile(f"import pytest\n@pytest.mark.slm({words})\ndef test_it({test}): pass")
     assert problem in usage_error(pytester.runpytest_inprocess("--slm-simulate"))
+
+
+@pytest.mark.parametrize(
+    ("fixture", "body", "name"),
+    [
+        ("slm_gate", "slm_gate()", "slm_gate"),
+        ("slm_claim", "slm_claim()", "slm_claim"),
+        ("slm_sweep", "if True: slm_sweep(concurrency=[1, 2]).pareto_plateau()", "pareto_plateau"),
+    ],
+)
+def test_a_verdict_that_nothing_asserts_is_refused(pytester, fixture, body, name):
+    test = "import pytest\n@pytest.mark.slm({})\ndef test_it({}):\n    {}\n"
+    words = "claim='throughput-plateau', models=['opt-125m']" if fixture == "slm_claim" else ""
+    options = ("--slm-simulate", "--slm-gate") if fixture == "slm_gate" else ("--slm-simulate", "--slm-strict")
+    pytester.makepyfile(test.format(words, fixture, body))
+    text = usage_error(pytester.runpytest_inprocess(*options))
+    assert f"{name}() gives a verdict, and nothing asserts it" in text and f"assert {name}()" in text
 
 
 class AsIf:
