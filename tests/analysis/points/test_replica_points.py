@@ -20,7 +20,7 @@ from pytest_slmserve.analysis.compare.replicas import (
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.goodput import goodput_of, parse_slo
 from pytest_slmserve.analysis.metrics.latency import closed_loop_latencies
-from pytest_slmserve.analysis.metrics.validity import check, is_clean, trustworthy
+from pytest_slmserve.analysis.metrics.validity import CheckResult, check, is_clean, trustworthy
 from pytest_slmserve.analysis.points.replica_points import (
     latency_ratio,
     replica_groups,
@@ -182,7 +182,8 @@ def test_engines_with_nothing_in_common_are_invalid_and_noise_names_its_replica(
     first, second = together(400.0, 400.0)
     busy = planted_telemetry({**WELL, sensors.CPU_THROTTLED: 0.5}, until_s=second.run.window_s[1], interval_s=0.01)
     found = check(first, replace(second, run=replace(second.run, telemetry=busy)))
-    assert found == ((), (), ("replica 2: the CPU quota was used up for 50 % of the time (bound 1 %)",))
+    noise = ("replica 2: the CPU quota was used up for 50 % of the time (bound 1 %)",)
+    assert found == CheckResult(noise=noise)
 
 
 def test_noisy_runs_are_repeats_as_others_are_and_the_point_tells():
