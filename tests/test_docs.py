@@ -185,5 +185,18 @@ def test_every_example_runs_as_it_stands(
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(skipped=wanted)
 
 
+def test_the_gate_of_the_tutorial_ends_as_its_table_says(pytester: pytest.Pytester) -> None:
+    page = (DOCS / "first-ten-minutes.md").read_text("utf-8")
+    [test] = [text for words, text in fences(page) if words == "python" and "slm_gate" in text]
+    pytester.makepyfile(test_gate=test)
+    commands = re.findall(r"^\$ pytest (test_gate.py .*)$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (?:none|[\d.]+ %) \| ([A-Z]+).* \| (\d+) \|$", page, re.MULTILINE)
+    assert len(commands) == len(rows) == 3
+    for command, (outcome, status) in zip(commands, rows):
+        result = pytester.runpytest_inprocess(*command.split())
+        assert result.ret == int(status)
+        result.stdout.fnmatch_lines([f"opt-1.3b: {outcome} after * pairs of launches"])
+
+
 if __name__ == "__main__":
     OPTIONS.write_text(options_page(), "utf-8")
