@@ -370,6 +370,20 @@ def test_judge_reads_what_vllm_saves(tmp_path, capsys):
     assert found["saturation_law"]["error_max"] < 1e-9 and found["plateau"]["value"] is None
 
 
+def test_a_file_with_a_null_costs_no_other(tmp_path, capsys):
+    """`vllm bench serve` writes null where nothing set the column, as it does for max_concurrency."""
+    paths = []
+    for batch in (None, 1, 8, 64, 512):
+        rate = law(batch or 32)
+        facts = {"max_concurrency": batch, "output_throughput": rate, "mean_itl_ms": 1e3 * (batch or 32) / rate}
+        paths.append(tmp_path / f"{batch}.json")
+        paths[-1].write_text(json.dumps(facts), "utf-8")
+    names = ("--knob", "max_concurrency", "--throughput", "output_throughput", "--latency", "mean_itl_ms")
+    status, out, err = run(capsys, "judge", *paths, *names)
+    assert (status, err) == (0, "") and "max_concurrency 512" in out
+    assert "left out, without a value of max_concurrency: None.json: result 1" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

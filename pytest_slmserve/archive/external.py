@@ -203,6 +203,22 @@ def matching(rows: Sequence[Row], conditions: Sequence[str], option: str = "--wh
     return left
 
 
+def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[str]]:
+    """Rows that have a value in each column, and a sentence on those that have none in a column. Raises BadUsage where
+    none has all. The power may be missing: nothing is chosen by it."""
+    without: dict[str, list[str]] = {}
+    left = []
+    for row in rows:
+        empty = next((name for name in replace(columns, power=None).names if text_of(row, name) == ""), None)
+        if empty is None:
+            left.append(row)
+        else:
+            without.setdefault(empty, []).append(row.place)
+    if not left:
+        raise BadUsage(f"the column {next(iter(without))!r} is empty in all results", "another column, or other files")
+    return left, [f"left out, without a value of {name}: {some(places)}" for name, places in without.items()]
+
+
 def holds(row: Row, pairs: Sequence[tuple[str, str]]) -> bool:
     return all(_same(row.cells.get(name), value) for name, value in pairs)
 

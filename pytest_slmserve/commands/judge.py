@@ -123,12 +123,12 @@ def replicas(given: argparse.Namespace) -> int:
     from pytest_slmserve.report.external import replicas
 
     columns = columns_of(given)
-    rows = rows_of(given, columns)
+    rows, left_out = rows_of(given, columns)
     found = compare(engine_sets(rows, columns, given.baseline))
     if given.csv:
         print(as_csv(replicas.entries(found)), end="")
         return HOLDS
-    notes = list(remarks(rows, columns, given.baseline))
+    notes = [*left_out, *remarks(rows, columns, given.baseline)]
     print((replicas.as_json if given.json else replicas.text)(found, columns, notes))
     return HOLDS
 
@@ -138,17 +138,18 @@ def read_external(given: argparse.Namespace) -> tuple[Curve, list[str]]:
     from pytest_slmserve.archive.external import curve_of, mixtures
 
     columns = columns_of(given)
-    rows = rows_of(given, columns)
-    return curve_of(rows, columns), mixtures(rows)
+    rows, left_out = rows_of(given, columns)
+    return curve_of(rows, columns), [*left_out, *mixtures(rows)]
 
 
-def rows_of(given: argparse.Namespace, columns: Columns) -> list[Row]:
-    """Rows of all files that meet the conditions. Raises BadUsage where none does, or where a column is not there."""
-    from pytest_slmserve.archive.external import check_columns, matching, read
+def rows_of(given: argparse.Namespace, columns: Columns) -> tuple[list[Row], list[str]]:
+    """Rows of all files that meet the conditions and have a value in each column, and sentences on those that have not.
+    Raises BadUsage where none does, or where a column is not there."""
+    from pytest_slmserve.archive.external import check_columns, matching, read, with_values
 
     rows = [row for path in given.paths for row in read(path)]
     check_columns(rows, columns.names)
-    return matching(rows, given.where)
+    return with_values(matching(rows, given.where), columns)
 
 
 def columns_of(given: argparse.Namespace) -> Columns:

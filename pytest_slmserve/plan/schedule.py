@@ -192,25 +192,27 @@ def spread_lines(cells: Sequence[PlannedItem], gpus: int, whole: bool = False) -
     placed = spread(groups if whole else divided(groups, gpus), gpus)
     on_each: dict[int, list[str]] = {gpu: [] for gpu in range(gpus)}
     for placement in placed:
-        what = _title(placement.group, in_all[placement.group.engine])
+        what = _title(placement, in_all[placement.group.engine])
         for gpu in placement.gpus:
-            on_each[gpu].append(f"{clock(placement.begins_s)} {what}")
+            on_each[gpu].append(what)
     lines = [f"GPU {gpu}: {', '.join(its) or 'nothing'}" for gpu, its in on_each.items()]
     alone, plural = clock(sum(group.seconds for group in groups)), "s" if gpus != 1 else ""
-    end = f"{clock(makespan_s(placed))} on {gpus} GPU{plural}, no order takes less than {clock(least_s(groups, gpus))}"
-    return [*lines, f"spread by engine: {end}; one engine after the other: {alone}"]
+    least = clock(least_s(groups, gpus))
+    end = f"{clock(makespan_s(placed))} min on {gpus} GPU{plural}, no order takes less than {least} min"
+    return [*lines, f"spread by engine: {end}; one engine after the other: {alone} min"]
 
 
-def _title(group: Group, in_all: int) -> str:
+def _title(placement: Placement, in_all: int) -> str:
     """in_all: cells of this engine, of which some may be elsewhere."""
-    count = len(group.cells)
+    group, count = placement.group, len(placement.group.cells)
     part = f"{count} of {in_all}" if count < in_all else f"{count}"
-    return f"{engine_title(group.engine)} ({part} cell{'s' if in_all != 1 else ''}, {clock(group.seconds)})"
+    items = f"{part} item{'s' if in_all != 1 else ''}"
+    return f"{engine_title(group.engine)} from {clock(placement.begins_s)} ({items}, {clock(group.seconds)} min)"
 
 
 def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:
     """The plan as text: one line per cell in order, an engine's line before its first, the total last."""
-    lines, total, gpu_seconds = list[str](), 0.0, 0.0
+    lines, total, gpu_seconds = [f"{'min:s':>7}  what begins then, and how long it takes"], 0.0, 0.0
     engine: Engines | None = None
     for name, needed, seconds, _ in cells:
         if needed is not None and needed != engine:
@@ -222,4 +224,5 @@ def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:
         total += seconds
         gpu_seconds += seconds * (gpus_of(needed) if needed else 1)
     on_gpus = f", {gpu_seconds:,.0f} GPU s" if engine and engine.platform == "cuda" else ""
-    return [*lines, f"{clock(total):>7}  end: {len(cells)} items{on_gpus}"]
+    plural = "s" if len(cells) != 1 else ""
+    return [*lines, f"{clock(total):>7}  end: {len(cells)} item{plural}{on_gpus}"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ def plan_rows(session: Session, items: Sequence[Any]) -> list[PlannedItem]:
 
 
 def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
-    paid = set[str]()
+    paid, launched = set[str](), set[Engines]()
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if case := case_of(item):
@@ -56,10 +56,11 @@ def _priced(session: Session, items: Sequence[Any]) -> Iterator[PlannedItem]:
             seconds = 0.0 if case.key in paid else left * case.estimate_s
             yield PlannedItem(item.name, case.engine if left else None, seconds, load)
             paid.add(case.key)
+            launched |= {case.engine} if left else set()
         elif sides := parameters.get("slm_gate"):
             again = sides[0] in paid
             paid.add(sides[0])
-            yield PlannedItem(item.name, None, 0.0 if again else gate_estimate_s(session, sides[0]))
+            yield PlannedItem(item.name, None, 0.0 if again else gate_estimate_s(session, sides[0], launched))
         elif is_measured(item) and asks_the_engine(item):
             yield PlannedItem(item.name, engine_of(session, item), 0.0)
         else:
@@ -73,9 +74,10 @@ def _missing(session: Session, case: Case) -> int:
     return session.executor.count_missing(case, max(session.options.repeats, asked))
 
 
-def gate_estimate_s(session: Session, model: str) -> float:
-    """Seconds that a model's gate takes in a clear case, which ends at the next look at its pairs."""
-    uncounted, measured = launches_left(session, model)
+def gate_estimate_s(session: Session, model: str, launched: Collection[Engines] = ()) -> float:
+    """Seconds that a model's gate takes in a clear case, which ends at the next look at its pairs. launched: engines
+    that were launched before it."""
+    uncounted, measured = launches_left(session, model, launched)
     spec, workload = session.planner.spec(model), session.planner.workload(model)
     each = sum(repeat_estimate_s(spec, workload, load) for load in loads_of(session, model))
     return (uncounted + measured) * start_estimate_s(spec) + measured * each
@@ -158,7 +160,8 @@ def length_line(session: Session, items: Sequence[Any]) -> str | None:
     """A sentence on how long a run of `items` takes; None where that is less than LONG_S."""
     rows = plan_rows(session, items)
     groups, gates = groups_of(rows), gated_models(items)
-    starts = len(groups) + sum(sum(launches_left(session, model)) for model in gates)
+    engines = {group.engine for group in groups}
+    starts = len(groups) + sum(sum(launches_left(session, model, engines)) for model in gates)
     seconds = sum(group.seconds for group in groups) + sum(row.seconds for row in rows if row.engine is None)
     if session.options.on_all_gpus:
         gpus = slot_count(session.options, session.host)

@@ -170,7 +170,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
         sensors, served = "those of the tasks", f"{served}, {config.stash[CLUSTER].where}"
     sweep = "adaptive sweep; " if session.options.sweep == "adaptive" else ""
     records = session.options.records if session.keeps_records else "not kept"
-    return f"slmserve: {served}; {sweep}sensors: {sensors}; records: {records}; set: {chosen}"
+    from pytest_slmserve.report.text_table import folded
+
+    return folded(f"slmserve: {served}; {sweep}sensors: {sensors}; records: {records}; set: {chosen}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -246,7 +248,11 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    return config.stash.get(COLLECTED, [])
+    if COLLECTED not in config.stash:
+        return []
+    from pytest_slmserve.report.text_table import folded
+
+    return [folded(line) for line in config.stash[COLLECTED]]
 
 
 @pytest.hookimpl(tryfirst=True)  # before the terminal tells what was collected
@@ -295,12 +301,13 @@ def _resume(slm: Session, session: pytest.Session) -> None:
     if slm.options.gate or not slm.resumes:
         return
     from pytest_slmserve.plugin.resume_check import cases_by_engine, fits
+    from pytest_slmserve.report.text_table import folded
 
     if slm.options.plan:
         slm.resume()
     said = fits(slm, list(cases_by_engine(slm, session.items)))
     if terminal := session.config.pluginmanager.getplugin("terminalreporter"):
-        terminal.write_line(f"slmserve: {said}")
+        terminal.write_line(folded(f"slmserve: {said}"))
 
 
 def _send(session: pytest.Session, slm: Session, cluster: Cluster) -> None:
@@ -317,6 +324,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         return None
     from pytest_slmserve.plan.schedule import plan_lines, spread_lines
     from pytest_slmserve.plugin.estimates import estimate_notes, plan_rows
+    from pytest_slmserve.report.text_table import folded
     from pytest_slmserve.run.gpu_slots import slot_count
     from pytest_slmserve.schema.errors import BadUsage
 
@@ -329,7 +337,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     writer.line()
     notes = [*slm.notes, *estimate_notes(slm)]
     for line in [*plan_lines(cells), *spread, *(f"note: {note}" for note in notes)]:
-        writer.line(line)
+        writer.line(folded(line))
     return True
 
 

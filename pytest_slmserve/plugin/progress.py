@@ -150,9 +150,11 @@ class ProgressLine:
 
     def _tell(self, text: str) -> None:
         """A line of its own, to which pytest adds a new line before it names a test or a file again."""
+        from pytest_slmserve.report.text_table import folded
+
         if self.tells:
             with self._uncaptured():
-                self.writer.write(f"\nslmserve: {text}", flush=True)
+                self.writer.write(f"\n{folded(f'slmserve: {text}')}", flush=True)
             self.reporter.currentfspath = None
             self.told = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -39,6 +39,7 @@ from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.options.parsers import FEWEST_PAIRS
 from pytest_slmserve.options.read import as_words
 from pytest_slmserve.options.table import Options, joined
+from pytest_slmserve.plan.titles import Engines
 from pytest_slmserve.report.gate.text import calibration_text
 from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.run.executor import missing_repeats
@@ -149,9 +150,9 @@ def run_gate(session: Session, model: str) -> Gated:
     return gated
 
 
-def launches_left(session: Session, model: str) -> tuple[int, int]:
+def launches_left(session: Session, model: str, launched: Collection[Engines] = ()) -> tuple[int, int]:
     """Launches that do not count, one of each side, and those that a clear case measures then: to the next look at its
-    pairs, or of a calibration all."""
+    pairs, or of a calibration all. launched: what other tests will have launched before."""
     options, terms = session.options, session.gate_terms
     one = OneGate(session, model, sides(session.planner.spec(model), options))
     found, gated = one.go_on()
@@ -159,7 +160,7 @@ def launches_left(session: Session, model: str) -> tuple[int, int]:
     goal = SHORT if is_short(session) else terms.pairs if options.calibrate else next_look(there, terms)
     if goal is None or (gated and _is_over(gated, session)):
         return 0, 0
-    return len(one.cold(found)), 2 * (goal - there)
+    return len(one.cold(found, launched)), 2 * (goal - there)
 
 
 def repeat_command(options: Options, model: str) -> str:
@@ -297,13 +298,13 @@ class OneGate:
         asked = spec, self.session.planner.environment(spec).key, self.workload.hash, how
         return (m.spec, m.environment.key, m.workload.hash, m.paired.caches) == asked and m.load in self.loads
 
-    def cold(self, found: Sequence[Measurement]) -> tuple[Side, ...]:
+    def cold(self, found: Sequence[Measurement], launched: Collection[Engines] = ()) -> tuple[Side, ...]:
         """Sides of which nothing was launched since this host was booted. Two that are the same are one, and what the
-        run's other tests launched is such a launch too."""
+        run's other tests launched, or will have, is such a launch too."""
         host = self.session.host.environment.host
         same = self.specs["baseline"] == self.specs["candidate"]  # else each has caches of its own
-        launched = [*found, *(self.session.results.measurements() if same else ())]
-        there = {m.spec for m in launched if host and m.environment.host == host}
+        measured = [*found, *(self.session.results.measurements() if same else ())]
+        there = {m.spec for m in measured if host and m.environment.host == host} | set(launched if same else ())
         first: dict[EngineSpec, Side] = {}
         for side, spec in self.specs.items():
             first.setdefault(spec, side)

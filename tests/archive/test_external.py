@@ -21,6 +21,7 @@ from pytest_slmserve.archive.external import (
     mixtures,
     read,
     unit_of,
+    with_values,
 )
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -164,6 +165,21 @@ def test_power_and_energy_of_a_token(cell, power, energy):
 def test_a_row_without_the_value():
     with pytest.raises(BadUsage, match="row 2 has no 'output_throughput'"):
         points(rows(result(8), {"max_concurrency": 4}), VLLM)
+
+
+def test_a_row_with_an_empty_cell_is_left_out_by_name():
+    found = rows(result(8), result(16, None), result(32, ""), result(None), result(64, watts=None))
+    left, notes = with_values(found, replace(VLLM, power="watts"))
+    assert left == [found[0], found[4]], "the power may be missing"
+    assert notes == [
+        "left out, without a value of output_throughput: row 2, row 3",
+        "left out, without a value of max_concurrency: row 4",
+    ]
+
+
+def test_a_column_that_is_empty_in_all_rows_is_named():
+    with pytest.raises(BadUsage, match="the column 'max_concurrency' is empty in all results"):
+        with_values(rows(result(None), result(None)), VLLM)
 
 
 def test_conditions_are_equal_as_text_or_as_numbers():

@@ -25,6 +25,8 @@ from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
 from pytest_slmserve.telemetry.host_probe import Host
 
+HEADING = "  min:s  what begins then, and how long it takes"
+
 
 def options(**given: object) -> Options:
     return read_options(given, {}, {})
@@ -141,6 +143,7 @@ def test_the_plan_as_text_adds_up():
         PlannedItem("point-3", second, 30.4),
     ]
     assert plan_lines(rows) == [
+        HEADING,
         "   0:00  start opt-125m (cuda, 55 s)",
         "   0:55    point-1 (10 s)",
         "   1:05    point-2 (20 s)",
@@ -149,7 +152,7 @@ def test_the_plan_as_text_adds_up():
         "   2:20    point-3 (30 s)",
         "   2:50  end: 4 items, 170 GPU s",
     ]
-    assert plan_lines([]) == ["   0:00  end: 0 items"]
+    assert plan_lines([]) == [HEADING, "   0:00  end: 0 items"]
 
 
 def test_mpt_needs_a_gpu_and_a_release_that_has_it_and_gets_an_attention_that_can():

@@ -183,19 +183,20 @@ def test_what_stays_whole(cells):
 def test_as_text():
     cells = [PlannedItem("a", ONE, 5.0), PlannedItem("b", replace(ONE, tensor_parallel_size=2), 7.0)]
     assert spread_lines(cells, 2) == [
-        "GPU 0: 0:00 opt-125m (1 cell, 1:00), 1:00 opt-125m on 2 GPUs (1 cell, 1:02)",
-        "GPU 1: 1:00 opt-125m on 2 GPUs (1 cell, 1:02)",
-        "spread by engine: 2:02 on 2 GPUs, no order takes less than 1:32; one engine after the other: 2:02",
+        "GPU 0: opt-125m from 0:00 (1 item, 1:00 min), opt-125m on 2 GPUs from 1:00 (1 item, 1:02 min)",
+        "GPU 1: opt-125m on 2 GPUs from 1:00 (1 item, 1:02 min)",
+        "spread by engine: 2:02 min on 2 GPUs, no order takes less than 1:32 min; one engine after the other: 2:02 min",
     ]
     assert spread_lines(cells_of("opt-125m", [60, 60, 60]), 2) == [
-        "GPU 0: 0:00 opt-125m (2 of 3 cells, 2:55)",
-        "GPU 1: 0:00 opt-125m (1 of 3 cells, 1:55)",
-        "spread by engine: 2:55 on 2 GPUs, no order takes less than 1:58; one engine after the other: 3:55",
+        "GPU 0: opt-125m from 0:00 (2 of 3 items, 2:55 min)",
+        "GPU 1: opt-125m from 0:00 (1 of 3 items, 1:55 min)",
+        "spread by engine: 2:55 min on 2 GPUs, no order takes less than 1:58 min; one engine after the other: 3:55 min",
     ]
-    assert spread_lines(cells_of("opt-125m", [60, 60, 60]), 2, whole=True)[0] == "GPU 0: 0:00 opt-125m (3 cells, 3:55)"
+    whole = spread_lines(cells_of("opt-125m", [60, 60, 60]), 2, whole=True)
+    assert whole[0] == "GPU 0: opt-125m from 0:00 (3 items, 3:55 min)"
     assert spread_lines([], 1) == [
         "GPU 0: nothing",
-        "spread by engine: 0:00 on 1 GPU, no order takes less than 0:00; one engine after the other: 0:00",
+        "spread by engine: 0:00 min on 1 GPU, no order takes less than 0:00 min; one engine after the other: 0:00 min",
     ]
 
 

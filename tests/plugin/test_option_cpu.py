@@ -1,5 +1,7 @@
 """--slm-cpu runs the same benchmarks on vLLM's CPU backend (tests/real does so for real)."""
 
+import re
+
 from inside import SWEEP, usage_error
 from shipped import BENCHMARKS
 
@@ -45,6 +47,17 @@ def test_the_core_suite_has_a_sweep_with_its_claims_a_job_and_a_gate_of_two_pair
     result.stdout.fnmatch_lines(
         ["*test_throughput_reaches_a_plateau?opt-tiny? (reads)", "*test_no_worse?*-kv-blocks?*"]
     )
+
+
+def test_a_gate_among_other_tests_needs_no_launch_that_does_not_count(pytester, holds):
+    """They have launched its engine before."""
+    holds("0.32.0")
+
+    def price(*paths):
+        text = pytester.runpytest_inprocess(*paths, "--slm-cpu", "--slm-plan", "--rootdir=.").stdout.str()
+        return int(re.search(r"test_no_worse\[opt-tiny-kv-blocks\] \((\d+) s\)", text)[1])
+
+    assert price(f"{BENCHMARKS}/test_gate.py") - price(BENCHMARKS) == 30
 
 
 def test_its_defaults_are_small(pytester, holds):

@@ -9,9 +9,9 @@ def test_engines_are_spread_over_so_many_gpus(sweep):
     result.stdout.fnmatch_lines(
         [
             "*end: 9 items",
-            "GPU 0: 0:00 opt-* (2 cells, 0:00), 0:00 opt-1.3b (1 of 2 cells, 0:00)",
-            "GPU 1: 0:00 opt-* (2 cells, 0:00), 0:00 opt-1.3b (1 of 2 cells, 0:00)",
-            "spread by engine: 0:0? on 2 GPUs, no order takes less than 0:0?; one engine after the other: 0:01",
+            "GPU 0: opt-* from 0:00 (2 items, 0:00 min), opt-1.3b from 0:00 (1 of 2 items, 0:00 min)",
+            "GPU 1: opt-* from 0:00 (2 items, 0:00 min), opt-1.3b from 0:00 (1 of 2 items, 0:00 min)",
+            "spread by engine: 0:0? min on 2 GPUs, no order takes less than 0:0? min; *after the other: 0:01 min",
         ]
     )
 
@@ -30,7 +30,7 @@ def test_what_asks_nothing_of_an_engine_does_not_keep_it_whole(pytester):
             assert slm_replicas(2)
     """)
     words = ("--slm-simulate", "--slm-plan", "--slm-models=opt-125m", "--slm-concurrency=1,2", "--slm-plan-gpus=2")
-    pytester.runpytest_inprocess(*words).stdout.fnmatch_lines(["GPU 0: 0:00 opt-125m (1 of 2 cells, 0:00)"])
+    pytester.runpytest_inprocess(*words).stdout.fnmatch_lines(["GPU 0: opt-125m from 0:00 (1 of 2 items, 0:00 min)"])
 
 
 def test_without_it_nothing_is_spread(sweep):

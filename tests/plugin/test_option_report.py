@@ -3,6 +3,7 @@
 import pytest
 from inside import SWEEP, usage_error
 
+from pytest_slmserve.plugin import estimates, progress
 from pytest_slmserve.report.screen import MOST_LINES
 
 ONE_MODEL = ("--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=1,16,64,128,256", "--slm-window=1")
@@ -69,6 +70,20 @@ def test_what_fits_is_what_the_terminal_has_room_for(run, monkeypatch):
         lines = ours(run("--slm-report=tables"))
         assert max(map(len, lines)) <= width
         assert any(line.startswith("not shown: ") for line in lines) == (width < 120)
+
+
+@pytest.mark.parametrize(
+    ("words", "among"),
+    [((), "slmserve: case 1 of 5, opt-125m at 1"), (("--slm-plan", "--slm-plan-gpus=2"), "spread by engine")],
+)
+def test_nothing_that_a_run_says_is_wider_than_the_terminal(run, monkeypatch, words, among):
+    monkeypatch.setattr(progress, "LEAST_S", 0.0)  # lines of a log on what took no time
+    monkeypatch.setattr(estimates, "LONG_S", 0.0)
+    text = run(*words, "--slm-sweep=adaptive", "--slm-resume").stdout.str()
+    said = text[text.index("slmserve: ") :]
+    assert "; set: simulate (command line)" in said and among in said
+    wide = [line for line in said.splitlines() if len(line) > 80]
+    assert [line for line in wide if not line.startswith(("plugins: ", "rootdir: "))] == [], "but for pytest's own"
 
 
 def test_other_words_are_refused(run):
