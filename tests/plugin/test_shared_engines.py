@@ -95,4 +95,4 @@ def test_two_models_are_measured_where_both_are_chosen(gain, archive):
     result.assert_outcomes(passed=4)
     models = {tuple(sorted({m.spec.model for m in archive().measurements if m.replica}))}
     assert models == {("opt-1.3b", "opt-125m")}
-    result.stdout.fnmatch_lines(["opt-125m + opt-1.3b, mps: *times what taking turns would give*"])
+    result.stdout.fnmatch_lines(["opt-125m + opt-1.3b, mps: *times what serving one after the other would give*"])

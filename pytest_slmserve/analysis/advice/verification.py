@@ -239,7 +239,7 @@ def _verdicts_together(seen: VerifiedTogether, point: ReplicaPoint, margin: floa
     if obstacle or seen.gain is None:
         yield Verdict.undecided(BOUNDED, name, obstacle or "not all of them were measured alone")
     elif seen.bound is not None:
-        share = "what one has alone" if len(set(seen.models)) == 1 else "what taking turns would give"
+        share = "what one has alone" if len(set(seen.models)) == 1 else "what serving one after the other would give"
         why = f"{times(seen.gain)} {share}, {HOW[seen.sharing]}; at most {seen.bound:.3g} times is possible"
         state = below(seen.gain, seen.bound * (1 + margin))
         why = f"{why} (bound {percent(margin)} above it){_unsure(seen.gain)}"

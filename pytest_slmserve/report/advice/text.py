@@ -32,10 +32,10 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("KV\nGiB", lambda a: _gib(a.needs.kv_bytes if a.needs else None), rank=3),
     Column("freed\nGiB", lambda a: _gib(a.needs.freed_bytes if a.needs else None), rank=8),
     Column("engine\nGiB", lambda a: _gib(a.needs.total_bytes if a.needs else None), rank=2),
-    Column("fit, B\neach", lambda a: whole(a.replicas.at_batch if a.replicas else None), rank=5),
-    Column("B/n\neach", lambda a: whole(a.replicas.split if a.replicas else None), rank=9),
-    Column("turns:\nup to", lambda a: _bound(a.gains.time_slicing if a.gains else None), rank=7),
-    Column("MPS:\nup to", lambda a: _bound(a.gains.mps if a.gains else None), rank=7),
+    Column("full-batch\nengines", lambda a: whole(a.replicas.at_batch if a.replicas else None), rank=5),
+    Column("split-batch\nengines", lambda a: whole(a.replicas.split if a.replicas else None), rank=9),
+    Column("time-slicing\ngain", lambda a: _bound(a.gains.time_slicing if a.gains else None), rank=7),
+    Column("MPS\ngain", lambda a: _bound(a.gains.mps if a.gains else None), rank=7),
     Column("cost/M\ntokens", lambda a: figure(a.advised.cost.value if a.advised and a.advised.cost else None), rank=3),
     Column("\n", lambda a: _mark(a), "left"),
 )
@@ -44,9 +44,8 @@ ALWAYS = 3  # columns that are shown even where nothing is known
 LEGEND = (
     "batch: what max_num_seqs should be. ms/token: between output tokens. of peak: of the largest throughput measured. "
     "eff.: T(B)/(B T(1)). KV: for the batch at full length; freed: what the engine had beyond that. engine: with "
-    "weights, activations, graphs and context. fit: engines on this GPU, each with the batch, or with its part of it. "
-    "up to: upper bound of the throughput of several engines over that of one, where they take turns (time slicing) or "
-    "overlap (MPS)."
+    "weights, activations, graphs and context. engines: how many fit on this GPU, each with the full batch or "
+    "part of it. gain: upper bound of the throughput of several engines over that of one, by time slicing or MPS."
 )
 ALONE = (
     "Tokens/s are those that each had alone: they share the GPU's time as well as its memory, so expect less where "
@@ -56,7 +55,7 @@ ORDER = (
     "start one after the other, each when the one before answers /health: engines that start at once count each "
     "other's memory as their own"
 )
-MPS_FIRST = "start the MPS daemon before them (nvidia-cuda-mps-control -d), else they take turns"
+MPS_FIRST = "start the MPS daemon before them (nvidia-cuda-mps-control -d), else the GPU is time-sliced"
 FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowance_seen")
 NEEDS = ("kv_blocks", "kv_bytes", "total_bytes", "utilization", "freed_bytes", "freed_share")
 
@@ -191,13 +190,13 @@ def _freed(seen: Needs) -> str:
 
 
 def _gain(gains: Gains) -> str:
-    turns, overlap = gains.time_slicing, gains.mps
-    if turns is None:
+    sliced, overlap = gains.time_slicing, gains.mps
+    if sliced is None:
         return "of several engines: not bounded by any sensor or data sheet"
-    if overlap is None or turns is overlap:
-        said = f"several engines have at most {_times(turns)}, however they share the GPU"
+    if overlap is None or sliced is overlap:
+        said = f"several engines have at most {_times(sliced)}, however they share the GPU"
     else:
-        said = f"several engines that take turns have at most {_times(turns)}; under MPS at most {_times(overlap)}"
+        said = f"several engines have by time slicing at most {_times(sliced)}; under MPS at most {_times(overlap)}"
     power = gains.power_share
     if power is not None and power >= NEAR_LIMIT:
         said += f"; but power is at {percent(power)} of its limit, where the clock falls"

@@ -50,7 +50,7 @@ LEGEND = (
     "of the cache that this engine was given. in use: of the device's memory at most, by anybody, where sensors tell."
 )
 JOINT = ("models", "loads", "sharing", "gain", "bound", "latency_s", "preemptions", "verdicts")
-TURNS = "1 is what taking turns would give"
+ONE_BY_ONE = "1 is what serving one after the other would give"
 
 
 def text(seen: Verification, notes: Sequence[str] = ()) -> str:
@@ -84,9 +84,8 @@ def _together(seen: VerifiedTogether, alone: Sequence[Verified]) -> str:
     if len(set(seen.models)) > 1:
         said += f" ({', '.join(_parts(seen, alone))})"
     if seen.gain:
-        what = (
-            f"the sum of their shares of what each has alone is {figure(seen.gain.value)}{between(seen.gain)}, {TURNS}"
-        )
+        shares = f"the sum of their shares of what each has alone is {figure(seen.gain.value)}{between(seen.gain)}"
+        what = f"{shares}, {ONE_BY_ONE}"
         said += f"; {what}" if len(set(seen.models)) > 1 else f", {times(seen.gain)} what the one engine does"
         said += "; nothing bounds it" if seen.bound is None else f"; the bound is {figure(seen.bound)}"
     if seen.latency_s is not None:

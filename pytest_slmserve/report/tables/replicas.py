@@ -128,18 +128,18 @@ def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
         name = f"{engines(point.models)}, {deployed(point)}, {point.concurrency} in flight"
         used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
         yield from reasons(point, name, used)
-        if point.model is None and (text := _turns(point, curves)):
+        if point.model is None and (text := _one_by_one(point, curves)):
             yield hanging(f"{engines(point.models)}, {deployed(point)}: {text}", 2)
 
 
-def _turns(point: ReplicaPoint, curves: Sequence[Curve]) -> str:
+def _one_by_one(point: ReplicaPoint, curves: Sequence[Curve]) -> str:
     """Throughput of different models together in units of what each serves alone, as text; empty where unknown."""
     own = [_rate_alone(model, load, point, curves) for model, load in zip(point.models, point.loads)]
     together = system_throughput(point, [rate or 0.0 for rate in own])
     if together is None:
         return ""
     each = ", ".join(f"{m} {figure(rate, 4)} tokens/s" for m, rate in zip(point.models, point.each_tokens_per_s))
-    return f"{each}; {figure(together)} times what taking turns would give"
+    return f"{each}; {figure(together)} times what serving one after the other would give"
 
 
 def _rate_alone(model: str, load: int, beside: ReplicaPoint, curves: Sequence[Curve]) -> float | None:

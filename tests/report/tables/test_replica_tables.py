@@ -238,7 +238,7 @@ def test_different_models_are_compared_with_taking_turns():
     large = curve(points=(point(32, [800.0]), point(64, [1000.0])))
     assert remarks(report(small, large, others=(pair(),))) == [
         "opt-125m + opt-1.3b, mps: opt-125m 1,800 tokens/s, opt-1.3b 400.0 tokens/s; "
-        "1.10 times what taking turns would give"
+        "1.10 times what serving one after the other would give"
     ]
 
 
