@@ -34,7 +34,7 @@ from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.records import Measurement, Progress
 from pytest_slmserve.schema.specs import EngineSpec
-from pytest_slmserve.schema.urls import KEY
+from pytest_slmserve.schema.urls import KEY, completed
 from pytest_slmserve.telemetry.host_probe import remote
 
 SECRETS = ("key", "secret", "password", "access_token", "authorization")  # how fields that hold one end
@@ -46,7 +46,7 @@ STATUS = (
 
 def add(commands: Commands) -> None:
     command = add_command(commands, "measure", "measure loads on a server that runs", STATUS, measure_all)
-    url = "of /v1/completions or /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
+    url = "of the server, or of its /v1/chat/completions; its key is read from SLM_ENDPOINT_KEY"
     command.add_argument("--endpoint", metavar="URL", required=True, help=url)
     command.add_argument("--model", metavar="NAME", required=True, help="as the server calls it")
     measure_loads.add_arguments(command)
@@ -127,7 +127,7 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
     """One after the other, each in the archive when the next begins. own_prompts: no prompt comes again."""
     may = given.allow_prefix_cache
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
-    remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=given.endpoint)
+    remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=completed(given.endpoint))
     spec = replace(remotely, extra=further, allow_prefix_cache=may)
     found: list[Measurement] = []
     line = LiveLine(sys.stderr)

@@ -32,7 +32,7 @@ TOLD = 200  # characters of an answer that is no stream
 HINTS = {
     401: f"{KEY}=... in the environment",
     403: f"{KEY}=... in the environment",
-    404: "the URL with its path, /v1/completions, and --model as the server calls it",
+    404: "a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it",
 }
 
 

@@ -58,12 +58,10 @@ def sharings(text: str) -> tuple[str, ...]:
 
 
 def urls(text: str) -> tuple[str, ...]:
-    """URLs of servers. Raises BadUsage for one that holds credentials: an error must not repeat it."""
-    from pytest_slmserve.schema.urls import check_url
+    """URLs that requests go to. Raises BadUsage for one that holds credentials: an error must not repeat it."""
+    from pytest_slmserve.schema.urls import completed
 
-    found = words(text)
-    for url in found:
-        check_url(url)
+    found = tuple(map(completed, words(text)))
     if len(set(found)) < len(found):
         raise ValueError("URLs that differ, with commas between them")
     return found

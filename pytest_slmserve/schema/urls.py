@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -24,3 +24,12 @@ def check_url(url: str) -> None:
         raise BadUsage(f"an endpoint's URL holds credentials, {where}, and it goes into records", f"{KEY}=... instead")
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "@" in url:
         raise BadUsage("an endpoint's URL does not begin with http://HOST or https://HOST", WANTED)
+
+
+def completed(url: str) -> str:
+    """The URL that requests go to, where only that of the server or its /v1 is given. Raises BadUsage as `check_url`
+    does."""
+    check_url(url)
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/") or "/v1"
+    return urlunsplit(parts._replace(path=f"{path}/completions" if path.endswith("/v1") else path))

@@ -574,6 +574,20 @@ def test_wrong_usage_of_measure(there, tmp_path, arguments, problem):
     assert done.status == 4 and problem in done.err and "x1y2" not in done.err
 
 
+def test_the_url_of_the_server_is_enough(there, tmp_path):
+    done = command(there, tmp_path, "--max-concurrency", "2", "--num-prompts", "4", "--endpoint", url_of(there, "/"))
+    [kept] = read(tmp_path / "r.jsonl").measurements
+    assert done.status in (0, 1) and kept.spec.url == url_of(there)
+
+
+def test_a_wrong_url_is_told_as_it_was_asked(there, tmp_path, monkeypatch):
+    answer = 404, "application/json", '{"detail":"Not Found"}'
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", lambda *_: answer)
+    done = command(there, tmp_path, "--max-concurrency", "2", "--endpoint", "http://host:8000/api/v1/")
+    assert done.status == 4 and 'http://host:8000/api/v1/completions answered 404: {"detail":"Not Found"}' in done.err
+    assert "ends in /v1/completions or /v1/chat/completions" in done.err
+
+
 def test_a_terminal_sees_which_load_how_far_and_what_is_left_and_then_only_the_result(there, tmp_path, monkeypatch):
     screen = Screen()
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
