@@ -18,6 +18,7 @@ from pytest_slmserve.analysis.gate.diagnosis import (
 from pytest_slmserve.analysis.stats.estimates import percent
 from pytest_slmserve.report.numbers import ABSENT, counted, figure, hundredths
 from pytest_slmserve.report.text_table import Column, hanging, table
+from pytest_slmserve.schema.specs import GIB
 
 COLUMNS: tuple[Column[Change], ...] = (
     Column("", lambda c: c.name, "left"),
@@ -28,8 +29,8 @@ COLUMNS: tuple[Column[Change], ...] = (
 )
 DIFFERENCES: tuple[Column[Difference], ...] = (
     Column("", lambda d: d.field, "left"),
-    Column("baseline", lambda d: _values(d.baseline), "left"),
-    Column("candidate", lambda d: _values(d.candidate), "left"),
+    Column("baseline", lambda d: _both(d)[0], "left"),
+    Column("candidate", lambda d: _both(d)[1], "left"),
 )
 NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
 SPLIT_LEGEND = (
@@ -147,6 +148,19 @@ def _sides(split: Split) -> tuple[tuple[str, Windows], tuple[str, Windows]]:
 
 def _joined(names: Sequence[str]) -> str:
     return " and ".join(names)
+
+
+def _both(found: Difference) -> tuple[str, str]:
+    """What both sides have: bytes in GiB, where that tells them apart."""
+    if found.field.endswith("_bytes"):
+        baseline, candidate = (_values(list(map(_gib, each))) for each in (found.baseline, found.candidate))
+        if baseline != candidate:
+            return baseline, candidate
+    return _values(found.baseline), _values(found.candidate)
+
+
+def _gib(number: str | None) -> str | None:
+    return f"{figure(int(number) / GIB, 4)} GiB" if number and number.isdigit() else number
 
 
 def _values(values: Sequence[str | None]) -> str:

@@ -82,6 +82,14 @@ def test_differences_are_a_table():
     assert rows(found)["host"] == ["a or b", "b"]
 
 
+def test_bytes_are_told_in_gib_where_that_tells_them_apart():
+    cache = Difference("kv_cache_bytes", (str(1 << 33),), (str(100 << 30), None))
+    nearly = Difference("gpu_memory_bytes", (str(1 << 33),), (str((1 << 33) + 1),))
+    found = difference_text((cache, nearly))
+    assert rows(found)["kv_cache_bytes"] == ["8.000 GiB", "100.0 GiB or -"]
+    assert rows(found)["gpu_memory_bytes"] == ["8589934592", "8589934593"]
+
+
 def test_no_difference_is_said():
     assert difference_text(()).startswith("nothing differs in the environments")
 
