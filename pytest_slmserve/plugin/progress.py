@@ -118,10 +118,12 @@ class ProgressLine:
         return left.text(time.monotonic() - began)
 
     def _place(self, case: Case | None = None) -> str:
-        """Which case of how many; without one, how many."""
+        """Which case of how many; without one, how many. Empty for a gate, whose pairs are no cases of the plan, though
+        one may have the key of such a case."""
         from pytest_slmserve.plugin.estimates import may_ask_for_more
+        from pytest_slmserve.plugin.items import is_gate
 
-        if not self.cases or (case and case.key not in self.cases):
+        if not self.cases or (case and case.key not in self.cases) or is_gate(self.left_items[0]):
             return ""
         number = f"{len(self.cases)}{'+' if may_ask_for_more(self.left_items) else ''}"
         return f"case {self.places[case.key]} of {number}" if case else f"{number} cases"

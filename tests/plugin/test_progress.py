@@ -70,6 +70,23 @@ def test_what_tests_ask_for_as_they_go_counts_from_when_it_is_asked(on_a_termina
     assert begins == [*curve, ["case 4 of 4+", "0:01+ left", "opt-125m at 8, repeat 1"]]
 
 
+def test_pairs_of_a_gate_have_no_place_among_the_cases(on_a_terminal):
+    """Not even where a test has measured the very load of the gate."""
+    gate = """
+        import pytest
+
+        def test_point(slm_point):
+            assert slm_point.measure()
+
+        @pytest.mark.slm(model="opt-125m", gate="simulated")
+        def test_gate(slm_gates):
+            assert slm_gates.of("opt-125m").verdict("throughput")
+    """
+    lines = list(filter(None, WRITTEN_OVER.findall(on_a_terminal(gate, 100, "--slm-concurrency=512"))))
+    assert [line for line in lines if line.startswith("case 1 of 1 | ")] and "pair 1" in "".join(lines)
+    assert not [line for line in lines if ", pair " in line and "case" in line]
+
+
 def test_a_log_gets_a_line_for_each_case_and_each_start(sweep, every_line):
     result = sweep("--slm-concurrency=1,16", "--color=yes")
     text = re.sub(r"\x1b\[[\d;]*m", "", result.stdout.str())
