@@ -16,7 +16,7 @@ from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Pl
 from pytest_slmserve.plan.sweeps import too_long, workload_spec
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, kv_capacity
+from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, no_room
 from pytest_slmserve.schema.literals import Batching, Sharing
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
@@ -232,10 +232,7 @@ def _job_misfit(spec: EngineSpec, workload: Workload, kv_requests: int | None, m
         return "sets limits of its engine, and an endpoint has its own" if own else None
     if why := too_long(workload.longest, spec.max_model_len):
         return why
-    capacity = kv_capacity(spec, workload.longest)
-    if kv_requests is not None and capacity is not None and capacity < kv_requests:
-        return f"the KV cache holds {capacity} requests of {workload.longest} tokens"
-    return None
+    return None if kv_requests is None else no_room(spec, workload.longest, kv_requests)
 
 
 def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:

@@ -12,12 +12,12 @@ from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
-from pytest_slmserve.plan.sweeps import Sweep, load_of, plan_sweep, too_long, workload_spec
+from pytest_slmserve.plan.sweeps import Sweep, check_length, load_of, plan_sweep, workload_spec
 from pytest_slmserve.plan.titles import Engines, engine_alone, gpus_of
 from pytest_slmserve.schema.catalog import OPT_POSITIONS, Shape, hub_name, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import known_shape, kv_capacity
+from pytest_slmserve.schema.kv_cache import known_shape, kv_capacity, no_room
 from pytest_slmserve.schema.literals import Interface, LoadFormat, Platform, RampUp, Sharing
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import series_key
@@ -98,26 +98,27 @@ class Planner:
 
     def overload(self, model: str, load: ClosedLoop, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> str | None:
         """The reason why a load would measure preemption; None if it would not, or if the capacity is unknown."""
-        longest = self.workload(model, overrides).longest
-        capacity = kv_capacity(self.spec(model), longest)
-        if capacity is None or capacity >= load.concurrency:
-            return None
-        return f"the KV cache holds {capacity} requests of {longest} tokens"
+        return no_room(self.spec(model), self.workload(model, overrides).longest, load.concurrency)
 
     def workload(self, model: str, overrides: MarkerOverrides = AS_THE_OPTIONS_SAY) -> Workload:
         """The requests for `model`, as the options and its marker say."""
         spec = workload_spec(self.options, self.platform)
         if overrides.lengths:
             spec = spec.with_lengths(*overrides.lengths)
-        if self.platform != "remote":
-            check_lengths(spec, shape_of(model))  # before a thousand requests are made of them
-        return self.requests(model, spec)
+        if self.platform == "remote":
+            return self.requests(model, spec)
+        shape = shape_of(model)
+        if spec.prompt_tokens is not None and spec.output_tokens is not None:
+            check_length(shape.name, spec.prompt_tokens + spec.output_tokens, shape.positions)  # before they are made
+        return self._requests(model, shape, spec)
 
     def requests(self, model: str, spec: WorkloadSpec) -> Workload:
         """The workload of `spec` for `model`, built once; models of one vocabulary share it without a dataset."""
         if self.platform == "remote" and known_shape(model) is None:
             return self._workload_of_unknown(spec)
-        shape = shape_of(model)
+        return self._requests(model, shape_of(model), spec)
+
+    def _requests(self, model: str, shape: Shape, spec: WorkloadSpec) -> Workload:
         name = f"{shape.name if self.options.dataset else shape.vocabulary} {spec}"
         if name not in self._workloads:
             self._workloads[name] = requests_for(spec, model, self.options.load_format)
@@ -209,8 +210,8 @@ class Planner:
             return why
         each, longest = concurrency // len(models), [self.workload(model).longest for model in models]
         for engine, tokens in zip(spec.engines, longest):
-            if (capacity := kv_capacity(engine, tokens)) is not None and capacity < each:
-                return f"the KV cache of a replica holds {capacity} requests of {tokens} tokens"
+            if why := no_room(engine, tokens, each):
+                return f"{why} in a replica"
         if self.options.ray and not self.options.on_all_gpus and self.platform == "cuda" and sharing in ("mps", "mig"):
             return f"whether a node of a cluster can share a GPU by {sharing} is not known here"
         return cannot_share(spec, self.host.device)
@@ -272,13 +273,6 @@ class Planner:
         """The key that identifies the curve of a model, whether a sweep of it is planned or not."""
         spec = self.spec(model)
         return series_key(spec, self.workload(model, overrides).hash, self.load(1, overrides), self.environment(spec))
-
-
-def check_lengths(spec: WorkloadSpec, shape: Shape) -> None:
-    """Raises BadUsage where requests of fixed lengths are longer than the model's context."""
-    match spec.prompt_tokens, spec.output_tokens:
-        case int(prompt), int(output) if why := too_long(prompt + output, shape.positions):
-            raise BadUsage(f"{shape.name}: {why}", "shorter requests: --slm-input-len or --slm-output-len")
 
 
 def requests_for(spec: WorkloadSpec, model: str, load_format: LoadFormat) -> Workload:

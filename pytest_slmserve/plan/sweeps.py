@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.kv_cache import kv_capacity, no_room
 from pytest_slmserve.schema.literals import Platform, RampUp, Source
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
@@ -67,24 +67,29 @@ def too_long(tokens: int, positions: int) -> str | None:
     return f"requests of {tokens} tokens do not fit its {positions} positions" if tokens > positions else None
 
 
+def check_length(name: str, tokens: int, positions: int) -> None:
+    """Raises BadUsage where requests of so many tokens do not fit the context of an engine or a model of this name."""
+    if why := too_long(tokens, positions):
+        raise BadUsage(f"{name}: {why}", "shorter requests: --slm-input-len or --slm-output-len")
+
+
 def plan_sweep(options: Options, spec: EngineSpec, longest: int) -> Sweep:
     """The points for one engine, requests being up to `longest` tokens.
 
     Raises BadUsage where a batch that was asked for would not fit into the KV cache: that would measure preemption.
     """
-    if spec.platform != "remote" and (why := too_long(longest, spec.max_model_len)):
-        raise BadUsage(f"{spec.model}: {why}", "a smaller --slm-input-len or --slm-output-len")
+    if spec.platform != "remote":
+        check_length(spec.model, longest, spec.max_model_len)
     defaults, capacity = DEFAULTS[spec.platform], kv_capacity(spec, longest)
     wanted = options.concurrency or doublings(defaults.largest)
-    too_large = [n for n in wanted if capacity is not None and n > capacity]
-    reason = f"the KV cache holds {capacity} requests of {longest} tokens"
-    if too_large and options.concurrency:
+    cut = tuple((n, why) for n in wanted if (why := no_room(spec, longest, n)))
+    if cut and options.concurrency:
         raise BadUsage(
-            f"--slm-concurrency: {too_large[0]} requests in flight do not fit {spec.model}: {reason}",
+            f"--slm-concurrency: {cut[0][0]} requests in flight do not fit {spec.model}: {cut[0][1]}",
             f"up to {capacity}, shorter requests (--slm-input-len), or a larger --slm-gpu-memory-utilization",
         )
-    loads = tuple(load_of(options, spec.platform, n) for n in wanted if n not in too_large)
-    return Sweep(spec, loads, capacity, tuple((n, reason) for n in too_large), options.sweep == "adaptive")
+    loads = tuple(load_of(options, spec.platform, n) for n in wanted if n not in dict(cut))
+    return Sweep(spec, loads, capacity, cut, options.sweep == "adaptive")
 
 
 def load_of(options: Options, platform: Platform, concurrency: int, ramp_up: RampUp | None = None) -> ClosedLoop:

@@ -69,6 +69,15 @@ def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None
     return None if blocks is None else requests_that_fit(blocks, block_size_of(spec, resolved), longest)
 
 
+def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:
+    """The reason why so many requests of `longest` tokens would preempt each other; None if they would not, or if the
+    capacity is unknown."""
+    capacity = kv_capacity(spec, longest)
+    if capacity is None or capacity >= requests:
+        return None
+    return f"the KV cache holds {capacity} requests of {longest} tokens"
+
+
 def kv_budget_bytes(
     gpu_memory_bytes: int, gpu_memory_utilization: float, weight_bytes: int, reserve_bytes: int = RESERVE_BYTES
 ) -> int:

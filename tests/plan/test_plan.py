@@ -18,11 +18,12 @@ from pytest_slmserve.plan.planner import Planner
 from pytest_slmserve.plan.schedule import plan_lines
 from pytest_slmserve.plan.sweeps import doublings, plan_sweep, workload_spec
 from pytest_slmserve.plan.titles import clock
-from pytest_slmserve.schema.catalog import CATALOGUE, hub_name
+from pytest_slmserve.schema.catalog import CATALOGUE, hub_name, shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
+from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.host_probe import Host
 
 HEADING = "  min:s  what begins then, and how long it takes"
@@ -170,3 +171,11 @@ def test_requests_longer_than_the_model_are_refused_before_they_are_made(monkeyp
     planner = Planner(options(input_len="100000"), "simulated", Host(Environment(platform="simulated"), "none"))
     with pytest.raises(BadUsage, match="opt-1.3b: requests of 100256 tokens do not fit its 2048 positions"):
         planner.workload("opt-1.3b")
+
+
+def test_requests_read_the_shape_of_their_model_once(monkeypatch):
+    read = []
+    monkeypatch.setattr("pytest_slmserve.plan.planner.shape_of", lambda model: read.append(model) or shape_of(model))
+    monkeypatch.setattr("pytest_slmserve.plan.planner.requests_for", lambda spec, *_: Workload(spec, (), ""))
+    planner = Planner(options(), "simulated", Host(Environment(platform="simulated"), "none"))
+    assert planner.workload("opt-1.3b").spec.prompt_tokens == 512 and read == ["opt-1.3b"]

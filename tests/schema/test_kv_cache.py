@@ -90,3 +90,10 @@ def test_blocks_as_predicted(seen, state):
 def test_blocks_of_the_unknown_are_undecided(model, resolved, why):
     verdict = kv_blocks.kv_blocks_as_predicted(EngineSpec(model), resolved)
     assert verdict.state is State.UNDECIDED and why in verdict.why
+
+
+def test_requests_that_have_no_room_get_the_reason():
+    spec = EngineSpec("opt-1.3b", kv_cache_bytes=4 * GIB)
+    assert kv_cache.no_room(spec, 160, 137) == "the KV cache holds 136 requests of 160 tokens"
+    assert kv_cache.no_room(spec, 160, 136) is None
+    assert kv_cache.no_room(EngineSpec("a-folder/elsewhere"), 160, 10_000) is None, "its capacity is not known"
