@@ -45,7 +45,7 @@ def words_of(words: Sequence[str]) -> list[str]:
     words = _joined(words)
     mode = [] if any(word in MODES for word in words) else [MODES[0]]
     named = any(not word.startswith("-") and Path(word.partition("::")[0]).exists() for word in words)
-    return [*mode, "--slm-plan", *words, *([] if named or "--pyargs" in words else shipped())]
+    return [*mode, "--slm-plan", *words, *([] if named or "--pyargs" in words else SHIPPED)]
 
 
 def _joined(words: Sequence[str]) -> list[str]:
@@ -58,9 +58,3 @@ def _joined(words: Sequence[str]) -> list[str]:
         else:
             joined.append(word)
     return joined
-
-
-def shipped() -> list[str]:
-    """The benchmarks of an installed wheel, or those of a checkout."""
-    checkout = Path(__file__).parents[2] / "benchmarks"
-    return [str(checkout)] if checkout.is_dir() else [*SHIPPED]

@@ -110,7 +110,7 @@ class Options:
         RUN,
         urls,
         (),
-        "run them on running servers, at these URLs; several are replicas (key: SLM_ENDPOINT_KEY)",
+        "benchmark servers that already run, at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)",
         "URL,URL",
     )
     models: tuple[str, ...] | None = opt(
@@ -130,9 +130,7 @@ class Options:
     allow_undecided: bool = opt(
         RUN, truth, False, "exit with status 0, not 10, where something is undecided and nothing fails"
     )
-    strict: bool = opt(
-        RUN, truth, False, "assert the claims as the papers make them, even where they are known to fail"
-    )
+    strict: bool = opt(RUN, truth, False, "assert the claims as published: ignore the list of known exceptions")
 
     concurrency: tuple[int, ...] | None = opt(
         LOAD, ascending, None, "requests in flight at each point; default: 1,2,4 ... up to the capacity", "1,2,4"
@@ -189,7 +187,7 @@ class Options:
         "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own",
         "PATH",
     )
-    accept_truncated: bool = opt(LOAD, truth, False, "go on with the conversations before a dataset's damage")
+    accept_truncated: bool = opt(LOAD, truth, False, "if the file of a dataset is truncated, use the intact part")
     seed: int = opt(LOAD, AtLeast(0), 0, "seed of the workload and of the dummy weights", "N")
     goodput: str = opt(
         LOAD, str, "", "bounds that make a request good, such as ttft:200ms,tpot:50ms,e2e:5s; adds goodput", "BOUNDS"
@@ -216,7 +214,7 @@ class Options:
         ENGINE,
         ascending,
         (1,),
-        "GPUs of an engine; tests of tensor parallelism measure each of several numbers, all others the first",
+        "tensor-parallel sizes; tests of tensor parallelism sweep all of them, other tests use the first",
         "1,2,4",
     )
     python: str = opt(ENGINE, str, "", "interpreter that has vLLM; default: the one that runs pytest", "PATH")
@@ -271,7 +269,7 @@ class Options:
         GATE,
         OneOf(get_args(Caches)),
         "warm",
-        "compiled code at a launch: warm (each side was launched before) or cold (each launch makes its own)",
+        "compile cache: warm (one launch of each side first, which does not count) or cold (empty at each launch)",
         "HOW",
     )
     profile: str = opt(GATE, str, "", "folder for a trace of each side's failing load, if a gate fails", "DIR")

@@ -25,6 +25,7 @@ from pytest_slmserve.plugin.items import (
     is_gate,
     is_measured,
     left_out_reason,
+    path_of,
 )
 from pytest_slmserve.plugin.progress import ProgressLine
 
@@ -77,6 +78,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slm_suite(name): the suite that a test is part of: core, papers or all")
     options = _options(config)
     config.pluginmanager.register(_fixtures(config), "slmserve-fixtures")
+    if config.option.pyargs:
+        config.args[:] = map(path_of, config.args)
     if options is not None and (misread := _misread_path(config)):
         config.issue_config_time_warning(pytest.PytestConfigWarning(f"slmserve: {misread}"), stacklevel=2)
     if options is None or options.platform is None:

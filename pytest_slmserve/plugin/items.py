@@ -51,6 +51,7 @@ NO_PATH = "without a path only tests that measure run (`pytest .` runs all)"
 IN_A_SUITE = "--slm-suite {} runs them, or their own path"
 PROVES_NOTHING = "simulated numbers prove no claim of the papers (--slm-strict judges them)"
 PACKAGE = Path(__file__).parents[1]
+SHIPPED_MODULE = "pytest_slmserve.benchmarks"
 
 
 def detail_of(config: pytest.Config) -> Detail:
@@ -220,13 +221,29 @@ def is_skipped(item: Any) -> bool:
     return item.get_closest_marker("skip") is not None
 
 
+def shipped_folder() -> Path:
+    """The folder of the shipped tests: a module of the wheel, and in a checkout a folder beside the package."""
+    in_the_wheel = PACKAGE / "benchmarks"
+    return in_the_wheel if in_the_wheel.is_dir() else PACKAGE.parent / "benchmarks"
+
+
+def path_of(arg: str) -> str:
+    """An argument of `pytest --pyargs`, where it names shipped tests that are no module here by their path."""
+    module, colons, test = arg.partition("::")
+    folder = shipped_folder()
+    if folder.parent == PACKAGE or not f"{module}.".startswith(f"{SHIPPED_MODULE}."):
+        return arg
+    names = module.removeprefix(SHIPPED_MODULE).split(".")[1:]
+    path = folder.joinpath(*names).with_suffix(".py") if names else folder
+    return f"{path}{colons}{test}"
+
+
 def judges_the_papers(item: Any) -> bool:
     """Does it judge, in the shipped suite, a claim of the papers on what was measured? Some claims are arithmetic."""
     from pytest_slmserve.analysis.claims.lookup import claim_of
 
-    in_the_wheel = PACKAGE / "benchmarks"
-    shipped = in_the_wheel if in_the_wheel.is_dir() else PACKAGE.parent / "benchmarks"
-    if "slm_claim" not in item.fixturenames or is_skipped(item) or item.path.parent.resolve() != shipped.resolve():
+    shipped = item.path.parent.resolve() == shipped_folder().resolve()
+    if not shipped or "slm_claim" not in item.fixturenames or is_skipped(item):
         return False
     return bool(claim_of(item.get_closest_marker("slm").kwargs["claim"]).reads(item.callspec.params["slm_model"]))
 

@@ -7,15 +7,13 @@ from scripts import benchmark_script, loaded
 from shipped import BENCHMARKS
 
 from pytest_slmserve.__main__ import main
-from pytest_slmserve.commands import plan
-from pytest_slmserve.commands.plan import words_of
+from pytest_slmserve.commands.plan import SHIPPED, words_of
 
 
 def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shipped = plan.shipped()
-    assert words_of([]) == ["--slm-gpu", "--slm-plan", *shipped]
-    assert words_of(["--slm-simulate", "-k", "point"]) == ["--slm-plan", "--slm-simulate", "-k", "point", *shipped]
+    assert words_of([]) == ["--slm-gpu", "--slm-plan", *SHIPPED]
+    assert words_of(["--slm-simulate", "-k", "point"]) == ["--slm-plan", "--slm-simulate", "-k", "point", *SHIPPED]
     (tmp_path / "test_mine.py").touch()
     mine = "test_mine.py::test_it"
     assert words_of([mine, "--slm-cpu"]) == ["--slm-plan", mine, "--slm-cpu"]
@@ -24,14 +22,9 @@ def test_words_of_pytest_are_handed_on_and_what_is_missing_is_added(tmp_path, mo
         "--slm-plan",
         "--slm-python=python",
         "--slm-cpu",
-        *shipped,
+        *SHIPPED,
     ]
     assert words_of(["--pyargs", "my.tests"]) == ["--slm-gpu", "--slm-plan", "--pyargs", "my.tests"]
-
-
-def test_a_wheel_has_the_benchmarks_inside(monkeypatch):
-    monkeypatch.setattr(plan, "__file__", "/site-packages/pytest_slmserve/commands/plan.py")
-    assert plan.shipped() == ["--pyargs", "pytest_slmserve.benchmarks"]
 
 
 def test_cells_order_gpus_and_seconds_are_printed_and_nothing_is_started(tmp_path, monkeypatch, capfd):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from inside import usage_error
 
 from pytest_slmserve.options.table import OPTS
+from pytest_slmserve.plugin import items
 from pytest_slmserve.plugin.hooks import SESSION
 
 MIXED = """
@@ -71,3 +73,28 @@ def test_help_has_the_options_in_groups_in_few_words_with_their_defaults(pyteste
     assert groups == ["what to run", "load", "engine", "replicas", "gate", "telemetry", "records", "cluster"]
     assert all(opt.flag in text and len(opt.help.split()) <= 25 for opt in OPTS)
     assert "share of the GPU's memory that the engine may take; default: 0.9" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arg", "path"),
+    [
+        ("pytest_slmserve.benchmarks", "benchmarks"),
+        ("pytest_slmserve.benchmarks.test_gate", "benchmarks/test_gate.py"),
+        ("pytest_slmserve.benchmarks.test_gate::test_no_worse", "benchmarks/test_gate.py::test_no_worse"),
+        ("pytest_slmserve.quickstart", None),
+        ("my.tests", None),
+    ],
+)
+def test_the_shipped_tests_of_a_checkout_are_found_by_the_name_that_they_have_in_a_wheel(
+    tmp_path, monkeypatch, arg, path
+):
+    monkeypatch.setattr(items, "PACKAGE", tmp_path / "pytest_slmserve")
+    assert items.path_of(arg) == (f"{tmp_path}/{path}" if path else arg)
+    (tmp_path / "pytest_slmserve" / "benchmarks").mkdir(parents=True)
+    assert items.path_of(arg) == arg, "a wheel has the module"
+
+
+def test_pyargs_names_the_shipped_tests_wherever_they_are(pytester):
+    module = "pytest_slmserve.benchmarks.test_gate"
+    result = pytester.runpytest_inprocess("--pyargs", module, "--slm-simulate", "--slm-gate", "--slm-plan")
+    result.stdout.fnmatch_lines(["*test_no_worse?opt-125m-throughput?*"])

@@ -1,4 +1,4 @@
-"""--slm-accept-truncated goes on with the conversations before a dataset's damage."""
+"""--slm-accept-truncated uses the intact part of a dataset whose file is truncated."""
 
 import json
 

@@ -26,7 +26,7 @@ PLAN = ("--slm-simulate", "--slm-plan", "--slm-concurrency=1", "--slm-models=opt
 def test_a_suite_has_those_before_it(pytester, words, count):
     pytester.makepyfile(test_suites=SUITES)
     result = pytester.runpytest_inprocess(*PLAN, *words)
-    result.stdout.fnmatch_lines([f"*end: {count} items"])
+    result.stdout.fnmatch_lines([f"*end: {count} item{'s' * (count > 1)}"])
     if count == 1:
         result.stdout.fnmatch_lines(["slmserve leaves out 1 test: --slm-suite papers runs them, or their own path"])
 
@@ -34,9 +34,9 @@ def test_a_suite_has_those_before_it(pytester, words, count):
 def test_a_file_that_is_named_runs_unless_a_suite_is_named_too(pytester):
     file = pytester.makepyfile(test_suites=SUITES)
     pytester.runpytest_inprocess(*PLAN, str(file)).stdout.fnmatch_lines(["*end: 3 items"])
-    pytester.runpytest_inprocess(*PLAN, f"{file}::test_all").stdout.fnmatch_lines(["*end: 1 items"])
-    pytester.runpytest_inprocess(*PLAN, str(file.parent)).stdout.fnmatch_lines(["*end: 1 items"])
-    pytester.runpytest_inprocess(*PLAN, str(file), "--slm-suite=core").stdout.fnmatch_lines(["*end: 1 items"])
+    pytester.runpytest_inprocess(*PLAN, f"{file}::test_all").stdout.fnmatch_lines(["*end: 1 item"])
+    pytester.runpytest_inprocess(*PLAN, str(file.parent)).stdout.fnmatch_lines(["*end: 1 item"])
+    pytester.runpytest_inprocess(*PLAN, str(file), "--slm-suite=core").stdout.fnmatch_lines(["*end: 1 item"])
 
 
 def test_an_unknown_suite_is_one_sentence(pytester):
