@@ -29,6 +29,7 @@ from pytest_slmserve.report.live_line import LiveLine, Status, left_text
 from pytest_slmserve.report.loads import open_loop, single_load
 from pytest_slmserve.report.loads.open_loop import rows_of_load
 from pytest_slmserve.report.loads.single_load import ValidityCriteria
+from pytest_slmserve.report.text_table import folded
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
 from pytest_slmserve.schema.loads import Load
@@ -157,8 +158,8 @@ def page(found: list[Measurement], terms: ValidityCriteria, as_object: bool) -> 
     if as_object:
         return as_json(open_loop.rates_facts(found, terms) if several else open_loop.facts_of_load(found[0], terms))
     if several:
-        return open_loop.rates_text(found, terms)
-    return (open_loop.ramp_text if steps_of(found[0]) else single_load.as_text)(found[0], terms)
+        return folded(open_loop.rates_text(found, terms))
+    return folded((open_loop.ramp_text if steps_of(found[0]) else single_load.as_text)(found[0], terms))
 
 
 def table_of(found: list[Measurement], terms: ValidityCriteria) -> str:

@@ -96,9 +96,18 @@ def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):
         for share in (90, 95, 99):
             assert told[f"p{share}_{theirs}_ms"] == pytest.approx(1e3 * found[f"{ours}_p{share}_s"])
     assert told["mean_itl_ms"] == pytest.approx(told["mean_tpot_ms"], rel=0.1)
+    assert (found["prompt_tokens"], found["output_tokens"]) == (640, 320)
+    assert told["max_concurrent_requests"] == found["in_flight_max"] == peak_of(tmp_path / "r.jsonl") == 4
     columns = external.Columns(knob="max_concurrency", throughput="output_throughput", latency="mean_tpot_ms")
     (point,) = external.curve_of(external.read(saved), columns).points
     assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["tpot_s"],))
+
+
+def peak_of(archive):
+    """Most requests at once in the only record of an archive, counted at each moment at which one was sent."""
+    samples = read(archive).measurements[0].run.samples
+    spans = list(zip(samples.sent_s, samples.last_token_s, strict=True))
+    return max(sum(sent <= at < last for sent, last in spans) for at in samples.sent_s)
 
 
 def test_each_rate_is_exported_under_the_name_that_vllm_gives(there, tmp_path):

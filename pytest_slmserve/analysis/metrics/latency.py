@@ -161,6 +161,12 @@ def judged_rows(measurement: Measurement) -> Sequence[int]:
     return sent_in(run.samples, run.window_s) if measurement.load.judged_by == "sent" else finished_in_window(run)
 
 
+def judged_tokens(measurement: Measurement) -> tuple[int, int]:
+    """Prompt and output tokens of the requests by which the load is judged."""
+    rows, samples = judged_rows(measurement), measurement.run.samples
+    return sum(samples.prompt_tokens[row] for row in rows), sum(samples.output_tokens[row] for row in rows)
+
+
 def judged_failures(measurement: Measurement) -> int:
     """Number of failed requests among those by which the load is judged. A load with a fixed number of requests counts
     all of its failures. An open loop counts those sent in its window; any other load, those that failed in it. A record

@@ -11,6 +11,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from operator import mul, sub
 from statistics import variance
 from typing import TypeVar
@@ -163,6 +164,18 @@ def _mean_open(run: Run, begins: Sequence[float | None]) -> float | None:
             ended = last if finished and last is not None and last < closes else closes
             inside.append(max(0.0, ended - max(began, opens)))
     return math.fsum(inside) / (closes - opens)
+
+
+def most_in_flight(run: Run) -> int:
+    """Most requests at once in the window, each from when it was sent to its last token; those that failed are left
+    out."""
+    (opens, closes), samples, changes = run.window_s, run.samples, list[tuple[float, int]]()
+    for sent, last, finished in zip(samples.sent_s, samples.last_token_s, samples.finished, strict=True):
+        ended = last if finished and last is not None else closes
+        if sent < closes and ended > opens:
+            changes += [(sent, 1), (ended, -1)]
+    # Where one ends as another is sent, the end comes first.
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 @once

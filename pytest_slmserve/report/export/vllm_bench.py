@@ -18,6 +18,7 @@ from pytest_slmserve.analysis.metrics.latency import (
     gap_histogram,
     judged_failures,
     judged_rows,
+    judged_tokens,
     request_latency,
 )
 from pytest_slmserve.analysis.metrics.validity import problems
@@ -36,8 +37,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
     seconds = run.window_s[1] - run.window_s[0]
     tokens_per_s = summary_of(measurement).output_tokens_per_s
     prompts_per_s = window.prompt_tokens_per_s(run) or 0.0
-    prompts = sum(run.samples.prompt_tokens[row] for row in rows)
-    outputs = sum(run.samples.output_tokens[row] for row in rows)
+    prompts, outputs = judged_tokens(measurement)
     backend = "engine" if measurement.spec.interface == "engine" else "openai"
     return {
         "date": measurement.measured_at,
@@ -59,6 +59,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
         "request_goodput": served and served.per_s,
         "output_throughput": tokens_per_s,
         "total_token_throughput": None if tokens_per_s is None else tokens_per_s + prompts_per_s,
+        "max_concurrent_requests": window.most_in_flight(run),
         **dict(_latencies(measurement, rows)),
         "record_id": measurement.id,
         "valid": not problems(measurement),

@@ -10,11 +10,11 @@ from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.metrics.goodput import Goodput, Slo, goodput_of
-from pytest_slmserve.analysis.metrics.latency import Percentiles, latencies_of
+from pytest_slmserve.analysis.metrics.latency import Percentiles, judged_tokens, latencies_of
 from pytest_slmserve.analysis.metrics.schedule_delay import delay_of, held_back
 from pytest_slmserve.analysis.metrics.summary import finished_output_tokens
 from pytest_slmserve.analysis.metrics.validity import FAILED_SHARE, cache_hit_share, check
-from pytest_slmserve.analysis.metrics.window import prompt_tokens_per_s
+from pytest_slmserve.analysis.metrics.window import most_in_flight, prompt_tokens_per_s
 from pytest_slmserve.analysis.points.job_points import summary_of
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
 from pytest_slmserve.report.as_json import facts
@@ -74,6 +74,7 @@ def figures_of(measurement: Measurement, terms: ValidityCriteria = STRICT) -> di
     """Seconds, tokens and ratios of 1; null is not measured."""
     found = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
+    prompts, outputs = judged_tokens(measurement)
     return {
         "valid": not found.problems,
         "problems": found.problems,
@@ -82,6 +83,9 @@ def figures_of(measurement: Measurement, terms: ValidityCriteria = STRICT) -> di
         **facts(latencies_of(measurement), "requests", "unfinished"),
         **facts(run, "failures", "first_failure"),
         "failed": run.failed and Counter(run.failed.kind),
+        "prompt_tokens": prompts,
+        "output_tokens": outputs,
+        "in_flight_max": most_in_flight(run),
         "window_s": run.window_s[1] - run.window_s[0],
         **facts(summary_of(measurement)),
         "prompt_tokens_per_s": prompt_tokens_per_s(run),
@@ -141,9 +145,11 @@ def _head(m: Measurement) -> Iterator[str]:
     prompts = figure(prompt_tokens_per_s(m.run), 4)
     tokens = f"{figure(figures.output_tokens_per_s, 4)} output and {prompts} prompt tokens/s"
     yield f"{figure(figures.requests_per_s, 4)} requests/s, {tokens} over {closed - opened:.1f} s"
-    yield f"{figure(figures.batch, 4)} requests in flight"
+    yield f"{figure(figures.batch, 4)} requests in flight in the mean, {most_in_flight(m.run)} at most"
     counted = f"{seen.requests} requests {m.load.judged_by} in the window"
-    yield f"{counted}: {seen.unfinished} unfinished, {failed_text(m)}"
+    prompt, output = judged_tokens(m)
+    tokens = f"{prompt:,} prompt and {output:,} output tokens"
+    yield f"{counted}: {seen.unfinished} unfinished, {failed_text(m)}; {tokens}"
 
 
 def counted_loop_texts(measurements: Sequence[Measurement], terms: ValidityCriteria = STRICT) -> Iterator[str]:

@@ -60,6 +60,13 @@ def test_requests_in_flight_are_cut_to_the_span():
     assert window.requests_in_flight(HAND) == pytest.approx((2 + 3 + 0.5) / 4)
 
 
+def test_the_most_in_flight_are_counted_within_the_window():
+    assert window.most_in_flight(HAND) == 3, "from 5.0 to 5.5: the second and the two unfinished"
+    in_turn = run_of([], (0.0, 2.0), [(0.0, 0.0, 0.5, 1.0, 1, True), (1.0, 1.0, 1.5, 2.0, 1, True)])
+    assert window.most_in_flight(in_turn) == 1, "one ends as the other is sent"
+    assert window.most_in_flight(run_of([], (0.0, 2.0))) == 0
+
+
 @pytest.mark.parametrize("steps", [[], [(1.0, 5)], [(1.0, 5), (1.0, 5)]])
 def test_below_two_boundaries_there_is_nothing_to_say(steps):
     run = run_of(steps, (0.0, 2.0), [(0.0, 0.0, 0.5, 1.0, 3, True)])
