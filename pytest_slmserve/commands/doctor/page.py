@@ -17,6 +17,7 @@ from pytest_slmserve.commands.doctor.gpu_checks import asking, of_card, of_gpu, 
 from pytest_slmserve.commands.doctor.host_checks import of_host
 from pytest_slmserve.commands.doctor.software_checks import of_extras, of_lock, of_python, of_telemetry
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.report.text_table import hanging
 
 STATUS = f"{HOLDS} nothing is a problem, {FAILS} something is, {USAGE} wrong usage."
 COLOURS: dict[State, int] = {"ok": 32, "warning": 33, "problem": 31}
@@ -38,14 +39,13 @@ def doctor(given: argparse.Namespace) -> int:
 
 
 def lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
-    """One for each finding, in columns, and one that counts them."""
+    """The text of each finding, in columns, and a line that counts them."""
     width = max(len(finding.name) for finding in findings)
     rows = []
     for finding in findings:
-        state = f"{finding.state:<7}"
-        shown = f"\033[{COLOURS[finding.state]}m{state}\033[0m" if colour else state
-        advice = f" -> {finding.advice}" if finding.advice else ""
-        rows.append(f"{shown}  {finding.name:<{width}}  {finding.found}{advice}")
+        state, advice = f"{finding.state:<7}", f" -> {finding.advice}" if finding.advice else ""
+        shown = hanging(f"{state}  {finding.name:<{width}}  {finding.found}{advice}", width + 11)
+        rows.append(f"\033[{COLOURS[finding.state]}m{state}\033[0m{shown[7:]}" if colour else shown)
     counts = [sum(f.state == state for f in findings) for state in ("problem", "warning")]
     return [*rows, f"problems: {counts[0]}, warnings: {counts[1]}"]
 

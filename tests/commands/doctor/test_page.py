@@ -32,6 +32,14 @@ def test_colour_changes_the_states_alone():
     assert [re.sub(r"\033\[\d+m", "", line) for line in coloured] == lines(PAGE)
 
 
+def test_what_is_wider_than_the_terminal_goes_on_below_itself(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    found = [Finding("GPU", "warning", "no GPU here", "needs a driver")]
+    text = ["warning  GPU  no GPU here ->", "              needs a driver"]
+    assert lines(found)[0].splitlines() == text
+    assert lines(found, colour=True)[0].startswith("\033[33mwarning\033[0m  GPU  no GPU here ->\n")
+
+
 @pytest.mark.parametrize(("page", "status"), [(PAGE, 1), (PAGE[:2], 0)])
 def test_only_a_problem_is_1(monkeypatch, capsys, page, status):
     asked = []
