@@ -29,6 +29,14 @@ def test_the_changelog_begins_with_the_version() -> None:
     assert version and newest and newest[1] == version[1]
 
 
+def test_ci_tries_every_python_that_the_classifiers_name() -> None:
+    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', read("pyproject.toml"))
+    (matrix,) = re.findall(r"python: \[(.+)\]", read(".github/workflows/ci.yml"))
+    assert re.findall(r'"(3\.\d+)"', matrix) == named == sorted(named, key=lambda name: int(name[2:]))
+    for oldest in (f'requires-python = ">={named[0]}"', f'python_version = "{named[0]}"'):
+        assert oldest in read("pyproject.toml")
+
+
 def test_the_readme_begins_with_two_commands_each_complete() -> None:
     block = re.search(r"^```\w*\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
     assert block

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ def commits(rows: Sequence[Row], continued: bool) -> str:
     """The commits of rows, as `git fast-import` reads them."""
     text = []
     for number, (release, day) in enumerate(rows):
-        at = int(datetime.fromisoformat(day).replace(tzinfo=timezone.utc).timestamp())
+        at = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp())
         subject, pin = f"vllm {release}\n", f"vllm=={release}\n"
         text.append(f"commit {BRANCH}\ncommitter ledger <ledger@localhost> {at} +0000\ndata {len(subject)}\n{subject}")
         text.append(f"from {BRANCH}^0\n" if continued and number == 0 else "")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from pytest_slmserve.archive.store import Contents
 from pytest_slmserve.schema.errors import BadUsage
@@ -147,4 +147,4 @@ def _moment(text: str) -> datetime:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         raise BadUsage(f"{text!r} is no date", "--since 2026-01-31, or 2026-01-31T12:00") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

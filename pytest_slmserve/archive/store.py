@@ -19,7 +19,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -135,7 +135,7 @@ class Archive:
             {
                 "kind": "session",
                 "format": FORMAT,
-                "started": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "pytest_slmserve": _version(),
                 "id": secrets.token_hex(4),
                 "resumes": resumes,

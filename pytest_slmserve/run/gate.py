@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,7 @@ def _calibrated(gated: Gated, place: NoiseKey) -> StoredNoise:
         raise BadUsage(f"{len(gated.pairs)} pairs of {gated.model} can be trusted", "a quieter host: see doctor")
     series = gated_series(gated.pairs)
     noise = noise_of(series)
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     return StoredNoise(place, now, noise, calibrate(noise, series, gated.terms))
 
 

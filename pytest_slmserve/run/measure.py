@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from pytest_slmserve.engines.base import Engine, ProgressCallback, ignore_progress
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
@@ -41,7 +41,7 @@ def measure_case(
     What the sensors said is of all engines, and stands in the first record; where that engine has a clock of its own
     it is left out. Raises EngineFailed when an engine dies; sensors that fail leave a note in the record, nothing more.
     """
-    began = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    began = datetime.now(UTC).isoformat(timespec="milliseconds")
     engines: Sequence[Engine]
     runs: Sequence[Run]
     with sampler.recording() if sampler else nullcontext() as recording:

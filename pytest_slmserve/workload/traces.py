@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -27,7 +27,7 @@ MOONCAKE = ("timestamp", "input_length", "output_length")
 FORMATS = f"a CSV with the columns {', '.join(AZURE)}, or lines of JSON with {', '.join(MOONCAKE)}"
 INSTANT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 NANOSECONDS = 10**9
-BEGINNING = datetime(1970, 1, 1, tzinfo=timezone.utc)
+BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import threading
 import time
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from strategies import planted_run
@@ -40,10 +40,10 @@ def test_it_holds_what_was_asked_for_and_what_came_of_it(workload):
 
 
 def test_its_time_is_the_beginning_in_utc(workload):
-    before = datetime.now(timezone.utc)
+    before = datetime.now(UTC)
     stamp = datetime.fromisoformat(measure(SimulatedEngine(SPEC), workload, LOAD, HERE).measured_at)
     assert stamp.utcoffset() == timedelta(0)
-    assert before - timedelta(milliseconds=1) <= stamp <= datetime.now(timezone.utc)
+    assert before - timedelta(milliseconds=1) <= stamp <= datetime.now(UTC)
 
 
 def test_one_question_has_one_key_however_often_it_is_asked(workload):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
@@ -115,7 +115,7 @@ def _moment(measurement: Measurement) -> datetime | None:
         moment = datetime.fromisoformat(measurement.measured_at.replace("Z", "+00:00"))
     except ValueError:
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _untold(baseline: Measurement, candidate: Measurement) -> Iterator[str]:

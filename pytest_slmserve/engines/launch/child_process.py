@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
@@ -25,9 +24,6 @@ from pytest_slmserve.schema.records import Progress, known_fields
 LOG_LINES = 25
 POLL_S = 0.5
 SILENCE_S = 120.0  # progress comes twice a second
-# A group, to end it by, but no session: where a kernel shares cores by session (`kernel.sched_autogroup_enabled`), a
-# client that shares them with its server was held up for seconds, of which it needed a few milliseconds (Linux 6.18).
-OWN_GROUP: Any = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 
 
 class Child:
@@ -54,7 +50,10 @@ class Child:
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                **OWN_GROUP,
+                # A group, to end it by, but no session: where a kernel shares cores by session
+                # (`kernel.sched_autogroup_enabled`), a client that shares them with its server was held up for seconds,
+                # of which it needed a few milliseconds (Linux 6.18).
+                process_group=0,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
