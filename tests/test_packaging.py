@@ -24,9 +24,13 @@ def command_lines(block: str) -> list[str]:
 
 
 def test_the_changelog_begins_with_the_version() -> None:
+    """In the form of Keep a Changelog: releases with their days, and below each what was added, changed and so on."""
     version = re.search(r'^version = "(.+)"$', read("pyproject.toml"), re.MULTILINE)
-    newest = re.search(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
+    headings = re.findall(r"^(##+ .+)$", read("CHANGELOG.md"), re.MULTILINE)
+    newest = re.fullmatch(r"## \[(.+)\] - (\d{4}-\d\d-\d\d|unreleased)", headings[0])
     assert version and newest and newest[1] == version[1]
+    kinds = "### (Added|Changed|Deprecated|Removed|Fixed|Security)"
+    assert [line for line in headings if not re.fullmatch(rf"## \[.+\] - \d{{4}}-\d\d-\d\d|{kinds}", line)][1:] == []
 
 
 def test_ci_tries_every_python_that_the_classifiers_name() -> None:

@@ -72,6 +72,34 @@ def test_the_citation_names_this_version_and_the_papers() -> None:
     assert citation["references"] and all(paper["url"] in readme for paper in citation["references"])
 
 
+FORMS = sorted((CHECKOUT / ".github/ISSUE_TEMPLATE").glob("[0-9]-*.yml"))
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_a_form_is_one_of_github(path: Path) -> None:
+    form = yaml.safe_load(path.read_text("utf-8"))
+    asked = [field for field in form["body"] if field["type"] != "markdown"]
+    assert form["name"] and form["description"] and {f["type"] for f in asked} <= {"textarea", "input", "dropdown"}
+    assert len({field["id"] for field in asked}) == len(asked) and all(field["attributes"]["label"] for field in asked)
+
+
+def test_a_problem_comes_with_the_doctor_and_the_records() -> None:
+    asked = {
+        path.stem: {field.get("id") for field in yaml.safe_load(path.read_text("utf-8"))["body"]} for path in FORMS
+    }
+    problems = [ids for name, ids in asked.items() if not name.endswith("proposal")]
+    assert len(problems) == 2 and all({"command", "doctor", "records"} <= ids for ids in problems)
+
+
+def test_dependabot_moves_what_is_pinned() -> None:
+    updates = yaml.safe_load((CHECKOUT / ".github/dependabot.yml").read_text("utf-8"))["updates"]
+    ecosystems = {update["package-ecosystem"]: update for update in updates}
+    lint = tomllib.loads((CHECKOUT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]["lint"]
+    pinned = {requirement.partition("==")[0] for requirement in lint if "==" in requirement}
+    assert {rule["dependency-name"] for rule in ecosystems["pip"]["allow"]} == pinned
+    assert "github-actions" in ecosystems
+
+
 def built(what: str, source: Path, into: Path) -> Path:
     if find_spec("hatchling") is None:
         pytest.skip("needs hatchling, to build without a network")
