@@ -19,8 +19,9 @@ from pytest_slmserve.plan.engine_specs import DEFAULTS
 CHECKOUT = Path(__file__).parent.parent
 README = CHECKOUT / "README.md"
 DOCS = CHECKOUT / "docs"
+EXAMPLES = CHECKOUT / "examples/README.md"
 OPTIONS = DOCS / "options.md"
-PAGES = {p.relative_to(CHECKOUT).as_posix(): p for p in (README, *sorted(DOCS.glob("*.md")))}
+PAGES = {p.relative_to(CHECKOUT).as_posix(): p for p in (README, EXAMPLES, *sorted(DOCS.glob("*.md")))}
 WANTED = (
     "README.md",
     *(f"docs/{n}.md" for n in ("architecture", "gpu-runner", "index", "method", "options", "records")),
