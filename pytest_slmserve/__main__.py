@@ -17,7 +17,7 @@
 `slmserve advise RECORDS`: the batch, the memory and the number of engines to serve a model with; with
 `--verify` it starts them and measures whether that holds.
 
-`slmserve asv RECORDS`: the same records as results for asv, to follow releases of vLLM.
+`slmserve asv init`, `slmserve asv convert RECORDS`: the same records as results for asv, to follow releases of vLLM.
 
 `slmserve measure --endpoint URL`: one load on a server that runs, without pytest.
 

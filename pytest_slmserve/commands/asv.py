@@ -1,4 +1,4 @@
-"""`asv`: what archives hold, as results of asv (airspeed velocity), to follow across releases of vLLM."""
+"""`asv init|convert`: measurements as results of asv (airspeed velocity), to follow releases of vLLM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.points.sweep_points import concurrency_of
 from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, add_archives, add_command
 from pytest_slmserve.commands.report import read_all
 from pytest_slmserve.report.export import asv as export
-from pytest_slmserve.report.export import asv_files
+from pytest_slmserve.report.export import asv_files, asv_ledger
 from pytest_slmserve.report.export.asv import BenchmarkHost, Seen, Value, kind, release_of
 from pytest_slmserve.report.export.asv_files import UNUSABLE, Commit, File
 from pytest_slmserve.report.numbers import counted
@@ -22,20 +22,52 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement
 
 STATUS = f"{HOLDS} results were written, {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
+INIT_STATUS = f"{HOLDS} the folder is ready, {USAGE} its list of releases is not usable, or git is missing."
 HINT = "--into with another folder"
 
 
 def add(commands: Commands) -> None:
-    words = "write results for asv, whose page shows one release of vLLM after the other (needs asv)"
-    command = add_command(commands, "asv", words, STATUS, asv)
-    add_archives(command, "RECORDS")
-    folder = "that has the ledger of releases, and gets results/ (default: benchmarks/asv)"
-    command.add_argument("--into", metavar="FOLDER", type=Path, default=Path("benchmarks/asv"), help=folder)
+    words = "follow releases of vLLM on a page of asv, from records that are there already (needs asv and git)"
+    command = commands.add_parser("asv", help=words, description=f"{words[0].upper()}{words[1:]}.")
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+    words = "make a folder for asv, or bring it up to date: its configuration and the releases of vLLM"
+    init_ = add_command(actions, "init", words, INIT_STATUS, init)
+    words = "write results for asv, beside those that other archives gave"
+    convert_ = add_command(actions, "convert", words, STATUS, convert)
+    add_archives(convert_, "RECORDS")
+    for each in (init_, convert_):
+        folder = "of asv, with the releases and results/ (default: benchmarks/asv)"
+        each.add_argument("--into", metavar="FOLDER", type=Path, default=Path("benchmarks/asv"), help=folder)
     name = "of the machine that was measured on (default: that of its GPU, or CPU)"
-    command.add_argument("--machine", metavar="NAME", help=name)
+    convert_.add_argument("--machine", metavar="NAME", help=name)
 
 
-def asv(given: argparse.Namespace) -> int:
+def init(given: argparse.Namespace) -> int:
+    """Write the files that are missing, add new releases to the list, and make the ledger of all."""
+    folder: Path = given.into
+    listed, files = folder / asv_ledger.RELEASES, asv_ledger.initial_files()
+    try:
+        own = asv_ledger.rows_in(listed.read_text("utf-8")) if listed.exists() else []
+        rows = asv_ledger.continued(own, asv_ledger.rows_in(files[asv_ledger.RELEASES]))
+        folder.mkdir(parents=True, exist_ok=True)
+        added = asv_ledger.make(folder / asv_ledger.LEDGER, rows)
+        new = {name: text for name, text in files.items() if not (folder / name).exists()}
+        if rows != own:
+            new[asv_ledger.RELEASES] = asv_ledger.as_text(rows)
+        for name, text in new.items():
+            (folder / name).write_text(text, "utf-8")
+            print(f"written: {folder / name}")
+    except (ValueError, TypeError) as error:
+        raise BadUsage(f"{listed}: {error}", 'rows such as ["0.26.0", "2026-07-25"], new ones at the end') from None
+    except subprocess.CalledProcessError as error:
+        raise BadUsage(f"git cannot make {folder / asv_ledger.LEDGER}: {error.stderr.strip()}", HINT) from None
+    except OSError as error:
+        raise BadUsage(f"cannot make {folder}: {error.strerror or error} ({error.filename})", HINT) from None
+    print(f"{folder / asv_ledger.LEDGER}: {counted(len(rows), 'release')}, {added} added")
+    return HOLDS
+
+
+def convert(given: argparse.Namespace) -> int:
     """A file for each release and machine, the machine's own, and the list of benchmarks."""
     asv_files.statistics()  # before what else may be missing: without them there is nothing to write
     contents = read_all(given)
@@ -43,7 +75,7 @@ def asv(given: argparse.Namespace) -> int:
     if not found:
         raise BadUsage("there is no valid measurement of a sweep of one engine", "records of --slm-gpu or --slm-cpu")
     places = export.values(found, checked_name(given.machine))
-    ledger = read_ledger(given.into)
+    ledger = asv_ledger.read(given.into)
     commits = {place: commit_of(place.release, ledger, given.into) for place in places}
     written = write(given.into / "results", places, commits, machines(found, given.machine))
     for note in (*contents.notes, *notes(contents.measurements, found, given.machine)):
@@ -81,23 +113,11 @@ def checked_name(machine: str | None) -> str | None:
     return machine
 
 
-def read_ledger(folder: Path) -> dict[str, Commit]:
-    """The commit of each release. Raises BadUsage where there is no ledger."""
-    form = "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
-    command = ["git", "--git-dir", str(folder / "ledger"), "for-each-ref", form, "refs/tags/v*"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        make = f"python {folder / 'make_ledger.py'}, or --into with another folder"
-        raise BadUsage(f"there is no ledger of releases in {folder}", make) from None
-    rows = [line.split() for line in done.stdout.splitlines()]
-    return {tag.removeprefix("v"): Commit(commit, int(at)) for tag, commit, at in rows}
-
-
 def commit_of(release: str, ledger: Mapping[str, Commit], folder: Path) -> Commit:
+    """The commit of a release. Raises BadUsage where the ledger has none."""
     if release not in ledger:
-        row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {folder / "releases.json"}, then python '
-        raise BadUsage(f"vLLM {release} has no row in the ledger", f"{row}{folder / 'make_ledger.py'}")
+        row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {folder / asv_ledger.RELEASES}'
+        raise BadUsage(f"vLLM {release} has no row in the ledger", f"{row}, then slmserve asv init --into {folder}")
     return ledger[release]
 
 

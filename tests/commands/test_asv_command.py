@@ -17,10 +17,10 @@ from strategies import H200, RESOLVED, law, measurement
 
 from pytest_slmserve.__main__ import main
 from pytest_slmserve.archive.store import Archive
+from pytest_slmserve.report.export import asv_ledger
 from pytest_slmserve.schema.records import Measurement
 
 pytest.importorskip("asv_runner", reason="needs asv")
-SCRIPT = benchmark_script("asv/make_ledger")
 CHANGES = benchmark_script("asv/changes")
 ROWS = [("0.24.0", "2026-06-30"), ("0.25.1", "2026-07-14"), ("0.26.0", "2026-07-25")]
 LOADS = (8, 64)
@@ -50,19 +50,20 @@ def archive(path: Path, measurements) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """As benchmarks/asv is, with a ledger of three releases."""
+    """As `init` makes it of a list of three releases."""
     if shutil.which("git") is None:
         pytest.skip("needs git")
     made = tmp_path / "asv"
     made.mkdir()
-    shutil.copy(SCRIPT.parent / "asv.conf.json", made)
-    with loaded(SCRIPT) as ledger:
-        ledger.make(made / "ledger", ROWS)
+    for name, text in asv_ledger.initial_files().items():
+        (made / name).write_text(text, "utf-8")
+    (made / asv_ledger.RELEASES).write_text(asv_ledger.as_text(ROWS), "utf-8")
+    asv_ledger.make(made / asv_ledger.LEDGER, ROWS)
     return made
 
 
 def run(capsys, folder: Path, *arguments: object) -> tuple[int, str, str]:
-    status = main(["asv", *(str(a) for a in arguments), "--into", str(folder)])
+    status = main(["asv", "convert", *(str(a) for a in arguments), "--into", str(folder)])
     seen = capsys.readouterr()
     return status, seen.out, seen.err
 
@@ -141,9 +142,8 @@ def test_without_a_ledger_it_is_said_how_to_make_one(tmp_path, capsys) -> None:
     """The folder may lie in a repository, which is no ledger."""
     (tmp_path / ".git").mkdir()
     status, out, err = run(capsys, tmp_path, archive(tmp_path / "a.jsonl", launches()))
-    assert (
-        (status, out) == (4, "") and f"there is no ledger of releases in {tmp_path}" in err and "make_ledger.py" in err
-    )
+    assert (status, out) == (4, "") and f"there is no ledger of releases in {tmp_path}" in err
+    assert f"slmserve asv init --into {tmp_path}" in err
 
 
 def test_without_asv_that_is_said_first(tmp_path, capsys, monkeypatch) -> None:
@@ -185,6 +185,53 @@ def test_a_file_that_is_none_of_asv_is_4_and_nothing_is_written(tmp_path, folder
     assert status == (0 if harmless else 4)
     if not harmless:
         assert out == "" and "results of asv" in err and results(folder) == before
+
+
+# The folder
+
+
+def init(capsys, folder: Path) -> tuple[int, str, str]:
+    status = main(["asv", "init", "--into", str(folder)])
+    seen = capsys.readouterr()
+    return status, seen.out, seen.err
+
+
+def test_a_folder_begins_with_the_releases_and_stays_as_it_is(tmp_path, capsys) -> None:
+    folder = tmp_path / "history" / "asv"
+    status, out, err = init(capsys, folder)
+    files = {path.name: path.read_text("utf-8") for path in folder.iterdir() if path.is_file()}
+    shipped = asv_ledger.rows_in(files["releases.json"])
+    told = f"{folder}/ledger: {len(shipped)} releases, {len(shipped)} added\n"
+    assert (status, err) == (0, "") and out.endswith(told)
+    assert files == asv_ledger.initial_files() and json.loads(files["asv.conf.json"])["repo"] == "./ledger"
+    (folder / "asv.conf.json").write_text("{}", "utf-8")
+    assert init(capsys, folder) == (0, f"{folder}/ledger: {len(shipped)} releases, 0 added\n", "")
+    assert (folder / "asv.conf.json").read_text("utf-8") == "{}"
+
+
+def test_a_newer_package_adds_its_releases_and_a_row_of_ones_own_stays(tmp_path, capsys) -> None:
+    shipped = asv_ledger.rows_in(asv_ledger.initial_files()["releases.json"])
+    listed = tmp_path / "releases.json"
+    listed.write_text(asv_ledger.as_text(shipped[:-2]), "utf-8")
+    assert f"written: {listed}\n" in init(capsys, tmp_path)[1]
+    assert asv_ledger.rows_in(listed.read_text("utf-8")) == shipped
+    listed.write_text(asv_ledger.as_text([*shipped, ("99.0", "2030-01-01")]), "utf-8")
+    status, out, _ = init(capsys, tmp_path)
+    assert status == 0 and out == f"{tmp_path}/ledger: {len(shipped) + 1} releases, 1 added\n"
+
+
+@pytest.mark.parametrize("text", ["", "[[1]]", '[["0.20.0", "in May"]]', "3"])
+def test_a_list_that_cannot_be_read_is_4_and_makes_no_ledger(tmp_path, capsys, text) -> None:
+    (tmp_path / "releases.json").write_text(text, "utf-8")
+    status, out, err = init(capsys, tmp_path)
+    assert (status, out) == (4, "") and f"error: {tmp_path}/releases.json: " in err and "new ones at the end" in err
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_without_git_it_is_said(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, _, err = init(capsys, tmp_path)
+    assert status == 4 and "git" in err
 
 
 def test_nothing_heavy_is_imported_for_other_commands() -> None:
