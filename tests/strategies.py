@@ -248,7 +248,8 @@ def curves(draw: st.DrawFn, fewest: int = 1, repeats: int = 2) -> Curve:
 COUNTS = st.integers(0, 2**20)
 STAMPS = st.integers(0, 10**10).map(lambda us: us / 1e6)  # to the microsecond, as engines report them
 SHARES = st.integers(0, 10**6).map(lambda ppm: ppm / 1e6)
-NAMES = st.text(max_size=8)
+OBEYED = ("Cc", "Cf", "Cs", "Zl", "Zp")  # by a terminal: reading an archive writes such characters out
+NAMES = st.text(st.characters(exclude_categories=OBEYED), max_size=8)
 
 
 def engine_specs() -> st.SearchStrategy[EngineSpec]:

@@ -150,6 +150,16 @@ RULES: dict[str, Callable[[Workflow], Sequence[str]]] = {
     "the labels are those of the documentation": remote_executor,
     "a GPU is required": without_a_gpu,
 }
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_and_leave_no_credentials_in_every_workflow(path):
+    workflow = read(path)
+    used = [step["uses"] for _, step in steps(workflow) if "uses" in step]
+    assert [use for use in used if not re.search(r"@[0-9a-f]{40}$", use)] == []
+    assert credentials_left_behind(workflow) == []
+
+
 GUARD = "github.repository == vars.SLM_GPU_REPOSITORY"
 SHA = "0123456789abcdef0123456789abcdef01234567"
 CHECKOUT = {"uses": f"actions/checkout@{SHA}", "with": {"persist-credentials": False}}

@@ -34,11 +34,12 @@ from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
 from pytest_slmserve.schema.loads import Load
 from pytest_slmserve.schema.records import Measurement, Progress
+from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.urls import KEY, completed
 from pytest_slmserve.telemetry.host_probe import remote
 
-SECRETS = ("key", "secret", "password", "access_token", "authorization")  # how fields that hold one end
+SHOWN = 100  # characters of what cannot be read
 STATUS = (
     f"{HOLDS} measured, and all of it valid, {FAILS} measured, but not all valid, {USAGE} wrong usage, or no server "
     "that streams."
@@ -85,12 +86,14 @@ def json_object(text: str) -> dict[str, Any]:
 
     try:
         found = json.loads(text, object_pairs_hook=noted)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
-    if secret := [name for name in names if name.lower().endswith(SECRETS)]:
-        raise BadUsage(f"--extra-body holds a secret, {secret[0]!r}, and it goes into records", f"{KEY}=... instead")
+    secret = next(filter(names_secret, names), None)
+    if secret or holds_secret(text):
+        named = f"a secret, {secret!r}," if secret else "what looks like a secret,"
+        raise BadUsage(f"--extra-body holds {named} and it goes into records", f"{KEY}=... instead")
     if not isinstance(found, dict):
-        raise BadUsage(f"--extra-body {text} is no JSON object", """--extra-body '{"top_k": 1}'""")
+        raise BadUsage(f"--extra-body {text[:SHOWN]} is no JSON object", """--extra-body '{"top_k": 1}'""")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Failures, Resolved, Run, Samples, Steps, known_fields
 
 
@@ -44,7 +45,7 @@ def run_from(message: dict[str, Any]) -> Run:
         steps=Steps(since(time_s), *map(tuple, (running, waiting, new, prefilled, kv, preempted))),  # type: ignore[arg-type]
         window_s=(round(start - began, 6), round(stop - began, 6)),
         failures=message["failures"],
-        first_failure=message["first_failure"],
+        first_failure=message["first_failure"] and printable(message["first_failure"]),
         began_s=round(began, 6),
         failed=_failures(message["failed"], since) if message["failures"] else None,
     )

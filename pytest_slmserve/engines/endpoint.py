@@ -16,7 +16,9 @@ from pytest_slmserve.engines.load_client import TIMEOUT_S, LoadClient, completio
 from pytest_slmserve.engines.prefix_cache import Fresh, fresh, lookups, text_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.loads import Load
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Resolved, Run
+from pytest_slmserve.schema.secret_words import hidden
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.urls import KEY
 from pytest_slmserve.schema.workloads import Request, Workload
@@ -82,7 +84,8 @@ class EndpointEngine:
         if status != 200:
             raise BadUsage(f"{self.spec.url} answered {status}: {self._told(text)}", hint_of(status))
         if "event-stream" not in kind:
-            raise BadUsage(f"{self.spec.url} does not stream: it answered {kind or 'something'}", "a server that does")
+            told = self._told(kind) or "something"
+            raise BadUsage(f"{self.spec.url} does not stream: it answered {told}", "a server that does")
         if error := error_in(text):
             raise BadUsage(f"{self.spec.url} said in its stream: {self._told(error)}", "its log")
 
@@ -92,14 +95,15 @@ class EndpointEngine:
 
     def _told(self, text: str) -> str:
         """The first characters of a server's text, without our key: some servers repeat the key that they refuse."""
-        return (text.replace(self._key, "[hidden]") if self._key else text)[:TOLD]
+        return printable(hidden(text, [self._key]))[:TOLD]
 
     def _asked(self, body: str) -> tuple[int, str, str]:
         """Status, content type and text of one answer."""
         try:
             return ask_once("POST", self.spec.url, self._headers, body, ANSWER_S)
         except (OSError, http.client.HTTPException) as error:
-            raise BadUsage(f"{self.spec.url} does not answer: {error}", "the URL of a server that runs") from None
+            why = self._told(f"{error}")
+            raise BadUsage(f"{self.spec.url} does not answer: {why}", "the URL of a server that runs") from None
 
     @property
     def _chats(self) -> bool:

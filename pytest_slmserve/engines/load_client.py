@@ -6,15 +6,19 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.engines.base import ProgressCallback, WindowBarrier
 from pytest_slmserve.engines.child_messages import run_from
 from pytest_slmserve.engines.launch.child_process import Child, converse
+from pytest_slmserve.schema.child_environment import passed_on
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Run, Stream
 from pytest_slmserve.schema.workloads import Request, Workload
 
+CLIENT = Path(__file__).parent / "loadgen" / "__main__.py"
+PACKAGES = Path(__file__).parents[2]  # the folder that holds ours
 READY_S = 30.0
 TIMEOUT_S = 120.0  # that a request may last, where nobody says otherwise
 REQUEST, PROMPT_TOKENS = 0, 5  # columns of the samples
@@ -33,11 +37,11 @@ class LoadClient:
         timeout_s: float = TIMEOUT_S,
         processes: int = 1,
     ) -> None:
-        command = [sys.executable, "-m", "pytest_slmserve.engines.loadgen"]
+        command = [sys.executable, str(CLIENT)]
         self._loaded: str | None = None
-        self.child = Child(command, dict(os.environ), cores=cores, name="the client")
+        self.child = Child(command, client_environment(os.environ), cores=cores, name="the client")
         self.child.send(url=url, headers=dict(headers), timeout_s=timeout_s, processes=processes)
-        ready = self.child.receive(READY_S, "starting")
+        ready = self.child.event(READY_S, "starting")
         if ready["event"] == "failed":
             self.child.kill()
             raise BadUsage(ready["cause"], "http://HOST:PORT/v1/completions")
@@ -66,6 +70,12 @@ class LoadClient:
 
     def kill(self) -> None:
         self.child.kill()
+
+
+def client_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The client's environment: it imports our package from where it is, and nothing from the folder it works in."""
+    env = passed_on(inherited)
+    return env | {"PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), env.get("PYTHONPATH", "")]))}
 
 
 def completion(request: Request, model: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class OfflineEngine(StaggeredEngine):
         model = model_for(spec, shape_of(spec.model))
         folder = Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self._turn = StartTurn(folder, spec.tensor_parallel_size, held)
-        environment = engine_environment(spec, dict(os.environ)) | placement_env(spec, extra_env, cores, self._turn)
+        environment = engine_environment(spec, os.environ) | placement_env(spec, extra_env, cores, self._turn)
         self.child = Child([spec.python or sys.executable, "-u", str(self.worker)], environment, folder, cores)
         with self._or_killed():
             self.child.send(**self.arguments(model))
@@ -75,7 +75,7 @@ class OfflineEngine(StaggeredEngine):
 
     def _finish_start(self) -> None:
         with self._or_killed():
-            ready = self.child.receive(START_S, "starting")
+            ready = self.child.event(START_S, "starting")
             if ready["event"] == "failed":
                 raise self.child.failed(f"did not start: {ready['cause']}")
         self.resolved = resolved_from(ready, self._turn.start_s)

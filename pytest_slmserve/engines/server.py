@@ -210,7 +210,7 @@ def start_server(
     """The server's process, starting. Its key is in its environment, never among its arguments, which all can read."""
     model = model_for(spec, shape_of(spec.model))
     write_plugin(folder)
-    environment = engine_environment(spec, dict(os.environ)) | dict(extra_env)
+    environment = engine_environment(spec, os.environ) | dict(extra_env)
     environment |= {"SLM_TRACE": str(trace_file(folder)), "SLM_KEY": key, "VLLM_SERVER_DEV_MODE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
     if allowed := environment.get("VLLM_PLUGINS"):

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_slmserve.schema.literals import OwnSharing
+from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 
 if TYPE_CHECKING:
     from pytest_slmserve.schema.environment import GpuPeaks
@@ -132,8 +133,9 @@ def variable(text: str) -> tuple[str, str]:
     name, value = pair(text)
     if takes_gpus(name):
         raise ValueError(f"for one engine: export {name} before pytest, whose locks and sensors go by it")
-    if any(word in name.upper() for word in ("TOKEN", "SECRET", "PASSWORD", "API_KEY", "CREDENTIAL")):
-        raise ValueError(f"for the records: export {name} before pytest, the engine inherits it")
+    if names_secret(name) or holds_secret(value):
+        token = "export HF_TOKEN before pytest, engines with real weights inherit it"
+        raise ValueError(f"for the records: {name} holds a secret; {token}")
     return name, value
 
 

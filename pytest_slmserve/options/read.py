@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from pytest_slmserve.options.parsers import OneOf
+from pytest_slmserve.options.parsers import OneOf, variable
 from pytest_slmserve.options.table import OPTS, Opt, Options
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -153,7 +153,14 @@ def _value(opt: Opt, text: str | Sequence[str], where: str) -> Any:
     try:
         return tuple(opt.read(part) for part in text) if opt.many else opt.read(text)  # type: ignore[arg-type]
     except ValueError as wanted:
-        raise BadUsage(f"{where}: {text!r} is not {wanted}", _to_type(opt, text)) from None
+        raise BadUsage(f"{where}: {_shown(opt, text)!r} is not {wanted}", _to_type(opt, text)) from None
+
+
+def _shown(opt: Opt, text: str | Sequence[str]) -> str | Sequence[str]:
+    """The text; of variables their names alone, for a value may be a secret."""
+    if opt.read is not variable:
+        return text
+    return [name + ("=..." if equals else "") for name, equals, _ in (part.partition("=") for part in text)]
 
 
 def _to_type(opt: Opt, text: str | Sequence[str]) -> str:

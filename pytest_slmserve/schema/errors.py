@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pytest_slmserve.schema.printable import printable
+
 
 class SlmError(Exception):
-    """A problem the user can act on: `problem` is one sentence, `hint` is what to do about it."""
+    """A problem the user can act on: `problem` is one sentence, `hint` is what to do about it. Both may repeat what a
+    server, a file or a log says: a terminal shall not obey that."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
+        problem, hint = printable(problem), printable(hint)
         super().__init__(f"{problem}\n  try: {hint}" if hint else problem)
         self.problem = problem
         self.hint = hint

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Interface, LoadFormat, Platform, Rule, Sharing, Source
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.stored_names import to_stored
 from pytest_slmserve.schema.urls import check_url
 
@@ -79,6 +80,8 @@ class EngineSpec:
     allow_prefix_cache: bool = False
 
     def __post_init__(self) -> None:
+        if printable(self.model, layout="") != self.model:
+            raise BadUsage(f"the name of a model holds control characters: {self.model!r}", "the name without them")
         if self.platform not in get_args(Platform):
             raise BadUsage(f"unknown platform {self.platform!r}", f"one of {', '.join(get_args(Platform))}")
         if self.interface not in get_args(Interface):

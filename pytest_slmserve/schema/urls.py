@@ -5,9 +5,9 @@ from __future__ import annotations
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 
 KEY = "SLM_ENDPOINT_KEY"  # the variable that has an endpoint's key
-SECRETS = ("key", "token", "secret", "password", "signature", "sig", "code")  # how parameters that hold one end
 WANTED = "http://HOST:PORT/v1/completions, or /v1/chat/completions"
 
 
@@ -18,9 +18,12 @@ def check_url(url: str) -> None:
         port = parts.port
     except ValueError as error:
         raise BadUsage(f"an endpoint's URL cannot be read ({error})", WANTED) from None
-    secret = [name for name, _ in parse_qsl(parts.query) if name.lower().endswith(SECRETS)]
-    if "@" in parts.netloc or secret:
-        where = f"in its parameter {secret[0]}" if secret else "before its host"
+    if not (url.isascii() and url.isprintable()):
+        raise BadUsage("an endpoint's URL holds what no URL may hold", f"{WANTED}, with other characters as %XX")
+    given = [name for part in (parts.query, parts.fragment) for name, _ in parse_qsl(part, keep_blank_values=True)]
+    secret = next(filter(names_secret, given), None)
+    if "@" in parts.netloc or secret or holds_secret(url):
+        where = f"in its parameter {secret}" if secret else "before its host" if "@" in parts.netloc else "it seems"
         raise BadUsage(f"an endpoint's URL holds credentials, {where}, and it goes into records", f"{KEY}=... instead")
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "@" in url:
         raise BadUsage("an endpoint's URL does not begin with http://HOST or https://HOST", WANTED)

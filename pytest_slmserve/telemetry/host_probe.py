@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.schema.child_environment import passed_on
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.literals import Platform
@@ -25,6 +26,7 @@ VERSIONS = Path(__file__).parents[1] / "engines" / "worker" / "versions.py"
 OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2
 TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {"cuda": ((0, 20), (0, 26)), "cpu": ((0, 27), (0, 32))}
 PROBE_S = 60
+TOLD = ("python", "vllm", "torch", "executable")  # by `versions.py`
 MOST_GPUS = 64  # of a host
 
 
@@ -187,12 +189,14 @@ def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
     """Versions of Python, vLLM and torch of the interpreter `python`, and its path. Raises BadUsage if it is none."""
     try:
         done = subprocess.run(
-            [python, str(VERSIONS)], capture_output=True, text=True, timeout=PROBE_S, env={**os.environ, **env}
+            [python, str(VERSIONS)], capture_output=True, timeout=PROBE_S, env=passed_on(os.environ) | env
         )
-        answer: dict[str, str | None] = json.loads(done.stdout)
-        return answer
-    except (OSError, subprocess.TimeoutExpired, json.JSONDecodeError):
+        answer: dict[str, str | None] = {name: json.loads(done.stdout)[name] for name in TOLD}
+        if not all(value is None or isinstance(value, str) for value in answer.values()):
+            raise TypeError("versions are text")
+    except (OSError, subprocess.TimeoutExpired, ValueError, LookupError, TypeError, RecursionError):
         raise BadUsage(f"{python} is not a Python interpreter that runs", "--slm-python=PATH/bin/python") from None
+    return answer
 
 
 def check_vllm(platform: str, vllm: str | None, python: str) -> tuple[str, ...]:

@@ -254,6 +254,27 @@ def test_each_format_is_read_for_ever(number):
     assert measurement.run == RUN
 
 
+@EACH
+@pytest.mark.parametrize("coded", [True, False])
+def test_a_terminal_obeys_nothing_that_a_record_says(tmp_path, name, coded):
+    """Neither where JSON has written the character as \\u001b, nor where it stands there itself."""
+    evil = "\x1b]0;pwned\x07\x9b2J\u202e"
+    path = tmp_path / name
+    with Archive.open(tmp_path / "plain.jsonl") as archive:
+        archive.begin({}, {"title": "TITLE"})
+        archive.add(replace(example(), run=replace(RUN, first_failure="FAILURE")))
+    text = (tmp_path / "plain.jsonl").read_text("utf-8").replace("opt-125m", "MODEL")
+    told = json.dumps(evil)[1:-1] if coded else "\x7f\x9b2J\u202e"
+    for word in ("TITLE", "FAILURE", "MODEL"):
+        text = text.replace(word, word + told)
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(text.encode()))
+    found = read(path)
+    (kept,) = found.measurements
+    for shown in (kept.spec.model, kept.run.first_failure, found.sessions[0].plan["title"]):
+        assert shown.isprintable() and "x9b2J" in shown
+
+
 def test_the_last_session_tells_the_claims(three):
     with Archive.open(three) as archive:
         archive.begin({"plateau": {"tolerance": 0.2}}, {})

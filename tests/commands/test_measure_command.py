@@ -575,6 +575,10 @@ def test_a_load_of_more_than_there_are_conversations_goes_through_them_again(the
             ("--max-concurrency", "4", "--extra-body", '{"a": {"api_key": "x1y2"}}'),
             "--extra-body holds a secret, 'api_key'",
         ),
+        (("--max-concurrency", "4", "--extra-body", '{"bearer": "x1y2"}'), "--extra-body holds a secret, 'bearer'"),
+        (("--max-concurrency", "4", "--extra-body", '{"user": "sk-x1y2x1y2"}'), "what looks like a secret"),
+        (("--max-concurrency", "4", "--extra-body", "[" * 100_000), "is no JSON object"),
+        (("--max-concurrency", "4", "--model", "\x1b[2Jm"), "holds control characters"),
         (("--max-concurrency", "4", "--goodput", "fast"), "'fast' is no SLO"),
     ],
 )

@@ -1,12 +1,16 @@
 """Engines at a URL: what another's server is asked, what is refused before anything is measured, what is known."""
 
+import http.client
 import json
 import re
 import socket
 import threading
 import time
+from base64 import b64encode
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from interfaces import SIMULATED, problems_of, small_workload, somebodys_server, url_of
@@ -126,6 +130,48 @@ def test_what_was_text_is_sent_as_text(there):
         engine.spec, engine._further = spec_of(there, path=path), {}
         told = json.loads(engine.body(request))[said]
         assert told == ("two words" if said == "prompt" else [{"role": "user", "content": "two words"}])
+
+
+def in_base64(key):
+    return b64encode(key.encode()).decode()
+
+
+def in_hex(key):
+    return key.encode().hex()
+
+
+@pytest.mark.parametrize("where", ["text", "type", "status line", "stream"])
+@pytest.mark.parametrize("encode", [str, quote, in_base64, in_hex])
+def test_a_server_that_sends_the_key_back_is_told_without_it(there, monkeypatch, where, encode):
+    """However it is written, and without what a terminal would obey."""
+    key = "sk/FAULT+9f8e7d6c5b4a"
+    echo = f"\x1b[2J k={encode(key)} end"
+
+    def answer(*_):
+        match where:
+            case "text":
+                return 401, "text/plain", echo
+            case "type":
+                return 200, echo, ""
+            case "stream":
+                return 200, "text/event-stream", f'data: {{"error": "{echo}"}}\n\n'
+        raise http.client.BadStatusLine(echo)
+
+    monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", answer)
+    with pytest.raises(BadUsage, match=r"k=\[hidden\]=* end") as caught:
+        EndpointEngine(spec_of(there), key)
+    assert encode(key)[:8] not in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+def test_modules_of_the_working_folder_are_not_run_by_the_client(there, monkeypatch, tmp_path):
+    for name in ("json", "uuid", "socket", "resource", "dataclasses"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(9)", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
+    engine = EndpointEngine(spec_of(there))
+    environment = Path(f"/proc/{engine._client.child.process.pid}/environ").read_bytes()
+    engine.close()
+    assert there._key.encode() not in environment and b"SLM_ENDPOINT_KEY" not in environment
 
 
 @pytest.mark.parametrize(

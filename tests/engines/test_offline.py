@@ -234,6 +234,27 @@ def test_an_argument_unknown_to_the_engine_is_named(failure):
     assert "unexpected keyword argument 'block_sise'" in failure(block_sise=3).problem
 
 
+def test_an_engine_sees_no_secret_and_no_file_of_a_workflow(start, monkeypatch):
+    """By the kernel's own account of its whole process group."""
+    secrets = {"SLM_ENDPOINT_KEY", "GITHUB_OUTPUT", "GITHUB_ENV", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"}
+    for name in (*secrets, "HF_HOME", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "fault-9f8e7d6c")
+    engine = start()
+    for pid in group(engine.child.process.pid):
+        seen = dict(e.split("=", 1) for e in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in e)
+        assert not secrets & seen.keys()
+        assert {name for name, value in seen.items() if "9f8e7d6c" in value} == {"HF_HOME", "OMP_WAIT_POLICY"}
+        assert seen["PATH"] == os.environ["PATH"] and seen["HF_HUB_OFFLINE"] == "1"
+
+
+def test_modules_of_the_working_folder_are_not_imported(start, monkeypatch, tmp_path):
+    for name in ("json", "uuid", "socket", "dataclasses", "vllm"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(9)", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    engine = start()
+    assert engine.ready
+
+
 def test_a_start_that_takes_too_long_is_a_failure(failure, monkeypatch):
     monkeypatch.setattr(offline, "START_S", 1.5)
     assert "was silent for 2 s while starting" in failure(fault="sleep").problem

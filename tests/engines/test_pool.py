@@ -222,7 +222,7 @@ def test_a_file_of_another_user_can_be_locked_by_reading_it(tmp_path):
 def test_a_file_that_may_only_be_read_can_be_locked(tmp_path, monkeypatch):
     lock = DeviceLock("cpu", tmp_path)
     lock.path.touch()
-    monkeypatch.setattr(DeviceLock, "_open", lambda self: self.path.open("r", encoding="utf-8"))
+    monkeypatch.setattr("pytest_slmserve.engines.launch.device_lock.open_lock", lambda path: path.open("r"))
     lock.acquire()
     with pytest.raises(DeviceBusy):
         DeviceLock("cpu", tmp_path).acquire()

@@ -252,8 +252,15 @@ def test_options_of_the_table_are_those_of_the_value():
     "name", ["HF_TOKEN", "hf_token", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "X_API_KEY", "CREDENTIALS"]
 )
 def test_a_secret_is_refused_before_it_can_reach_the_records(name):
-    with pytest.raises(BadUsage, match=f"export {name} before pytest"):
+    with pytest.raises(BadUsage, match=f"{name} holds a secret; export HF_TOKEN before pytest") as caught:
         read_options({"env": [f"{name}=hunter2"]}, {}, {})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_value_that_is_a_key_is_refused_whatever_its_name():
+    with pytest.raises(BadUsage, match="NAME holds a secret") as caught:
+        read_options({"env": ["NAME=sk-abcdefgh1234"]}, {}, {})
+    assert "abcdefgh" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from strategies import NAMES
 
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.schema.stored_names import to_stored
 
 PLAIN = EngineSpec("opt-1.3b")
 PLACES = {"python", "gpu"}  # where it runs, which the environment tells better
 OTHER = {
-    "model": NAMES,
+    "model": NAMES.filter(lambda name: printable(name, layout="") == name),
     "platform": st.just("simulated"),
     "load_format": st.just("auto"),
     "dtype": NAMES,

@@ -237,7 +237,19 @@ def test_without_vllm_a_probe_is_an_error(holds, tmp_path):
         probe("cpu", root=tmp_path)
 
 
-@pytest.mark.parametrize("code", ["import time; time.sleep(60)", "print('hello')", "raise SystemExit(3)"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time; time.sleep(60)",
+        "print('hello')",
+        "raise SystemExit(3)",
+        "print(42)",
+        "print('{}')",
+        """print('{"python": 3, "vllm": 1, "torch": [], "executable": {}}')""",
+        "import os; os.write(1, bytes(range(128, 256)))",
+        "print('[' * 200000)",
+    ],
+)
 def test_what_does_not_answer_is_no_interpreter(tmp_path, monkeypatch, code):
     monkeypatch.setattr(host_probe, "PROBE_S", 1)
     script = tmp_path / "python"

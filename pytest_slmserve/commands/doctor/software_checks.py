@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pytest_slmserve.commands.doctor.finding import Finding
-from pytest_slmserve.engines.launch.file_lock import try_lock
+from pytest_slmserve.engines.launch.device_lock import holder_of
+from pytest_slmserve.engines.launch.file_lock import open_lock, try_lock
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.sensors import PROFILED
 from pytest_slmserve.telemetry.base import SensorSource
@@ -73,13 +74,15 @@ def _lacks(source: SensorSource) -> Iterable[tuple[int, str]]:
 def of_lock(path: Path) -> Finding:
     """Does another run measure here? It may not begin in the microseconds in which this one looks."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_lock(path, make=False) as file:
             if not try_lock(file, shared=True):
-                return Finding("lock", "problem", f"another run measures: {file.read()}", "wait until it ends")
+                return Finding(
+                    "lock", "problem", f"another run measures: {holder_of(file.read())}", "wait until it ends"
+                )
     except FileNotFoundError:
         pass
     except OSError as error:
-        return Finding("lock", "problem", f"{path}: {error.strerror}", "make it readable: a run opens it")
+        return Finding("lock", "problem", f"{path}: {error.strerror}", "remove it, or make it readable: a run opens it")
     return Finding("lock", "ok", "no other run measures on this device")
 
 

@@ -24,6 +24,7 @@ from pytest_slmserve.schema.records import Progress, known_fields
 LOG_LINES = 25
 POLL_S = 0.5
 SILENCE_S = 120.0  # progress comes twice a second
+NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
 
 
 class Child:
@@ -79,7 +80,19 @@ class Child:
                 raise self.failed(f"was silent for {within_s:.0f} s while {what}")
             still_waiting(self.log)
         line, self.buffer = bytes(self.buffer[:end]), self.buffer[end + 1 :]
-        message: dict[str, Any] = json.loads(line)
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise self.failed(NO_MESSAGE)
+        return message
+
+    def event(self, within_s: float, what: str) -> dict[str, Any]:
+        """The next line, which says what happened. Raises EngineFailed as `receive` does."""
+        message = self.receive(within_s, what)
+        if "event" not in message:
+            raise self.failed(NO_MESSAGE)
         return message
 
     def _more(self, wait_s: float) -> bool:
@@ -139,7 +152,9 @@ def converse(
 ) -> dict[str, Any]:
     """One message there, its answer back; meanwhile progress is told, and the window of a gated run is asked for."""
     child.send(**message)
-    while (answer := child.receive(SILENCE_S, "measuring"))["event"] in ("progress", "settled"):
+    while (answer := child.event(SILENCE_S, "measuring"))["event"] in ("progress", "settled", "stalled"):
+        if answer["event"] == "stalled":
+            raise child.failed(f"stalled: {answer['cause']}")
         if answer["event"] == "progress":
             on_progress(Progress(**known_fields(Progress, answer)))
         elif barrier:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -9,8 +10,11 @@ import time
 from pathlib import Path
 from typing import IO
 
-from pytest_slmserve.engines.launch.file_lock import try_lock
+from pytest_slmserve.engines.launch.file_lock import open_lock, try_lock
 from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
+from pytest_slmserve.schema.printable import printable
+
+LONGEST = 10_000  # characters of a note
 
 
 class DeviceLock:
@@ -23,15 +27,18 @@ class DeviceLock:
 
     def acquire(self) -> None:
         """Raises DeviceBusy, naming the holder, when another run has it, and BadUsage where files cannot be locked."""
-        file = self._open()
+        try:
+            file = open_lock(self.path)
+        except OSError as error:
+            why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise self._not_taken(f"{why}", "remove it, or TMPDIR with a folder of your own") from None
         try:
             locked = try_lock(file)
         except OSError as error:
             file.close()
-            why = f"the lock of this device, {self.path}, cannot be taken ({error.strerror})"
-            raise BadUsage(why, "TMPDIR with a folder on a file system that has locks") from None
+            raise self._not_taken(f"{error.strerror}", "TMPDIR with a folder on a file system that has locks") from None
         if not locked:
-            holder = _holder(file.read())
+            holder = holder_of(file.read(LONGEST))
             file.close()
             raise DeviceBusy(
                 f"this device is being measured by another run ({holder}): two at once would measure each other",
@@ -43,20 +50,12 @@ class DeviceLock:
             file.flush()
         self.file = file
 
-    def _open(self) -> IO[str]:
-        """The file may be another user's: reading it is enough to lock it. It is never removed, for then a third
-        process could lock a new file of the same name while a second still holds the old one."""
-        try:
-            self.path.touch()
-            self.path.chmod(0o666)
-        except PermissionError:
-            pass
-        try:
-            return self.path.open("r+", encoding="utf-8")
-        except PermissionError:
-            return self.path.open("r", encoding="utf-8")
+    def _not_taken(self, why: str, hint: str) -> BadUsage:
+        return BadUsage(f"the lock of this device, {self.path}, cannot be taken ({why})", hint)
 
     def release(self) -> None:
+        """The file is never removed, for then a third process could lock a new file of the same name while a second
+        still holds the old one."""
         if self.file:
             if self.file.writable():
                 self.file.truncate(0)
@@ -64,9 +63,10 @@ class DeviceLock:
             self.file = None
 
 
-def _holder(text: str) -> str:
+def holder_of(text: str) -> str:
+    """The process that holds a lock, by the note in its file, which anybody may have written."""
     try:
         facts = json.loads(text)
-        return f"process {facts['pid']}, since {facts['since']}, in {facts['folder']}"
-    except (ValueError, KeyError, TypeError):
+        return printable(f"process {facts['pid']}, since {facts['since']}, in {facts['folder']}", layout="")
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "it has not said which"

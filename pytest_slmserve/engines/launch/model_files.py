@@ -31,9 +31,9 @@ def kept(name: str, files: Mapping[str, str]) -> Path:
     """A folder of the user's cache with these files, made if it is not there. Its name depends on what is in it."""
     folder = own_cache() / f"{name}-{short_hash(dict(files))}"
     if folder.is_dir():
-        return folder
+        return _unchanged(folder, files)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
         for file, text in files.items():
             (made / file).write_text(text, "utf-8")
@@ -46,6 +46,17 @@ def kept(name: str, files: Mapping[str, str]) -> Path:
     except OSError as error:
         why = f"cannot describe {name} in {folder.parent}: {error.strerror}"
         raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
+    return _unchanged(folder, files)
+
+
+def _unchanged(folder: Path, files: Mapping[str, str]) -> Path:
+    """The folder. Raises BadUsage where it holds something else: another model would be measured."""
+    try:
+        same = all((folder / name).read_text("utf-8") == text for name, text in files.items())
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        raise BadUsage(f"{folder} does not hold what it was made with: somebody changed it", f"rm -r '{folder}'")
     return folder
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pytest_slmserve.engines.launch.staggered_start import StartTurn
+from pytest_slmserve.schema.child_environment import passed_on
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 WORKER = Path(__file__).parent.parent / "worker" / "vllm_worker.py"
@@ -59,9 +60,10 @@ def _argument(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) and value.startswith("{") else value
 
 
-def engine_environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
-    """The engine's environment: ours, what its platform needs, and last what the specification says."""
-    env = dict(inherited)
+def engine_environment(spec: EngineSpec, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The engine's environment: the part of ours that an engine may see, what its platform needs, and last what the
+    specification says. A token of the Hub is only there where weights are loaded."""
+    env = passed_on(inherited, hub=spec.load_format == "auto")
     env |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all: it is in the hash of what is compiled
     if spec.load_format == "dummy":

@@ -1,6 +1,6 @@
 """A load generator in its own process: JSON lines in, JSON lines out, over an inherited socket.
 
-    python -m pytest_slmserve.engines.loadgen FD PARENT_PID
+    python loadgen/__main__.py FD PARENT_PID
 
 The first line in says whom requests go to: `url`, `headers`, `timeout_s` of a request, and how many `processes` share
 the work. Then `load` hands over the bodies, and `run` a load; `close` ends it, unanswered. Lines out: `ready` or

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from pytest_slmserve.schema.printable import printable
+from pytest_slmserve.schema.secret_words import SHORTEST, hidden
+
 PORTS = {"http": 80, "https": 443}
 OPEN_HEADERS = {"accept", "content-type", "user-agent"}  # they hold no secrets
-HIDDEN, SHORTEST = "[hidden]", 4  # shorter ones are no secrets, and parts of any sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,8 @@ class Target:
         return b"%sContent-Length: %d\r\n\r\n%s" % (self.head, len(content), content)
 
     def without_secrets(self, text: str) -> str:
-        """Servers like to repeat the key that they refuse."""
-        for secret in self.secrets:
-            text = text.replace(secret, HIDDEN)
-        return text
+        """The text without the key, which servers like to repeat, and without what a terminal would obey."""
+        return printable(hidden(text, self.secrets), layout="")
 
 
 def target_of(url: str, headers: Mapping[str, str]) -> Target:

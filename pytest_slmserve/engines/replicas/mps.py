@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pytest_slmserve.engines.launch.child_process import LOG_LINES
+from pytest_slmserve.schema.child_environment import passed_on
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -149,7 +150,7 @@ class MpsDaemon:
     @property
     def _own_environment(self) -> dict[str, str]:
         """The daemon's: a limit that we inherit would bind all its clients. It may look for its server on the PATH."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
+        inherited = {name: value for name, value in passed_on(os.environ).items() if not name.startswith("CUDA_MPS_")}
         path = os.pathsep.join([str(Path(self._program).parent), os.environ.get("PATH", os.defpath)])
         return inherited | self._shared | {"PATH": path}
 

@@ -81,7 +81,12 @@ class Server:
             message = json.loads(line)
             if message["op"] == "close":
                 break
-            await self.say(**await self.answer(message))
+            try:
+                answer = await self.answer(message)
+            except TimeoutError as error:
+                await self.say(event="stalled", cause=f"{error}" or f"requests did not end within {STALL_S:.0f} s")
+                raise
+            await self.say(**answer)
         self.engine.shutdown()
 
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:

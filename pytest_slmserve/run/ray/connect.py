@@ -106,7 +106,13 @@ def runtime_env(path: str) -> dict[str, Any]:
 def check_answers(address: str) -> None:
     """Raises BadUsage where nobody lets a process in. A process of its own asks, which can be ended."""
     try:
-        asked = subprocess.run([sys.executable, "-c", ASK, address], capture_output=True, text=True, timeout=ANSWER_S)
+        asked = subprocess.run(
+            [sys.executable, "-c", ASK, address],
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
     except subprocess.TimeoutExpired:
         raise _unreachable(address, f"no answer within {ANSWER_S:.0f} s") from None
     if asked.returncode:

@@ -12,7 +12,7 @@ import pytest
 from processes import gone, group, kill_group, until
 
 from pytest_slmserve.engines.launch import child_process
-from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.engines.worker import __file__ as worker_package
 from pytest_slmserve.schema.errors import EngineFailed
 
@@ -61,6 +61,21 @@ def test_an_end_without_an_answer_tells_status_and_the_end_of_the_log(child):
     assert str(crash.log) in lines[0]
     assert lines[1:] == [f"  | line {n}" for n in range(15, 40)]
     assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", [r"garbage\n", r"{\n", r"[1]\n", r"\xff\xfe\n", "[" * 100_000 + r"\n"])
+def test_what_is_no_message_is_a_sentence(child, line):
+    odd = child(f"end.sendall(b'{line}'); time.sleep(60)")
+    with pytest.raises(EngineFailed, match="wrote what is no message into the socket"):
+        odd.receive(20, "starting")
+
+
+def test_a_message_that_says_nothing_and_an_engine_that_stalls_are_sentences(child):
+    odd = child("for line in lines: say(**json.loads(line)['answer'])")
+    with pytest.raises(EngineFailed, match="wrote what is no message into the socket"):
+        converse(odd, answer={"a": 1})
+    with pytest.raises(EngineFailed, match="the engine stalled: no engine step for 60 s; "):
+        converse(odd, answer={"event": "stalled", "cause": "no engine step for 60 s"})
 
 
 def test_a_kill_is_named_by_its_signal(child):

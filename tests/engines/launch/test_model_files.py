@@ -45,6 +45,24 @@ def test_real_weights_come_by_name_or_path(model, wanted, cache):
     assert not cache.exists()
 
 
+@pytest.mark.parametrize("how", ["another shape", "removed", "not text", "a folder"])
+def test_a_folder_that_somebody_changed_is_not_measured(cache, how):
+    """Its name promises what is in it."""
+    config = Path(model_for(TINY, CATALOGUE["opt-tiny"])) / "config.json"
+    text = config.read_text("utf-8")
+    config.unlink()
+    match how:
+        case "another shape":
+            config.write_text(text.replace("{", '{"more": 1, ', 1), "utf-8")
+        case "not text":
+            config.write_bytes(bytes(range(128, 256)))
+        case "a folder":
+            config.mkdir()
+    with pytest.raises(BadUsage, match="somebody changed it") as caught:
+        model_for(TINY, CATALOGUE["opt-tiny"])
+    assert caught.value.hint == f"rm -r '{config.parent}'"
+
+
 def test_starts_at_once_make_one_folder(cache):
     """None ever sees a part of it, and nothing is left beside it."""
     files, found = {f"{n}.json": "x" * 10_000 for n in range(20)}, []

@@ -179,6 +179,29 @@ def test_an_engine_without_steps_is_not_waited_for(worker, serve, monkeypatch, l
     assert worker.StepTrace.on_step is None
 
 
+def test_an_engine_without_steps_is_told_before_the_worker_ends(worker, monkeypatch):
+    monkeypatch.setattr(worker, "STALL_S", 0.1)
+    lines = [b"{}\n", json.dumps({"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH]}).encode(), b""]
+    lines.insert(2, json.dumps({"op": "run", "load": COUNTED}).encode())
+    heard = []
+
+    class Scripted(worker.Server):
+        async def start(self, arguments):
+            self.engine = Engine(worker.StepTrace(), step_s=60)
+            return {}
+
+        async def say(self, **message):
+            heard.append(message)
+
+    async def read_line():
+        return lines.pop(0)
+
+    monkeypatch.setattr(worker, "greedy", lambda tokens: tokens)
+    with pytest.raises(TimeoutError):
+        asyncio.run(Scripted(SimpleNamespace(readline=read_line), None).serve())
+    assert heard[-1] == {"event": "stalled", "cause": "no engine step for 0 s"}
+
+
 def test_it_tells_how_far_it_is_while_it_serves(worker, serve, monkeypatch):
     monkeypatch.setattr(worker, "PROGRESS_S", 0.03)
     _, server = serve(WINDOW)

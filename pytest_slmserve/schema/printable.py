@@ -1,0 +1,18 @@
+"""Text of others, which a terminal shall show and not obey."""
+
+from __future__ import annotations
+
+from unicodedata import category
+
+LAYOUT = "\n\t"  # of messages with several lines
+HARMFUL = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control characters, those that turn the direction of text, lone surrogates
+
+
+def printable(text: str, layout: str = LAYOUT) -> str:
+    """The text with each control character written out, ESC as `\\x1b`. layout: those that stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each.encode("unicode_escape").decode() if category(each) in HARMFUL and each not in layout else each
+        for each in text
+    )

@@ -1,0 +1,123 @@
+"""The lock of a device lies where others may put what they like: nothing of theirs is followed, changed or obeyed."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from pytest_slmserve.commands.doctor.software_checks import of_lock
+from pytest_slmserve.engines.launch import device_lock
+from pytest_slmserve.engines.launch.device_lock import DeviceLock
+from pytest_slmserve.schema.errors import BadUsage, DeviceBusy
+
+PRECIOUS = "PRECIOUS DATA"
+
+
+@pytest.fixture
+def lock(tmp_path):
+    """A lock in a folder that all users share."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return DeviceLock("cpu", folder)
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A file of ours elsewhere, for our eyes only; whatever happens, it stays what it is."""
+    path = tmp_path / "victim"
+    path.write_text(PRECIOUS, "utf-8")
+    path.chmod(0o600)
+    yield path
+    assert path.read_text("utf-8") == PRECIOUS
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+PLANTED = {
+    "symlink": lambda path, victim: path.symlink_to(victim),
+    "dangling": lambda path, victim: path.symlink_to(victim.with_name("made")),
+    "hard link": lambda path, victim: path.hardlink_to(victim),
+    "FIFO": lambda path, victim: os.mkfifo(path),
+    "folder": lambda path, victim: path.mkdir(),
+    "device": lambda path, victim: path.symlink_to("/dev/null"),
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_no_file_of_its_own_is_refused_and_left_alone(lock, victim, kind):
+    PLANTED[kind](lock.path, victim)
+    before = sorted(path.name for path in victim.parent.iterdir())
+    with pytest.raises(BadUsage, match=r"the lock of this device, .*cpu\.lock, cannot be taken \(") as caught:
+        lock.acquire()
+    assert "TMPDIR with a folder of your own" in caught.value.hint and len(caught.value.problem.splitlines()) == 1
+    assert of_lock(lock.path).state == "problem"
+    assert sorted(path.name for path in victim.parent.iterdir()) == before, "nothing was made"
+
+
+def test_a_new_lock_can_be_taken_by_every_user_whatever_our_umask(lock):
+    before = os.umask(0o077)
+    try:
+        lock.acquire()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(lock.path.stat().st_mode) == 0o666
+    lock.release()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o600, 0o664])
+def test_the_mode_of_a_file_that_was_there_stays(lock, mode):
+    lock.path.touch()
+    lock.path.chmod(mode)
+    lock.acquire()
+    lock.release()
+    assert stat.S_IMODE(lock.path.stat().st_mode) == mode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_is_a_lock_like_any_other(lock):
+    lock.path.touch()
+    os.chown(lock.path, 65534, 65534)
+    lock.acquire()
+    with pytest.raises(DeviceBusy):
+        DeviceLock("cpu", lock.path.parent).acquire()
+    lock.release()
+    assert lock.path.stat().st_uid == 65534
+
+
+def test_a_file_that_somebody_else_makes_meanwhile_is_taken_as_it_is(lock, monkeypatch):
+    """It is not there, then it is: nothing that appears is followed, and a plain file is locked."""
+    really = os.open
+
+    def late(path, flags, *mode):
+        if flags & os.O_CREAT:
+            os.close(really(path, os.O_CREAT | os.O_WRONLY))
+        return really(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", late)
+    lock.acquire()
+    monkeypatch.undo()
+    lock.release()
+
+
+def test_nothing_is_written_before_the_lock_is_ours(lock, monkeypatch):
+    lock.path.write_text("the note of somebody", "utf-8")
+    monkeypatch.setattr(device_lock, "try_lock", lambda file: False)
+    with pytest.raises(DeviceBusy):
+        lock.acquire()
+    assert lock.path.read_text("utf-8") == "the note of somebody"
+
+
+def test_a_terminal_does_not_obey_what_a_holder_has_written(lock):
+    holder = DeviceLock("cpu", lock.path.parent)
+    holder.acquire()
+    note = {"pid": 1, "since": "\x1b]0;pwned\x07", "folder": "\x1b[2J\u202e/home"}
+    lock.path.write_text(json.dumps(note), "utf-8")
+    with pytest.raises(DeviceBusy, match=r"\\x1b\[2J") as caught:
+        lock.acquire()
+    shown = of_lock(lock.path).found
+    assert not {"\x1b", "\x07", "\u202e"} & {*str(caught.value), *shown}
+    lock.path.write_text("[" * 100_000, "utf-8")
+    with pytest.raises(DeviceBusy, match="it has not said which"):
+        lock.acquire()
+    holder.release()
