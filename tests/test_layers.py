@@ -36,6 +36,8 @@ ROOMS = (
 WORKER, LOADGEN, PACING = "engines.worker", "engines.loadgen", "engines.worker.slm_pacing"
 # The file of pacing is pure, so that a simulated engine and the load generator send requests by the worker's own rule.
 OUT_OF_THE_WORKER = {PACING}
+# They are pure too: what a server says is hidden and written out by the same rules wherever it is told.
+TEXTS = {"schema.printable", "schema.secret_words"}
 MAY_IMPORT_RAY = "run.ray"
 MAY_IMPORT_PYTEST = "plugin"
 # It runs in an interpreter that has not our package; uvloop comes with vLLM.
@@ -137,8 +139,10 @@ def foreign_to_the_load_generator(sources: Sources) -> list[tuple[str, str]]:
     own = {name: text for name, text in sources.items() if inside(name, LOADGEN)}
     known = sys.stdlib_module_names | {ROOT}
     found = [(name, top_of(i)) for name, text in own.items() for i in imports(text) if top_of(i) not in known]
-    ours = [(a, b) for a, b in own_imports(own | {PACING: ""}) if not inside(b, LOADGEN)]
-    return found + [(a, b) for a, b in ours if b not in OUT_OF_THE_WORKER]
+    ours = [(a, b) for a, b in own_imports(own | dict.fromkeys({PACING, *TEXTS}, "")) if not inside(b, LOADGEN)]
+    impure = [(name, top_of(i)) for name in TEXTS & sources.keys() for i in imports(sources[name])]
+    found += [(a, b) for a, b in impure if b not in sys.stdlib_module_names]
+    return found + [(a, b) for a, b in ours if b not in OUT_OF_THE_WORKER | TEXTS]
 
 
 def impure_pacing(sources: Sources) -> list[str]:
