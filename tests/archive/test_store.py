@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import measurements
+from strategies import NAMES, measurements
 
 from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.store import FORMAT, Archive, read
@@ -174,13 +174,13 @@ def telemetries() -> st.SearchStrategy[Telemetry]:
         stamps = st.integers(0, 10**10).map(lambda us: us / 1e6)
         return st.builds(
             Telemetry,
-            st.lists(st.text(max_size=5), max_size=2).map(tuple),
+            st.lists(NAMES, max_size=2).map(tuple),
             stamps,
             st.lists(stamps, min_size=rows, max_size=rows).map(tuple),
             st.lists(st.none() | stamps, min_size=rows, max_size=rows).map(tuple),
             st.fixed_dictionaries({}, optional={n: column(n) for n in (*SENSORS, 77)}),
-            st.dictionaries(st.text(max_size=5), st.integers(0, 99), max_size=2),
-            st.lists(st.text(max_size=5), max_size=2).map(tuple),
+            st.dictionaries(NAMES, st.integers(0, 99), max_size=2),
+            st.lists(NAMES, max_size=2).map(tuple),
         )
 
     return st.integers(0, 6).flatmap(with_rows)
