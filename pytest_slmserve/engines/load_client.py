@@ -74,8 +74,7 @@ class LoadClient:
 
 def client_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """The client's environment: it imports our package from where it is, and nothing from the folder it works in."""
-    env = passed_on(inherited)
-    return env | {"PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGES), env.get("PYTHONPATH", "")]))}
+    return passed_on(inherited) | {"PYTHONPATH": str(PACKAGES)}
 
 
 def completion(request: Request, model: str) -> dict[str, Any]:
