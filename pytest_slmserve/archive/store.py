@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_slmserve.archive.codec import built, engine_line, engine_of, measurement_line, measurement_of, typed
 from pytest_slmserve.archive.own_folder import make_folder
+from pytest_slmserve.archive.pages import archives_in
 from pytest_slmserve.engines.launch.file_lock import try_lock
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
@@ -185,16 +187,41 @@ class Archive:
 
 
 def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
-    """All measurements of an archive. A torn end, as a kill leaves it, only makes a note.
+    """All measurements of an archive, or of those inside a page. A torn end, as a kill leaves it, only makes a note.
 
     Raises BadArchive where the file cannot be read or is no archive, where a line is damaged (unless `skip_damaged`,
     which makes it a note) and where the format is newer than FORMAT.
     """
+    each = [contents for _, contents in read_each(path, skip_damaged=skip_damaged)]
+    if len(each) == 1:
+        return each[0]
+    before = accumulate((len(contents.sessions) for contents in each), initial=0)
+    return Contents(
+        tuple(m for contents in each for m in contents.measurements),
+        tuple(session for contents in each for session in contents.sessions),
+        tuple(note for contents in each for note in contents.notes),
+        tuple(by if by < 0 else first + by for contents, first in zip(each, before) for by in contents.written_by),
+    )
+
+
+def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Path, Contents]]:
+    """The archive at a path; or each of those inside a page, by a path below that of the page. Raises BadArchive, as
+    `read`."""
     path = Path(path)
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
+    try:
+        archives = archives_in(path, raw)
+    except ValueError:
+        raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
+    if not archives:
+        raise BadArchive(f"{path} is a page without records", "a page that slmserve wrote, or an archive")
+    return [(name, _contents(name, data, skip_damaged)) for name, data in archives]
+
+
+def _contents(path: Path, raw: bytes, skip_damaged: bool) -> Contents:
     stored = stored_in(path, raw)
     found = found_in(path, stored.lines, decode)
     if found.damaged and not skip_damaged:

@@ -16,7 +16,9 @@ from pytest_slmserve.analysis.points.job_points import job_points
 from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.stored.claims import judge_all, rows_from, stored_curves, stored_gates, unique
 from pytest_slmserve.analysis.sweep.curve import Curve, with_jobs
+from pytest_slmserve.archive import store
 from pytest_slmserve.archive.calibrations import beside, find, noise_key
+from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.archive.runs import RunChoice, chosen, runs_of
 from pytest_slmserve.archive.store import Contents, read
 from pytest_slmserve.commands import cli
@@ -31,6 +33,7 @@ from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.report.gate.text import calibration_text, gate_facts
 from pytest_slmserve.report.loads.open_loop import facts_of_load, is_windowed, open_loop_texts, rows_of_load
 from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts, is_counted_loop
+from pytest_slmserve.report.page.writer import write_page
 from pytest_slmserve.report.point_facts import point_facts, sweep_facts
 from pytest_slmserve.report.screen import Findings, screen
 from pytest_slmserve.report.summary import tables
@@ -44,6 +47,8 @@ REPORT_STATUS = (
     f"{cli.HOLDS} all verdicts are as expected and gates pass, {cli.FAILS} one is not or fails, {cli.UNDECIDED} none "
     f"is wrong but one is undecided or nothing was measured, {cli.USAGE} wrong usage or an archive that cannot be read."
 )
+HTML = "also write one page with charts, tables and the records, which needs no network (needs Jinja2)"
+TEXT_ON_A_PAGE = 150  # columns of the tables
 UNPROVED = "simulated numbers prove no claim of the papers, so their run judged none; --strict judges them"
 FIGURES_STATUS = (
     f"{cli.HOLDS} something was drawn, {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
@@ -57,6 +62,7 @@ def add(commands: cli.Commands) -> None:
     how = "summary (one screen), tables, or all (columns that do not fit follow below; default: tables)"
     report_.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
     report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
+    report_.add_argument("--html", metavar="OUT.html", type=Path, help=HTML)
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     report_.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
@@ -75,12 +81,12 @@ def report(given: argparse.Namespace) -> int:
     if given.list:
         return list_runs(given)
     if are_external(given):
-        if given.figure is not None:
-            raise BadUsage("--figure draws archives of ours, and these are external results", "no --figure")
+        if given.figure is not None or given.html is not None:
+            raise BadUsage("--figure and --html show archives of ours, and these are external results", "neither")
         return judge(given)
     terms = ValidityCriteria(slo_of_requests(given.goodput))
     archives = read_each(given)
-    contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
+    contents, (gates, remarks) = merged([each for _, each in archives]), gates_of(archives)
     loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
     found, notes = judged_again(contents, given.strict, terms.slo), [*contents.notes, *remarks]
     if (found.curves or found.jobs) and not given.strict and is_unproved(contents):
@@ -96,13 +102,21 @@ def report(given: argparse.Namespace) -> int:
             print(f"note: {note}", file=sys.stderr)
     else:
         print("\n".join(pieces(found, loads, terms, given.show)))
+    beside = sys.stderr if given.json or given.csv else sys.stdout
     if given.figure is not None:
         draw_sweeps(found.curves, given.figure)
-        print(f"drawn: {given.figure}", file=sys.stderr if given.json or given.csv else sys.stdout)
+        print(f"drawn: {given.figure}", file=beside)
     judged = [exit_status(found.judged, given.strict)] if found.curves or found.jobs else []
     statuses = {*judged, *(status_of(each.outcome) for each in gates)}
     statuses |= {cli.HOLDS} if loads else set()  # nothing is claimed of them
-    return next((status for status in (cli.FAILS, cli.UNDECIDED, cli.HOLDS) if status in statuses), cli.UNDECIDED)
+    status = next((each for each in (cli.FAILS, cli.UNDECIDED, cli.HOLDS) if each in statuses), cli.UNDECIDED)
+    if given.html is not None:
+        with laid_out(TEXT_ON_A_PAGE):
+            text = "\n".join(pieces(found, loads, terms, "all"))
+        records = [one for path in given.paths for one in embedded(path)]
+        write_page(given.html, found, contents.measurements, records, status=status, text=text)
+        print(f"written: {given.html}", file=beside)
+    return status
 
 
 def list_runs(given: argparse.Namespace) -> int:
@@ -152,7 +166,7 @@ def rows_of(found: Findings, loads: Sequence[Measurement], terms: ValidityCriter
 def figures(given: argparse.Namespace) -> int:
     """Every picture that the archives have the measurements for, and why there is no other."""
     archives = read_each(given)
-    contents, (gates, remarks) = merged(archives), gates_of(given.paths, archives)
+    contents, (gates, remarks) = merged([each for _, each in archives]), gates_of(archives)
     for note in (*contents.notes, *remarks):
         print(f"note: {note}")
     curves, jobs, drawn = curves_of(contents), job_points(contents.measurements), gate_pictures(gates)
@@ -175,23 +189,24 @@ def make(folder: Path) -> None:
         raise BadUsage(f"cannot make the folder {folder}: {error.strerror}", "--out with another folder") from None
 
 
-def read_each(given: argparse.Namespace) -> list[Contents]:
-    """Contents of each archive, of the runs that are wanted."""
+def read_each(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
+    """Path and contents of each archive, also of those inside a page, of the runs that are wanted."""
     wanted = RunChoice(given.run, given.since)
-    return [chosen(read(path, skip_damaged=given.skip_damaged), wanted) for path in given.paths]
+    found = [each for path in given.paths for each in store.read_each(path, skip_damaged=given.skip_damaged)]
+    return [(path, chosen(contents, wanted)) for path, contents in found]
 
 
 def read_all(given: argparse.Namespace) -> Contents:
     """Archives are read as if they were one: their sweeps of one engine and workload are repeats of each other."""
-    return merged(read_each(given))
+    return merged([contents for _, contents in read_each(given)])
 
 
-def gates_of(paths: Sequence[Path], archives: Sequence[Contents]) -> tuple[list[Gated], list[str]]:
+def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], list[str]]:
     """Each gate of the archives once, in view of the noise that is known beside its archive; and what is to be said of
     them. Raises BadArchive where stored terms are none, BadUsage where the calibration beside one is none."""
     found: dict[str, Gated] = {}
     notes: list[str] = []
-    for path, contents in zip(paths, archives):
+    for path, contents in archives:
         for gated, note in stored_gates(contents.measurements, [(s.started, s.plan) for s in contents.sessions]):
             if gated.gate not in found:
                 found[gated.gate], noise = noted(gated, path)

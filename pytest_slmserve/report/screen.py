@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from statistics import fmean
@@ -154,14 +154,19 @@ ROWS: tuple[Column[ModelRow], ...] = (
 
 def _sweeps(found: Findings, longest: int) -> Iterator[Section]:
     """A table for each device; what was measured beside the sweeps of the run is in its tables."""
+    for place, rows in model_rows(found):
+        parts = table_parts(rows, ROWS)
+        head = [*_block(place, longest), *_plain(parts.head)]
+        yield Section(head, [_plain(lines) for lines in parts.rows], "model", weight=6, foot=_plain(parts.foot))
+
+
+def model_rows(found: Findings) -> Iterator[tuple[str, list[ModelRow]]]:
+    """Rows of each device, below its name."""
     measured = [curve for curve in found.curves if curve.points]
     shown = [curve for curve in measured if is_main_sweep(curve)] or measured
+    bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
     for place, group in grouped(zip(shown, labels(shown)), lambda pair: _place(pair[0])).items():
-        rows = [_model_row(curve, label, found) for curve, label in group]
-        bounds = f"; SLO {found.slo} of {percent(ATTAINMENT)} of the requests" if found.slo else ""
-        parts = table_parts(rows, ROWS)
-        head = [*_block(f"{place}{bounds}", longest), *_plain(parts.head)]
-        yield Section(head, [_plain(lines) for lines in parts.rows], "model", weight=6, foot=_plain(parts.foot))
+        yield f"{place}{bounds}", [_model_row(curve, label, found) for curve, label in group]
 
 
 def _place(curve: Curve) -> str:
@@ -193,7 +198,12 @@ def _good(curve: Curve, slo: Slo | None) -> str:
 
 def _replicas(found: Findings, longest: int) -> Iterator[Section]:
     """Two lines at most for each set of models: the deployment that serves most of those measured."""
-    entries = []
+    if entries := [_block(text, max(longest, 2)) for text in best_deployments(found)]:
+        yield Section([], entries, "deployment")
+
+
+def best_deployments(found: Findings) -> Iterator[str]:
+    """A sentence for each set of models that replicas served."""
     alike = grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models))
     for group in alike.values():
         if valid := [point for point in group if point.valid]:
@@ -203,9 +213,7 @@ def _replicas(found: Findings, longest: int) -> Iterator[Section]:
             over = f", {change(gain)} % (95 %: {changes(gain)}) over one engine" if gain else ""
             rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at {best.concurrency} in flight{over}"
             of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
-            entries.append(_block(f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}", max(longest, 2)))
-    if entries:
-        yield Section([], entries, "deployment")
+            yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
 
 
 def _jobs(found: Findings, longest: int) -> Iterator[Section]:
@@ -260,30 +268,41 @@ def _releases(gated: Gated) -> str:
 
 def _claims(found: Findings, longest: int) -> Iterator[Section]:
     """How many claims hold, which do not and were expected to, and what would decide the others."""
-    if not found.judged:
+    kinds = claims_by_outcome(found)
+    if not any(kinds.values()):
         return
+    wrong = kinds["FAIL"] or kinds["HOLD, UNEXPECTED"]
+    colour: Colour = "red" if wrong else "yellow" if kinds["undecided"] else "green"
+    head = _block(
+        f"claims: {', '.join(f'{len(each)} {name}' for name, each in kinds.items() if each)}", longest, colour
+    )
+    yield Section(head, [_block(f"  {text}", longest, "red") for text in unexpected(kinds)], "claim", weight=4)
+    entries = [_block(f"  {text}", longest, "yellow") for text in undecided(kinds, found.curves)]
+    yield Section([], entries, "reason", weight=2)
+
+
+def claims_by_outcome(found: Findings) -> dict[str, list[Verdict]]:
+    """Verdicts by the words for their outcome."""
     seen = [(verdict, outcome(verdict, row, strict=found.strict)) for verdict, row in found.judged]
-    kinds = {
+    return {
         "hold": [v for v, how in seen if how == "as expected" and v.state is State.HOLDS],
         "fail as expected": [v for v, how in seen if how == "as expected" and v.state is State.FAILS],
         "FAIL": [v for v, how in seen if how == "unexpected" and v.state is State.FAILS],
         "HOLD, UNEXPECTED": [v for v, how in seen if how == "unexpected" and v.state is State.HOLDS],
         "undecided": [v for v, how in seen if how == "undecided"],
     }
-    wrong = kinds["FAIL"] or kinds["HOLD, UNEXPECTED"]
-    colour: Colour = "red" if wrong else "yellow" if kinds["undecided"] else "green"
-    head = _block(
-        f"claims: {', '.join(f'{len(each)} {name}' for name, each in kinds.items() if each)}", longest, colour
-    )
-    entries = [
-        _block(f"  {word} {v.claim}, {v.subject}: {v.why}", longest, "red")
-        for word, kind in (("FAILS", "FAIL"), ("HOLDS, UNEXPECTED", "HOLD, UNEXPECTED"))
-        for v in kinds[kind]
-    ]
-    yield Section(head, entries, "claim", weight=4)
-    undecided = grouped(kinds["undecided"], lambda verdict: remedy(verdict, found.curves)).items()
-    entries = [_block(f"  undecided: {what}: {_named(them)}", longest, "yellow") for what, them in undecided]
-    yield Section([], entries, "reason", weight=2)
+
+
+def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> Iterator[str]:
+    """A sentence on each claim that is not as expected."""
+    for word, kind in (("FAILS", "FAIL"), ("HOLDS, UNEXPECTED", "HOLD, UNEXPECTED")):
+        yield from (f"{word} {v.claim}, {v.subject}: {v.why}" for v in kinds[kind])
+
+
+def undecided(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:
+    """A sentence for each reason, or remedy, with the claims that it is of."""
+    for what, them in grouped(kinds["undecided"], lambda verdict: remedy(verdict, curves)).items():
+        yield f"undecided: {what}: {_named(them)}"
 
 
 def _named(verdicts: Sequence[Verdict]) -> str:
@@ -309,6 +328,13 @@ def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
 
 def _disturbed(found: Findings, longest: int) -> Iterator[Section]:
     """Points of which something was left out, or has something against it, grouped by the kind of reason."""
+    title, sentences = disturbances(found)
+    if sentences:
+        yield Section(_block(title, longest, "yellow"), [_block(f"  {text}", longest) for text in sentences], "reason")
+
+
+def disturbances(found: Findings) -> tuple[str, list[str]]:
+    """How many points were disturbed, and a sentence for each kind of reason."""
     points: list[tuple[str, str, AnyPoint]] = []
     for curve, label in zip(found.curves, labels(found.curves), strict=True):
         points += [(label, f"{point.concurrency}", point) for point in curve.points]
@@ -316,16 +342,14 @@ def _disturbed(found: Findings, longest: int) -> Iterator[Section]:
     points += [(f"{p.model}, jobs", "once" if p.load.at_once else f"{p.load.rate:g}/s", p) for p in found.jobs]
     wrong = [(_standing(point), label, load, point) for label, load, point in points]
     wrong = sorted((each for each in wrong if each[0]), key=lambda each: STANDINGS.index(each[0]))
-    entries = []
+    sentences = []
     for (standing, _), group in grouped(wrong, lambda each: (each[0], _kind(each[3]))).items():
         loads = {
             label: dict.fromkeys(each[2] for each in same) for label, same in grouped(group, itemgetter(1)).items()
         }
         names = "; ".join(f"{label} at {', '.join(each)}" for label, each in loads.items())
-        entries.append(_block(f"  {standing}: {names}: {_reason(group[0][3])}", longest))
-    if entries:
-        head = _block(f"disturbed: {len(wrong)} of {counted(len(points), 'point')}", longest, "yellow")
-        yield Section(head, entries, "reason")
+        sentences.append(f"{standing}: {names}: {_reason(group[0][3])}")
+    return f"disturbed: {len(wrong)} of {counted(len(points), 'point')}", sentences
 
 
 STANDINGS = ("INVALID", "degraded", "some left out", "noisy, kept")  # the worst first

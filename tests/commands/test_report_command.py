@@ -49,7 +49,7 @@ def test_no_line_is_longer_than_the_terminal_and_no_number_is_lost(path, monkeyp
     monkeypatch.chdir(BASELINES)
     contents = read(path)
     loads = [m for m in contents.measurements if is_windowed(m.load) or is_counted_loop(m)]
-    gates = report.gates_of([path], [contents])[0]
+    gates = report.gates_of([(path, contents)])[0]
     found = replace(report.judged_again(contents), gates=gates, notes=contents.notes, archives=[path.name])
     with laid_out(400):
         whole = numbers(report.pieces(found, loads, STRICT, "tables"))

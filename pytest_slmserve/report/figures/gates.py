@@ -47,16 +47,16 @@ def _drawn(name: str, gated: Gated) -> Picture:
 
 def _limits(rows: Sequence[Comparison], series: Mapping[str, PairSeries]) -> tuple[float, float]:
     """Ends of the x axis: every pair and every margin is in the picture, an interval may go on beyond it."""
-    at = [ratio for each in rows for ratio in (*_ratios(series[each.name]), _margin_at(each))]
+    at = [ratio for each in rows for ratio in (*ratios(series[each.name]), margin_at(each))]
     room = 0.05 * (max(at) - min(at))
     return min(at) - room, max(at) + room
 
 
-def _ratios(series: PairSeries) -> list[float]:
+def ratios(series: PairSeries) -> list[float]:
     return [after / before for before, after in series.pairs if before and after is not None]
 
 
-def _margin_at(seen: Comparison) -> float:
+def margin_at(seen: Comparison) -> float:
     """The ratio at which the candidate costs more by the margin."""
     return 1 + seen.margin if seen.better == "lower" else 1 / (1 + seen.margin)
 
@@ -72,13 +72,13 @@ def _compared(gated: Gated) -> Iterator[str]:
 def _draw_row(axes: Any, row: int, seen: Comparison, series: PairSeries, is_gated: bool) -> None:
     """The ratio with its interval, the pairs under it, and for what is gated the margin and the outcome."""
     colour = COLOUR[seen.outcome] if is_gated else GREY
-    ratios = _ratios(series)
-    axes.plot(ratios, [row + BELOW] * len(ratios), "o", color=colour, markersize=3, fillstyle="none")
+    pairs = ratios(series)
+    axes.plot(pairs, [row + BELOW] * len(pairs), "o", color=colour, markersize=3, fillstyle="none")
     assert seen.ratio
     axes.plot(seen.ratio.value, row, "o", color=colour, markersize=5)
     if seen.ratio.low is not None and seen.ratio.high is not None:
         ends = [[seen.ratio.value - seen.ratio.low], [seen.ratio.high - seen.ratio.value]]
         axes.errorbar(seen.ratio.value, row, xerr=ends, fmt="none", ecolor=colour, elinewidth=1.5, capsize=3)
     if is_gated:
-        axes.plot([_margin_at(seen)] * 2, [row - 0.35, row + 0.35], color="black", linewidth=1.5)
+        axes.plot([margin_at(seen)] * 2, [row - 0.35, row + 0.35], color="black", linewidth=1.5)
         axes.text(1.01, row, WORDS[seen.outcome], color=colour, transform=axes.get_yaxis_transform(), va="center")

@@ -92,8 +92,8 @@ def _draw_load(axes: Any, sweep: Shown) -> None:
     """Points, the law (solid, where it describes them), a ring where the plateau begins."""
     curve, colour = sweep.curve, sweep.colour
     axes.plot(*_xy(curve.valid, "concurrency"), sweep.marker, color=colour, markersize=4, label=sweep.name)
-    loads = _between(curve.valid[0].concurrency, curve.valid[-1].concurrency)
-    if law := _law(curve):
+    loads = loads_between(curve.valid[0].concurrency, curve.valid[-1].concurrency)
+    if law := saturation_law(curve):
         axes.plot(loads, [law.tokens_per_s(load) for load in loads], "-", color=colour, linewidth=1)
     knee = [p for p in curve.valid if p.concurrency == curve.plateau().value]
     axes.plot(*_xy(knee, "concurrency"), "o", color=colour, markersize=10, fillstyle="none")
@@ -104,14 +104,14 @@ def _draw_roofs(axes: Any, sweeps: Sequence[Shown]) -> None:
     drawn: list[list[float]] = []
     for sweep in sweeps:
         work, peaks, valid = work_of_curve(sweep.curve), peaks_of_curve(sweep.curve), sweep.curve.valid
-        loads = _between(valid[0].concurrency, valid[-1].concurrency)
+        loads = loads_between(valid[0].concurrency, valid[-1].concurrency)
         bound = [ceiling_tokens_per_s(work, peaks, load) for load in loads] if work and peaks else []
         if bound not in drawn:
             axes.plot(loads[: len(bound)], bound, "--", color=sweep.colour, linewidth=1, alpha=0.6)
             drawn.append(bound)
 
 
-def _law(curve: Curve) -> Fit | None:
+def saturation_law(curve: Curve) -> Fit | None:
     """The fitted law, None where there is none or it does not describe the curve."""
     try:
         law = fit(curve.points)
@@ -136,14 +136,14 @@ def _front_loads(sweep: Shown) -> list[tuple[float, float, int, str]]:
     return [(p.e2e_s or 0.0, p.output_tokens_per_s or 0.0, p.concurrency, sweep.colour) for p in _front(sweep)[::-2]]
 
 
-def _between(first: float, last: float) -> list[float]:
+def loads_between(first: float, last: float) -> list[float]:
     """Loads as far apart as eyes on a logarithmic axis want them."""
     return [first * (last / first) ** (i / (SAMPLES - 1)) for i in range(SAMPLES)]
 
 
 def _key(axes: Any, curves: Sequence[Curve]) -> None:
     """Colours are models; the strokes are told once, in grey."""
-    if any(map(_law, curves)):
+    if any(map(saturation_law, curves)):
         axes.plot([], [], "-", color=GREY, linewidth=1, label="fitted law")
     if any(peaks_of_curve(curve) and work_of_curve(curve) for curve in curves):
         axes.plot([], [], "--", color=GREY, linewidth=1, alpha=0.6, label="roofline")

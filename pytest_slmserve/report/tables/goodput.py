@@ -31,7 +31,7 @@ def slo_report(curve: Curve, slo: Slo) -> str:
     """A row per point, and where goodput peaks; nothing where nothing was measured."""
     if not curve.points:
         return ""
-    rows = [_served(curve, point, slo) for point in curve.points]
+    rows = [served(curve, point, slo) for point in curve.points]
     columns = goodput_columns("in\nflight", slo, 3)
     columns.insert(1, Column("\nrequests", lambda s: whole(s.goodput.requests if s.goodput else None), rank=1))
     shown = table(rows, columns, always=len(columns))
@@ -41,7 +41,7 @@ def slo_report(curve: Curve, slo: Slo) -> str:
 
 def highest_good_load(curve: Curve, slo: Slo) -> HighestLoad | None:
     """The highest load of a sweep at which enough requests are good; None where nothing valid was measured."""
-    return found_in([_served(curve, point, slo) for point in curve.points])[1]
+    return found_in([served(curve, point, slo) for point in curve.points])[1]
 
 
 def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
@@ -59,7 +59,7 @@ def goodput_columns(load: str, slo: Slo, digits: int) -> list[Column[Served]]:
     ]
 
 
-def _served(curve: Curve, point: Point, slo: Slo) -> Served:
+def served(curve: Curve, point: Point, slo: Slo) -> Served:
     """Goodput of the repeats that count. Dropped are those of all repeats: failures are no secret."""
     dropped = sum(m.run.failures for m in curve.measurements if concurrency_of(m) == point.concurrency)
     return Served(point.concurrency, point.goodput(slo), dropped)

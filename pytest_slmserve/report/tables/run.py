@@ -184,9 +184,14 @@ def _amount(curve: Curve) -> str:
 
 def point_table(curve: Curve) -> str:
     """One row per point, valid or not."""
+    return table(curve.points, point_columns(curve))
+
+
+def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
+    """Columns for the points of a sweep."""
     gains = {gain.end: gain.value for gain in curve.gains()}
     front = {point.concurrency for point in curve.pareto_front()}
-    columns: tuple[Column[Point], ...] = (
+    return (
         Column("in\nflight", lambda p: str(p.concurrency)),
         Column("\nbatch", lambda p: figure(p.batch, 4), rank=5),
         Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=2),
@@ -204,7 +209,6 @@ def point_table(curve: Curve) -> str:
         Column("\nPareto", lambda p: "*" if p.concurrency in front else "", "center", rank=5),
         Column("\nvalid", valid_cell, "left"),
     )
-    return table(curve.points, columns)
 
 
 def remarks(curve: Curve) -> Iterator[str]:
@@ -237,8 +241,7 @@ def verdict_facts(verdict: Verdict, row: ClaimRow | None, *, strict: bool = Fals
 
 def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator[tuple[str, Colour | None]]:
     """A line per judged claim, grouped by claim, and how many of each kind there are; each with its colour."""
-    order = {claim.name: number for number, claim in enumerate(CLAIMS)}
-    pairs = sorted(judged, key=lambda pair: order.get(pair[0].claim, len(order)))
+    pairs = in_order_of_claims(judged)
     width = max((len(v.subject) for v, _ in pairs), default=0)
     for claim, group in groupby(pairs, key=lambda pair: pair[0].claim):
         statement = next((c.statement for c in CLAIMS if c.name == claim), "")
@@ -250,17 +253,32 @@ def verdict_lines(judged: Iterable[Judged], *, strict: bool = False) -> Iterator
 
 
 def _verdict_line(verdict: Verdict, row: ClaimRow | None, width: int, strict: bool) -> str:
+    state = outcome_words(verdict, row, strict=strict)
+    return f"  {state:<{STATES}}  {verdict.subject:<{width}}  {reason(verdict, row, strict=strict)}"
+
+
+def outcome_words(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:
+    """ "holds", "fails, as expected", "FAILS", "HOLDS, UNEXPECTED" or "undecided" """
     match outcome(verdict, row, strict=strict):
         case "undecided":
-            state = "undecided"
+            return "undecided"
         case "as expected":
-            state = "holds" if verdict.state is State.HOLDS else "fails, as expected"
+            return "holds" if verdict.state is State.HOLDS else "fails, as expected"
         case "unexpected":
-            state = "FAILS" if verdict.state is State.FAILS else "HOLDS, UNEXPECTED"
-    line = f"  {state:<{STATES}}  {verdict.subject:<{width}}  {verdict.why}"
-    if not state.isupper() or row is None or not row.evidence:
-        return line
-    return f"{line}; the claims table expects that it {row.expected}: {row.evidence}"
+            return "FAILS" if verdict.state is State.FAILS else "HOLDS, UNEXPECTED"
+
+
+def reason(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> str:
+    """The reason of a verdict; of one that is not as expected with the evidence for what was."""
+    if outcome(verdict, row, strict=strict) != "unexpected" or row is None or not row.evidence:
+        return verdict.why
+    return f"{verdict.why}; the claims table expects that it {row.expected}: {row.evidence}"
+
+
+def in_order_of_claims(judged: Iterable[Judged]) -> list[Judged]:
+    """Verdicts as the claims table has their claims."""
+    order = {claim.name: number for number, claim in enumerate(CLAIMS)}
+    return sorted(judged, key=lambda pair: order.get(pair[0].claim, len(order)))
 
 
 def _colour(seen: Outcome) -> Colour:

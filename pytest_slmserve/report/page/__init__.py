@@ -1,0 +1,1 @@
+"""One HTML file for readers: the findings as charts and tables, with the records inside. It needs no network."""

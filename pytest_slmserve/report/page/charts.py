@@ -1,0 +1,377 @@
+"""Charts of a page as Vega-Lite specifications: plain dicts, whose values tests can read.
+
+Colours of axes and texts are the page's; those of marks are told apart by all eyes on a light and on a dark ground.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
+from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
+from pytest_slmserve.analysis.points.sweep_points import Figure, Point, differences, e2e_s, figure, tokens_per_s
+from pytest_slmserve.analysis.stats.estimates import Interval, factor
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.report.figures.drawing import COLOURS
+from pytest_slmserve.report.figures.gates import margin_at, ratios
+from pytest_slmserve.report.figures.sweeps import loads_between, saturation_law
+from pytest_slmserve.report.numbers import figure as shown
+from pytest_slmserve.report.numbers import milliseconds
+
+Spec = dict[str, Any]
+Values = list[dict[str, Any]]
+
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+STATES = [state.value for state in (State.HOLDS, State.FAILS, State.UNDECIDED)]
+STATE_COLOURS = (COLOURS[2], COLOURS[1], "#8a8a8a")
+LATENCIES = (("E2E mean", "e2e_s"), ("E2E p99", "e2e_p99_s"), ("TTFT mean", "ttft_s"), ("TPOT mean", "tpot_s"))
+IN_FLIGHT, TOKENS_PER_S = "requests in flight", "output tokens/s"
+DASHES = [5, 4]
+FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
+LINE = {"type": "line", "opacity": 0.7, "aria": False}
+PADDING = 10  # pixels between marks and the end of an axis
+ROW = 26  # pixels of an interval's row
+
+
+def intervals(points: Sequence[Point], what: Figure = tokens_per_s) -> list[Interval]:
+    """The 95 % interval of each point's mean; the noise is that of all these points."""
+    if any(not what(point) for point in points):
+        return [Interval(math.nan) for _ in points]
+    seen = differences(points, what)
+    return [factor(seen.mean(i)) for i in range(len(points))]
+
+
+def throughput(curve: Curve, flat: int | None) -> Spec:
+    """Output tokens/s over the load: intervals, the fitted law, the plateau from `flat` on, predictions, roofline."""
+    valid, last = curve.valid, curve.valid[-1].concurrency
+    loads = loads_between(valid[0].concurrency, last)
+    law, work, peaks = saturation_law(curve), work_of_curve(curve), peaks_of_curve(curve)
+    most = 1.15 * max(end for i in intervals(valid) for end in (i.high, i.value) if end and math.isfinite(end))
+    layers = [_plateau(flat, last, curve)] if flat is not None and flat < last else []
+    if work and peaks:
+        bound = [{"x": load, "y": ceiling_tokens_per_s(work, peaks, load)} for load in loads]
+        layers.append(_line([row for row in bound if row["y"] <= most], strokeDash=DASHES, opacity=0.7))
+    if law:
+        layers.append(_line([{"x": load, "y": law.tokens_per_s(load)} for load in loads]))
+    if curve.kv_capacity and valid[0].concurrency < curve.kv_capacity < last:
+        layers += _cut(curve.kv_capacity)
+    layers += _dots(_point_rows(valid, intervals(valid), curve))
+    if predicted := [_predicted(p.concurrency, p.tokens_per_s) for p in curve.predictions]:
+        layers += _dots(predicted, predicted=True)
+    return _chart(layers, _loads(curve), _axis("y", TOKENS_PER_S), f"{TOKENS_PER_S} over {IN_FLIGHT}, {curve.subject}")
+
+
+def latency(curve: Curve) -> Spec:
+    """Latencies over the load, in ms."""
+    values: Values = []
+    for name, field in LATENCIES:
+        points = [point for point in curve.valid if getattr(point, field) is not None]
+        for point, seen in zip(points, intervals(points, e2e_s if field == "e2e_s" else figure(field))):
+            low, high = (None if end is None else 1e3 * end for end in (seen.low, seen.high))
+            ms = getattr(point, field)
+            row = {"x": point.concurrency, "y": 1e3 * ms, "low": low, "high": high, "series": name}
+            values.append(row | {"shown": f"{milliseconds(ms)} ms"})
+    names = [name for name, _ in LATENCIES if any(row["series"] == name for row in values)]
+    layers = _dots(values, series=_series(names, "latency"))
+    return _chart(layers, _loads(curve), _axis("y", "ms", scale="log"), f"latency over {IN_FLIGHT}, {curve.subject}")
+
+
+def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
+    """Output tokens/s against mean E2E; points that another one beats are hollow."""
+    values: Values = []
+    for label, curve in curves:
+        front = {point.concurrency for point in curve.pareto_front()}
+        rates, waits = intervals(curve.valid), intervals(curve.valid, e2e_s)
+        for point, rate, wait in zip(curve.valid, rates, waits):
+            row = _point_row(point, rate, label) | {"x": point.e2e_s, "optimal": point.concurrency in front}
+            values.append(row | {"left": wait.low, "right": wait.high, "load": point.concurrency})
+    series = _series([label for label, _ in curves], "model")
+    x, y = _axis("x", "mean E2E latency, s", scale="log"), _axis("y", TOKENS_PER_S, scale="log")
+    optimal = {"filter": "datum.optimal"}
+    across = {
+        "mark": {"type": "rule", "strokeWidth": 1.5, "aria": False},
+        "encoding": _xy(x, y, series) | {"x": {**x, "field": "left"}, "x2": {"field": "right"}},
+        "transform": [{"filter": "isValid(datum.left) && isValid(datum.right)"}],
+    }
+    layers = [
+        {"mark": LINE, "encoding": _xy(x, y, series), "transform": [optimal]},
+        across,
+        *_dots(None, series=series, hollow="!datum.optimal"),
+        {
+            "mark": {"type": "text", "align": "left", "dx": 8, "dy": 9, "fontSize": 10, "aria": False},
+            "encoding": _xy(x, y, {}) | {"text": {"field": "load"}},
+            "transform": [optimal],
+        },
+    ]
+    return _chart(layers, x, y, "throughput against latency", values, height=380)
+
+
+def batch(curve: Curve) -> Spec | None:
+    """Sequences of an engine step over the load, beside the line on which all requests are in the batch."""
+    points = [point for point in curve.valid if point.batch is not None]
+    if not points:
+        return None
+    ends = [{"x": p.concurrency, "y": p.concurrency} for p in (points[0], points[-1])]
+    values = [{"x": p.concurrency, "y": p.batch, "shown": shown(p.batch, 4)} for p in points]
+    layers = [_line(ends, strokeDash=DASHES), *_dots(values)]
+    y = _axis("y", "batch, sequences", scale="log")
+    return _chart(layers, _loads(curve), y, f"batch held over {IN_FLIGHT}, {curve.subject}", height=200)
+
+
+def shares(curve: Curve) -> Spec | None:
+    """What the sensors and the data sheet say, in per cent over the load."""
+    names = {
+        "of the roofline": "roofline_fraction",
+        "SM active": "sm_active",
+        "DRAM active": "dram_active",
+        "tensor active": "tensor_active",
+        "KV cache used": "kv_usage",
+    }
+    values = [
+        {"x": p.concurrency, "y": 100 * value, "series": name, "shown": f"{100 * value:.1f} %"}
+        for name, field in names.items()
+        for p in curve.valid
+        if (value := getattr(p, field, None)) is not None
+    ]
+    if not values:
+        return None
+    present = [name for name in names if any(row["series"] == name for row in values)]
+    layers = _dots(values, series=_series(present, "share"))
+    return _chart(layers, _loads(curve), _axis("y", "%"), f"use of the device, {curve.subject}", height=200)
+
+
+def quantiles(name: str, values: Values) -> Spec:
+    """Share of the requests over their latency, a line for each load. values: ms, share and load."""
+    x = _axis("x", f"{name}, ms", scale="log")
+    y = _axis("y", "share of requests, %")
+    legend = {"orient": "bottom", "columns": 6, "symbolType": "stroke"}
+    scale = {"scheme": {"name": "viridis", "extent": [0.15, 0.9]}}
+    colour = {"field": "load", "type": "ordinal", "title": IN_FLIGHT, "scale": scale, "legend": legend}
+    encoding = _xy(x, y, {"color": colour}) | {"order": {"field": "y"}}
+    layers: list[Spec] = [{"mark": {"type": "line", "aria": False}, "encoding": encoding}]
+    return _chart(layers, x, y, f"{name} quantiles", values, height=220)
+
+
+def goodput(names: Sequence[str], loads: Iterable[int], field: str, title: str) -> Spec:
+    """Goodput, or the share of good requests, over the load. The page's script fills it in."""
+    series, y = _series(names, "model"), _axis("y", title)
+    x = _load_axis(sorted(set(loads)))
+    layers = [{"mark": LINE, "encoding": _xy(x, y, series)}, *_dots(None, series=series)]
+    return _chart(layers, x, y, f"{title} over {IN_FLIGHT}", height=240) | {"usermeta": {"field": field}}
+
+
+def forest(verdicts: Sequence[Verdict]) -> Spec | None:
+    """The interval of each verdict of a claim against its bound; None where none has a value."""
+    values: Values = [
+        {"subject": v.subject, "x": v.value, "low": v.low, "high": v.high, "bound": v.bound, "state": v.state.value}
+        for v in verdicts
+        if v.value is not None and math.isfinite(v.value)
+    ]
+    for row in values:
+        row["shown"] = shown(row["x"])
+    return _intervals(values, "", f"{verdicts[0].claim}: intervals and bounds") if values else None
+
+
+def gate_forest(compared: Sequence[Comparison], series: Mapping[str, PairSeries], gated: Iterable[str]) -> Spec | None:
+    """Candidate over baseline of each endpoint: every pair, the estimate with its interval, and the margin."""
+    judged = set(gated)
+    values: Values = []
+    pairs: Values = []
+    for each in compared:
+        if each.ratio is None:
+            continue
+        state, bound = (each.outcome, margin_at(each)) if each.name in judged else (State.UNDECIDED, None)
+        seen = {"x": each.ratio.value, "low": each.ratio.low, "high": each.ratio.high, "bound": bound}
+        values.append({"subject": each.name, **seen, "state": state.value, "shown": f"{each.ratio.value:.4f}"})
+        pairs += [{"subject": each.name, "pair": ratio} for ratio in ratios(series[each.name])]
+    if not values:
+        return None
+    spec = _intervals(values, "candidate / baseline", "candidate over baseline of each endpoint")
+    names = _rows(row["subject"] for row in values)
+    dots = {
+        "data": {"values": pairs},
+        "mark": {"type": "tick", "thickness": 1.5, "height": 8, "yOffset": 8, "opacity": 0.6, "aria": False},
+        "encoding": {"x": {"field": "pair", "type": "quantitative"}, "y": names},
+    }
+    one = {"x": {"field": "one", "type": "quantitative"}}
+    same = {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "aria": False}, "encoding": one}
+    spec["layer"] = [same, dots, *spec["layer"]]
+    return spec
+
+
+def _intervals(values: Values, x_title: str, description: str) -> Spec:
+    """Rows of estimates with their intervals, and the bound of each row as a line across it."""
+    known = [row[name] for row in values for name in ("x", "bound") if row[name] is not None]
+    reach = FARTHEST * ((max(known) - min(known)) or abs(known[0]) or 1.0)
+    ends = [row[name] for row in values for name in ("low", "high") if row[name] is not None]
+    least = max(min(known) - reach, min(ends, default=min(known)))
+    most = min(max(known) + reach, max(ends, default=max(known)))
+    room = 0.06 * ((max(most, *known) - min(least, *known)) or 1.0)
+    domain = [min(least, *known) - room, max(most, *known) + room]
+    scale = {"domain": domain, "nice": False, "zero": False}
+    axis = {"format": "~s" if max(map(abs, domain)) >= 1000 else "~g", "tickCount": 6, "labelOverlap": True}
+    x = {"type": "quantitative", "title": x_title or None, "scale": scale, "axis": axis}
+    y = _rows([row["subject"] for row in values])
+    colour = {"field": "state", "type": "nominal", "scale": {"domain": STATES, "range": STATE_COLOURS}, "legend": None}
+    shape = {
+        "field": "state",
+        "type": "nominal",
+        "scale": {"domain": STATES, "range": ["circle", "cross", "diamond"]},
+        "legend": None,
+    }
+    told = [{"field": "subject", "title": ""}, {"field": "shown", "title": "value"}, {"field": "state", "title": "it"}]
+    interval = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": colour}
+    layers = [
+        {
+            "mark": {"type": "tick", "thickness": 2, "height": ROW - 4, "aria": False},
+            "encoding": {"x": {**x, "field": "bound"}, "y": y},
+            "transform": [{"filter": "isValid(datum.bound)"}],
+        },
+        {
+            "mark": {"type": "rule", "clip": True, "strokeWidth": 2.5, "aria": False},
+            "encoding": interval,
+            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+        },
+        {
+            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
+            "encoding": {"x": {**x, "field": "x"}, "y": y, "color": colour, "shape": shape, "tooltip": told},
+        },
+    ]
+    data = {"name": "rows", "values": values}
+    size = {"height": ROW * len(values), "width": "container"}
+    return {"description": description, "data": data, **size, "layer": layers}
+
+
+def _rows(names: Iterable[str]) -> Spec:
+    """A row for each name, in their order."""
+    axis = {"labelLimit": 220, "ticks": False}
+    return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": axis}
+
+
+def _point_rows(points: Sequence[Point], seen: Sequence[Interval], curve: Curve) -> Values:
+    return [_point_row(point, interval, curve.subject) for point, interval in zip(points, seen)]
+
+
+def _point_row(point: Point, seen: Interval, label: str) -> dict[str, Any]:
+    rate = point.output_tokens_per_s
+    row = {"x": point.concurrency, "y": rate, "low": seen.low, "high": seen.high, "series": label}
+    return row | {"degraded": bool(point.degraded), "shown": f"{shown(rate, 4)} tokens/s"}
+
+
+def _predicted(load: int, seen: Interval) -> dict[str, Any]:
+    told = f"{shown(seen.value)} tokens/s, predicted"
+    return {"x": load, "y": seen.value, "low": seen.low, "high": seen.high, "shown": told}
+
+
+def _plateau(flat: int, last: int, curve: Curve) -> Spec:
+    """The loads of the plateau, shaded."""
+    return {
+        "data": {"values": [{"from": flat, "to": last}]},
+        "mark": {"type": "rect", "opacity": 0.12, "color": COLOURS[2], "aria": False},
+        "encoding": {"x": {**_loads(curve), "field": "from"}, "x2": {"field": "to"}},
+    }
+
+
+def _cut(capacity: int) -> list[Spec]:
+    """A line at the number of requests that the KV cache has room for."""
+    data = {"values": [{"x": capacity, "text": "KV cache full"}]}
+    x = {"field": "x", "type": "quantitative"}
+    text = {"type": "text", "align": "right", "dx": -4, "baseline": "bottom", "fontSize": 10}
+    return [
+        {"data": data, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": {"x": x}},
+        {"data": data, "mark": text, "encoding": {"x": x, "y": {"value": 12}, "text": {"field": "text"}}},
+    ]
+
+
+def _line(values: Values, **look: Any) -> Spec:
+    mark = {"type": "line", "color": COLOURS[0], "strokeWidth": 1.2, "aria": False, **look}
+    x, y = ({"field": name, "type": "quantitative"} for name in "xy")
+    return {"data": {"values": values}, "mark": mark, "encoding": {"x": x, "y": y}}
+
+
+def _dots(
+    values: Values | None, *, series: Spec | None = None, predicted: bool = False, hollow: str = "datum.degraded"
+) -> list[Spec]:
+    """Whiskers and points. values: None for those of the chart, whose points it joins itself. series: encoding that
+    tells several apart. hollow: of which points."""
+    x, y = ({"field": name, "type": "quantitative"} for name in "xy")
+    look = series or {"color": {"value": COLOURS[0]}}
+    colour = {"color": look["color"]}
+    whiskers: Spec = {"type": "rule", "strokeWidth": 1.5, "clip": True, "aria": False}
+    whiskers |= {"strokeDash": [3, 3]} if predicted else {}
+    ends = {"x": x, "y": {"field": "low", "type": "quantitative"}, "y2": {"field": "high"}, **colour}
+    told = [{"field": "series", "title": ""}] if series else []
+    told += [{"field": "x", "title": "at"}, {"field": "shown", "title": "value"}]
+    fill = {"condition": {"test": "true" if predicted else hollow, "value": 0}, "value": 1}
+    points = {"x": x, "y": y, **look, "stroke": look["color"], "fillOpacity": fill, "tooltip": told}
+    known = {"filter": "isValid(datum.low) && isValid(datum.high)"}
+    layers: list[Spec] = [
+        {"mark": whiskers, "encoding": ends, "transform": [known]},
+        {"mark": {"type": "point", "filled": True, "size": 55, "opacity": 1}, "encoding": points},
+    ]
+    if values is None:
+        return layers
+    if series:
+        layers.insert(0, {"mark": LINE, "encoding": {"x": x, "y": y, **colour}})
+    return [{"data": {"values": values}, "layer": layers}]
+
+
+def _series(names: Sequence[str], title: str) -> Spec:
+    """Colour and shape of each of several series."""
+    several = len(COLOURS)
+    scales = (
+        ("color", [COLOURS[i % several] for i in range(len(names))]),
+        ("shape", [SHAPES[(i + i // several) % len(SHAPES)] for i in range(len(names))]),
+    )
+    legend = {"orient": "bottom", "columns": 2, "symbolSize": 70, "labelLimit": 260}
+    return {
+        channel: {
+            "field": "series",
+            "type": "nominal",
+            "title": None if title in ("latency", "share", "model") else title,
+            "scale": {"domain": list(names), "range": looks},
+            "legend": legend if len(names) > 1 else None,
+        }
+        for channel, looks in scales
+    }
+
+
+def _loads(curve: Curve) -> Spec:
+    return _load_axis(sorted({p.concurrency for p in curve.valid} | {p.concurrency for p in curve.predictions}))
+
+
+def _load_axis(loads: Sequence[int]) -> Spec:
+    axis = {"values": loads, "labelOverlap": True, "grid": False, "format": "~d"}
+    scale = {"type": "log", "base": 2, "padding": PADDING}
+    return {"type": "quantitative", "title": IN_FLIGHT, "scale": scale, "axis": axis}
+
+
+def _axis(channel: str, title: str, scale: str = "linear") -> Spec:
+    linear = scale == "linear"
+    kind = {"type": scale, "zero": True} if linear else {"type": scale, "nice": False, "padding": PADDING}
+    axis: Spec = {"format": "~s" if title == TOKENS_PER_S else ",~r", "labelOverlap": True}
+    axis |= {} if linear else {"gridOpacity": 0.5}
+    axis |= {"tickCount": 6} if channel == "y" else {}
+    return {"type": "quantitative", "title": title, "scale": kind, "axis": axis}
+
+
+def _xy(x: Spec, y: Spec, more: Spec) -> Spec:
+    colour = {name: value for name, value in more.items() if name == "color"}
+    return {"x": {**x, "field": "x"}, "y": {**y, "field": "y"}, **colour}
+
+
+def _chart(
+    layers: list[Spec], x: Spec, y: Spec, description: str, values: Values | None = None, height: int = 300
+) -> Spec:
+    """Layers on shared axes, as wide as there is room."""
+    spec: Spec = {"description": description, "width": "container", "height": height, "layer": layers}
+    spec["data"] = {"name": "rows", "values": values or []}
+    for layer in (part for each in layers for part in each.get("layer", [each])):
+        for channel, axis in (("x", x), ("y", y)):
+            if (encoded := layer["encoding"].get(channel)) and "field" in encoded:
+                encoded |= {name: value for name, value in axis.items() if name not in encoded}
+    return spec

@@ -1,0 +1,383 @@
+"""The parts of a page as values for its template: every text and number is one that the terminal prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
+from pytest_slmserve.analysis.grouping import grouped
+from pytest_slmserve.analysis.metrics.goodput import Slo, parse_slo
+from pytest_slmserve.analysis.metrics.latency import RequestLatency, judged_failures, judged_rows, request_latency
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import percentile
+from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
+from pytest_slmserve.analysis.sweep.labels import labels
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report.gate import text as gates
+from pytest_slmserve.report.page import charts
+from pytest_slmserve.report.run_list import measured_facts
+from pytest_slmserve.report.screen import (
+    ROWS,
+    Findings,
+    best_deployments,
+    claims_by_outcome,
+    disturbances,
+    model_rows,
+    undecided,
+    unexpected,
+)
+from pytest_slmserve.report.tables.findings import findings
+from pytest_slmserve.report.tables.goodput import goodput_columns, served
+from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
+from pytest_slmserve.report.tables.jobs import jobs_title
+from pytest_slmserve.report.tables.run import heading, in_order_of_claims, outcome_words, point_columns, reason, remarks
+from pytest_slmserve.report.text_table import Column, laid_out, telling
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.records import Measurement
+
+Row = TypeVar("Row")
+
+WIDE = 100_000  # columns of a layout in which no line is broken: the browser breaks them
+STARTING_SLO = parse_slo("ttft:200ms,tpot:50ms")  # where none was given
+SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
+KINDS: dict[str, tuple[str, str]] = {  # of the outcomes of claims: words and look
+    "hold": ("hold", "good"),
+    "fail as expected": ("fail as expected", "good"),
+    "FAIL": ("fail", "bad"),
+    "HOLD, UNEXPECTED": ("hold, unexpected", "bad"),
+    "undecided": ("undecided", "open"),
+}
+GATE_KINDS = {State.HOLDS: ("pass", "good"), State.FAILS: ("fail", "bad"), State.UNDECIDED: ("inconclusive", "open")}
+STATUSES = {
+    0: "all is as expected",
+    1: "something fails",
+    4: "wrong usage",
+    10: "nothing fails, but something is undecided",
+}
+GOODPUT = ("in flight", "goodput /s", "good %", "dropped")  # columns that the page's script can compute
+UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environment: hashes, and what follows
+
+
+@dataclass(frozen=True, slots=True)
+class HtmlTable:
+    """A table of texts. numeric: of each column, whether it stands on the right."""
+
+    caption: str
+    heads: list[str]
+    rows: list[list[str]]
+    numeric: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    spec: charts.Spec
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A number of verdicts of one kind. look: good, bad or open."""
+
+    count: int
+    words: str
+    look: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictRow:
+    state: str
+    words: str
+    look: str
+    subject: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPart:
+    name: str
+    statement: str
+    source: str
+    chart: Chart | None
+    verdicts: list[VerdictRow]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """A sweep: lines on what was measured, findings by name, charts, quantiles, table and remarks."""
+
+    label: str
+    head: list[str]
+    findings: list[tuple[str, str]]
+    charts: list[Chart]
+    quantiles: list[Chart]
+    table: HtmlTable
+    remarks: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class GatePart:
+    title: str
+    look: str
+    chart: Chart | None
+    tables: list[HtmlTable]
+    text: str
+
+
+def as_table(caption: str, rows: Sequence[Row], columns: Sequence[Column[Row]]) -> HtmlTable:
+    """The table that a terminal shows, with every column that tells something."""
+    kept = telling(rows, columns)
+    return HtmlTable(
+        caption,
+        [column.name for column in kept],
+        [[column.cell(row) for column in kept] for row in rows],
+        [column.side == "right" for column in kept],
+    )
+
+
+def page_content(found: Findings, measurements: Sequence[Measurement], status: int | None) -> dict[str, Any]:
+    """Names of the template with their values."""
+    kinds = claims_by_outcome(found)
+    shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
+    with laid_out(WIDE):
+        title, sentences = disturbances(found)
+        return {
+            "title": _title(measurements),
+            "tallies": [Tally(len(v), *KINDS[name]) for name, v in kinds.items() if v] + _gate_tallies(found.gates),
+            "status": status,
+            "status_words": STATUSES.get(status or 0, ""),
+            "unexpected": [*unexpected(kinds), *_gate_failures(found.gates)],
+            "undecided": list(undecided(kinds, found.curves)),
+            "facts": _facts(measurements),
+            "reproduce": reproduce(measurements),
+            "overview": [as_table(place, rows, ROWS) for place, rows in model_rows(found)],
+            "deployments": list(best_deployments(found)),
+            "jobs": [
+                as_table(jobs_title(jobs[0].environment), jobs, JOBS)
+                for jobs in grouped(found.jobs, lambda job: job.environment.key).values()
+            ],
+            "disturbed": (title, sentences),
+            "environments": _environments(measurements),
+            "claims": list(_claims(found)),
+            "pareto": _pareto(shown),
+            "models": [_model(label, curve, found) for label, curve in shown],
+            "gates": list(map(_gate, found.gates)),
+            "notes": [*found.notes, *filter(None, [found.reused])],
+            "words": WORDS,
+            "goodput": goodput_part(shown, found.slo or STARTING_SLO),
+        }
+
+
+def _title(measurements: Sequence[Measurement]) -> str:
+    """Devices and releases."""
+    facts = measured_facts(measurements)
+    devices, releases = ", ".join(facts["devices"]), ", ".join(facts["vllm"])
+    return f"{devices}, vLLM {releases}" if releases and devices else devices or "nothing was measured"
+
+
+def _facts(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
+    """Names and values of what was measured, and when."""
+    facts = measured_facts(measurements)
+    dates = sorted({m.measured_at[:10] for m in measurements})
+    each = {
+        "machine": ", ".join(facts["devices"]),
+        "vLLM": ", ".join(facts["vllm"]),
+        "models": ", ".join(facts["models"]),
+        "measured": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
+        "measurements": f"{facts['measurements']:,}, of {facts['launches']:,} launches",
+    }
+    return [(name, value) for name, value in each.items() if value]
+
+
+def reproduce(measurements: Sequence[Measurement]) -> str:
+    """A command that measures the same models, interfaces and loads; empty of nothing, and of gates."""
+    if not measurements or measurements[0].paired:
+        return ""
+    first = measurements[0]
+    models = dict.fromkeys(m.spec.model for m in measurements)
+    loads = sorted({c for m in measurements if (c := m.load.max_concurrency) is not None})
+    mode = {"cuda": "--slm-gpu", "cpu": "--slm-cpu", "simulated": "--slm-simulate"}.get(first.spec.platform, "")
+    words = ["pytest", "--pyargs", "pytest_slmserve.benchmarks"]
+    words += [f"--slm-endpoint={first.spec.url}"] if first.spec.url else [mode]
+    words += [f"--slm-models={','.join(models)}"]
+    words += [f"--slm-concurrency={','.join(map(str, loads))}"] if loads else []
+    words += [f"--slm-interface={first.spec.interface}"] if first.spec.interface == "server" else []
+    return shlex.join(word for word in words if word)
+
+
+def _environments(measurements: Sequence[Measurement]) -> HtmlTable | None:
+    """A row for each fact, a column for each kind of environment."""
+    each = list({m.environment.key: m.environment for m in measurements}.values())
+    names = [field.name for field in fields(Environment) if field.name not in UNSAID]
+    known = [name for name in names if any(getattr(one, name) is not None for one in each)]
+    rows = [[name.replace("_", " "), *(_text(getattr(one, name)) for one in each)] for name in known]
+    heads = ["fact", *("value" if len(each) == 1 else f"environment {i}" for i in range(1, len(each) + 1))]
+    return HtmlTable("Environment", heads, rows, [False] * len(heads)) if rows else None
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _claims(found: Findings) -> Iterator[ClaimPart]:
+    for name, pairs in grouped(in_order_of_claims(found.judged), lambda pair: pair[0].claim).items():
+        claim = next((claim for claim in CLAIMS if claim.name == name), None)
+        spec = charts.forest([verdict for verdict, _ in pairs])
+        rows = []
+        for verdict, row in pairs:
+            words = outcome_words(verdict, row, strict=found.strict)
+            look = "open" if words == "undecided" else "bad" if words.isupper() else "good"
+            why = reason(verdict, row, strict=found.strict)
+            rows.append(VerdictRow(verdict.state.value, words.lower(), look, verdict.subject, why))
+        chart = Chart("Interval of each subject against its bound", spec) if spec else None
+        yield ClaimPart(name, claim.statement if claim else "", claim.source if claim else "", chart, rows)
+
+
+def _pareto(shown: Sequence[tuple[str, Curve]]) -> list[Chart]:
+    """A plane for each device."""
+    alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key)
+    return [Chart("Throughput against latency", charts.pareto(curves)) for curves in alike.values()]
+
+
+def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
+    tolerance = found.tolerance(curve, label)
+    flat = curve.plateau(tolerance).value if is_main_sweep(curve) else None
+    made: list[tuple[str, charts.Spec | None]] = [
+        ("Throughput over load", charts.throughput(curve, flat)),
+        ("Latency over load", charts.latency(curve)),
+        ("Batch held", charts.batch(curve)),
+        ("Use of the device", charts.shares(curve)),
+    ]
+    return ModelPart(
+        label,
+        [line.strip() for line in heading(curve)],
+        list(findings(curve, tolerance)),
+        [Chart(title, spec, NOTES.get(title, "")) for title, spec in made if spec],
+        list(_quantiles(curve)),
+        as_table(f"Points of {label}", curve.points, point_columns(curve)),
+        [text.strip() for text in remarks(curve)],
+    )
+
+
+WORDS = (
+    ("requests in flight", "Requests that the client keeps in the engine at once: the load."),
+    ("batch", "Sequences that one step of the engine computes together."),
+    ("TTFT", "Time to first token: from sending a request to its first output token."),
+    ("TPOT", "Time per output token: from the first to the last, over the tokens after the first."),
+    ("E2E", "End-to-end latency: from sending a request to its last output token."),
+    ("goodput", "Requests per second that kept every bound of the service-level objective (SLO)."),
+    ("plateau", "The loads past which a doubling gains less throughput than the bound of the claim."),
+    ("Pareto-optimal", "A load that no other one beats in both throughput and latency."),
+    ("roofline", "The throughput that the data sheet of the device allows at a batch."),
+    ("95 % interval", "Where the true value lies in 19 of 20 such measurements."),
+    ("valid", "yes; noisy: disturbed, but counted; partly: some repeats left out; degraded; NO: invalid."),
+)
+NOTES = {
+    "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
+    "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
+    "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",
+    "Batch held": "Dashed: every request in flight is in the batch.",
+}
+
+
+def _quantiles(curve: Curve) -> Iterator[Chart]:
+    each: dict[str, Callable[[RequestLatency], float | None]] = {
+        "TTFT": lambda seen: seen.ttft_s,
+        "TPOT": lambda seen: seen.tpot_s,
+        "E2E": lambda seen: seen.e2e_s,
+    }
+    requests = [(point, [request_latency(m.run.samples, row) for m, row in _judged(point)]) for point in curve.valid]
+    for name, latency in each.items():
+        values = []
+        for point, seen in requests:
+            known = sorted(value for one in seen if (value := latency(one)) is not None)
+            values += [
+                {"x": 1e3 * ms, "y": 100 * share, "load": point.concurrency}
+                for share in SHARES
+                if (ms := percentile(known, share)) is not None and ms > 0
+            ]
+        if values:
+            yield Chart(name, charts.quantiles(name, values))
+
+
+def _judged(point: Point) -> Iterator[tuple[Measurement, int]]:
+    """Requests by which the repeats of a point are judged."""
+    for (measurement,) in point.used:
+        yield from ((measurement, row) for row in judged_rows(measurement))
+
+
+def goodput_part(shown: Sequence[tuple[str, Curve]], slo: Slo) -> dict[str, Any] | None:
+    """Goodput under an SLO as a table, and what the page needs to compute it for another one; None without points."""
+    if not shown:
+        return None
+    rows = [(label, served(curve, point, slo)) for label, curve in shown for point in curve.valid]
+    columns = [column for column in goodput_columns("in\nflight", slo, 4) if column.name in GOODPUT]
+    table = HtmlTable(
+        "Goodput of each load",
+        ["model", *(column.name for column in columns)],
+        [[label, *(column.cell(row) for column in columns)] for label, row in rows],
+        [False, *(True for _ in columns)],
+    )
+    names, loads = [label for label, _ in shown], [point.concurrency for _, curve in shown for point in curve.valid]
+    return {
+        "bounds": {name: slo.bounds.get(name) for name in ("ttft", "tpot", "e2e")},
+        "table": table,
+        "charts": [
+            Chart("Goodput over load", charts.goodput(names, loads, "per_s", "goodput, requests/s")),
+            Chart("Share of good requests", charts.goodput(names, loads, "percent", "good requests, %")),
+        ],
+        "requests": [
+            {"series": label, "x": point.concurrency, "windows": list(map(_window, point.used))}
+            for label, curve in shown
+            for point in curve.valid
+        ],
+    }
+
+
+def _window(group: Sequence[Measurement]) -> dict[str, Any]:
+    """Requests of one repeat, in whole microseconds: since the one before was sent, to the first token, to the last."""
+    (measurement,) = group
+    samples, (opens, closes) = measurement.run.samples, measurement.run.window_s
+    rows = judged_rows(measurement)
+    ended = [row for row in rows if samples.finished[row] and samples.last_token_s[row] is not None]
+    sent = [_us(samples.sent_s[row]) for row in ended]
+    first = [None if (at := samples.first_token_s[row]) is None else _us(at) for row in ended]
+    return {
+        "seconds": closes - opens,
+        "dropped": judged_failures(measurement) + len(rows) - len(ended),
+        "sent": [at - before for at, before in zip(sent, [0, *sent])],
+        "first": [None if at is None else at - begin for at, begin in zip(first, sent)],
+        "last": [_us(samples.last_token_s[row] or 0.0) - begin for row, begin in zip(ended, sent)],
+        "tokens": [samples.output_tokens[row] for row in ended],
+    }
+
+
+def _us(seconds: float) -> int:
+    return round(1e6 * seconds)
+
+
+def _gate_tallies(found: Iterable[Gated]) -> list[Tally]:
+    alike = grouped(found, lambda gated: gated.outcome)
+    return [Tally(len(them), f"gate: {GATE_KINDS[state][0]}", GATE_KINDS[state][1]) for state, them in alike.items()]
+
+
+def _gate_failures(found: Iterable[Gated]) -> Iterator[str]:
+    for gated in found:
+        if gated.outcome is State.FAILS:
+            yield from (f"{gated.model}: {e.name}: {e.why}" for e in gated.gated if e.outcome is State.FAILS)
+            yield from (f"{v.subject}: {v.claim}: {v.why}" for v in gated.exact if v.state is State.FAILS)
+
+
+def _gate(gated: Gated) -> GatePart:
+    series = {each.name: each for each in (*gated_series(gated.pairs), *shown_series(gated.pairs))}
+    compared = [*gated.gated, *gated.shown]
+    spec = charts.gate_forest(compared, series, (each.name for each in gated.gated))
+    note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
+    rows = [*((each, True) for each in gated.gated), *((each, False) for each in gated.shown)]
+    tables = [as_table("Endpoints", rows, gates.COLUMNS)] if rows else []
+    chart = Chart("Candidate over baseline", spec, note) if spec else None
+    return GatePart(gates.title(gated), GATE_KINDS[gated.outcome][1], chart, tables, gates.gate_text(gated))

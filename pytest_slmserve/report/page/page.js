@@ -1,0 +1,267 @@
+"use strict";
+(() => {
+  const one = (query, within = document) => within.querySelector(query);
+  const all = (query, within = document) => [...within.querySelectorAll(query)];
+  const root = document.documentElement;
+  const views = new Map(); // of each chart's element
+  const tip = document.createElement("div");
+  tip.id = "tip";
+  tip.hidden = true;
+  document.body.append(tip);
+
+  async function unpacked(element) {
+    const bytes = Uint8Array.from(atob(element.textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  }
+
+  // Charts
+
+  const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+
+  function look() {
+    const [ink, quiet, line] = ["ink", "quiet", "line"].map(colour);
+    const font = getComputedStyle(root).fontFamily;
+    return {
+      background: null,
+      font,
+      view: { stroke: null },
+      axis: { labelColor: quiet, titleColor: quiet, gridColor: line, domainColor: line, tickColor: line,
+        labelFontSize: 11, titleFontSize: 11, titleFontWeight: "normal" },
+      legend: { labelColor: ink, titleColor: quiet, labelFontSize: 12, titleFontWeight: "normal" },
+      rule: { color: quiet }, text: { color: quiet }, tick: { color: ink },
+      point: { strokeWidth: 1.5 },
+    };
+  }
+
+  function showTip(handler, event, item, value) {
+    tip.hidden = !value;
+    if (!value) return;
+    const { "": name, ...rest } = value;
+    tip.textContent = [name, ...Object.entries(rest).map(([key, text]) => `${key} ${text}`)].filter(Boolean).join("\n");
+    tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
+    tip.style.top = `${Math.max(8, event.clientY - tip.offsetHeight - 12)}px`;
+  }
+
+  async function draw(element) {
+    const spec = JSON.parse(one(`#chart-${element.dataset.chart}`).textContent);
+    const rows = views.get(element)?.rows ?? spec.data.values;
+    spec.data.values = rows;
+    views.get(element)?.view.finalize();
+    const compiled = vegaLite.compile(spec, { config: look() }).spec;
+    const view = new vega.View(vega.parse(compiled, {}, { ast: true }), {
+      expr: vega.expressionInterpreter, renderer: "svg", container: element, hover: true, loader: null,
+    });
+    views.set(element, { view, rows, all: views.get(element)?.all ?? rows, field: spec.usermeta?.field });
+    await view.tooltip(showTip).runAsync();
+  }
+
+  function show(element, rows) { // other rows in a chart that may be drawn later
+    const drawn = views.get(element);
+    if (!drawn) return;
+    drawn.rows = rows;
+    drawn.view.data("rows", rows).runAsync();
+  }
+
+  async function drawAll() {
+    for (const element of all(".chart")) if (element.offsetParent) await draw(element);
+    root.dataset.drawn = all(".chart svg").length;
+  }
+
+  // Service-level objective
+
+  const NAMES = ["ttft", "tpot", "e2e"];
+  const field = (name) => one(`#${name}`);
+  let points = [];
+
+  function latenciesOf(window) { // seconds, by the operations of the package, so that equal bounds give equal counts
+    let sent = 0;
+    const rows = { ttft: [], tpot: [], e2e: [] };
+    window.sent.forEach((gap, i) => {
+      sent += gap;
+      const begin = sent / 1e6, tokens = window.tokens[i];
+      const first = window.first[i] === null ? NaN : (sent + window.first[i]) / 1e6 - begin;
+      const whole = (sent + window.last[i]) / 1e6 - begin;
+      rows.ttft.push(first);
+      rows.e2e.push(whole);
+      rows.tpot.push(tokens > 1 ? (whole - first) / (tokens - 1) : 0);
+    });
+    return { ...rows, seconds: window.seconds, dropped: window.dropped };
+  }
+
+  function goodputOf(point, bounds) {
+    let good = 0, requests = 0, dropped = 0, rate = 0;
+    for (const window of point.windows) {
+      let met = 0;
+      for (let i = 0; i < window.e2e.length; i++) if (bounds.every(([name, most]) => window[name][i] <= most)) met++;
+      good += met;
+      requests += window.e2e.length + window.dropped;
+      dropped += window.dropped;
+      rate += met / window.seconds;
+    }
+    const percent = requests ? (100 * good) / requests : null;
+    return { series: point.series, x: point.x, per_s: rate / point.windows.length, percent, requests, good, dropped };
+  }
+
+  function figure(value, digits) { // as `report/numbers.py` has it
+    const rounded = Number(value.toPrecision(digits));
+    if (rounded === 0) return "0";
+    const decimals = Math.min(Math.max(digits - 1 - Math.floor(Math.log10(Math.abs(rounded))), 0), 6);
+    return rounded.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  }
+
+  function judge() {
+    const bounds = NAMES.map((name) => [name, parseFloat(field(name).value) / 1e3]).filter(([, most]) => most > 0);
+    const wanted = parseFloat(field("attainment").value);
+    const rows = points.map((point) => goodputOf(point, bounds));
+    const body = one("#goodput-table tbody");
+    rows.forEach((row, i) => {
+      const cells = body.rows[i].cells;
+      cells[2].textContent = figure(row.per_s, 4);
+      cells[3].textContent = row.percent === null ? "-" : row.percent.toFixed(1);
+    });
+    for (const element of all("#slo .chart")) {
+      const name = views.get(element)?.field;
+      if (name) show(element, rows.map((row) => ({ ...row, y: row[name], shown: figure(row[name], 4) })));
+    }
+    const best = new Map();
+    for (const row of rows) if (row.percent >= wanted) best.set(row.series, row);
+    const words = [...new Set(rows.map((row) => row.series))].map((name) => {
+      const row = best.get(name);
+      return row ? `${name}: up to ${row.x} requests in flight, ${figure(row.per_s, 4)} good requests/s`
+        : `${name}: no load has so many good requests`;
+    });
+    one("#best").textContent = words.join("\n");
+    remember();
+  }
+
+  // A slider goes over the latencies that there are, on a logarithmic scale; at its right end there is no bound.
+  const span = {};
+  const slid = (name, place) => span[name][0] * (span[name][1] / span[name][0]) ** (place / 999);
+  const placeOf = (name, ms) =>
+    ms > 0 ? Math.round((999 * Math.log(ms / span[name][0])) / Math.log(span[name][1] / span[name][0])) : 1000;
+
+  async function prepare() {
+    points = JSON.parse(await unpacked(one("#requests")));
+    for (const point of points) point.windows = point.windows.map(latenciesOf);
+    for (const name of NAMES) {
+      let least = Infinity, most = 0;
+      for (const point of points) for (const window of point.windows) for (const seconds of window[name]) {
+        if (seconds > 0 && seconds < least) least = seconds;
+        if (seconds > most) most = seconds;
+      }
+      span[name] = [1e3 * Math.min(least, most || 1) || 1, 1e3 * (most || 1) * 1.01];
+      const slider = one(`#${name}-slider`);
+      slider.addEventListener("input", () => {
+        const place = Number(slider.value);
+        field(name).value = place === 1000 ? "" : Number(slid(name, place).toPrecision(3));
+        judge();
+      });
+    }
+    recall();
+    for (const name of NAMES) one(`#${name}-slider`).value = placeOf(name, parseFloat(field(name).value));
+    one("#bounds").addEventListener("submit", (event) => event.preventDefault());
+    for (const input of all("#bounds input[type=number]")) {
+      input.addEventListener("input", () => {
+        const slider = one(`#${input.id}-slider`);
+        if (slider) slider.value = placeOf(input.id, parseFloat(input.value));
+        judge();
+      });
+    }
+  }
+
+  // The state is in the address, behind what a link to a part has there
+
+  const fields = [...NAMES, "attainment"];
+  function remember() {
+    const state = new URLSearchParams(fields.map((name) => [name, field(name).value]));
+    history.replaceState(null, "", `#slo?${state}`);
+  }
+  function recall() {
+    const [, state] = location.hash.split("?");
+    if (state) for (const [name, value] of new URLSearchParams(state)) if (fields.includes(name)) field(name).value = value;
+  }
+
+  // Buttons
+
+  function save(text, name, type) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(text instanceof Blob ? text : new Blob([text], { type }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1e4);
+  }
+
+  async function download(button) {
+    const figureElement = button.closest("figure");
+    const { view, rows } = views.get(one(".chart", figureElement));
+    const name = one("figcaption span", figureElement).textContent.toLowerCase().replace(/\W+/g, "-");
+    const kind = button.dataset.save;
+    if (kind === "svg") save(await view.toSVG(), `${name}.svg`, "image/svg+xml");
+    if (kind === "png") (await view.toCanvas(2)).toBlob((blob) => save(blob, `${name}.png`));
+    if (kind === "csv") {
+      const values = rows.length ? rows : JSON.parse(one(".chart + script", figureElement).textContent).layer
+        .map((layer) => layer.data?.values ?? []).reduce((most, each) => (each.length > most.length ? each : most), []);
+      const heads = Object.keys(values[0] ?? {});
+      const cell = (value) => `"${String(value ?? "").replaceAll('"', '""')}"`;
+      save([heads, ...values.map((row) => heads.map((head) => row[head]))].map((row) => row.map(cell).join()).join("\n"),
+        `${name}.csv`, "text/csv");
+    }
+  }
+
+  function filter(state) {
+    for (const button of all("[data-filter]")) button.setAttribute("aria-pressed", String(button.dataset.filter === state));
+    for (const card of all(".claim")) {
+      const verdicts = all("[data-state]", card);
+      for (const verdict of verdicts) verdict.hidden = state !== "" && verdict.dataset.state !== state;
+      card.hidden = verdicts.every((verdict) => verdict.hidden);
+      const chart = one(".chart", card);
+      const kept = views.get(chart)?.all.filter((row) => state === "" || row.state === state);
+      if (kept) show(chart, kept);
+    }
+  }
+
+  function paint(theme) {
+    root.dataset.theme = theme;
+    one("#theme").setAttribute("aria-pressed", String(theme === "dark"));
+  }
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    if (button.id === "theme") {
+      paint(root.dataset.theme === "dark" ? "light" : "dark");
+      await drawAll();
+    } else if ("copy" in button.dataset) {
+      const code = one("code", button.parentElement);
+      getSelection().selectAllChildren(code); // for who may not write to the clipboard
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+    } else if ("filter" in button.dataset) filter(button.dataset.filter);
+    else if ("save" in button.dataset) await download(button);
+  });
+  document.addEventListener("toggle", (event) => {
+    if (event.target.open && globalThis.vega) all(".chart", event.target).forEach((element) => {
+      if (element.offsetParent && !views.has(element)) draw(element);
+    });
+  }, true);
+  addEventListener("beforeprint", () => all("details").forEach((each) => { each.open = true; }));
+
+  async function start() {
+    for (const element of all("[data-library]")) {
+      const script = document.createElement("script");
+      script.textContent = await unpacked(element);
+      document.head.append(script);
+    }
+    if (one("#requests")) await prepare();
+    await drawAll();
+    if (one("#requests")) judge();
+    root.dataset.ready = "yes";
+  }
+
+  paint(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  start().catch((error) => {
+    one("#trouble").textContent = `The charts could not be drawn: ${error.message}. Every number is in the tables.`;
+    throw error;
+  });
+})();

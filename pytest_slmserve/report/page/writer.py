@@ -1,0 +1,134 @@
+"""The writer of a page: the template with its content, the libraries, and the records, in one file.
+
+Nothing is fetched, and nothing runs but three libraries and our script, by their hashes. What comes from an archive is
+text: the template escapes it, and in JSON no tag can end.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.archive.own_folder import make_folder
+from pytest_slmserve.archive.pages import Embedded
+from pytest_slmserve.report.as_json import plain
+from pytest_slmserve.report.page.content import page_content
+from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.records import Measurement
+
+FOLDER = files("pytest_slmserve.report.page")
+LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-interpreter.js")
+# Characters that move a cursor or turn the direction of a text, and are no text themselves.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_MODULE = (  # the interpreter is published as a module, which a page in a file cannot import
+    ("import {", "const {"),
+    ("} from 'vega-util';", "} = vega;"),
+    ("export { expression as expressionInterpreter };", "vega.expressionInterpreter = expression;"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A library as a page holds it: packed, and with the hash of its text."""
+
+    name: str
+    base64: str
+    hash: str
+
+
+def write_page(
+    path: Path,
+    found: Findings,
+    measurements: Sequence[Measurement],
+    records: Iterable[Embedded],
+    *,
+    status: int | None = None,
+    text: str = "",
+) -> None:
+    """Writes the page. measurements: those that the findings rest on. records: the archives that hold them. status: of
+    the command or run. text: all tables, as a terminal shows them. Raises BadUsage without Jinja2, and where the file
+    cannot be written. A page that is there is replaced at once, so that whoever reloads it never sees a part."""
+    page = rendered(found, measurements, records, status=status, text=text)
+    beside = path.with_name(f"{path.name}.part")
+    try:
+        make_folder(path.parent)
+        beside.write_text(page, "utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
+
+
+def rendered(
+    found: Findings,
+    measurements: Sequence[Measurement],
+    records: Iterable[Embedded],
+    *,
+    status: int | None = None,
+    text: str = "",
+) -> str:
+    """The text of the page; see `write_page`."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError:
+        raise BadUsage("a page needs Jinja2", "pip install 'pytest-slmserve[report]'") from None
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=seen, trim_blocks=True)
+    environment.filters |= {"json": as_script_json, "packed": lambda value: packed(as_script_json(value).encode())}
+    style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    libraries = [library(name) for name in LIBRARIES]
+    page: str = environment.from_string((FOLDER / "page.html").read_text("utf-8")).render(
+        page_content(found, measurements, status),
+        style=style,
+        script=script,
+        libraries=libraries,
+        policy=policy(style, [hash_of(script), *(each.hash for each in libraries)]),
+        records=list(records),
+        text=text,
+    )
+    return page
+
+
+def policy(style: str, hashes: Sequence[str]) -> str:
+    """The content security policy: nothing but this style and these scripts."""
+    scripts = " ".join(f"'{each}'" for each in hashes)
+    rest = "img-src data:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; style-src '{hash_of(style)}'; script-src {scripts}; {rest}"
+
+
+def library(name: str) -> Script:
+    """A vendored library; the interpreter as a script that adds itself to Vega."""
+    text = (FOLDER / "vendor" / name).read_text("utf-8")
+    if name == "vega-interpreter.js":
+        for published, ours in _MODULE:
+            assert published in text, f"{name} is of another release"
+            text = text.replace(published, ours)
+        text = f"(() => {{{text}\n}})();"
+    return Script(name, packed(text.encode()), hash_of(text))
+
+
+def hash_of(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+
+
+def packed(data: bytes) -> str:
+    """gzip in base64, the same for the same data."""
+    return b64encode(gzip.compress(data, 9, mtime=0)).decode()
+
+
+def as_script_json(value: Any) -> str:
+    """JSON that may stand in a script element: no tag can begin or end in it."""
+    text = json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def seen(value: object) -> object:
+    """A value for the template: of a text only what can be seen."""
+    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", value) if type(value) is str else value

@@ -1,0 +1,203 @@
+"""The page in a real browser, opened from disk: nothing is fetched, nothing goes wrong, its script tells the truth."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import BASELINES
+
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.commands.report import judged_again
+from pytest_slmserve.report.numbers import figure, hundredths
+
+pytest.importorskip("jinja2", reason="a page needs Jinja2")
+playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="accessibility is checked by axe-core")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+ARCHIVE = BASELINES / "h200-vllm-0.26.0-core-opt-2.7b.jsonl.xz"
+PATIENCE_MS = 60_000  # on a busy machine; what is waited for comes in a second on an idle one
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+SLOS = (("200", "20", ""), ("60", "", "1800"), ("", "12.5", ""), ("13.061", "", ""))  # ms: TTFT, TPOT, E2E
+
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser is here: {', '.join(NAMES)}"),
+    pytest.mark.skipif(not ARCHIVE.exists(), reason="the baselines are in the checkout"),
+]
+
+
+@dataclass
+class Opened:
+    """A page in the browser. trouble: messages of its console, errors and requests."""
+
+    page: Any
+    trouble: list[str] = field(default_factory=list)
+
+    def fill(self, **values: str) -> None:
+        for name, value in values.items():
+            self.page.fill(f"#{name}", value)
+
+    def goodput(self) -> list[list[str]]:
+        rows = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+        found: list[list[str]] = self.page.eval_on_selector_all("#goodput-table tbody tr", rows)
+        return found
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "out.html"
+    main(["report", str(ARCHIVE), "--show", "summary", "--html", str(path)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=BROWSER, args=list(FLAGS), timeout=PATIENCE_MS)
+        yield launched
+        launched.close()
+
+
+@contextmanager
+def opened_in(browser: Any, written: Path, **words: Any) -> Iterator[Opened]:
+    """The page, drawn, in a context of its own. words: of the context."""
+    words = {"viewport": {"width": 1400, "height": 900}, "permissions": ["clipboard-read", "clipboard-write"], **words}
+    with browser.new_context(**words) as context:
+        seen = Opened(context.new_page())
+        seen.page.set_default_timeout(PATIENCE_MS)
+        seen.page.on("console", lambda message: seen.trouble.append(f"{message.type}: {message.text}"))
+        seen.page.on("pageerror", lambda error: seen.trouble.append(f"error: {error}"))
+        context.on("request", lambda asked: seen.trouble.append(asked.url))
+        seen.page.goto(written.as_uri())
+        seen.page.wait_for_selector("html[data-ready=yes]")
+        yield seen
+        own = (written.as_uri(), "data:", "blob:", "about:blank")
+        assert [what for what in seen.trouble if not what.startswith(own)] == [], "it is quiet, and asks nobody"
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, written: Path) -> Iterator[Opened]:
+    """The page on a desk."""
+    with opened_in(browser, written) as seen:
+        yield seen
+
+
+def test_every_chart_is_drawn_and_described(opened):
+    charts = opened.page.locator(".chart")
+    assert charts.count() >= 10
+    assert opened.page.locator(".chart svg").count() == charts.count()
+    assert opened.page.locator("#trouble").text_content() == ""
+    assert opened.page.locator("figure [role=graphics-document][aria-label]").count() == charts.count()
+
+
+@pytest.mark.parametrize("bounds", SLOS)
+def test_bounds_give_the_goodput_that_the_package_computes(opened, bounds):
+    opened.fill(**dict(zip(("ttft", "tpot", "e2e"), bounds)))
+    slo = ",".join(f"{name}:{ms}ms" for name, ms in zip(("ttft", "tpot", "e2e"), bounds) if ms)
+    (curve,) = judged_again(read(ARCHIVE)).curves
+    found = [(point.concurrency, point.goodput(slo)) for point in curve.valid]
+    wanted = [[f"{load}", figure(g.per_s, 4), hundredths(g.attainment), f"{g.dropped}"] for load, g in found]
+    assert [row[1:] for row in opened.goodput()] == wanted
+
+
+def test_a_slider_moves_its_bound_and_the_charts_within_100_ms(opened):
+    opened.fill(ttft="", tpot="", e2e="")
+    before = opened.goodput()
+    took = opened.page.evaluate("""() => {
+        const slider = document.querySelector("#tpot-slider");
+        const begun = performance.now();
+        for (let place = 0; place < 10; place++) {
+            slider.value = 100 * place;
+            slider.dispatchEvent(new Event("input"));
+        }
+        return (performance.now() - begun) / 10;
+    }""")
+    assert float(opened.page.input_value("#tpot")) > 0
+    assert opened.goodput() != before
+    assert took < 100
+    opened.page.evaluate("""() => {
+        const slider = document.querySelector("#tpot-slider");
+        slider.value = 1000;
+        slider.dispatchEvent(new Event("input"));
+    }""")
+    assert opened.page.input_value("#tpot") == ""
+
+
+def test_the_address_keeps_the_bounds(opened):
+    opened.fill(ttft="60", tpot="", e2e="1800", attainment="50")
+    rows, address = opened.goodput(), opened.page.url
+    opened.page.goto("about:blank")
+    opened.page.goto(address)
+    opened.page.wait_for_selector("html[data-ready=yes]")
+    assert opened.page.input_value("#e2e") == "1800" and opened.page.input_value("#attainment") == "50"
+    assert opened.goodput() == rows
+
+
+def test_claims_are_filtered(opened):
+    all_of_them = opened.page.locator(".claim:visible").count()
+    opened.page.click("[data-filter=fails]")
+    some = opened.page.locator(".claim:visible").count()
+    assert 0 < some < all_of_them
+    shown = opened.page.eval_on_selector_all(
+        "[data-state]", "each => each.filter(one => !one.hidden).map(one => one.dataset.state)"
+    )
+    assert set(shown) == {"fails"}
+    opened.page.click("[data-filter='']")
+    assert opened.page.locator(".claim:visible").count() == all_of_them
+
+
+def test_the_command_is_copied(opened):
+    opened.page.click("[data-copy]")
+    opened.page.wait_for_selector("[data-copy]:text('Copied')")
+    assert opened.page.evaluate("navigator.clipboard.readText()") == opened.page.text_content(".command code")
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("csv", b'"x","y"')])
+def test_a_chart_is_saved(opened, kind, begins):
+    with opened.page.expect_download() as download:
+        opened.page.locator(f"#throughput [data-save={kind}]").click()
+    assert download.value.suggested_filename == f"throughput-against-latency.{kind}"
+    assert Path(download.value.path()).read_bytes().startswith(begins)
+
+
+def test_the_page_is_dark_where_the_reader_s_system_is_and_light_at_a_click(browser, written):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    with opened_in(browser, written, color_scheme="dark") as seen:
+        assert seen.page.evaluate("document.documentElement.dataset.theme") == "dark"
+        dark = seen.page.evaluate(ground)
+        assert violations(seen) == []
+        seen.page.click("#theme")
+        assert seen.page.evaluate(ground) != dark
+        assert seen.page.get_attribute("#theme", "aria-pressed") == "false"
+
+
+def test_a_phone_has_no_line_that_is_too_long(browser, written):
+    with opened_in(browser, written, viewport={"width": 390, "height": 844}) as seen:
+        assert seen.page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_axe_finds_no_violation(opened):
+    assert violations(opened) == []
+
+
+def violations(opened: Opened) -> list[tuple[str, list[str]]]:
+    """Rules of axe-core that are broken, and where, with all parts of the page unfolded."""
+    opened.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    found = axe.Axe().run(opened.page).response["violations"]
+    return [(rule["id"], [node["html"][:200] for node in rule["nodes"]][:3]) for rule in found]

@@ -1,0 +1,270 @@
+"""The page without a browser: its numbers are the terminal's, nothing of an archive is markup, and it is small."""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from html_pages import Page, values_of
+from scripts import BASELINES
+from strategies import H200, measurement
+
+pytest.importorskip("jinja2", reason="a page needs Jinja2")
+
+from pytest_slmserve.__main__ import main
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.archive.store import Archive, read
+from pytest_slmserve.report.numbers import figure
+from pytest_slmserve.report.page import charts, content
+from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered, write_page
+from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.schema.errors import BadArchive, BadUsage
+
+ARCHIVES = ("h200-vllm-0.26.0-core-opt-2.7b", "cpu-vllm-0.32.0", "h200-vllm-0.26.0-gate-eager-at-512")
+HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\u202e&lt;"
+MOST = 2_000_000  # bytes of a page
+
+Report = Callable[..., tuple[Page, str]]
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+    """The page of archives, and what the terminal prints of them."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def made(*words: object) -> tuple[Page, str]:
+        path = tmp_path / "out.html"
+        main(["report", *map(str, words), "--show", "all", "--html", str(path)])
+        return Page(path.read_text("utf-8")), capsys.readouterr().out
+
+    return made
+
+
+def committed(name: str) -> Path:
+    if not BASELINES.is_dir():
+        pytest.skip("the baselines are in the checkout")
+    return BASELINES / f"{name}.jsonl.xz"
+
+
+def sweep(model: str = "opt-1.3b", rates: tuple[float, ...] = (100, 180, 300, 310)) -> Curve:
+    found = [
+        measurement(2**i, rate * wobble, model=model, environment=H200, repeat=repeat)
+        for i, rate in enumerate(rates)
+        for repeat, wobble in enumerate((0.99, 1, 1.01))
+    ]
+    return curve_of(model, found)
+
+
+def shown_of(made: Curve, **more: object) -> Page:
+    return Page(rendered(Findings(curves=[made], **more), made.measurements, []))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_every_number_is_one_that_the_terminal_prints(report, name, capsys):
+    page, printed = report(committed(name), "--goodput", "ttft:200ms,tpot:50ms")
+    main(["report", str(committed(name)), "--goodput", "ttft:200ms,tpot:50ms", "--show", "summary"])
+    printed += capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    tables = {caption: rows for caption, rows in page.tables.items() if caption not in ("Environment", "")}
+    rows = [row for caption, each in tables.items() if not caption.startswith("Goodput") for row in each[1:]]
+    missing = [row for row in rows if not any(" ".join(" ".join(row).split()) in line for line in lines)]
+    assert rows and missing == []
+    terminal = set(re.findall(r"[\d,.]*\d", printed))
+    told = " ".join(row[-1] for each in tables.values() for row in each[1:])
+    assert set(re.findall(r"[\d,.]*\d", told)) <= terminal
+
+
+@pytest.mark.parametrize("name", ARCHIVES[:2])
+def test_charts_show_the_values_of_the_tables(report, name):
+    page, _ = report(committed(name))
+    (caption,) = (caption for caption in page.tables if caption.startswith("Points of "))
+    head, *rows = page.tables[caption]
+    in_flight, tokens, e2e = (head.index(column) for column in ("in flight", "tokens /s", "E2E s mean"))
+    spec = next(spec for spec in page.charts.values() if spec.get("description", "").startswith("output tokens/s over"))
+    drawn = {
+        (row["x"], figure(row["y"], 4)) for row in values_of(spec) if "shown" in row and "predicted" not in row["shown"]
+    }
+    assert drawn == {(int(row[in_flight]), row[tokens]) for row in rows}
+    plane = next(spec for spec in page.charts.values() if spec.get("description") == "throughput against latency")
+    assert {(row["load"], figure(row["x"])) for row in values_of(plane)} == {(int(r[in_flight]), r[e2e]) for r in rows}
+
+
+def test_goodput_in_the_table_is_that_of_the_points(report):
+    page, printed = report(committed(ARCHIVES[0]), "--goodput", "ttft:30ms,tpot:12ms")
+    for _, load, per_s, good, _ in page.tables["Goodput of each load"][1:]:
+        assert re.search(rf"(?m)^\s*{load}\s+[\d,]+\s+{figure(float(per_s), 3)}\s+{good}\s", printed), (
+            load,
+            per_s,
+            good,
+        )
+
+
+def test_verdicts_disturbances_and_findings_are_sentences_of_the_terminal(report):
+    page, printed = report(committed(ARCHIVES[0]))
+    words, seen = " ".join(printed.split()), " ".join(page.text.split())
+    found = re.findall(r"(?m)^  (?:holds|fails, as expected|undecided) +(\S+) +(.*)$", printed)
+    assert len(found) >= 10
+    assert [why for _, why in found if " ".join(why.split()) not in seen] == []
+    assert "plateau" in words and "saturation law" in page.text
+
+
+def test_a_page_is_read_again_as_the_archive_that_it_was_made_of(report, tmp_path, capsys):
+    first = report(committed(ARCHIVES[0]))[1]
+    page = tmp_path / "out.html"
+    main(["report", str(page), "--show", "all"])
+    again = capsys.readouterr().out
+    assert again == first.replace(f"written: {page}\n", "")
+    report(page)  # over itself
+    assert read(page) == read(committed(ARCHIVES[0]))
+
+
+def test_several_archives_of_one_page_stay_apart(report, tmp_path, capsys):
+    first = report(committed(ARCHIVES[0]), committed(ARCHIVES[1]))[1]
+    main(["report", str(tmp_path / "out.html"), "--show", "all"])
+    assert capsys.readouterr().out == first.replace(f"written: {tmp_path / 'out.html'}\n", "")
+    one, other = (read(committed(name)) for name in ARCHIVES[:2])
+    both = read(tmp_path / "out.html")
+    assert both.measurements == one.measurements + other.measurements
+    assert [both.sessions[by] for by in both.written_by[-3:]] == [other.sessions[by] for by in other.written_by[-3:]]
+
+
+def test_an_archive_that_was_cut_off_keeps_its_whole_lines(tmp_path, report):
+    path = tmp_path / "records.jsonl"
+    with Archive.open(path) as archive:
+        for each in sweep().measurements:
+            archive.add(each)
+    path.write_bytes(path.read_bytes()[:-7])
+    report(path)
+    assert len(read(tmp_path / "out.html").measurements) == 11
+    assert read(tmp_path / "out.html").notes == ()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"<!doctype html><p>",
+        b'<!DOCTYPE html><script type="application/octet-stream" data-records="a.gz">AA=A</script>',
+    ],
+)
+def test_a_page_without_sound_records_is_refused(tmp_path, page):
+    path = tmp_path / "other.html"
+    path.write_bytes(page)
+    with pytest.raises(BadArchive, match="other.html"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ["h200-vllm-0.26.0-jobs"])
+def test_the_page_of_the_largest_archive_is_below_2_mb(report, name):
+    path = committed(name)
+    assert path == max(BASELINES.glob("*.jsonl.xz"), key=lambda each: each.stat().st_size)
+    page, _ = report(path)
+    assert len(page.source.encode()) < MOST
+
+
+def test_names_of_an_archive_are_text_and_never_markup():
+    page, plain = map(named, (HOSTILE, "name"))
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
+    assert "<img src=x onerror=alert(1)>" in page.text
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", page.source)
+    assert "</script><img" not in page.source
+
+
+def named(name: str) -> Page:
+    """A page of which every name and sentence is this one."""
+    made, seen = sweep(), name.partition("\x1b")[0]  # a model's name has no such characters
+    found = [
+        replace(m, environment=replace(m.environment, gpu_name=name), spec=replace(m.spec, model=seen))
+        for m in made.measurements
+    ]
+    verdict = Verdict(name, name, State.FAILS, name, 1.0, 0.5, 2.0, 1.5)
+    made = replace(made, subject=name, measurements=tuple(found))
+    return shown_of(made, judged=[(verdict, None)], notes=[name], reused=name)
+
+
+def test_json_in_a_script_ends_no_tag():
+    assert as_script_json({"a": "</script><!--&"}) == '{"a":"\\u003c/script\\u003e\\u003c!--\\u0026"}'
+
+
+def test_only_hashed_scripts_run_and_nothing_is_fetched():
+    page = shown_of(sweep())
+    (policy,) = (a["content"] or "" for tag, a in page.tags if tag == "meta" and "http-equiv" in a)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'" and rules["base-uri"] == "'none'" and rules["form-action"] == "'none'"
+    (script,) = (text for attrs, text in page.scripts if not attrs)
+    (style,) = page.styles
+    assert hashed(script) in rules["script-src"] and rules["style-src"] == hashed(style)
+    assert "unsafe" not in policy and "http" not in policy
+    attributes = {name for _, attrs in page.tags for name in attrs}
+    assert not {name for name in attributes if name.startswith("on")} | attributes & {"style", "src", "action"} - {
+        "src"
+    }
+    assert "src" not in attributes
+    assert all((a.get("href") or "#").startswith(("#", "data:image/svg+xml")) for _, a in page.tags)
+
+
+def hashed(text: str) -> str:
+    return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def test_libraries_are_those_that_their_table_names():
+    rows = re.findall(
+        r"\| `([\w.-]+)` \|.*\| `([0-9a-f]{64})` \|", (FOLDER / "vendor" / "README.md").read_text("utf-8")
+    )
+    assert {name for name, _ in rows} == {"vega.min.js", "vega-lite.min.js", "vega-interpreter.js"}
+    assert [name for name, told in rows if sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() != told] == []
+
+
+def test_without_jinja2_a_page_is_a_usage_error(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(BadUsage, match="needs Jinja2"):
+        write_page(tmp_path / "out.html", Findings(), [], [])
+
+
+def test_a_page_that_cannot_be_written_is_a_usage_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadUsage, match="cannot write"):
+        write_page(tmp_path / "file" / "out.html", Findings(), [], [])
+
+
+def test_a_page_of_nothing_says_so():
+    assert "nothing was measured" in Page(rendered(Findings(), [], [])).text
+
+
+def test_throughput_has_plateau_predictions_and_intervals():
+    made = sweep(rates=(100, 180, 300, 305, 308))
+    spec = charts.throughput(made, 4)
+    rows = values_of(spec)
+    assert {"from": 4, "to": 16} in rows
+    points = [row for row in rows if "shown" in row]
+    assert [row["x"] for row in points] == [1, 2, 4, 8, 16]
+    assert all(row["low"] < row["y"] < row["high"] for row in points)
+    assert points[0]["y"] == pytest.approx(made.points[0].output_tokens_per_s)
+
+
+def test_an_interval_far_beyond_the_bound_leaves_the_chart_and_the_estimates_stay_apart():
+    near = Verdict("claim", "near", State.HOLDS, "", 0.05, 0.04, 0.06, 0.1)
+    far = Verdict("claim", "far", State.UNDECIDED, "", 0.2, -50.0, 90.0, 0.1)
+    low, high = charts.forest([near, far])["layer"][1]["encoding"]["x"]["scale"]["domain"]
+    assert -2 < low < 0.04 and 0.2 < high < 2
+    assert charts.forest([Verdict("claim", "none", State.UNDECIDED, "")]) is None
+
+
+def test_requests_are_whole_microseconds_that_give_the_latencies_again():
+    made = sweep()
+    (window, *_) = content.goodput_part([("m", made)], content.STARTING_SLO)["requests"][0]["windows"]
+    assert len(window["sent"]) == len(window["first"]) == len(window["last"]) == len(window["tokens"]) > 0
+    assert all(isinstance(us, int) for name in ("sent", "first", "last") for us in window[name])
+
+
+def test_the_command_to_reproduce_names_models_and_loads():
+    command = content.reproduce(sweep().measurements)
+    assert command.startswith("pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-models=")
+    assert "--slm-concurrency=1,2,4,8" in command
+    assert content.reproduce([]) == ""
