@@ -33,7 +33,7 @@ from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.report.gate.text import calibration_text, gate_facts
 from pytest_slmserve.report.loads.open_loop import facts_of_load, is_windowed, open_loop_texts, rows_of_load
 from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts, is_counted_loop
-from pytest_slmserve.report.page.writer import write_page
+from pytest_slmserve.report.page.writer import TEXT_WIDTH, write_page
 from pytest_slmserve.report.point_facts import point_facts, sweep_facts
 from pytest_slmserve.report.screen import Findings, screen
 from pytest_slmserve.report.summary import tables
@@ -48,7 +48,6 @@ REPORT_STATUS = (
     f"is wrong but one is undecided or nothing was measured, {cli.USAGE} wrong usage or an archive that cannot be read."
 )
 HTML = "also write one page with charts, tables and the records, which needs no network (needs Jinja2)"
-TEXT_ON_A_PAGE = 150  # columns of the tables
 UNPROVED = "simulated numbers prove no claim of the papers, so their run judged none; --strict judges them"
 FIGURES_STATUS = (
     f"{cli.HOLDS} something was drawn, {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
@@ -111,7 +110,7 @@ def report(given: argparse.Namespace) -> int:
     statuses |= {cli.HOLDS} if loads else set()  # nothing is claimed of them
     status = next((each for each in (cli.FAILS, cli.UNDECIDED, cli.HOLDS) if each in statuses), cli.UNDECIDED)
     if given.html is not None:
-        with laid_out(TEXT_ON_A_PAGE):
+        with laid_out(TEXT_WIDTH):
             text = "\n".join(pieces(found, loads, terms, "all"))
         records = [one for path in given.paths for one in embedded(path)]
         write_page(given.html, found, contents.measurements, records, status=status, text=text)

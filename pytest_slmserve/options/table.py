@@ -302,6 +302,13 @@ class Options:
         "end of a run: summary (one screen), tables (-v) or all (-vv: every column, and pytest-benchmark's table)",
         "HOW",
     )
+    html: str = opt(
+        RECORDS,
+        str,
+        "",
+        "write one page with charts, tables and the records, again after each test (needs the extra report)",
+        "OUT.html",
+    )
     export: str = opt(
         RECORDS,
         str,

@@ -385,6 +385,10 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells."""
     session = item.config.stash.get(SESSION, None)
+    if session is not None and session.page and is_measured(item):
+        items = item.session.items
+        ended = f"{items.index(item) + 1} of {len(items)} tests have ended. The run goes on: reload this page for more."
+        session.page.write(session, progress=ended)
     if session is None or session.devices.pool.current is None:
         return
     from pytest_slmserve.plugin.items import engine_of
@@ -396,8 +400,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     slm = session.config.stash.get(SESSION, None)
-    if slm is not None:
-        slm.close()
     terminal = session.config.pluginmanager.getplugin("terminalreporter")
     stats = terminal.stats if terminal else {}
     if session.exitstatus == pytest.ExitCode.TESTS_FAILED and not stats.get("failed"):
@@ -407,6 +409,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if slm is not None and session.exitstatus == pytest.ExitCode.OK and _nothing_compared(session.config, slm):
         slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
         session.exitstatus = EXIT_UNDECIDED
+    if slm is not None:
+        try:
+            if slm.page and (slm.results or slm.gates):
+                slm.page.write(slm, status=int(session.exitstatus))
+        finally:
+            slm.close()
 
 
 def _without_failure(stats: Mapping[str, Sequence[Any]]) -> int:

@@ -24,7 +24,9 @@ def write_summary(terminal: Any, session: Any, detail: Detail = "summary") -> No
     """Writes the last screen of a session through pytest's terminal reporter, below its tables where `detail` wants
     them; and for others."""
     found = findings_of(session)
-    found = replace(found, written=write_for_others(found, Path(session.options.records)))
+    page = f"page: {session.page.path}" if session.page and session.page.path.exists() else ""
+    others = write_for_others(found, Path(session.options.records))
+    found = replace(found, written="; ".join(filter(None, (others, page))))
     with laid_out(every_column=detail == "all"):
         lines = [] if detail == "summary" else list(_long(found, session))
         rest = replace(found, notes=(), reused="") if lines else found

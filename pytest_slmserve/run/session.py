@@ -25,6 +25,7 @@ from pytest_slmserve.plan.engine_specs import DEFAULTS
 from pytest_slmserve.plan.planner import Planner, check_there
 from pytest_slmserve.plan.titles import point_title
 from pytest_slmserve.report.export.writer import export_to
+from pytest_slmserve.report.page.run_page import RunPage
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.executor import Executor
 from pytest_slmserve.run.judge import Verdicts
@@ -49,6 +50,7 @@ class Session:
     stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
     gates: list[Gated] = field(default_factory=list)
     slo: Slo | None = None
+    page: RunPage | None = None
     unproved: bool = False  # claims of the papers were left out, since the numbers are simulated
     _undo: ExitStack = field(default_factory=ExitStack)
 
@@ -68,7 +70,9 @@ class Session:
         planner = Planner(options, platform, host, list(host.warnings))
         planner.check_options()
         devices = Devices.from_options(planner)
-        return cls(planner, devices, Executor(devices, Results(), options.repeats, export=export), slo=slo)
+        executor = Executor(devices, Results(), options.repeats, export=export)
+        page = RunPage(Path(options.html)) if options.html else None
+        return cls(planner, devices, executor, slo=slo, page=page)
 
     @property
     def results(self) -> Results:

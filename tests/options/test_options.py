@@ -62,6 +62,7 @@ GOOD = {  # two texts and their values
     "telemetry_interval": (("0.5", 0.5), ("1", 1.0)),
     "gpu_peaks": (("tflops=989,gbps=3350", GpuPeaks(989, 3350)), ("gbps=864,tflops=362.05", GpuPeaks(362.05, 864))),
     "records": (("a.jsonl", "a.jsonl"), ("b.gz", "b.gz")),
+    "html": (("out.html", "out.html"), ("a/b.html", "a/b.html")),
     "report": (("tables", "tables"), ("all", "all")),
     "resume": (("1", True), ("old.jsonl", "old.jsonl")),
     "ray": (("10.0.0.1:6379", "10.0.0.1:6379"), ("auto", "auto")),
@@ -120,6 +121,7 @@ ANY_TEXT = {
     "profile",
     "records",
     "goodput",
+    "html",
     "export",
     "ray_env",
 }  # a path may be anything; bounds and exports have tests of their own

@@ -27,6 +27,7 @@ def session(records, strict: bool = False):
     rows = [lookup.row_for(name, "opt-1.3b") for name in ("throughput-plateau", "table-1-batch-fits")]
     judged = [SimpleNamespace(verdict=lookup.judge_row(row.claim, curve, row), row=row) for row in rows]
     return SimpleNamespace(
+        page=None,
         verdicts=SimpleNamespace(curves=lambda: [curve], judged=judged),
         results=SimpleNamespace(job_points=lambda: (), shared_points=lambda: ()),
         gates=[],

@@ -107,7 +107,7 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
             "transform": [optimal],
         },
     ]
-    return _chart(layers, x, y, "throughput against latency", values, height=380)
+    return _chart(layers, x, y, "throughput against latency", values, height=320)
 
 
 def batch(curve: Curve) -> Spec | None:

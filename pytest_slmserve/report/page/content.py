@@ -55,7 +55,10 @@ GATE_KINDS = {State.HOLDS: ("pass", "good"), State.FAILS: ("fail", "bad"), State
 STATUSES = {
     0: "all is as expected",
     1: "something fails",
+    2: "the run was interrupted",
+    3: "something broke off",
     4: "wrong usage",
+    5: "no test was collected",
     10: "nothing fails, but something is undecided",
 }
 GOODPUT = ("in flight", "goodput /s", "good %", "dropped")  # columns that the page's script can compute
@@ -240,7 +243,8 @@ def _claims(found: Findings) -> Iterator[ClaimPart]:
 def _pareto(shown: Sequence[tuple[str, Curve]]) -> list[Chart]:
     """A plane for each device."""
     alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key)
-    return [Chart("Throughput against latency", charts.pareto(curves)) for curves in alike.values()]
+    title = "Throughput against latency"
+    return [Chart(title, charts.pareto(curves), NOTES[title]) for curves in alike.values()]
 
 
 def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
@@ -277,6 +281,8 @@ WORDS = (
     ("valid", "yes; noisy: disturbed, but counted; partly: some repeats left out; degraded; NO: invalid."),
 )
 NOTES = {
+    "Throughput against latency": "Up and to the left is better. Numbers: requests in flight. Whiskers: 95 % "
+    "intervals. Hollow: another load beats it.",
     "Throughput over load": "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the "
     "roofline, and loads that are predicted. Hollow: degraded, or predicted.",
     "Latency over load": "Whiskers: 95 % interval of the mean. Both axes are logarithmic.",

@@ -26,6 +26,7 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement
 
 FOLDER = files("pytest_slmserve.report.page")
+TEXT_WIDTH = 150  # columns of the tables as text
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-interpreter.js")
 # Characters that move a cursor or turn the direction of a text, and are no text themselves.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -52,12 +53,14 @@ def write_page(
     records: Iterable[Embedded],
     *,
     status: int | None = None,
+    progress: str = "",
     text: str = "",
 ) -> None:
     """Writes the page. measurements: those that the findings rest on. records: the archives that hold them. status: of
-    the command or run. text: all tables, as a terminal shows them. Raises BadUsage without Jinja2, and where the file
-    cannot be written. A page that is there is replaced at once, so that whoever reloads it never sees a part."""
-    page = rendered(found, measurements, records, status=status, text=text)
+    the command or run. progress: of a run that goes on. text: all tables, as a terminal shows them. Raises BadUsage
+    without Jinja2, and where the file cannot be written. A page that is there is replaced at once, so that whoever
+    reloads it never sees a part."""
+    page = rendered(found, measurements, records, status=status, progress=progress, text=text)
     beside = path.with_name(f"{path.name}.part")
     try:
         make_folder(path.parent)
@@ -73,27 +76,34 @@ def rendered(
     records: Iterable[Embedded],
     *,
     status: int | None = None,
+    progress: str = "",
     text: str = "",
 ) -> str:
     """The text of the page; see `write_page`."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise BadUsage("a page needs Jinja2", "pip install 'pytest-slmserve[report]'") from None
-    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=seen, trim_blocks=True)
-    environment.filters |= {"json": as_script_json, "packed": lambda value: packed(as_script_json(value).encode())}
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
     libraries = [library(name) for name in LIBRARIES]
-    page: str = environment.from_string((FOLDER / "page.html").read_text("utf-8")).render(
+    page: str = template().render(
         page_content(found, measurements, status),
         style=style,
         script=script,
         libraries=libraries,
         policy=policy(style, [hash_of(script), *(each.hash for each in libraries)]),
         records=list(records),
+        progress=progress,
         text=text,
     )
     return page
+
+
+def template() -> Any:
+    """The template of the page. Raises BadUsage without Jinja2."""
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError:
+        raise BadUsage("a page needs Jinja2", "pip install 'pytest-slmserve[report]'") from None
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=seen, trim_blocks=True)
+    environment.filters |= {"json": as_script_json, "packed": lambda value: packed(as_script_json(value).encode())}
+    return environment.from_string((FOLDER / "page.html").read_text("utf-8"))
 
 
 def policy(style: str, hashes: Sequence[str]) -> str:

@@ -1,0 +1,65 @@
+"""--slm-html writes the page of a run, also while it goes on."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from html_pages import Page
+from inside import GATE, usage_error
+
+pytest.importorskip("jinja2", reason="a page needs Jinja2")
+
+from pytest_slmserve.archive.store import read
+
+
+def page(pytester):
+    return Page((pytester.path / "out.html").read_text("utf-8"))
+
+
+def test_the_page_has_the_run_s_status_verdicts_and_records(sweep, archive, pytester):
+    result = sweep("--slm-html=out.html", "--slm-concurrency=1,16,64")
+    seen = page(pytester)
+    assert f"Exit status {int(result.ret)}" in seen.text
+    assert "page: out.html" in result.stdout.str()
+    assert "throughput-plateau" in seen.text and "Points of opt-125m" in seen.tables
+    assert read(pytester.path / "out.html").measurements == archive().measurements
+
+
+def test_while_the_run_goes_on_the_page_says_how_far_it_is(pytester):
+    pytester.makepyfile(
+        """
+        from pathlib import Path
+
+        def test_point(slm_point):
+            page = Path("out.html")
+            if page.exists():
+                text = page.read_text("utf-8")
+                assert "1 of 2 tests have ended" in text and "Exit status" not in text
+                Path("seen").touch()
+            assert slm_point.measure()
+        """
+    )
+    words = ("--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=8,16", "--slm-window=1")
+    pytester.runpytest_inprocess(*words, "--slm-html=out.html").assert_outcomes(passed=2)
+    assert (pytester.path / "seen").exists()
+    assert "Exit status 0" in page(pytester).text
+    assert len(read(pytester.path / "out.html").measurements) >= 2, "of a formula too, whose archive does not stay"
+
+
+def test_a_gate_has_its_endpoints(pytester):
+    pytester.makepyfile("def test_gate(slm_gate):\n    assert slm_gate()\n")
+    pytester.runpytest_inprocess(*GATE, "--slm-html=out.html")
+    assert "Endpoints" in page(pytester).tables
+
+
+def test_without_jinja2_it_is_a_usage_error_before_anything_is_measured(sweep, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert "needs Jinja2" in usage_error(sweep("--slm-html=out.html"))
+
+
+def test_a_page_that_cannot_be_written_is_a_note(sweep, pytester, archive):
+    (pytester.path / "taken").touch()
+    result = sweep("--slm-html=taken/out.html", "--slm-concurrency=1")
+    assert "no page was written: cannot write taken/out.html" in result.stdout.str()
+    assert archive().measurements
