@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.advice.batch_choice import Objectives
 from pytest_slmserve.analysis.advice.gpu_memory import parse_memory
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.gate import status_of
 from pytest_slmserve.commands.judge import add_columns, are_external, check_wanted, read_external
@@ -23,6 +24,9 @@ from pytest_slmserve.report.advice import text, verification
 from pytest_slmserve.report.advice.text import advice_facts
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.live_line import LiveLine, Status
+from pytest_slmserve.report.page.content import PageSection, Part
+from pytest_slmserve.report.page.writer import rendered, write_page
+from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.report.tables.several_gpus import gpus_advice
 from pytest_slmserve.run import advice as run_advice
 from pytest_slmserve.run.advice import VerifyOptions
@@ -55,6 +59,7 @@ def add(commands: cli.Commands) -> None:
     price = "of the GPU, in any currency: adds what a million output tokens cost"
     command.add_argument("--price-per-hour", metavar="PRICE", type=float, help=price)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    cli.add_html(command)
     add_verify(command)
 
 
@@ -77,6 +82,8 @@ def advise(given: argparse.Namespace) -> int:
     """Batch, memory and number of engines, from archives or from external results."""
     wish, model, longest, terms = wish_of(given), given.model, given.max_model_len, terms_of(given)
     curves: Sequence[Curve] = ()
+    if given.html and terms:
+        raise BadUsage("--html shows an advice, and --verify measures it", "one of them")
     if are_external(given):
         if terms:
             raise BadUsage("external results do not tell enough to be verified", "records of --slm-records")
@@ -90,11 +97,16 @@ def advise(given: argparse.Namespace) -> int:
     if terms and found.possible:
         return verify(found, asked.source, curves, terms, given.json)
     mine = of_model(curves, model)
-    if given.json:
-        print(as_json(advice_facts(found, asked.source, mine)))
-    else:
-        print(text.text(found, asked.source), *gpus_advice(mine), sep="\n")
-    return cli.HOLDS if found.possible else cli.UNDECIDED
+    advice = "\n".join([text.text(found, asked.source), *gpus_advice(mine)])
+    print(as_json(advice_facts(found, asked.source, mine)) if given.json else advice)
+    status = cli.HOLDS if found.possible else cli.UNDECIDED
+    if given.html:
+        section = PageSection("Advice", [Part("What to deploy", "good" if found.possible else "open", [], [], advice)])
+        measurements = [m for curve in mine for m in curve.measurements]
+        records = [] if are_external(given) else [one for path in given.paths for one in embedded(path)]
+        page = rendered(Findings(curves=mine), measurements, records, sections=[section])
+        write_page(given.html, page)
+    return status
 
 
 def of_model(curves: Sequence[Curve], model: str | None) -> list[Curve]:

@@ -59,6 +59,11 @@ def add_formats(command: Parser, csv: str) -> None:
     formats.add_argument("--csv", action="store_true", help=f"CSV instead of text: a line for {csv}")
 
 
+def add_html(command: Parser) -> None:
+    page = "also write one page with charts, tables and the records, which needs no network (needs Jinja2)"
+    command.add_argument("--html", metavar="OUT.html", type=Path, help=page)
+
+
 def check_share(name: str, share: float) -> None:
     if not 0 < share < 1:
         raise BadUsage(f"--{name} {share:g} is no share between 0 and 1", f"--{name} 0.1")

@@ -6,13 +6,29 @@ import argparse
 from pathlib import Path
 
 from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, RunComparison, compare_runs
+from pytest_slmserve.analysis.stored.claims import unique
+from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.archive.runs import RunChoice, chosen, run_named, runs_of
 from pytest_slmserve.archive.store import read
-from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, add_formats, check_share
+from pytest_slmserve.commands.cli import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    USAGE,
+    Commands,
+    add_command,
+    add_formats,
+    add_html,
+    check_share,
+)
 from pytest_slmserve.report import compare as report
 from pytest_slmserve.report.as_csv import as_csv
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.compare import RunSide
+from pytest_slmserve.report.page.comparisons import of_runs
+from pytest_slmserve.report.page.content import PageSection
+from pytest_slmserve.report.page.writer import rendered, write_page
+from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema.errors import BadUsage
 
 STATUS = (
@@ -34,6 +50,7 @@ def add(commands: Commands) -> None:
     command.add_argument("--metric", metavar="NAME", action="append", default=[], help=metric)
     command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
     add_formats(command, "each metric of each case")
+    add_html(command)
 
 
 def compare(given: argparse.Namespace) -> int:
@@ -54,7 +71,13 @@ def compare(given: argparse.Namespace) -> int:
     else:
         print("\n\n".join(report.comparison_text(*each) for each in found))
     statuses = {status_of(each) for _, _, each in found}
-    return next(status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses)
+    status = next(status for status in (FAILS, UNDECIDED, HOLDS) if status in statuses)
+    if given.html:
+        section = PageSection("Comparison", [of_runs(*each) for each in found])
+        measurements = unique(m for side in (baseline, *candidates) for m in side.measurements)
+        records = [one for path in given.paths for one in embedded(path)]
+        write_page(given.html, rendered(Findings(), measurements, records, status=status, sections=[section]))
+    return status
 
 
 def sides_of(given: argparse.Namespace) -> list[RunSide]:

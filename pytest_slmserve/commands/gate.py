@@ -10,9 +10,12 @@ from pytest_slmserve.analysis.gate.decision import Pair
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import external
 from pytest_slmserve.archive.external import Row, rate_of, text_of
-from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, check_share
+from pytest_slmserve.commands.cli import FAILS, HOLDS, UNDECIDED, USAGE, Commands, add_command, add_html, check_share
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import text as report
+from pytest_slmserve.report.page.content import GATE_KINDS, PageSection, compared
+from pytest_slmserve.report.page.writer import rendered, write_page
+from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema.errors import BadUsage
 
 SIDES = ("baseline", "candidate")
@@ -29,6 +32,7 @@ def add(commands: Commands) -> None:
     margin = "how much worse the candidate may be (default: 0.03, which is 3 %%)"
     command.add_argument("--margin", metavar="SHARE", type=float, default=0.03, help=margin)
     command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    add_html(command)
 
 
 def gate(given: argparse.Namespace) -> int:
@@ -40,7 +44,13 @@ def gate(given: argparse.Namespace) -> int:
     external.check_columns(rows, SIDES)
     series = decision.PairSeries(given.path.stem, given.direction, tuple(map(_pair, rows)))
     (found,) = decision.gate([series], decision.GateCriteria(given.margin))
-    print(as_json(report.comparison_facts(found)) if given.json else report.text([found]))
+    text = report.text([found])
+    print(as_json(report.comparison_facts(found)) if given.json else text)
+    if given.html:
+        words, look = GATE_KINDS[found.outcome]
+        part = compared(f"{series.name}: {words}", look, [found], [], {series.name: series}, text)
+        status = status_of(found.outcome)
+        write_page(given.html, rendered(Findings(), [], [], status=status, sections=[PageSection("Gate", [part])]))
     return status_of(found.outcome)
 
 

@@ -7,7 +7,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_slmserve.commands.cli import HOLDS, USAGE, Commands, Parser, Taker, add_command, add_formats, check_share
+from pytest_slmserve.commands.cli import (
+    HOLDS,
+    USAGE,
+    Commands,
+    Parser,
+    Taker,
+    add_command,
+    add_formats,
+    add_html,
+    check_share,
+)
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 if TYPE_CHECKING:
@@ -38,6 +48,7 @@ def add(commands: Commands) -> None:
     add_files(judge_)
     add_question(judge_, required=True)
     add_formats(judge_, "each load")
+    add_html(judge_)
     words = "judge several engines on one device, in external results"
     replicas_ = add_command(commands, "replicas", words, STATUS, replicas)
     add_files(replicas_)
@@ -112,6 +123,14 @@ def judge(given: argparse.Namespace) -> int:
         print(as_csv(sweep.entries(curve, found)), end="")
         return HOLDS
     print((sweep.as_json if given.json else sweep.text)(curve, found, columns_of(given), given.tolerance, notes))
+    if given.html:
+        from pytest_slmserve.report.page.comparisons import of_sweep
+        from pytest_slmserve.report.page.content import PageSection
+        from pytest_slmserve.report.page.writer import rendered, write_page
+        from pytest_slmserve.report.screen import Findings
+
+        part = of_sweep(curve, given.tolerance, sweep.text(curve, found, columns_of(given), given.tolerance, notes))
+        write_page(given.html, rendered(Findings(), [], [], sections=[PageSection("External results", [part])]))
     return HOLDS
 
 

@@ -16,9 +16,10 @@ from pytest_slmserve.analysis.metrics.goodput import slo_of_requests
 from pytest_slmserve.analysis.metrics.validity import problems
 from pytest_slmserve.analysis.metrics.window import steps_of
 from pytest_slmserve.analysis.sweep.peak_goodput import ATTAINMENT
+from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands import measure_loads, measure_requests
-from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats
+from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats, add_html
 from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
 from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
@@ -29,6 +30,9 @@ from pytest_slmserve.report.live_line import LiveLine, Status, left_text
 from pytest_slmserve.report.loads import open_loop, single_load
 from pytest_slmserve.report.loads.open_loop import rows_of_load
 from pytest_slmserve.report.loads.single_load import ValidityCriteria
+from pytest_slmserve.report.page.content import PageSection, Part
+from pytest_slmserve.report.page.writer import rendered, template, write_page
+from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.report.text_table import folded
 from pytest_slmserve.run.measure import measure
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, of_a_command
@@ -74,6 +78,7 @@ def add(commands: Commands) -> None:
     saved = "also write each result as `vllm bench serve` does: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
     command.add_argument("--export", metavar="WHAT=PATH", help=saved)
     add_formats(command, "each load, or step of a ramp")
+    add_html(command)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -101,6 +106,8 @@ def measure_all(given: argparse.Namespace) -> int:
     """Serve, store, print."""
     terms = terms_of(given)
     export = export_to(given.export, terms.slo) if given.export else None
+    if given.html:
+        template()  # what is missing is said before anything is measured
     own_prompts = given.seed is None  # who gives one wants the very requests again
     wanted = asked(given)
     if given.attainment is not None and len(wanted) == 1 and not given.ramp:
@@ -112,7 +119,12 @@ def measure_all(given: argparse.Namespace) -> int:
         print(table_of(found, terms), end="")
     else:
         print(page(found, terms, given.json))
-    return HOLDS if all(valid(each, terms) for each in found) else FAILS
+    status = HOLDS if all(valid(each, terms) for each in found) else FAILS
+    if given.html:
+        part = Part(given.model, "good" if status == HOLDS else "bad", [], [], page(found, terms, as_object=False))
+        section, records = PageSection("Load", [part]), embedded(given.records)
+        write_page(given.html, rendered(Findings(), found, records, status=status, sections=[section]))
+    return status
 
 
 def terms_of(given: argparse.Namespace) -> ValidityCriteria:

@@ -33,7 +33,8 @@ from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.report.gate.text import calibration_text, gate_facts
 from pytest_slmserve.report.loads.open_loop import facts_of_load, is_windowed, open_loop_texts, rows_of_load
 from pytest_slmserve.report.loads.single_load import ValidityCriteria, counted_loop_texts, is_counted_loop
-from pytest_slmserve.report.page.writer import TEXT_WIDTH, write_page
+from pytest_slmserve.report.page.content import TEXT_WIDTH
+from pytest_slmserve.report.page.writer import rendered, write_page
 from pytest_slmserve.report.point_facts import point_facts, sweep_facts
 from pytest_slmserve.report.screen import Findings, screen
 from pytest_slmserve.report.summary import tables
@@ -47,7 +48,6 @@ REPORT_STATUS = (
     f"{cli.HOLDS} all verdicts are as expected and gates pass, {cli.FAILS} one is not or fails, {cli.UNDECIDED} none "
     f"is wrong but one is undecided or nothing was measured, {cli.USAGE} wrong usage or an archive that cannot be read."
 )
-HTML = "also write one page with charts, tables and the records, which needs no network (needs Jinja2)"
 UNPROVED = "simulated numbers prove no claim of the papers, so their run judged none; --strict judges them"
 FIGURES_STATUS = (
     f"{cli.HOLDS} something was drawn, {cli.USAGE} nothing was, wrong usage or an archive that cannot be read."
@@ -61,7 +61,7 @@ def add(commands: cli.Commands) -> None:
     how = "summary (one screen), tables, or all (columns that do not fit follow below; default: tables)"
     report_.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
     report_.add_argument("--figure", metavar="OUT.png", type=Path, help="also draw the sweeps (needs matplotlib)")
-    report_.add_argument("--html", metavar="OUT.html", type=Path, help=HTML)
+    cli.add_html(report_)
     report_.add_argument("--strict", action="store_true", help="expect every claim to hold, as the papers make them")
     bounds = "bounds that make a request good: ttft:200ms,tpot:50ms,e2e:5s; adds goodput"
     report_.add_argument("--goodput", metavar="BOUNDS", default="", help=bounds)
@@ -80,8 +80,8 @@ def report(given: argparse.Namespace) -> int:
     if given.list:
         return list_runs(given)
     if are_external(given):
-        if given.figure is not None or given.html is not None:
-            raise BadUsage("--figure and --html show archives of ours, and these are external results", "neither")
+        if given.figure is not None:
+            raise BadUsage("--figure draws archives of ours, and these are external results", "no --figure")
         return judge(given)
     terms = ValidityCriteria(slo_of_requests(given.goodput))
     archives = read_each(given)
@@ -113,7 +113,7 @@ def report(given: argparse.Namespace) -> int:
         with laid_out(TEXT_WIDTH):
             text = "\n".join(pieces(found, loads, terms, "all"))
         records = [one for path in given.paths for one in embedded(path)]
-        write_page(given.html, found, contents.measurements, records, status=status, text=text)
+        write_page(given.html, rendered(found, contents.measurements, records, status=status, text=text))
         print(f"written: {given.html}", file=beside)
     return status
 

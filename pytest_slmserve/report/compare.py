@@ -52,7 +52,7 @@ def _parts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Itera
     if found.changes or found.differences:
         yield f"\n{difference_text(found.differences)}"
     for subject, changes in groupby(found.changes, key=lambda each: each.subject):
-        yield f"\n{subject}\n{table(_rows(list(changes)), CHANGES, always=len(CHANGES))}"
+        yield f"\n{subject}\n{table(rows_of(list(changes)), CHANGES, always=len(CHANGES))}"
     yield ""
     for name, only in (("baseline", found.baseline_only), ("candidate", found.candidate_only)):
         if only:
@@ -93,7 +93,7 @@ CHANGES: tuple[Column[tuple[MetricChange, bool]], ...] = (
 )
 
 
-def _rows(changes: Sequence[MetricChange]) -> list[tuple[MetricChange, bool]]:
+def rows_of(changes: Sequence[MetricChange]) -> list[tuple[MetricChange, bool]]:
     """Each with whether it is the first of its case."""
     loads = ["", *(each.load for each in changes)]
     return [(each, each.load != before) for each, before in zip(changes, loads)]

@@ -72,14 +72,17 @@ def sound(found):
 
 
 def test_measure_prints_a_page_and_keeps_a_record(there, tmp_path):
-    done = command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "40")
+    pytest.importorskip("jinja2", reason="a page needs Jinja2")
+    html = tmp_path / "out.html"
+    done = command(there, tmp_path, "--max-concurrency", "4", "--num-prompts", "40", "--html", str(html))
     assert done.status == 0, done.err
     assert "40 requests ended in the window: 0 unfinished, 0 failed" in done.out
     assert "\n4 in flight, 40 requests\n" in done.out
     assert {"TTFT", "TPOT", "E2E", "ITL"} <= {line.split()[0] for line in done.out.splitlines() if line}
     (kept,) = read(tmp_path / "r.jsonl").measurements
     assert (kept.spec.interface, kept.spec.model, len(kept.run.samples)) == ("endpoint", "slm", 40)
-    assert there._key not in (tmp_path / "r.jsonl").read_text("utf-8") + done.out + done.err
+    assert there._key not in (tmp_path / "r.jsonl").read_text("utf-8") + done.out + done.err + html.read_text("utf-8")
+    assert read(html).measurements == (kept,) and "40 requests ended in the window" in html.read_text("utf-8")
 
 
 def test_a_result_in_the_words_of_vllms_own_client(there, tmp_path):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, MetricChange
 from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points.sweep_points import Figure, Point, differences, e2e_s, figure, tokens_per_s
@@ -30,6 +31,7 @@ STATES = [state.value for state in (State.HOLDS, State.FAILS, State.UNDECIDED)]
 STATE_COLOURS = (COLOURS[2], COLOURS[1], "#8a8a8a")
 LATENCIES = (("E2E mean", "e2e_s"), ("E2E p99", "e2e_p99_s"), ("TTFT mean", "ttft_s"), ("TPOT mean", "tpot_s"))
 IN_FLIGHT, TOKENS_PER_S = "requests in flight", "output tokens/s"
+HIGHER_IS_BETTER = {metric.name for metric in METRICS if metric.higher_is_better}
 DASHES = [5, 4]
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
 LINE = {"type": "line", "opacity": 0.7, "aria": False}
@@ -62,7 +64,9 @@ def throughput(curve: Curve, flat: int | None) -> Spec:
     layers += _dots(_point_rows(valid, intervals(valid), curve))
     if predicted := [_predicted(p.concurrency, p.tokens_per_s) for p in curve.predictions]:
         layers += _dots(predicted, predicted=True)
-    return _chart(layers, _loads(curve), _axis("y", TOKENS_PER_S), f"{TOKENS_PER_S} over {IN_FLIGHT}, {curve.subject}")
+    knob = curve.axes.knob
+    y, of = curve.axes.throughput if knob else TOKENS_PER_S, knob or IN_FLIGHT
+    return _chart(layers, _loads(curve), _axis("y", y), f"{y} over {of}, {curve.subject}")
 
 
 def latency(curve: Curve) -> Spec:
@@ -203,6 +207,24 @@ def gate_forest(compared: Sequence[Comparison], series: Mapping[str, PairSeries]
     return spec
 
 
+def changes(found: Sequence[MetricChange], margin: float, description: str) -> Spec:
+    """Candidate over baseline of one metric at each load, and the ratio from which on it is worse by the margin."""
+    states = {Judgement.WORSE: State.FAILS, Judgement.UNDECIDED: State.UNDECIDED}
+    values: Values = [
+        {
+            "subject": each.load,
+            "x": each.ratio.value,
+            "low": each.ratio.low,
+            "high": each.ratio.high,
+            "bound": 1 / (1 + margin) if each.metric in HIGHER_IS_BETTER else 1 + margin,
+            "state": states.get(each.verdict, State.HOLDS).value,
+            "shown": shown(each.ratio.value, 4),
+        }
+        for each in found
+    ]
+    return _intervals(values, "candidate / baseline", description)
+
+
 def _intervals(values: Values, x_title: str, description: str) -> Spec:
     """Rows of estimates with their intervals, and the bound of each row as a line across it."""
     known = [row[name] for row in values for name in ("x", "bound") if row[name] is not None]
@@ -341,13 +363,14 @@ def _series(names: Sequence[str], title: str) -> Spec:
 
 
 def _loads(curve: Curve) -> Spec:
-    return _load_axis(sorted({p.concurrency for p in curve.valid} | {p.concurrency for p in curve.predictions}))
+    loads = {p.concurrency for p in curve.valid} | {p.concurrency for p in curve.predictions}
+    return _load_axis(sorted(loads), curve.axes.knob or IN_FLIGHT)
 
 
-def _load_axis(loads: Sequence[int]) -> Spec:
+def _load_axis(loads: Sequence[int], title: str = IN_FLIGHT) -> Spec:
     axis = {"values": loads, "labelOverlap": True, "grid": False, "format": "~d"}
-    scale = {"type": "log", "base": 2, "padding": PADDING}
-    return {"type": "quantitative", "title": IN_FLIGHT, "scale": scale, "axis": axis}
+    scale = {"type": "log", "base": 2, "nice": False, "padding": PADDING}
+    return {"type": "quantitative", "title": title, "scale": scale, "axis": axis}
 
 
 def _axis(channel: str, title: str, scale: str = "linear") -> Spec:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
+from pytest_slmserve.analysis.gate.decision import Comparison, PairSeries
 from pytest_slmserve.analysis.gate.launch_pairs import Gated, gated_series, shown_series
 from pytest_slmserve.analysis.grouping import grouped
 from pytest_slmserve.analysis.metrics.goodput import Slo, parse_slo
@@ -41,6 +42,8 @@ from pytest_slmserve.schema.records import Measurement
 
 Row = TypeVar("Row")
 
+NOTHING = "nothing was measured"
+TEXT_WIDTH = 150  # columns of a table as text
 WIDE = 100_000  # columns of a layout in which no line is broken: the browser breaks them
 STARTING_SLO = parse_slo("ttft:200ms,tpot:50ms")  # where none was given
 SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
@@ -123,12 +126,20 @@ class ModelPart:
 
 
 @dataclass(frozen=True, slots=True)
-class GatePart:
+class Part:
+    """Part of a section: a gate, or another comparison. text: as a terminal shows it. look: good, bad or open."""
+
     title: str
     look: str
-    chart: Chart | None
+    charts: list[Chart]
     tables: list[HtmlTable]
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageSection:
+    heading: str
+    parts: list[Part]
 
 
 def as_table(caption: str, rows: Sequence[Row], columns: Sequence[Column[Row]]) -> HtmlTable:
@@ -142,14 +153,17 @@ def as_table(caption: str, rows: Sequence[Row], columns: Sequence[Column[Row]]) 
     )
 
 
-def page_content(found: Findings, measurements: Sequence[Measurement], status: int | None) -> dict[str, Any]:
-    """Names of the template with their values."""
+def page_content(
+    found: Findings, measurements: Sequence[Measurement], status: int | None, sections: Sequence[PageSection] = ()
+) -> dict[str, Any]:
+    """Names of the template with their values. sections: further ones."""
+    gates = [PageSection("Gate", list(map(_gate, found.gates)))] if found.gates else []
     kinds = claims_by_outcome(found)
     shown = [(label, curve) for curve, label in zip(found.curves, labels(found.curves), strict=True) if curve.valid]
     with laid_out(WIDE):
         title, sentences = disturbances(found)
         return {
-            "title": _title(measurements),
+            "title": _title(measurements) or " and ".join(section.heading for section in sections) or NOTHING,
             "tallies": [Tally(len(v), *KINDS[name]) for name, v in kinds.items() if v] + _gate_tallies(found.gates),
             "status": status,
             "status_words": STATUSES.get(status or 0, ""),
@@ -163,12 +177,12 @@ def page_content(found: Findings, measurements: Sequence[Measurement], status: i
                 as_table(jobs_title(jobs[0].environment), jobs, JOBS)
                 for jobs in grouped(found.jobs, lambda job: job.environment.key).values()
             ],
-            "disturbed": (title, sentences),
+            "disturbed": (title, sentences) if found.curves or found.shared or found.jobs or found.gates else None,
             "environments": _environments(measurements),
             "claims": list(_claims(found)),
             "pareto": _pareto(shown),
             "models": [_model(label, curve, found) for label, curve in shown],
-            "gates": list(map(_gate, found.gates)),
+            "sections": [*gates, *sections],
             "notes": [*found.notes, *filter(None, [found.reused])],
             "words": WORDS,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
@@ -176,14 +190,16 @@ def page_content(found: Findings, measurements: Sequence[Measurement], status: i
 
 
 def _title(measurements: Sequence[Measurement]) -> str:
-    """Devices and releases."""
+    """Devices and releases; empty of nothing."""
     facts = measured_facts(measurements)
     devices, releases = ", ".join(facts["devices"]), ", ".join(facts["vllm"])
-    return f"{devices}, vLLM {releases}" if releases and devices else devices or "nothing was measured"
+    return f"{devices}, vLLM {releases}" if releases and devices else devices
 
 
 def _facts(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
     """Names and values of what was measured, and when."""
+    if not measurements:
+        return []
     facts = measured_facts(measurements)
     dates = sorted({m.measured_at[:10] for m in measurements})
     each = {
@@ -378,12 +394,25 @@ def _gate_failures(found: Iterable[Gated]) -> Iterator[str]:
             yield from (f"{v.subject}: {v.claim}: {v.why}" for v in gated.exact if v.state is State.FAILS)
 
 
-def _gate(gated: Gated) -> GatePart:
-    series = {each.name: each for each in (*gated_series(gated.pairs), *shown_series(gated.pairs))}
-    compared = [*gated.gated, *gated.shown]
-    spec = charts.gate_forest(compared, series, (each.name for each in gated.gated))
+def _gate(gated: Gated) -> Part:
+    series = (*gated_series(gated.pairs), *shown_series(gated.pairs))
+    with laid_out(TEXT_WIDTH):
+        text = gates.gate_text(gated)
+    look = GATE_KINDS[gated.outcome][1]
+    return compared(gates.title(gated), look, gated.gated, gated.shown, {each.name: each for each in series}, text)
+
+
+def compared(
+    title: str,
+    look: str,
+    gated: Sequence[Comparison],
+    shown: Sequence[Comparison],
+    series: Mapping[str, PairSeries],
+    text: str,
+) -> Part:
+    """Endpoints of pairs, as a chart and a table."""
+    spec = charts.gate_forest([*gated, *shown], series, (each.name for each in gated))
     note = "Ticks: pairs of launches. Bars: 95 % interval. Upright line of an endpoint: its margin."
-    rows = [*((each, True) for each in gated.gated), *((each, False) for each in gated.shown)]
+    rows = [*((each, True) for each in gated), *((each, False) for each in shown)]
     tables = [as_table("Endpoints", rows, gates.COLUMNS)] if rows else []
-    chart = Chart("Candidate over baseline", spec, note) if spec else None
-    return GatePart(gates.title(gated), GATE_KINDS[gated.outcome][1], chart, tables, gates.gate_text(gated))
+    return Part(title, look, [Chart("Candidate over baseline", spec, note)] if spec else [], tables, text)

@@ -10,7 +10,8 @@ from typing import Any
 
 from pytest_slmserve.archive.pages import embedded
 from pytest_slmserve.report.gate.text import measurements as of_gate
-from pytest_slmserve.report.page.writer import TEXT_WIDTH, template, write_page
+from pytest_slmserve.report.page.content import TEXT_WIDTH
+from pytest_slmserve.report.page.writer import rendered, template, write_page
 from pytest_slmserve.report.summary import findings_of, tables
 from pytest_slmserve.report.text_table import laid_out
 from pytest_slmserve.schema.errors import SlmError
@@ -41,7 +42,8 @@ class RunPage:
             text = "\n".join(text for text, _ in tables(found))
         records = embedded(session.records) if session.records.exists() else []
         try:
-            write_page(self.path, found, measured(session), records, status=status, progress=progress, text=text)
+            page = rendered(found, measured(session), records, status=status, progress=progress, text=text)
+            write_page(self.path, page)
         except SlmError as error:
             session.notes.append(f"no page was written: {error}")
             self.next_at = float("inf")

@@ -20,13 +20,12 @@ from typing import Any
 from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.archive.pages import Embedded
 from pytest_slmserve.report.as_json import plain
-from pytest_slmserve.report.page.content import page_content
+from pytest_slmserve.report.page.content import PageSection, page_content
 from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.records import Measurement
 
 FOLDER = files("pytest_slmserve.report.page")
-TEXT_WIDTH = 150  # columns of the tables as text
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-interpreter.js")
 # Characters that move a cursor or turn the direction of a text, and are no text themselves.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -46,21 +45,9 @@ class Script:
     hash: str
 
 
-def write_page(
-    path: Path,
-    found: Findings,
-    measurements: Sequence[Measurement],
-    records: Iterable[Embedded],
-    *,
-    status: int | None = None,
-    progress: str = "",
-    text: str = "",
-) -> None:
-    """Writes the page. measurements: those that the findings rest on. records: the archives that hold them. status: of
-    the command or run. progress: of a run that goes on. text: all tables, as a terminal shows them. Raises BadUsage
-    without Jinja2, and where the file cannot be written. A page that is there is replaced at once, so that whoever
-    reloads it never sees a part."""
-    page = rendered(found, measurements, records, status=status, progress=progress, text=text)
+def write_page(path: Path, page: str) -> None:
+    """Writes the text of a page. A page that is there is replaced at once, so that nobody who reloads it sees a part.
+    Raises BadUsage where it cannot be written."""
     beside = path.with_name(f"{path.name}.part")
     try:
         make_folder(path.parent)
@@ -78,12 +65,15 @@ def rendered(
     status: int | None = None,
     progress: str = "",
     text: str = "",
+    sections: Sequence[PageSection] = (),
 ) -> str:
-    """The text of the page; see `write_page`."""
+    """The text of the page. measurements: those that the findings rest on. records: archives that hold them. status: of
+    the command or run. progress: of a run that goes on. text: all that a terminal shows. sections: further ones. Raises
+    BadUsage without Jinja2."""
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
     libraries = [library(name) for name in LIBRARIES]
     page: str = template().render(
-        page_content(found, measurements, status),
+        page_content(found, measurements, status, sections),
         style=style,
         script=script,
         libraries=libraries,

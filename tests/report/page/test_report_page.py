@@ -221,16 +221,16 @@ def test_libraries_are_those_that_their_table_names():
     assert [name for name, told in rows if sha256((FOLDER / "vendor" / name).read_bytes()).hexdigest() != told] == []
 
 
-def test_without_jinja2_a_page_is_a_usage_error(monkeypatch, tmp_path):
+def test_without_jinja2_a_page_is_a_usage_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(BadUsage, match="needs Jinja2"):
-        write_page(tmp_path / "out.html", Findings(), [], [])
+        rendered(Findings(), [], [])
 
 
 def test_a_page_that_cannot_be_written_is_a_usage_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(BadUsage, match="cannot write"):
-        write_page(tmp_path / "file" / "out.html", Findings(), [], [])
+        write_page(tmp_path / "file" / "out.html", "")
 
 
 def test_a_page_of_nothing_says_so():
