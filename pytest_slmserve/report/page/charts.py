@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.compare.runs import METRICS, Judgement, MetricChange
@@ -16,12 +17,14 @@ from pytest_slmserve.analysis.points.sweep_points import Figure, Point, differen
 from pytest_slmserve.analysis.stats.estimates import Interval, factor
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
-from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.analysis.verdict import State, Verdict, above
 from pytest_slmserve.report.figures.drawing import COLOURS
 from pytest_slmserve.report.figures.gates import margin_at, ratios
 from pytest_slmserve.report.figures.sweeps import loads_between, saturation_law
 from pytest_slmserve.report.numbers import figure as shown
 from pytest_slmserve.report.numbers import milliseconds
+from pytest_slmserve.schema.records import Measurement
+from pytest_slmserve.schema.sensors import DRAM_ACTIVE, GPU_UTIL, POWER, SM_ACTIVE, SM_CLOCK, TENSOR_ACTIVE
 
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
@@ -35,6 +38,7 @@ HIGHER_IS_BETTER = {metric.name for metric in METRICS if metric.higher_is_better
 DASHES = [5, 4]
 FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
 LINE = {"type": "line", "opacity": 0.7, "aria": False}
+PARTS = 150  # of a window in time
 PADDING = 10  # pixels between marks and the end of an axis
 ROW = 26  # pixels of an interval's row
 
@@ -205,6 +209,91 @@ def gate_forest(compared: Sequence[Comparison], series: Mapping[str, PairSeries]
     same = {"data": {"values": [{"one": 1}]}, "mark": {"type": "rule", "aria": False}, "encoding": one}
     spec["layer"] = [same, dots, *spec["layer"]]
     return spec
+
+
+def energy(curve: Curve) -> Spec | None:
+    """Energy of an output token over the load, in mJ."""
+    points = [point for point in curve.valid if point.energy_per_token_j]
+    if not points:
+        return None
+    values = [
+        {
+            "x": p.concurrency,
+            "y": 1e3 * (p.energy_per_token_j or 0.0),
+            "shown": f"{milliseconds(p.energy_per_token_j)} mJ",
+        }
+        for p in points
+    ]
+    y = _axis("y", "mJ per output token", scale="log")
+    return _chart(_dots(values), _loads(curve), y, f"energy over {IN_FLIGHT}, {curve.subject}", height=200)
+
+
+def gains(found: Sequence[tuple[str, Interval]]) -> Spec | None:
+    """Throughput of several engines over that of one, by the name of the deployment."""
+    values: Values = [
+        {
+            "subject": name,
+            "x": gain.value,
+            "low": gain.low,
+            "high": gain.high,
+            "bound": 1.0,
+            "state": (above(gain, 1.0)).value,
+            "shown": f"{shown(gain.value)} times",
+        }
+        for name, gain in found
+    ]
+    return _intervals(values, "times the tokens/s of one engine", "gain over one engine") if values else None
+
+
+def timeline(measurement: Measurement) -> list[tuple[str, Spec]]:
+    """The course of one window: engine steps, then sensors, each as a title with its chart."""
+    run, sensed = measurement.run, measurement.run.telemetry
+    steps = run.steps
+    groups: dict[str, dict[str, tuple[Sequence[float], Sequence[float | None], float]]] = {
+        "sequences": {
+            "running": (steps.time_s, steps.running, 1.0),
+            "waiting": (steps.time_s, steps.waiting, 1.0),
+        },
+        "%": {"KV cache used": (steps.time_s, steps.kv_usage, 100.0)},
+    }
+    if sensed:
+        shares = {
+            "SM active": SM_ACTIVE,
+            "DRAM active": DRAM_ACTIVE,
+            "tensor active": TENSOR_ACTIVE,
+            "GPU util": GPU_UTIL,
+        }
+        columns = {name: sensed.columns[number] for name, number in shares.items() if number in sensed.columns}
+        groups["%"] |= {name: (sensed.time_s, column, 100.0) for name, column in columns.items()}
+        if POWER in sensed.columns:
+            groups["W"] = {"power": (sensed.time_s, sensed.columns[POWER], 1.0)}
+        if SM_CLOCK in sensed.columns:
+            groups["MHz"] = {"SM clock": (sensed.time_s, sensed.columns[SM_CLOCK], 1e-6)}
+    drawn = []
+    for unit, lines in groups.items():
+        values = [row for name, line in lines.items() for row in _course(name, *line, run.window_s)]
+        names = [name for name in lines if any(row["series"] == name for row in values)]
+        if names:
+            x, y = _axis("x", "seconds in the window"), _axis("y", unit)
+            series = {"color": _series(names, "share")["color"]}
+            layers: list[Spec] = [{"mark": {"type": "line", "aria": False}, "encoding": _xy(x, y, series)}]
+            drawn.append((", ".join(names), _chart(layers, x, y, f"{unit} over time", values, height=150)))
+    return drawn
+
+
+def _course(
+    name: str, at: Sequence[float], values: Sequence[float | None], factor: float, window_s: tuple[float, float]
+) -> Values:
+    """Means over as many equal parts of the window as eyes tell apart."""
+    opens, closes = window_s
+    parts: dict[int, list[float]] = {}
+    for moment, value in zip(at, values):
+        if value is not None and opens <= moment < closes:
+            parts.setdefault(int(PARTS * (moment - opens) / (closes - opens)), []).append(factor * value)
+    return [
+        {"x": round((part + 0.5) / PARTS * (closes - opens), 3), "y": float(f"{fmean(each):.4g}"), "series": name}
+        for part, each in sorted(parts.items())
+    ]
 
 
 def changes(found: Sequence[MetricChange], margin: float, description: str) -> Spec:

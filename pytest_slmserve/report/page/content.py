@@ -35,6 +35,7 @@ from pytest_slmserve.report.tables.findings import findings
 from pytest_slmserve.report.tables.goodput import goodput_columns, served
 from pytest_slmserve.report.tables.jobs import COLUMNS as JOBS
 from pytest_slmserve.report.tables.jobs import jobs_title
+from pytest_slmserve.report.tables.replicas import NAMES, SENSED, SERVED, replica_report, replicas_by_host
 from pytest_slmserve.report.tables.run import heading, in_order_of_claims, outcome_words, point_columns, reason, remarks
 from pytest_slmserve.report.text_table import Column, laid_out, telling
 from pytest_slmserve.schema.environment import Environment
@@ -114,13 +115,16 @@ class ClaimPart:
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """A sweep: lines on what was measured, findings by name, charts, quantiles, table and remarks."""
+    """A sweep: lines on what was measured, findings by name, charts, quantiles, the course of one window, table and
+    remarks."""
 
     label: str
     head: list[str]
     findings: list[tuple[str, str]]
     charts: list[Chart]
     quantiles: list[Chart]
+    course_title: str
+    course: list[Chart]
     table: HtmlTable
     remarks: list[str]
 
@@ -182,7 +186,7 @@ def page_content(
             "claims": list(_claims(found)),
             "pareto": _pareto(shown),
             "models": [_model(label, curve, found) for label, curve in shown],
-            "sections": [*gates, *sections],
+            "sections": [*gates, *sections, *_replicas(found)],
             "notes": [*found.notes, *filter(None, [found.reused])],
             "words": WORDS,
             "goodput": goodput_part(shown, found.slo or STARTING_SLO),
@@ -271,13 +275,18 @@ def _model(label: str, curve: Curve, found: Findings) -> ModelPart:
         ("Latency over load", charts.latency(curve)),
         ("Batch held", charts.batch(curve)),
         ("Use of the device", charts.shares(curve)),
+        ("Energy", charts.energy(curve)),
     ]
+    largest = curve.valid[-1]
+    course = charts.timeline(largest.used[-1][0]) if largest.used else []
     return ModelPart(
         label,
         [line.strip() for line in heading(curve)],
         list(findings(curve, tolerance)),
         [Chart(title, spec, NOTES.get(title, "")) for title, spec in made if spec],
         list(_quantiles(curve)),
+        f"One window at {largest.concurrency} in flight",
+        [Chart(title, spec) for title, spec in course],
         as_table(f"Points of {label}", curve.points, point_columns(curve)),
         [text.strip() for text in remarks(curve)],
     )
@@ -392,6 +401,26 @@ def _gate_failures(found: Iterable[Gated]) -> Iterator[str]:
         if gated.outcome is State.FAILS:
             yield from (f"{gated.model}: {e.name}: {e.why}" for e in gated.gated if e.outcome is State.FAILS)
             yield from (f"{v.subject}: {v.claim}: {v.why}" for v in gated.exact if v.state is State.FAILS)
+
+
+def _replicas(found: Findings) -> Iterator[PageSection]:
+    """A part for each kind of host that several engines shared."""
+    parts = []
+    for title, _, entries in replicas_by_host(found.curves, found.shared):
+        named = [(f"{e.engines}, {e.sharing}, {e.served.concurrency} in flight", e.gain) for e in entries]
+        spec = charts.gains([(name, gain) for name, gain in named if gain])
+        tables = [as_table("Throughput", entries, (*NAMES, *SERVED)), as_table("Sensors", entries, (*NAMES, *SENSED))]
+        tables = [each for each in tables if len(each.heads) > len(NAMES)]
+        drawn = (
+            [Chart("Gain over one engine", spec, "Bars: 95 % interval. Upright line: one engine alone.")]
+            if spec
+            else []
+        )
+        with laid_out(TEXT_WIDTH):
+            text = "\n\n".join(replica_report(found.curves, found.shared))
+        parts.append(Part(title, "open", drawn, tables, text))
+    if parts:
+        yield PageSection("Replicas", parts)
 
 
 def _gate(gated: Gated) -> Part:

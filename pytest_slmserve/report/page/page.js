@@ -242,7 +242,7 @@
   });
   document.addEventListener("toggle", (event) => {
     if (event.target.open && globalThis.vega) all(".chart", event.target).forEach((element) => {
-      if (element.offsetParent && !views.has(element)) draw(element);
+      if (element.offsetParent) draw(element);
     });
   }, true);
   addEventListener("beforeprint", () => all("details").forEach((each) => { each.open = true; }));

@@ -65,16 +65,23 @@ SENSED: tuple[Column[Entry], ...] = (
 def replica_report(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[str]:
     """Tables of throughput and of sensor values for each kind of host, then a legend; nothing without measured
     replicas. One model's rows are together; sets of different models come last."""
-    for points in grouped(shared, lambda p: p.environment.per_gpu_key).values():
-        models = grouped(points, lambda p: p.model or p.models).values()
-        alike = sorted(models, key=lambda alike: not alike[0].model)
-        entries = [entry for each in alike for entry in _entries(each, curves)]
+    for title, points, entries in replicas_by_host(curves, shared):
         sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
-        pieces = [_title(points), "", table(entries, (*NAMES, *SERVED)), *_remarks(points, curves)]
+        pieces = [title, "", table(entries, (*NAMES, *SERVED)), *_remarks(points, curves)]
         pieces += ["", table(sensed, (*NAMES, *SENSED))] if sensed else []
         yield "\n".join(pieces)
     if shared:
         yield hanging(LEGEND, 0)
+
+
+def replicas_by_host(
+    curves: Sequence[Curve], shared: Sequence[ReplicaPoint]
+) -> Iterator[tuple[str, list[ReplicaPoint], list[Entry]]]:
+    """Title, points and rows of the table of each kind of host."""
+    for points in grouped(shared, lambda p: p.environment.per_gpu_key).values():
+        models = grouped(points, lambda p: p.model or p.models).values()
+        alike = sorted(models, key=lambda alike: not alike[0].model)
+        yield _title(points), points, [entry for each in alike for entry in _entries(each, curves)]
 
 
 def _title(points: Sequence[ReplicaPoint]) -> str:

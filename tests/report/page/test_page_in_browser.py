@@ -34,6 +34,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
 SLOS = (("200", "20", ""), ("60", "", "1800"), ("", "12.5", ""), ("13.061", "", ""))  # ms: TTFT, TPOT, E2E
 
 pytestmark = [
@@ -99,9 +100,10 @@ def opened(browser: Any, written: Path) -> Iterator[Opened]:
 
 
 def test_every_chart_is_drawn_and_described(opened):
+    opened.page.evaluate(UNFOLD)
     charts = opened.page.locator(".chart")
     assert charts.count() >= 10
-    assert opened.page.locator(".chart svg").count() == charts.count()
+    playwright.expect(opened.page.locator(".chart svg")).to_have_count(charts.count(), timeout=PATIENCE_MS)
     assert opened.page.locator("#trouble").text_content() == ""
     assert opened.page.locator("figure [role=graphics-document][aria-label]").count() == charts.count()
 
@@ -198,6 +200,6 @@ def test_axe_finds_no_violation(opened):
 
 def violations(opened: Opened) -> list[tuple[str, list[str]]]:
     """Rules of axe-core that are broken, and where, with all parts of the page unfolded."""
-    opened.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    opened.page.evaluate(UNFOLD)
     found = axe.Axe().run(opened.page).response["violations"]
     return [(rule["id"], [node["html"][:200] for node in rule["nodes"]][:3]) for rule in found]

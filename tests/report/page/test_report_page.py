@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from html_pages import Page, values_of
 from scripts import BASELINES
-from strategies import H200, measurement
+from stored_records import engine_alone
+from strategies import H200, WELL, measurement
 
 pytest.importorskip("jinja2", reason="a page needs Jinja2")
 
@@ -25,6 +26,7 @@ from pytest_slmserve.report.numbers import figure
 from pytest_slmserve.report.page import charts, content
 from pytest_slmserve.report.page.writer import FOLDER, as_script_json, rendered, write_page
 from pytest_slmserve.report.screen import Findings
+from pytest_slmserve.schema import sensors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 
 ARCHIVES = ("h200-vllm-0.26.0-core-opt-2.7b", "cpu-vllm-0.32.0", "h200-vllm-0.26.0-gate-eager-at-512")
@@ -246,6 +248,29 @@ def test_throughput_has_plateau_predictions_and_intervals():
     assert [row["x"] for row in points] == [1, 2, 4, 8, 16]
     assert all(row["low"] < row["y"] < row["high"] for row in points)
     assert points[0]["y"] == pytest.approx(made.points[0].output_tokens_per_s)
+
+
+def test_the_course_of_a_window_has_the_steps_and_the_sensors_in_it():
+    made = engine_alone(columns={**WELL, sensors.POWER: lambda at: 300 + at})
+    opens, closes = made.run.window_s
+    drawn = dict(charts.timeline(made))
+    assert {"running, waiting", "power"} <= drawn.keys()
+    (power,) = (spec for title, spec in drawn.items() if title == "power")
+    rows = values_of(power)
+    assert all(0 < row["x"] < closes - opens for row in rows)
+    wanted = [300 + opens + row["x"] for row in rows]
+    assert [row["y"] for row in rows] == pytest.approx(wanted, abs=(closes - opens) / 30 + 0.1)
+
+
+def test_replicas_are_held_against_one_engine(report):
+    page, printed = report(committed("h200-vllm-0.26.0-replicas"))
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    for caption in ("Throughput", "Sensors"):
+        assert [row for row in page.tables[caption][1:] if " ".join(row) not in lines] == []
+    (spec,) = (spec for spec in page.charts.values() if spec["description"] == "gain over one engine")
+    states = {row["subject"]: row["state"] for row in values_of(spec)}
+    assert states["2 x opt-1.3b, mps, 192 in flight"] == "holds"
+    assert states["2 x opt-1.3b, time-slicing, 192 in flight"] == "fails"
 
 
 def test_an_interval_far_beyond_the_bound_leaves_the_chart_and_the_estimates_stay_apart():
