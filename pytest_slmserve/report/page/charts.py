@@ -434,9 +434,10 @@ def _dots(
 def _series(names: Sequence[str], title: str) -> Spec:
     """Colour and shape of each of several series."""
     several = len(COLOURS)
+    numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
     scales = (
-        ("color", [COLOURS[i % several] for i in range(len(names))]),
-        ("shape", [SHAPES[(i + i // several) % len(SHAPES)] for i in range(len(names))]),
+        ("color", [COLOURS[i % several] for i in numbers]),
+        ("shape", [SHAPES[(i + i // several) % len(SHAPES)] for i in numbers]),
     )
     legend = {"orient": "bottom", "columns": 2, "symbolSize": 70, "labelLimit": 260}
     return {

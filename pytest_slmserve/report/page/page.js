@@ -47,6 +47,7 @@
     const spec = JSON.parse(one(`#chart-${element.dataset.chart}`).textContent);
     const rows = views.get(element)?.rows ?? spec.data.values;
     spec.data.values = rows;
+    nameSeries(spec, rows);
     views.get(element)?.view.finalize();
     const compiled = vegaLite.compile(spec, { config: look() }).spec;
     const view = new vega.View(vega.parse(compiled, {}, { ast: true }), {
@@ -54,6 +55,16 @@
     });
     views.set(element, { view, rows, all: views.get(element)?.all ?? rows, field: spec.usermeta?.field });
     await view.tooltip(showTip).runAsync();
+  }
+
+  function nameSeries(spec, rows) { // those of another page too
+    for (const { encoding } of spec.layer) for (const channel of ["color", "shape", "stroke"]) {
+      const told = encoding?.[channel];
+      if (told?.field !== "series" || !rows.length) continue;
+      const names = new Set([...told.scale.domain, ...rows.map((row) => row.series)]);
+      if (names.size > told.scale.domain.length) told.legend = { ...told.legend, orient: "bottom", columns: 1, labelLimit: 400 };
+      told.scale.domain = [...names];
+    }
   }
 
   function show(element, rows) { // other rows in a chart that may be drawn later
@@ -209,6 +220,20 @@
     }
   }
 
+  async function layBeside(file) {
+    const plane = (page) => all("script[type='application/json']", page)
+      .find((each) => JSON.parse(each.textContent).description === "throughput against latency");
+    const other = plane(new DOMParser().parseFromString(await file.text(), "text/html"));
+    one("#trouble").textContent = other ? "" : `${file.name} is no page with throughput against latency.`;
+    if (!other) return;
+    const element = one(".chart", plane(document).closest("figure"));
+    const drawn = views.get(element);
+    const rows = JSON.parse(other.textContent).data.values;
+    drawn.rows = [...drawn.all, ...rows.map((row) => ({ ...row, series: `${file.name}: ${row.series}` }))];
+    await draw(element);
+    element.scrollIntoView({ block: "nearest" });
+  }
+
   function filter(state) {
     for (const button of all("[data-filter]")) button.setAttribute("aria-pressed", String(button.dataset.filter === state));
     for (const card of all(".claim")) {
@@ -245,6 +270,14 @@
       if (element.offsetParent) draw(element);
     });
   }, true);
+  document.addEventListener("change", (event) => {
+    if (event.target.id === "other" && event.target.files.length) layBeside(event.target.files[0]);
+  });
+  addEventListener("dragover", (event) => event.preventDefault());
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    if (one("#other") && event.dataTransfer.files.length) layBeside(event.dataTransfer.files[0]);
+  });
   addEventListener("beforeprint", () => all("details").forEach((each) => { each.open = true; }));
 
   async function start() {
