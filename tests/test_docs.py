@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_slmserve.analysis.claims.table import CLAIMS
 from pytest_slmserve.options.table import OPTS, Opt
 from pytest_slmserve.plan.engine_specs import DEFAULTS
 
@@ -164,6 +165,14 @@ def test_every_option_that_is_named_exists(name: str) -> None:
 def test_the_options_page_is_the_table_of_the_code() -> None:
     page = OPTIONS.read_text("utf-8") if OPTIONS.is_file() else ""
     assert page == options_page(), f"python tests/test_docs.py writes it; it should be\n\n{options_page()}"
+
+
+def test_the_page_of_claims_has_each_claim_once() -> None:
+    rows = re.findall(r"^\| (.+) \|$", (DOCS / "claims.md").read_text("utf-8"), re.MULTILINE)
+    cells = [row.split(" | ") for row in rows]
+    named = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell[2])]
+    assert sorted(named) == sorted(claim.name for claim in CLAIMS)
+    assert not [cell for cell in cells if len(cell) != 4 or not all(cell)]
 
 
 def test_the_readme_and_the_guide_begin_with_the_same_example_of_five_lines() -> None:

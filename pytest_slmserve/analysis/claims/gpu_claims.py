@@ -147,7 +147,8 @@ def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
 
 def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
     """Verdict on whether a token takes `bound` times the energy (or more) of a token of the next smaller model. Each
-    model runs at its largest batch of the paper's table 1. value: the ratio. arXiv:2404.03353, figure 4."""
+    model runs at its largest batch of the paper's table 1. value: the ratio. Figure 4 of arXiv:2404.03353
+    has watts instead."""
     smaller = next_smaller(curve.subject)
     if smaller is None:
         return Verdict.undecided(DEARER_MODELS, curve.subject, "no smaller model in table 1", bound)

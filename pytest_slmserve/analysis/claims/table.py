@@ -107,8 +107,8 @@ def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
         ),
         Claim(
             replicas.name_of(replicas.TAIL, how),
-            f"Replicas {replicas.HOW[how]} leave the slowest hundredth of the requests no worse off.",
-            f"{TOWARDS_PARETO}, figure 6",
+            f"Replicas {replicas.HOW[how]} keep the 99th percentile of E2E within 1.1 times that of one engine.",
+            f"{TOWARDS_PARETO}, figure 5, of mean latency",
             _by(replicas.replicas_keep_the_tail, "sharing", "bound"),
             partial(replicas.has_replicas, sharing=how),
             of="replicas",
@@ -200,7 +200,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         gpu_claims.DEARER_MODELS,
         "A larger model takes more energy per output token, each at its largest batch of table 1.",
-        f"{TOWARDS_PARETO}, figure 4",
+        f"by shapes; batches of {TOWARDS_PARETO}, table 1",
         _beside(gpu_claims.dearer_models),
         _larger_in_table_1,
         _and_smaller,
@@ -292,7 +292,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         job_claims.KV,
         "Throughput grows with the number of KV blocks until all requests fit at once, and no more from there.",
-        TOWARDS_PARETO,
+        f"a talk of the authors of {TOWARDS_PARETO}",
         _by(job_claims.throughput_grows_with_kv_blocks, "bound", "flat"),
         job_claims.has_caches,
         of="jobs",

@@ -53,8 +53,8 @@ def replicas_pay(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
 
 def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
     """Verdict on the 99th percentile of E2E of replicas, over the requests of all: at most `bound` times that of one
-    engine. The number of replicas is the one that serves most. value: the ratio. arXiv:2404.03353, figure 6, has the
-    largest mean."""
+    engine. The number of replicas is the one that serves most. value: the ratio. arXiv:2404.03353, figure 5, has
+    mean latency, and no figure has tails."""
     claim, pairs = name_of(TAIL, sharing), compared(curve, sharing)
     if not pairs:
         return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)

@@ -108,7 +108,7 @@ def _gain(pair: Pair) -> Interval:
 
 
 def _replica_latency(lines: Sequence[Line]) -> Picture:
-    """The largest of the replicas' mean E2E, and p99 of all, over one engine's (arXiv:2404.03353, figure 6)."""
+    """The largest of the replicas' mean E2E, and p99 of all, over one engine's (means: arXiv:2404.03353, figure 5)."""
     ratios: dict[str, Ratio] = {
         "largest mean E2E over one engine's": lambda pair: latency_ratio(pair[1], pair[0], "largest_e2e_s"),
         "99th percentile of E2E over one engine's": lambda pair: latency_ratio(pair[1], pair[0], "e2e_p99_s"),
