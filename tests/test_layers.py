@@ -40,8 +40,8 @@ OUT_OF_THE_WORKER = {PACING}
 TEXTS = {"schema.printable", "schema.secret_words"}
 MAY_IMPORT_RAY = "run.ray"
 MAY_IMPORT_PYTEST = "plugin"
-# It runs in an interpreter that has not our package; uvloop comes with vLLM.
-WORKER_MAY_IMPORT = sys.stdlib_module_names | {"torch", "transformers", "uvloop", "vllm"}
+# It runs in an interpreter that has not our package; uvloop and huggingface_hub come with vLLM.
+WORKER_MAY_IMPORT = sys.stdlib_module_names | {"huggingface_hub", "torch", "transformers", "uvloop", "vllm"}
 
 TESTS_OF_USERS = ("benchmarks", "quickstart")
 

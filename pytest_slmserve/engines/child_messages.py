@@ -15,8 +15,9 @@ def resolved_from(ready: dict[str, Any], ready_s: float) -> Resolved:
     weights = [part.get("weight_bytes") for part in parts]
     known = {"weight_bytes": None if None in weights else sum(weights)}
     facts = known_fields(Resolved, {**ready, **parts[0], **known})
-    sizes = facts.get("capture_sizes")
-    return Resolved(**{**facts, "capture_sizes": None if sizes is None else tuple(sizes), "ready_s": ready_s})
+    for name in ("capture_sizes", "kv_windows"):
+        facts[name] = None if facts.get(name) is None else tuple(facts[name])
+    return Resolved(**{**facts, "ready_s": ready_s})
 
 
 def run_from(message: dict[str, Any]) -> Run:

@@ -29,6 +29,7 @@ from pytest_slmserve.engines.host_noise import HostNoise
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
+from pytest_slmserve.schema.kv_cache import in_flight, kv_windows, request_blocks
 from pytest_slmserve.schema.loads import Load, OpenLoop
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
@@ -38,6 +39,7 @@ from pytest_slmserve.telemetry.simulated import simulated
 
 BLOCK_SIZE = 16
 BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else
+LAYOUT_UNKNOWN = 1 << 17  # bytes per token of a model whose cache only a real engine knows: a guess
 MAX_STEPS = 2_000_000
 LAYER_LAUNCH_S = 0.5e-3  # in which a host launches the kernels of a layer: without captured graphs a step waits for it
 DRAWN = 2736  # launches so drawn that, by default, a gate comes out as docs/gate.md says
@@ -160,10 +162,11 @@ class SimulatedEngine:
         noise = self.faults.host_noise
         self.host: Callable[[float], float] = HostNoise(noise, f"host {spec.seed}") if noise else lambda at_s: 1.0
         self.ran_s = 0.0  # of all runs so far: the host's noise goes on
-        block_bytes = BLOCK_SIZE * self.shape.kv_bytes_per_token(gpus=spec.tensor_parallel_size)
+        per_token = self.shape.kv_bytes_per_token(gpus=spec.tensor_parallel_size) or LAYOUT_UNKNOWN
         self.resolved = Resolved(
-            kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // block_bytes,
+            kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * per_token),
             block_size=BLOCK_SIZE,
+            kv_windows=kv_windows(spec) or (None,),
             weight_bytes=self.shape.weight_bytes(),
             attention_backend="simulated",
             max_num_seqs=self.limits.max_num_seqs,
@@ -186,7 +189,7 @@ class SimulatedEngine:
     def law(self, workload: Workload) -> tuple[float, float]:
         """t_inf in output tokens/s and b_half in sequences, of one GPU."""
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-        per_sequence = context * self.shape.kv_bytes_per_token()
+        per_sequence = self.shape.kv_read_bytes(context) or context * LAYOUT_UNKNOWN
         b_half = (self.shape.weight_bytes() or per_sequence) / per_sequence
         return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
 
@@ -268,8 +271,9 @@ class SimulatedEngine:
 
     def _fits(self, workload: Workload) -> int:
         """Sequences that its limit and its KV cache allow at once, at full length: it never preempts by itself."""
-        blocks = (self.resolved.kv_blocks or 0) // -(-workload.longest // BLOCK_SIZE)
-        return max(1, min(self.limits.max_num_seqs, blocks))
+        windows = self.resolved.kv_windows or (None,)
+        each = request_blocks(windows, BLOCK_SIZE, workload.longest, in_flight(self.limits))
+        return max(1, min(self.limits.max_num_seqs, (self.resolved.kv_blocks or 0) // each))
 
     def _loop(self, workload: Workload, load: Load) -> ClosedLoopPacer | SchedulePacer:
         if isinstance(load, OpenLoop):

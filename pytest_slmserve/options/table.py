@@ -114,7 +114,11 @@ class Options:
         "URL,URL",
     )
     models: tuple[str, ...] | None = opt(
-        RUN, words, None, "models to sweep: catalogue names or folders with a config.json; default: by mode", "A,B"
+        RUN,
+        words,
+        None,
+        "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode",
+        "A,B",
     )
     suite: Suite = opt(
         RUN,

@@ -16,7 +16,15 @@ from pytest_slmserve.plan.planner import AS_THE_OPTIONS_SAY, MarkerOverrides, Pl
 from pytest_slmserve.plan.sweeps import too_long, workload_spec
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import NULL_BLOCKS, block_size_of, kv_bytes_per_token, no_room
+from pytest_slmserve.schema.kv_cache import (
+    NULL_BLOCKS,
+    block_size_of,
+    in_flight,
+    kv_bytes_per_token,
+    kv_windows,
+    no_room,
+    request_blocks,
+)
 from pytest_slmserve.schema.literals import Batching, Sharing
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec
@@ -238,10 +246,10 @@ def _job_misfit(spec: EngineSpec, workload: Workload, kv_requests: int | None, m
 def with_kv_cache(spec: EngineSpec, requests: int, longest: int) -> EngineSpec:
     """A copy of `spec` whose KV cache holds `requests` requests of `longest` tokens. It sets the bytes of the cache, or
     on the CPU, where those are whole GiB, its blocks. Raises BadUsage where the bytes of a token are unknown."""
-    size, per_token = block_size_of(spec), kv_bytes_per_token(spec)
-    if per_token is None:
-        raise BadUsage(f"{spec.model}: the bytes of its KV cache are not known", "--slm-dtype float16")
-    blocks = requests * -(-longest // size) + NULL_BLOCKS
+    size, per_token, windows = block_size_of(spec), kv_bytes_per_token(spec), kv_windows(spec)
+    if per_token is None or windows is None:
+        raise BadUsage(f"{spec.model}: the bytes of its KV cache are not known", "a model of the catalogue")
+    blocks = requests * request_blocks(windows, size, longest, in_flight(spec)) + NULL_BLOCKS
     if spec.platform == "cpu":
         return replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
     return replace(spec, kv_cache_bytes=blocks * size * per_token)

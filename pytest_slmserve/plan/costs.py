@@ -62,7 +62,7 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
     if spec.platform == "cpu":
         return 2.5e-3 + 1.5e-4 * batch
     shape, running = shape_of(spec.model), min(batch, spec.max_num_seqs)
-    read = (shape.weight_bytes() or 0) + running * context * shape.kv_bytes_per_token()
+    read = (shape.weight_bytes() or 0) + running * (shape.kv_read_bytes(context) or 0)
     return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel_size)) * batch / running
 
 
@@ -75,7 +75,7 @@ def job_estimate_s(spec: EngineSpec, job: OpenLoop, workload: Workload) -> float
     capacity = kv_capacity(spec, workload.longest)
     batch = max(1, min(requests, spec.max_num_seqs, capacity or requests))
     step_s = _step_s(spec, batch, prompt + output / 2)
-    prompts_s = requests * prompt * (1e-5 if spec.platform == "cpu" else (shape_of(spec.model).parameters or 0) / 2e14)
+    prompts_s = requests * prompt * (1e-5 if spec.platform == "cpu" else (shape_of(spec.model).active or 0) / 2e14)
     work_s = prompts_s + requests / batch * output * step_s
     return 0.1 if spec.platform == "simulated" else max(work_s, requests / job.rate + output * step_s)
 

@@ -87,11 +87,13 @@ def engine_spec(
     if platform == "cpu":
         return spec
     weights = shape.weight_bytes()
-    if weights is None:
+    if weights is None and platform == "simulated":
         raise BadUsage(
-            f"{model}: the weights of a {shape.architecture} cannot be counted, so its KV cache cannot be planned",
-            "an EngineSpec of your own with kv_cache_bytes set",
+            f"{model}: nobody has counted the weights of this {shape.architecture}, so nothing can be simulated",
+            "--slm-python=PATH of an interpreter that has vLLM, or a model of the catalogue",
         )
+    if weights is None:
+        return replace(spec, kv_cache_bytes=0)  # the engine knows better
     memory = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
     return replace(
         spec,

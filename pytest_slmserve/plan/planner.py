@@ -8,19 +8,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.engines.launch.model_probe import probe_models
 from pytest_slmserve.engines.replicas.gpu_sharing import cannot_share
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.cases import Case
 from pytest_slmserve.plan.engine_specs import DEFAULTS, endpoint_spec, engine_spec
 from pytest_slmserve.plan.sweeps import Sweep, check_length, load_of, plan_sweep, workload_spec
 from pytest_slmserve.plan.titles import Engines, engine_alone, gpus_of
-from pytest_slmserve.schema.catalog import OPT_POSITIONS, Shape, hub_name, shape_of, short_name
+from pytest_slmserve.schema.catalog import hub_name, restriction, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import known_shape, kv_capacity, no_room
 from pytest_slmserve.schema.literals import Interface, LoadFormat, Platform, RampUp, Sharing
 from pytest_slmserve.schema.loads import ClosedLoop, Load
 from pytest_slmserve.schema.records import series_key
+from pytest_slmserve.schema.shapes import USUAL_CONTEXT, Shape
 from pytest_slmserve.schema.specs import EngineSpec, ReplicaSpec, WorkloadSpec, short_hash
 from pytest_slmserve.schema.workloads import Workload
 from pytest_slmserve.telemetry.host_probe import Host, probe, unlike
@@ -51,6 +53,7 @@ class Planner:
     notes: list[str] = field(default_factory=list)
     sweeps: dict[str, Sweep] = field(default_factory=dict)
     beside: set[str] = field(default_factory=set)
+    _found: set[str] = field(default_factory=set)
     _workloads: dict[str, Workload] = field(default_factory=dict)
     _specs: dict[tuple[str, int | None], tuple[Host, EngineSpec]] = field(default_factory=dict)
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
@@ -63,8 +66,7 @@ class Planner:
     def check_options(self) -> None:
         """Raises BadUsage or BadDataset for values that no test could use, whether one of this run does or not."""
         if self.platform != "remote":  # a server calls its model as it likes
-            for model in self.options.models or ():
-                shape_of(model)
+            self._find(self.options.models or ())
         check_source(workload_spec(self.options, self.platform))
 
     @cached_property
@@ -80,6 +82,20 @@ class Planner:
         """Is it one of the models of this run's sweeps?"""
         return short_name(model) in map(short_name, self.models)
 
+    def _find(self, models: Sequence[str]) -> None:
+        """Have the shapes of models counted that nobody has counted before. Raises BadUsage for an unknown one."""
+        python, env = self.options.engine
+        here = self.host.environment
+        new = [model for model in models if model not in self._found]
+        self.notes += probe_models(new, python, dict(env), {"vllm": here.vllm, "torch": here.torch})
+        if self.options.load_format == "auto":
+            self.notes += [
+                f"{model}: the licence of its weights restricts their use: {licence}"
+                for model in new
+                if (licence := restriction(model))
+            ]
+        self._found.update(new)
+
     def _fits(self, model: str) -> bool:
         if why := self.misfit(model):
             self.notes.append(f"{model} is left out: {why}")
@@ -89,7 +105,7 @@ class Planner:
         """The reason why a model cannot be served here; None if it can. Raises BadUsage for an unknown one."""
         if self.platform == "remote":
             return None
-        shape_of(model)
+        self._find([model])
         try:
             self.spec(model)
         except BadUsage as error:
@@ -133,7 +149,7 @@ class Planner:
                 "--slm-tokenizer with a folder that holds one, or its name on the Hub",
             )
         if str(spec) not in self._workloads:
-            requests, source = requests_of(spec, VOCABULARY, OPT_POSITIONS, lambda: named_tokenizer(spec))
+            requests, source = requests_of(spec, VOCABULARY, USUAL_CONTEXT, lambda: named_tokenizer(spec))
             self._workloads[str(spec)] = Workload(spec, tuple(requests), source)
         return self._workloads[str(spec)]
 
@@ -144,6 +160,7 @@ class Planner:
             return endpoint_spec(self.options, served, self.options.endpoint[0])
         host, spec = self._specs.get((model, gpus), (None, None))
         if spec is None or host is not self.host:  # a plan asks for each cell's engine several times
+            self._find([model])
             spec = engine_spec(self.options, self.platform, model, self.host.environment, gpus)
             check_there(self.host, spec.gpus)
             self._specs[model, gpus] = self.host, spec
@@ -191,6 +208,7 @@ class Planner:
         options = replace(
             self.options, gpu_memory_utilization=self.options.gpu_memory_utilization / (1 if apart else len(models))
         )
+        self._find(models)
         engines = [engine_spec(options, self.platform, model, self.host.environment) for model in models]
         if apart:
             engines = [replace(engine, gpu=i * engine.tensor_parallel_size) for i, engine in enumerate(engines)]

@@ -21,7 +21,7 @@ from pytest_slmserve.plugin.calls import OF_A_LOAD, checked
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.run.sweeps import Sweeps
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, DoesNotFit
 from pytest_slmserve.schema.records import Measurement, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.specs import ReplicaSpec
 from pytest_slmserve.telemetry.sampler import Sampler
@@ -40,9 +40,12 @@ class PlannedCase:
 
     def measure(self) -> Verdict:
         """Measure it (unless it is known already). The verdict tells whether the measurements can be trusted. The test
-        is skipped where an adaptive sweep does not need this point."""
-        wanted = self._repeats()
-        repeats = self.session.executor.measure(self.case, wanted)
+        is skipped where an adaptive sweep does not need this point, or the engine turns out to have no room for it."""
+        try:
+            wanted = self._repeats()
+            repeats = self.session.executor.measure(self.case, wanted)
+        except DoesNotFit as error:
+            pytest.skip(error.problem)
         self.carry([m for group in repeats for m in group])
         return trustworthy(repr(self), repeats, wanted)
 

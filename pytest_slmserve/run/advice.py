@@ -33,7 +33,7 @@ from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.environment import Environment, differences
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, EngineFailed, of_a_command
-from pytest_slmserve.schema.kv_cache import block_size_of, kv_bytes_per_token
+from pytest_slmserve.schema.kv_cache import block_size_of, kv_bytes_per_token, kv_windows
 from pytest_slmserve.schema.literals import Sharing
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.records import Measurement
@@ -190,10 +190,16 @@ def as_advised(
 def _whole_gib(source: Measurement, batch: int) -> int:
     """KV cache for the batch on vLLM's CPU backend; that of the sweep where the shape is not known."""
     spec, resolved, longest = source.spec, source.resolved, source.workload.longest
-    per_token, block = kv_bytes_per_token(spec, resolved), block_size_of(spec, resolved)
-    if per_token is None:
+    per_token, windows = kv_bytes_per_token(spec, resolved), kv_windows(spec, resolved)
+    if per_token is None or windows is None:
         return spec.kv_cache_bytes
-    needed = Footprint(weight_bytes=0, kv_bytes_per_token=per_token, longest=longest, block_size=block).kv_bytes(batch)
+    needed = Footprint(
+        weight_bytes=0,
+        kv_bytes_per_token=per_token,
+        longest=longest,
+        groups=len(windows),
+        block_size=block_size_of(spec, resolved),
+    ).kv_bytes(batch)
     return max(1, -(-needed // GIB)) * GIB
 
 

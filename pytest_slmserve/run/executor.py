@@ -16,7 +16,9 @@ from pytest_slmserve.report.export.writer import Export
 from pytest_slmserve.run.devices import Devices
 from pytest_slmserve.run.measure import measure_case
 from pytest_slmserve.run.results import Results
-from pytest_slmserve.schema.loads import OpenLoop, is_job
+from pytest_slmserve.schema.errors import DoesNotFit
+from pytest_slmserve.schema.kv_cache import kv_capacity
+from pytest_slmserve.schema.loads import ClosedLoop, OpenLoop, is_job
 from pytest_slmserve.schema.records import GateLaunch, Progress, ReplicaGroup
 from pytest_slmserve.schema.specs import ReplicaSpec
 
@@ -117,6 +119,7 @@ class Executor:
                 running = devices.replicas(several)
             case alone:
                 running = devices.engine(alone)
+                check_room(running, case)
                 self._warm(running, case)
         return measure_case(running, case, partial(self.on_progress, case, title), devices.sampler_of(case.engine))
 
@@ -126,6 +129,19 @@ class Executor:
         if is_job(load) and engine.launch != self._warmed:
             engine.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))
             self._warmed = engine.launch
+
+
+def check_room(engine: Engine, case: Case) -> None:
+    """Raises DoesNotFit where a plan could not know how many requests the KV cache holds, and the engine says that it
+    holds fewer than the load keeps in flight."""
+    [workload], [load] = case.workloads, case.loads
+    planned = kv_capacity(engine.spec, workload.longest)
+    if not isinstance(load, ClosedLoop) or planned is not None:
+        return
+    room = kv_capacity(engine.spec, workload.longest, engine.resolved)
+    if room is not None and room < load.concurrency:
+        problem = f"the engine says that its KV cache holds {room} requests of {workload.longest} tokens"
+        raise DoesNotFit(problem, f"--slm-concurrency up to {room}, or shorter requests")
 
 
 def missing_repeats(known: Sequence[T], repeats: int, is_clean: Callable[[T], bool]) -> Iterator[int]:

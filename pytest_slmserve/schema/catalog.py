@@ -1,314 +1,31 @@
-"""Shapes of dense decoder models and the arithmetic that needs nothing else: parameters, weight and KV bytes."""
+"""Names of models: of the catalogue, of the Hub, of a folder with a `config.json`; and the shape that each stands for.
+
+`models.json` is the catalogue: for each model its name on the Hub, where its shape was published, its licence where
+that restricts its use, its number of weights, and its configuration. The tiny ones are ours."""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.shapes import Shape, shape_from_config
+from pytest_slmserve.schema.specs import short_hash
+from pytest_slmserve.schema.stored_weights import stored_parameters
 
-# What `config.json` calls a thing, by its usual name, then in older architectures.
-OTHER_WORDS = {
-    "num_hidden_layers": ("n_layers", "n_layer"),
-    "hidden_size": ("d_model", "n_embd"),
-    "num_attention_heads": ("n_heads", "n_head"),
-    "max_position_embeddings": ("max_seq_len", "n_positions"),
-}
-OPT_VOCABULARY = 50272
-OPT_POSITIONS = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The shape of a model as its `config.json` gives it, as far as speed and memory depend on it.
-
-    parameters: number of weights, or None where the architecture is not one whose weights we can count.
-    """
-
-    name: str
-    architecture: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-    positions: int
-    parameters: int | None
-    config: tuple[tuple[str, Any], ...]  # config.json as it is handed to the engine
-
-    @property
-    def context(self) -> int:
-        """Tokens of the longest request that an engine here takes: OPT's positions, of all that have as many."""
-        return min(OPT_POSITIONS, self.positions)
-
-    def weight_bytes(self, bytes_per_weight: int = 2) -> int | None:
-        """Bytes of all weights, or None where they cannot be counted from the shape."""
-        return None if self.parameters is None else self.parameters * bytes_per_weight
-
-    def kv_bytes_per_token(self, bytes_per_value: int = 2, gpus: int = 1) -> int:
-        """Bytes of keys and values that one token of context occupies over all layers, on all `gpus` together: with
-        fewer KV heads than GPUs each of them holds one, so some are held twice."""
-        return 2 * bytes_per_value * self.layers * max(self.kv_heads, gpus) * self.head_size
-
-    def indivisible(self, gpus: int) -> str | None:
-        """The reason why tensor parallelism cannot divide the model among so many GPUs; None if it can. Each GPU takes
-        equally many heads and columns of the feed-forward layers. KV heads are divided evenly, or each is held by
-        equally many GPUs."""
-        config = dict(self.config)
-        feed_forward = config.get("ffn_dim") or config.get("intermediate_size") or gpus
-        if self.heads % gpus or int(feed_forward) % gpus:
-            what = f"{self.heads} heads" if self.heads % gpus else f"feed-forward layers {feed_forward} wide"
-            return f"{self.name} has {what}, which {gpus} GPUs cannot divide evenly"
-        if self.kv_heads % gpus and gpus % self.kv_heads:
-            return f"{self.name} has {self.kv_heads} KV heads, which {gpus} GPUs cannot divide evenly"
-        return None
-
-
-def count_parameters(config: Mapping[str, Any]) -> int | None:
-    """Weights of a model of one of the architectures whose layers are known here, else None."""
-    match config["architectures"][0]:
-        case "OPTForCausalLM":
-            return opt_parameters(config)
-        case "LlamaForCausalLM" | "MistralForCausalLM":
-            return llama_parameters(config)
-        case "Qwen2ForCausalLM":
-            return llama_parameters(config) + qkv_biases(config)
-        case "GPTJForCausalLM":
-            return gptj_parameters(config)
-        case "MPTForCausalLM":
-            return mpt_parameters(config)
-        case _:
-            return None
-
-
-def gptj_parameters(config: Mapping[str, Any]) -> int:
-    """Weights of a GPT-J: rotary positions, attention without biases, one norm a layer, an output layer of its own with
-    a bias. The checkpoint of 6B has 6,050,882,784, as Transformers counts them."""
-    hidden, vocabulary = config["n_embd"], config["vocab_size"]
-    inner = config.get("n_inner") or 4 * hidden
-    layer = 4 * hidden * hidden + 2 * hidden * inner + inner + hidden + 2 * hidden
-    return int(2 * vocabulary * hidden + vocabulary + config["n_layer"] * layer + 2 * hidden)
-
-
-def mpt_parameters(config: Mapping[str, Any]) -> int:
-    """Weights of an MPT without biases: ALiBi, tied embeddings. The checkpoint of 7B has 6,649,286,656."""
-    hidden = config["d_model"]
-    layer = (4 + 2 * config["expansion_ratio"]) * hidden * hidden + 2 * hidden
-    return int(config["vocab_size"] * hidden + config["n_layers"] * layer + hidden)
-
-
-def llama_parameters(config: Mapping[str, Any]) -> int:
-    """Weights of a Llama-like model: gated feed-forward, no biases, RMS norms (arXiv:2302.13971)."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    head_size = config.get("head_dim") or hidden // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    attention = 2 * hidden * head_size * (heads + kv_heads)
-    layer = attention + 3 * hidden * config["intermediate_size"] + 2 * hidden
-    embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return int(embeddings + config["num_hidden_layers"] * layer + hidden)
-
-
-def qkv_biases(config: Mapping[str, Any]) -> int:
-    """Weights of Qwen2 beside those of a Llama-like model: biases of queries, keys and values (arXiv:2407.10671)."""
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    return int(config["num_hidden_layers"] * (hidden // heads) * (heads + 2 * kv_heads))
-
-
-def opt_parameters(config: Mapping[str, Any]) -> int:
-    """Weights of an OPT model with tied embeddings; agrees with the counts of the published checkpoints."""
-    hidden, ffn = config["hidden_size"], config["ffn_dim"]
-    embedding = config.get("word_embed_proj_dim") or hidden
-    embeddings = config["vocab_size"] * embedding + (config["max_position_embeddings"] + 2) * hidden
-    projections = 2 * embedding * hidden if embedding != hidden else 0
-    attention = 4 * (hidden * hidden + hidden)
-    feed_forward = 2 * hidden * ffn + ffn + hidden
-    layers = config["num_hidden_layers"] * (attention + feed_forward + 4 * hidden)
-    last_norm = 2 * hidden if config.get("do_layer_norm_before", True) else 0
-    return int(embeddings + projections + layers + last_norm)
-
-
-def _opt(
-    name: str, layers: int, hidden: int, heads: int, *, embedding: int | None = None, pre_norm: bool = True
-) -> Shape:
-    config = {
-        "architectures": ["OPTForCausalLM"],
-        "model_type": "opt",
-        "activation_function": "relu",
-        "vocab_size": OPT_VOCABULARY,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "ffn_dim": 4 * hidden,
-        "max_position_embeddings": OPT_POSITIONS,
-        "word_embed_proj_dim": embedding or hidden,
-        "do_layer_norm_before": pre_norm,
-        "tie_word_embeddings": True,
-        "bos_token_id": 2,
-        "eos_token_id": 2,
-        "pad_token_id": 1,
-        "torch_dtype": "float16",
-    }
-    return shape_from_config(name, config)
-
-
-def shape_from_config(name: str, config: Mapping[str, Any]) -> Shape:
-    """Read a Transformers `config.json` of a dense decoder. Raises BadUsage where a needed entry is missing."""
-    try:
-        layers, hidden, heads, positions = (int(_entry(config, name)) for name in OTHER_WORDS)
-        vocabulary = int(config["vocab_size"])
-        architecture, parameters = str(config["architectures"][0]), count_parameters(config)
-    except (KeyError, IndexError, TypeError, ValueError) as missing:
-        raise BadUsage(f"{name}: its config.json has no usable {missing}", "a dense decoder-only model") from None
-    return Shape(
-        name=name,
-        architecture=architecture,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_size=int(config.get("head_dim") or hidden // heads),
-        vocabulary=vocabulary,
-        positions=positions,
-        parameters=parameters,
-        config=tuple(config.items()),
-    )
-
-
-def _entry(config: Mapping[str, Any], name: str) -> Any:
-    """The value of an entry, found by its usual name or by that of an older architecture. Raises KeyError."""
-    for word in (name, *OTHER_WORDS[name]):
-        if word in config:
-            return config[word]
-    raise KeyError(name)
-
-
-def _llama(
-    name: str, layers: int, hidden: int, heads: int, intermediate: int, *, positions: int = 2048, epsilon: float = 1e-6
-) -> Shape:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "vocab_size": 32000,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "intermediate_size": intermediate,
-        "max_position_embeddings": positions,
-        "rms_norm_eps": epsilon,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "float16",
-    }
-    return shape_from_config(name, config)
-
-
-def _mpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
-    config = {
-        "architectures": ["MPTForCausalLM"],
-        "model_type": "mpt",
-        "vocab_size": 50432,
-        "d_model": hidden,
-        "n_layers": layers,
-        "n_heads": heads,
-        "expansion_ratio": 4,
-        "max_seq_len": 2048,
-        "no_bias": True,
-        "norm_type": "low_precision_layernorm",
-        "embedding_fraction": 1.0,
-        "attn_config": {"alibi": True, "alibi_bias_max": 8, "attn_type": "multihead_attention", "prefix_lm": False},
-        "tie_word_embeddings": True,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "torch_dtype": "float16",
-    }
-    return shape_from_config(name, config)
-
-
-def _gptj(name: str, layers: int, hidden: int, heads: int, rotary: int) -> Shape:
-    config = {
-        "architectures": ["GPTJForCausalLM"],
-        "model_type": "gptj",
-        "activation_function": "gelu_new",
-        "vocab_size": 50400,
-        "n_embd": hidden,
-        "n_layer": layers,
-        "n_head": heads,
-        "n_inner": None,
-        "n_positions": 2048,
-        "rotary_dim": rotary,
-        "tie_word_embeddings": False,
-        "bos_token_id": 50256,
-        "eos_token_id": 50256,
-        "torch_dtype": "float16",
-    }
-    return shape_from_config(name, config)
-
-
-def _qwen2(name: str, layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int) -> Shape:
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_act": "silu",
-        "vocab_size": 151936,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": intermediate,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 151643,
-        "eos_token_id": 151643,
-        "torch_dtype": "bfloat16",
-    }
-    return shape_from_config(name, config)
-
-
-# Zhang et al. 2022 (arXiv:2205.01068), table 1; Qwen2.5 (arXiv:2412.15115), table 1; LLaMA (arXiv:2302.13971), table 2;
-# LLaMA-2, MPT-7B and GPT-J-6B: the configurations that their publishers put beside the checkpoints (mosaicml/mpt-7b,
-# EleutherAI/gpt-j-6b). The tiny ones are ours: small enough that two CPU cores serve them fast enough to see a plateau.
+MODELS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text("utf-8"))
 CATALOGUE: dict[str, Shape] = {
-    shape.name: shape
-    for shape in (
-        _opt("opt-tiny", 2, 128, 4),
-        _opt("opt-125m", 12, 768, 12),
-        _opt("opt-350m", 24, 1024, 16, embedding=512, pre_norm=False),
-        _opt("opt-1.3b", 24, 2048, 32),
-        _opt("opt-2.7b", 32, 2560, 32),
-        _opt("opt-6.7b", 32, 4096, 32),
-        _opt("opt-13b", 40, 5120, 40),
-        _qwen2("qwen2.5-3b", 36, 2048, 16, 2, 11008),
-        _llama("llama-tiny", 2, 128, 4, 344),
-        _llama("llama-7b", 32, 4096, 32, 11008),
-        _llama("llama-2-7b", 32, 4096, 32, 11008, positions=4096, epsilon=1e-5),
-        _llama("llama-2-13b", 40, 5120, 40, 13824, positions=4096, epsilon=1e-5),
-        _mpt("mpt-tiny", 2, 128, 4),
-        _mpt("mpt-7b", 32, 4096, 32),
-        _gptj("gpt-j-tiny", 2, 128, 4, 16),
-        _gptj("gpt-j-6b", 28, 4096, 16, 64),
-    )
+    name: shape_from_config(name, model["config"], model["parameters"], model.get("active"))
+    for name, model in MODELS.items()
 }
-
-ON_HUB = {
-    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
-    "llama-7b": "huggyllama/llama-7b",
-    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
-    "llama-2-13b": "meta-llama/Llama-2-13b-hf",
-    "mpt-7b": "mosaicml/mpt-7b",
-    "gpt-j-6b": "EleutherAI/gpt-j-6b",
-}
+KNOWN_AS = {known.lower(): name for name, model in MODELS.items() for known in (name, model.get("hub", name))}
+ON_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def short_name(model: str) -> str:
@@ -321,40 +38,121 @@ def catalogue_name(model: str) -> str | None:
     return KNOWN_AS.get(model.lower())
 
 
-def _on_hub(name: str) -> str:
-    return ON_HUB.get(name, f"facebook/{name}")
-
-
-KNOWN_AS = {known: name for name in CATALOGUE for known in (name, _on_hub(name).lower())}
-
-
 def hub_name(model: str) -> str:
     """The name to load real weights by: the Hub's, of a catalogue model; any other name, such as a folder, as it is."""
     name = catalogue_name(model)
-    return _on_hub(name) if name else model
+    return str(MODELS[name].get("hub", name)) if name else model
+
+
+def restriction(model: str) -> str | None:
+    """The licence of a catalogue model whose weights may not be used by everybody for everything; else None."""
+    return MODELS[name].get("licence") if (name := catalogue_name(model)) else None
 
 
 def shape_of(model: str) -> Shape:
-    """The shape of a catalogue name ("opt-1.3b", "facebook/opt-1.3b") or of a local folder with a config.json."""
+    """The shape of a model by any of its names: a catalogue name ("opt-1.3b", "facebook/opt-1.3b"), a folder with a
+    config.json, or a name on the Hub whose config.json is in the Hub's cache here. Raises BadUsage."""
     if name := catalogue_name(model):
         return CATALOGUE[name]
-    config = Path(model) / "config.json"
-    if config.is_file():
-        try:
-            return shape_from_config(Path(model).resolve().name, json.loads(config.read_text("utf-8")))
-        except json.JSONDecodeError as error:
-            raise BadUsage(f"{config} is not JSON: {error}", "the config.json that came with the model") from None
+    folder = config_folder(model)
+    if folder is None:
+        raise BadUsage(f"unknown model {model!r}", _instead_of(model))
+    config = read_config(folder)
+    name = Path(model).resolve().name if Path(model).is_dir() else short_name(model)
+    if twin := catalogue_twin(config):
+        return shape_from_config(name, config, twin.parameters, twin.active)
+    counted = kept_sizes(config)
+    parameters = stored_parameters(folder, bool(config.get("tie_word_embeddings"))) or counted.get("parameters")
+    return shape_from_config(name, config, parameters, counted.get("active"), counted.get("completed"))
+
+
+def catalogue_twin(config: Mapping[str, Any]) -> Shape | None:
+    """The shape of the catalogue whose configuration this is, as that of a fine-tuned model; None where there is none.
+    Ids of tokens and the type of the weights may differ."""
+    told = config.items()
+    return next(
+        (
+            shape
+            for shape in CATALOGUE.values()
+            if all(entry in told for entry in shape.config if not entry[0].endswith(("_token_id", "dtype")))
+        ),
+        None,
+    )
+
+
+def config_folder(model: str) -> Path | None:
+    """The folder that holds the config.json of a model: its own, or that of its snapshot in the Hub's cache; None where
+    there is neither. Raises BadUsage for a folder without one."""
+    if (Path(model) / "config.json").is_file():
+        return Path(model)
     if Path(model).is_dir():
         raise BadUsage(f"the folder {model} holds no config.json", "the config.json that came with the model")
-    raise BadUsage(f"unknown model {model!r}", _instead_of(model))
+    if not on_the_hub(model):
+        return None
+    repository = hub_cache() / f"models--{model.replace('/', '--')}"
+    try:
+        snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text("utf-8").strip()
+    except OSError:
+        return None
+    return snapshot if (snapshot / "config.json").is_file() else None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder. Raises BadUsage where it is not one."""
+    path = folder / "config.json"
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise BadUsage(f"{path} is not JSON: {error}", "the config.json that came with the model") from None
+    if not isinstance(found, dict):
+        raise BadUsage(f"{path} is no configuration of a model", "the config.json that came with the model")
+    return found
+
+
+def on_the_hub(model: str) -> bool:
+    """Whether a name can be one of the Hub, "owner/name"."""
+    return ON_THE_HUB.fullmatch(model) is not None
+
+
+def hub_cache() -> Path:
+    """The Hub's cache of this user, by the variables that its library heeds."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def own_cache() -> Path:
+    """The folder for what can be made again, in the user's cache by the XDG Base Directory Specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-slmserve"
+
+
+def sizes_file(config: Mapping[str, Any]) -> Path:
+    """The file of this user's cache in which the sizes of a model of this configuration are kept."""
+    return own_cache() / "sizes" / f"{short_hash(dict(config))}.json"
+
+
+def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes that a probe found for this configuration (`engines.launch.model_probe`), empty where none has."""
+    try:
+        return _sizes(path := sizes_file(config), path.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@functools.cache
+def _sizes(path: Path, changed_ns: int) -> dict[str, Any]:
+    """The content of a file as it was when it was changed last: read once, for plans ask often."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _instead_of(model: str) -> str:
-    """What to type in place of an unknown name: near ones first, then how a folder is made of a name on the Hub."""
-    known = f"one of {', '.join(CATALOGUE)}, or a folder that holds a config.json"
+    """What to type in place of an unknown name: near ones first, then what else a model may be."""
     near = dict.fromkeys(KNOWN_AS[each] for each in get_close_matches(model.lower(), KNOWN_AS, cutoff=0.75))
     suggestions = [" or ".join(near)] if near else []
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model):
+    if on_the_hub(model):
         own = model.rsplit("/", 1)[-1]
         suggestions.append(f"`hf download {model} config.json --local-dir {own}` and the folder {own}")
-    return "; ".join([*suggestions, known])
+    return "; ".join([*suggestions, f"one of {', '.join(CATALOGUE)}, or a folder that holds a config.json"])

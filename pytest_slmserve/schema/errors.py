@@ -61,6 +61,10 @@ class EngineFailed(SlmError):
     """An engine that did not start, or ended before its work was done."""
 
 
+class DoesNotFit(SlmError):
+    """A load for which an engine, now that it runs, has no room in its KV cache."""
+
+
 class SensorFailed(SlmError):
     """A source of telemetry that is not there, or cannot answer any more."""
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pytest_slmserve.schema.catalog import Shape, shape_of
+from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Resolved
+from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 BLOCK_SIZE = {"cuda": 16, "cpu": 128, "simulated": 16}  # tokens; the defaults of vLLM's two platforms, and ours
 NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets
+STATE_BLOCKS = 2  # of a layer with a state in place of a cache, at most (vLLM's mamba_cache_mode "align")
+STEPS_AHEAD = 2  # steps whose tokens are scheduled and not settled, with asynchronous scheduling
 RESERVE_BYTES = 4 * GIB  # activations, logits of the largest batch, captured graphs and the CUDA context
 VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
@@ -27,12 +30,31 @@ def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | Non
     return VALUE_BYTES.get(dtype)
 
 
+def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
+    """Bytes of one number of the KV cache; None for a type we do not know."""
+    asked = str(dict(spec.extra).get("kv_cache_dtype", "auto"))
+    if asked == "auto":
+        return value_bytes(spec, resolved)
+    return 1 if asked.startswith("fp8") else VALUE_BYTES.get(asked)
+
+
 def kv_bytes_per_token(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of keys and values of a token over all layers and GPUs; None where shape or type are unknown."""
-    shape, each = known_shape(spec.model), value_bytes(spec, resolved)
-    if str(dict(spec.extra).get("kv_cache_dtype", "auto")).startswith("fp8"):
-        each = 1
-    return None if shape is None or each is None else shape.kv_bytes_per_token(each, spec.tensor_parallel_size)
+    """Bytes of a token's keys and values in the layers that share a block, over all GPUs; None where layout or type
+    are not known."""
+    shape, each = known_shape(spec.model), kv_value_bytes(spec, resolved)
+    if shape is None or each is None or dict(spec.extra).get("disable_hybrid_kv_cache_manager"):
+        return None
+    return shape.kv_bytes_per_token(each, spec.tensor_parallel_size)
+
+
+def kv_windows(spec: EngineSpec, resolved: Resolved | None = None) -> tuple[int | None, ...] | None:
+    """Tokens that each group of layers looks back, None for all, 0 where it has a state of one size: as the engine
+    says, else as its shape does. None where neither is known."""
+    if resolved and resolved.kv_windows is not None:
+        return resolved.kv_windows
+    shape = known_shape(spec.model)
+    groups = shape and shape.kv_groups
+    return groups[1] if groups else None
 
 
 def block_size_of(spec: EngineSpec, resolved: Resolved | None = None) -> int:
@@ -52,21 +74,42 @@ def requests_that_fit(blocks: int, block_size: int, longest: int) -> int:
     return max(0, (blocks - NULL_BLOCKS) // -(-longest // block_size))
 
 
+def request_blocks(windows: tuple[int | None, ...], block_size: int, longest: int, in_flight: int) -> int:
+    """Blocks that one request of `longest` tokens takes at most, of all groups of layers: vLLM keeps the window, and
+    what is scheduled and not yet settled, of each that slides (`SlidingWindowSpec.max_admission_blocks_per_request`).
+    windows: see `kv_windows`. in_flight: tokens."""
+    whole = -(-longest // block_size)
+    return sum(
+        whole if w is None else STATE_BLOCKS if w == 0 else min(whole, -(-(w - 1 + in_flight) // block_size) + 1)
+        for w in windows
+    )
+
+
+def in_flight(spec: EngineSpec) -> int:
+    """Tokens that are scheduled and not yet settled, at most."""
+    return STEPS_AHEAD * spec.max_num_batched_tokens
+
+
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """KV blocks that this specification gives, or asks for; None where shape or type are unknown, and of an endpoint
-    or Transformers, whose cache is their own affair."""
+    """KV blocks that this specification gives, or asks for; None where layout or type are unknown or the engine is
+    asked, and of an endpoint or Transformers, whose cache is their own affair."""
     if asked := dict(spec.extra).get("num_gpu_blocks_override"):
         return int(asked)
-    own_affair = spec.platform == "remote" or spec.interface == "transformers"
+    own_affair = spec.platform == "remote" or spec.interface == "transformers" or not spec.kv_cache_bytes
     per_token = None if own_affair else kv_bytes_per_token(spec, resolved)
     kv_bytes = spec.kv_cache_bytes * spec.tensor_parallel_size
     return None if per_token is None else kv_blocks(kv_bytes, block_size_of(spec, resolved), per_token)
 
 
 def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None) -> int | None:
-    """Requests of `longest` tokens that fit: by the engine's own block count if it has one, else by prediction."""
+    """Requests of `longest` tokens that fit: by the engine's own block count if it has one, else by prediction. None
+    where the blocks, or how many a request takes, are not known."""
     blocks = resolved.kv_blocks if resolved and resolved.kv_blocks else predicted_blocks(spec, resolved)
-    return None if blocks is None else requests_that_fit(blocks, block_size_of(spec, resolved), longest)
+    windows = kv_windows(spec, resolved)
+    if blocks is None or windows is None:
+        return None
+    each = request_blocks(windows, block_size_of(spec, resolved), longest, in_flight(spec))
+    return max(0, blocks - NULL_BLOCKS) // max(1, each)
 
 
 def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:

@@ -43,7 +43,7 @@ class EngineSpec:
     python: interpreter that has vLLM; "" is the one that runs pytest.
     env: variables added to the engine's environment, as pairs.
     kv_cache_bytes: set explicitly, so that the number of KV blocks can be predicted; on the CPU a multiple of 1 GiB.
-    Of each GPU, where there are several.
+    Of each GPU, where there are several. 0: as much as the engine finds room for.
     load_format: "dummy" weights, for speed depends on shapes, or "auto": real ones.
     gpu_memory_utilization: share of the device's memory the engine may take, 0 to 1.
     gpu, tensor_parallel_size: the first of the visible GPUs that it takes, and how many: each holds its part of every

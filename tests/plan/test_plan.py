@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import H200
 
+from pytest_slmserve.engines.launch.vllm_arguments import engine_arguments
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.plan.costs import PlannedItem, estimate_s, start_estimate_s
@@ -21,6 +22,7 @@ from pytest_slmserve.plan.titles import clock
 from pytest_slmserve.schema.catalog import CATALOGUE, hub_name, shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
 from pytest_slmserve.schema.loads import ClosedLoop
 from pytest_slmserve.schema.specs import GIB, EngineSpec, ReplicaSpec
 from pytest_slmserve.schema.workloads import Workload
@@ -86,11 +88,15 @@ def test_a_model_too_large_for_the_memory_is_wrong_usage():
         engine_spec(options(), "cuda", "opt-13b", replace(H200, gpu_memory_bytes=24 * GIB))
 
 
-def test_a_model_whose_weights_cannot_be_counted_is_wrong_usage(tmp_path):
+def test_of_a_model_whose_weights_nobody_counted_the_engine_is_asked(tmp_path):
     config = '{"architectures": ["Other"], "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, '
     (tmp_path / "config.json").write_text(config + '"vocab_size": 9, "max_position_embeddings": 64}', "utf-8")
-    with pytest.raises(BadUsage, match="the weights of a Other cannot be counted"):
-        engine_spec(options(), "cuda", str(tmp_path), H200)
+    spec = engine_spec(options(), "cuda", str(tmp_path), H200)
+    assert spec.kv_cache_bytes == 0 and "kv_cache_memory_bytes" not in engine_arguments(spec, "x")
+    assert predicted_blocks(spec) is kv_capacity(spec, 768) is None
+    assert plan_sweep(options(), spec, 48).capacity is None
+    with pytest.raises(BadUsage, match="nobody has counted the weights of this Other"):
+        engine_spec(options(), "simulated", str(tmp_path), H200)
     assert engine_spec(options(), "cpu", str(tmp_path), Environment()).max_model_len == 64
 
 

@@ -32,5 +32,12 @@ def test_real_weights_come_by_the_hubs_name():
     assert "HF_HUB_OFFLINE" not in engine_environment(spec, {})
 
 
+def test_a_licence_that_restricts_the_use_of_real_weights_is_noted(sweep):
+    said = "the licence of its weights restricts their use: Llama 3.2 Community License"
+    options = ("--slm-models=llama-3.2-1b", "--slm-concurrency=1,2")
+    assert said in sweep("--slm-load-format=auto", *options).stdout.str()
+    assert said not in sweep(*options).stdout.str()
+
+
 def test_other_words_are_refused(sweep):
     assert "dummy or auto" in usage_error(sweep("--slm-load-format=random"))

@@ -49,6 +49,29 @@ def test_a_folder_with_a_config_is_a_model(pytester, archive):
     result.stdout.fnmatch_lines(["*mine*"])
 
 
+def test_a_load_for_which_the_engine_has_no_room_after_all_is_skipped_with_its_word(sweep, archive):
+    """The plan cannot know how much a hybrid model keeps; the engine can."""
+    result = sweep("--slm-models=granite-4.0-h-350m", "--slm-concurrency=1,9000", "-rs")
+    result.stdout.fnmatch_lines(["*the engine says that its KV cache holds * requests of 768 tokens*"])
+    assert {m.load.concurrency for m in archive().measurements} == {1}
+
+
+def test_a_model_that_nobody_can_count_is_refused_in_a_sentence(pytester, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    config = {**dict(CATALOGUE["llama-tiny"].config), "architectures": ["OtherForCausalLM"], "model_type": "other"}
+    (pytester.mkdir("mine") / "config.json").write_text(json.dumps(config))
+    pytester.makepyfile(SWEEP)
+    text = usage_error(pytester.runpytest_inprocess("--slm-simulate", "--slm-models=mine", "--slm-python=/nowhere"))
+    assert "mine: nobody has counted the weights of this OtherForCausalLM" in text
+
+
+def test_a_name_on_the_hub_that_is_not_to_be_had_is_one_sentence(pytester, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+    pytester.makepyfile(SWEEP)
+    text = usage_error(pytester.runpytest_inprocess("--slm-simulate", "--slm-models=me/mine", "--slm-python=/nowhere"))
+    assert "unknown model 'me/mine'" in text and "hf download me/mine config.json" in text
+
+
 def test_a_config_that_is_not_json_is_an_error(pytester):
     (pytester.mkdir("mine") / "config.json").write_text("{")
     pytester.makepyfile(SWEEP)

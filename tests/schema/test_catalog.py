@@ -1,4 +1,4 @@
-"""Shapes: parameters and KV bytes of published checkpoints follow from their configurations."""
+"""Names of models, and the catalogue: each name stands for one shape, and a configuration is found where it lies."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ import json
 
 import pytest
 
-from pytest_slmserve.schema.catalog import CATALOGUE, hub_name, shape_from_config, shape_of, short_name
+from pytest_slmserve.schema.catalog import (
+    CATALOGUE,
+    MODELS,
+    hub_name,
+    kept_sizes,
+    restriction,
+    shape_of,
+    short_name,
+    sizes_file,
+)
 from pytest_slmserve.schema.errors import BadUsage
 
-# Counts of the published checkpoints (arXiv:2205.01068, and as Transformers counts them); bytes of one token's keys and
-# values in 16 bit.
-PUBLISHED = {
-    "opt-125m": (125_239_296, 36_864),
-    "opt-350m": (331_196_416, 98_304),
-    "opt-1.3b": (1_315_758_080, 196_608),
-    "opt-2.7b": (2_651_596_800, 327_680),
-    "opt-6.7b": (6_658_473_984, 524_288),
-    "opt-13b": (12_853_473_280, 819_200),
-    "qwen2.5-3b": (3_085_938_688, 36_864),
-    "llama-7b": (6_738_415_616, 524_288),
-    "llama-2-7b": (6_738_415_616, 524_288),
-    "llama-2-13b": (13_015_864_320, 819_200),
-    "mpt-7b": (6_649_286_656, 524_288),
-    "gpt-j-6b": (6_050_882_784, 458_752),
-}
-SMOLLM2_135M = {
+OURS = {"opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
+TODAY = """qwen3-0.6b qwen3-1.7b qwen3-4b qwen3-8b qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b llama-3.2-1b llama-3.2-3b
+    llama-3.1-8b smollm2-135m smollm2-360m smollm2-1.7b smollm3-3b gemma-3-270m gemma-3-1b gemma-3-4b-text phi-4-mini
+    granite-4.0-350m granite-4.0-1b granite-4.0-micro granite-4.0-h-350m olmo-2-1b olmo-2-7b mistral-7b lfm2-350m
+    lfm2-1.2b olmoe-1b-7b"""
+STRANGER = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 576,
-    "intermediate_size": 1536,
+    "intermediate_size": 1537,
     "max_position_embeddings": 8192,
     "num_attention_heads": 9,
     "num_hidden_layers": 30,
@@ -38,55 +36,36 @@ SMOLLM2_135M = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_and_kv_bytes_are_those_of_the_checkpoint(name):
-    shape, (parameters, kv_bytes) = CATALOGUE[name], PUBLISHED[name]
-    assert (shape.parameters, shape.kv_bytes_per_token()) == (parameters, kv_bytes)
-    assert (shape.weight_bytes(), shape.weight_bytes(4)) == (2 * parameters, 4 * parameters)
-    positions = {"qwen2.5-3b": 32768, "llama-2-7b": 4096, "llama-2-13b": 4096}
-    assert shape.heads * shape.head_size == shape.hidden and shape.positions == positions.get(name, 2048)
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for variable in ("HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
 
 
-def test_every_published_size_is_in_the_catalogue():
-    assert CATALOGUE.keys() == {*PUBLISHED, "opt-tiny", "llama-tiny", "mpt-tiny", "gpt-j-tiny"}
+def written(folder, config):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_parameters_are_those_that_transformers_counts(name):
-    """Without a byte of memory for them, where it is installed."""
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    facts = dict(CATALOGUE[name].config)
-    config = transformers.AutoConfig.for_model(**{k: v for k, v in facts.items() if k != "architectures"})
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    assert model.num_parameters() == CATALOGUE[name].parameters
+def test_the_models_of_today_and_of_the_papers_are_there():
+    papers = {"opt-125m", "opt-1.3b", "opt-2.7b", "llama-7b", "gpt-j-6b", "mpt-7b"}
+    assert set(TODAY.split()) | papers | OURS <= CATALOGUE.keys()
 
 
-def test_a_llama_like_model_with_grouped_keys():
-    shape = shape_from_config("SmolLM2-135M", SMOLLM2_135M)
-    assert (shape.parameters, shape.kv_bytes_per_token()) == (134_515_008, 23_040)
-    untied = shape_from_config("untied", {**SMOLLM2_135M, "tie_word_embeddings": False})
-    assert untied.parameters - shape.parameters == 49152 * 576
-    wide = shape_from_config("wide", {**SMOLLM2_135M, "head_dim": 128, "num_key_value_heads": None})
-    assert (wide.head_size, wide.kv_heads) == (128, 9)
+@pytest.mark.parametrize("name", MODELS)
+def test_each_entry_has_a_source_and_a_name_on_the_hub(name):
+    model = MODELS[name]
+    assert model["source"] and model["parameters"] > 0
+    assert ("hub" in model) is (name not in OURS | {"gemma-3-4b-text"})
+    assert hub_name(name) == model.get("hub", name)
 
 
-def test_an_unknown_architecture_has_a_cache_but_no_count():
-    shape = shape_from_config("other", {**SMOLLM2_135M, "architectures": ["OtherForCausalLM"]})
-    assert shape.parameters is shape.weight_bytes() is None and shape.kv_bytes_per_token() == 23_040
-
-
-@pytest.mark.parametrize("entry", sorted(SMOLLM2_135M.keys() - {"num_key_value_heads", "tie_word_embeddings"}))
-def test_a_missing_entry_is_named(entry):
-    config = {name: value for name, value in SMOLLM2_135M.items() if name != entry}
-    with pytest.raises(BadUsage, match=f"its config.json has no usable '{entry}'"):
-        shape_from_config("broken", config)
-
-
-@pytest.mark.parametrize("broken", [{"architectures": []}, {"num_attention_heads": "many"}, {"vocab_size": None}])
-def test_an_unusable_entry_is_wrong_usage(broken):
-    with pytest.raises(BadUsage, match=r"broken: its config.json has no usable"):
-        shape_from_config("broken", {**SMOLLM2_135M, **broken})
+def test_a_licence_is_told_where_it_restricts_the_use():
+    assert restriction("meta-llama/Llama-3.2-1B") == "Llama 3.2 Community License"
+    assert restriction("gemma-3-1b") and restriction("opt-125m") and restriction("qwen2.5-3b")
+    assert restriction("qwen3-0.6b") is restriction("smollm2-135m") is restriction("models/mine") is None
 
 
 @pytest.mark.parametrize("model", ["opt-1.3b", "facebook/opt-1.3b", "facebook/OPT-1.3B"])
@@ -100,13 +79,47 @@ def test_a_second_llama_is_not_the_first():
 
 
 def test_a_folder_with_a_configuration(tmp_path):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(SMOLLM2_135M), "utf-8")
-    assert (shape_of(str(folder)).name, shape_of(f"{folder}/").parameters) == ("mine", 134_515_008)
+    folder = written(tmp_path / "mine", STRANGER)
+    assert (shape_of(str(folder)).name, shape_of(f"{folder}/").parameters) == ("mine", None)
     (folder / "config.json").write_text("{", "utf-8")
     with pytest.raises(BadUsage, match="is not JSON"):
         shape_of(str(folder))
+    (folder / "config.json").write_text("[]", "utf-8")
+    with pytest.raises(BadUsage, match="no configuration of a model"):
+        shape_of(str(folder))
+
+
+def test_a_fine_tuned_model_has_as_many_weights_as_its_base(tmp_path):
+    config = dict(CATALOGUE["smollm2-135m"].config)
+    shape = shape_of(str(written(tmp_path / "mine", {**config, "eos_token_id": 2, "torch_dtype": "float32"})))
+    assert (shape.name, shape.parameters, shape.dtype) == ("mine", 134_515_008, "float16")
+    assert shape_of(str(written(tmp_path / "longer", {**config, "vocab_size": 49153}))).parameters is None
+
+
+def test_what_a_probe_counted_is_read_where_it_was_kept(tmp_path):
+    folder = written(tmp_path / "mine", STRANGER)
+    assert kept_sizes(STRANGER) == {}
+    file = sizes_file(STRANGER)
+    file.parent.mkdir(parents=True)
+    file.write_text('{"parameters": 10, "active": 7, "completed": {"sliding_window": 64}}', "utf-8")
+    shape = shape_of(str(folder))
+    assert (shape.parameters, shape.active, set(shape.windows)) == (10, 7, {64})
+    file.write_text("{", "utf-8")
+    assert shape_of(str(folder)).parameters is None, "a damaged cache is none"
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_a_name_on_the_hub_is_found_in_the_hubs_cache(tmp_path, monkeypatch, variable):
+    under = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    monkeypatch.setenv(variable, str(tmp_path))
+    repository = tmp_path / under / "models--me--Mine-1B"
+    written(repository / "snapshots" / "abc", STRANGER)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    assert (shape_of("me/Mine-1B").name, shape_of("me/Mine-1B").hidden) == ("mine-1b", 576)
+    (repository / "refs" / "main").write_text("def")
+    with pytest.raises(BadUsage, match="unknown model 'me/Mine-1B'"):
+        shape_of("me/Mine-1B")
 
 
 def test_an_unknown_model_is_told_what_there_is():
@@ -131,11 +144,9 @@ def test_a_near_miss_gets_a_suggestion(typed, meant):
 
 
 def test_a_name_on_the_hub_gets_the_command_that_makes_a_folder_of_it():
-    command = (
-        "`hf download HuggingFaceTB/SmolLM2-135M config.json --local-dir SmolLM2-135M` and the folder SmolLM2-135M"
-    )
+    command = "`hf download me/Mine config.json --local-dir Mine` and the folder Mine"
     with pytest.raises(BadUsage) as error:
-        shape_of("HuggingFaceTB/SmolLM2-135M")
+        shape_of("me/Mine")
     assert error.value.hint.startswith(f"{command}; one of opt-tiny")
 
 
@@ -154,30 +165,3 @@ def test_short_names(model, name):
 @pytest.mark.parametrize(("model", "name"), [("opt-125m", "facebook/opt-125m"), ("me/mine", "me/mine")])
 def test_names_on_the_hub(model, name):
     assert hub_name(model) == name
-
-
-@pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_a_model_whose_heads_are_divided_evenly_takes_as_much_kv_cache_in_all(gpus):
-    for name in ("opt-125m", "opt-13b"):
-        shape = CATALOGUE[name]
-        assert shape.indivisible(gpus) is None
-        assert shape.kv_bytes_per_token(gpus=gpus) == shape.kv_bytes_per_token()
-
-
-def test_with_fewer_kv_heads_than_gpus_some_are_held_twice():
-    shape = CATALOGUE["qwen2.5-3b"]  # 16 heads, 2 KV heads
-    assert [shape.kv_bytes_per_token(gpus=n) // shape.kv_bytes_per_token() for n in (1, 2, 4, 8)] == [1, 1, 2, 4]
-    assert shape.indivisible(8) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "gpus", "why"),
-    [
-        ({}, 3, "x has 16 heads, which 3 GPUs cannot divide evenly"),
-        ({"intermediate_size": 11007}, 2, "x has feed-forward layers 11007 wide, which 2 GPUs cannot divide evenly"),
-        ({"num_key_value_heads": 3, "num_attention_heads": 24}, 4, "x has 3 KV heads, which 4 GPUs cannot divide"),
-    ],
-)
-def test_what_cannot_be_divided_says_why(change, gpus, why):
-    config = {**dict(CATALOGUE["qwen2.5-3b"].config), **change}
-    assert shape_from_config("x", config).indivisible(gpus).startswith(why)

@@ -97,3 +97,44 @@ def test_requests_that_have_no_room_get_the_reason():
     assert kv_cache.no_room(spec, 160, 137) == "the KV cache holds 136 requests of 160 tokens"
     assert kv_cache.no_room(spec, 160, 136) is None
     assert kv_cache.no_room(EngineSpec("a-folder/elsewhere"), 160, 10_000) is None, "its capacity is not known"
+
+
+@pytest.mark.parametrize(
+    ("windows", "in_flight", "blocks"),
+    [
+        ((None,), 8192, 48),
+        ((None, 512), 8192, 96),  # of so few tokens a layer that slides keeps all while they are scheduled
+        ((None, 512), 64, 48 + 37),
+        ((None, 0), 64, 48 + 2),
+        ((), 64, 0),
+    ],
+)
+def test_blocks_of_a_request_over_groups_of_layers(windows, in_flight, blocks):
+    assert kv_cache.request_blocks(windows, 16, 768, in_flight) == blocks
+
+
+def test_a_model_whose_layers_slide_shares_its_blocks_among_groups():
+    """As vLLM groups the 26 layers of Gemma 3 1B: 7 groups of 4."""
+    spec = EngineSpec("gemma-3-1b", dtype="bfloat16", kv_cache_bytes=GIB, max_num_batched_tokens=2048)
+    assert kv_cache.predicted_blocks(spec) == GIB // (16 * 4 * 1024) == 16_384
+    assert kv_cache.kv_capacity(spec, 768) == 16_383 // (7 * 48)
+    assert kv_cache.kv_capacity(spec, 30_720) == 16_383 // (1920 + 6 * (-(-(511 + 4096) // 16) + 1))
+    one = EngineSpec("gemma-3-1b", extra=(("disable_hybrid_kv_cache_manager", True),))
+    assert kv_cache.predicted_blocks(one) is kv_cache.kv_capacity(one, 768) is None
+
+
+def test_what_only_the_engine_knows_it_tells():
+    spec = EngineSpec("granite-4.0-h-350m")
+    assert kv_cache.kv_capacity(spec, 768) is None
+    assert kv_cache.kv_capacity(spec, 768, Resolved(kv_blocks=1000, block_size=16)) is None, "nor what a request takes"
+    told = Resolved(kv_blocks=1000, block_size=16, kv_windows=(None, 0, 0))
+    assert kv_cache.kv_capacity(spec, 768, told) == 999 // (48 + 2 * 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "each"), [("auto", 2), ("fp8", 1), ("fp8_e4m3", 1), ("bfloat16", 2), ("float32", 4), ("turbo", None)]
+)
+def test_bytes_of_a_number_in_the_cache(asked, each):
+    spec = EngineSpec("opt-125m", extra=(("kv_cache_dtype", asked),))
+    assert kv_cache.kv_value_bytes(spec) == each
+    assert kv_cache.kv_bytes_per_token(spec) == (None if each is None else 18_432 * each)

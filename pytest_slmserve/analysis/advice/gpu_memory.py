@@ -26,6 +26,7 @@ UTILIZATION_STEPS = 1000  # vLLM is told its share of the memory with three deci
 class Footprint:
     """Memory that an engine of a model takes, whatever its batch. longest: tokens of a request at full length.
 
+    kv_bytes_per_token: in the layers that share a block. groups: of such layers; each may take blocks for all tokens.
     allowance_bytes: for activations, captured graphs and the context. allowance_seen: whether sensors measured it, as
     memory used less weights less KV cache; else it is the reserve of our plans.
     """
@@ -33,6 +34,7 @@ class Footprint:
     weight_bytes: int
     kv_bytes_per_token: int
     longest: int
+    groups: int = 1
     block_size: int = 16
     allowance_bytes: int = RESERVE_BYTES
     allowance_seen: bool = False
@@ -44,7 +46,7 @@ class Footprint:
     @property
     def request_bytes(self) -> int:
         """KV of one request at full length, in whole blocks."""
-        return -(-self.longest // self.block_size) * self.block_bytes
+        return self.groups * -(-self.longest // self.block_size) * self.block_bytes
 
     def kv_blocks(self, batch: int) -> int:
         return self.kv_bytes(batch) // self.block_bytes

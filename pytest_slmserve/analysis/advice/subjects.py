@@ -14,7 +14,7 @@ from pytest_slmserve.analysis.device.gpu_figures import watched
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve, work_of_curve
-from pytest_slmserve.schema.catalog import Shape, hub_name, shape_of, short_name
+from pytest_slmserve.schema.catalog import hub_name, shape_of, short_name
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import (
@@ -23,11 +23,13 @@ from pytest_slmserve.schema.kv_cache import (
     block_size_of,
     known_shape,
     kv_bytes_per_token,
+    kv_windows,
     predicted_blocks,
     value_bytes,
 )
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.sensors import MEMORY_USED
+from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
 
 NOT_THE_BATCH = 0.10  # share by which requests in flight may miss the knob before a reader is told
@@ -148,13 +150,15 @@ def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
 def _footprint(curve: Curve, spec: EngineSpec, resolved: Resolved, longest: int) -> Footprint | None:
     shape, each, per_token = known_shape(spec.model), value_bytes(spec, resolved), kv_bytes_per_token(spec, resolved)
     weights = resolved.weight_bytes or (shape.weight_bytes(each) if shape and each else None)
-    if weights is None or per_token is None:
+    windows = kv_windows(spec, resolved)
+    if weights is None or per_token is None or windows is None:
         return None
     seen = _beyond(curve, weights + _kv_had_bytes(spec, resolved))
     return Footprint(
         weight_bytes=weights,
         kv_bytes_per_token=per_token,
         longest=longest,
+        groups=len(windows),
         block_size=block_size_of(spec, resolved),
         allowance_bytes=RESERVE_BYTES if seen is None else seen,
         allowance_seen=seen is not None,
@@ -233,12 +237,12 @@ def _with_true_batch(point: Point) -> Point:
 
 
 def _engine_of_shape(model: str, shape: Shape, longest: int | None) -> ServedEngine:
-    config = dict(shape.config)
-    dtype = str(config.get("torch_dtype") or config.get("dtype") or "float16")
-    each = VALUE_BYTES.get(dtype)
-    weights = shape.weight_bytes(each) if each else None
-    footprint = None
-    if weights is not None and each is not None and longest is not None:
-        footprint = Footprint(weight_bytes=weights, kv_bytes_per_token=shape.kv_bytes_per_token(each), longest=longest)
-    why_not = "its weights are not known" if weights is None else "the longest request is not known: --max-model-len"
-    return ServedEngine(model=hub_name(model), dtype=dtype, footprint=footprint, no_footprint=why_not)
+    each = VALUE_BYTES.get(shape.dtype)
+    weights, per_token = (shape.weight_bytes(each), shape.kv_bytes_per_token(each)) if each else (None, None)
+    footprint, why_not = None, "the longest request is not known: --max-model-len"
+    if weights is None or per_token is None or shape.kv_groups is None:
+        why_not = f"its {'weights are' if weights is None else 'KV cache is'} not known"
+    elif longest is not None:
+        groups = len(shape.kv_groups[1])
+        footprint = Footprint(weight_bytes=weights, kv_bytes_per_token=per_token, longest=longest, groups=groups)
+    return ServedEngine(model=hub_name(model), dtype=shape.dtype, footprint=footprint, no_footprint=why_not)

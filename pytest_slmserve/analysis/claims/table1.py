@@ -49,13 +49,13 @@ def kv_budget_bytes(model: str, budget_bytes: int = BUDGET_BYTES) -> int:
 
 def request_bytes(model: str, tokens: int = KNOWN) -> int:
     """Keys and values of one request of a catalogue model."""
-    return tokens * CATALOGUE[model].kv_bytes_per_token()
+    return tokens * (CATALOGUE[model].kv_bytes_per_token() or 0)
 
 
 def batches(model: str, budget_bytes: int = BUDGET_BYTES) -> Batches:
     """The largest batch of a catalogue model under each way of allocating."""
     left = kv_budget_bytes(model, budget_bytes)
-    blocks = kv_blocks(left, BLOCK_SIZE, CATALOGUE[model].kv_bytes_per_token())
+    blocks = kv_blocks(left, BLOCK_SIZE, request_bytes(model, 1))
     return Batches(
         longest=left // request_bytes(model, LONGEST),
         known=left // request_bytes(model, KNOWN),

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_slmserve.schema.catalog import Shape
 from pytest_slmserve.schema.environment import Environment
-from pytest_slmserve.schema.kv_cache import known_shape, kv_bytes_per_token, value_bytes
+from pytest_slmserve.schema.kv_cache import known_shape, kv_value_bytes, value_bytes
 from pytest_slmserve.schema.records import Measurement, Resolved
+from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
 from pytest_slmserve.schema.workloads import WorkloadReference
 
@@ -78,9 +78,10 @@ OTHER_WORDS = {"MIG", "NVL", "3E", "TI", "D", "LAPTOP"}  # a slice of the card, 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one request on a GPU, in tokens and bytes. parameters: weights that each token is multiplied with.
-    lm_head: those among them that only a sampled token is, for engines compute no logits of the rest of a prompt.
-    heads_width: query heads x head size x layers."""
+    """Work of one request on a GPU, in tokens and bytes. parameters: weights that each token is multiplied with: of
+    experts those that it is sent to. lm_head: those among them that only a sampled token is, for engines compute no
+    logits of the rest of a prompt. kv_bytes_per_token: read for each token of the mean context. heads_width: query
+    heads x head size x layers; one that slides counts with the share of the context that it sees."""
 
     parameters: float
     lm_head: float
@@ -151,20 +152,23 @@ def work_of_shape(
     output_tokens: float,
     *,
     weight_bytes: float | None = None,
-    kv_bytes_per_token: float | None = None,
     each: int = 2,
+    kv_each: int | None = None,
+    gpus: int = 1,
 ) -> Work | None:
-    """A request's work. weight_bytes: as measured; without it the shape must tell its parameters. each: bytes of one
-    value. None where neither tells the weights."""
-    known = weight_bytes or shape.weight_bytes(each)
-    if known is None:
+    """A request's work. weight_bytes: as measured; without it the shape must tell its parameters. each, kv_each: bytes
+    of a weight, and of a number in the KV cache, None for as many. gpus: that together hold the KV heads. None where
+    the weights or what the layers keep is not known."""
+    known, context = weight_bytes or shape.weight_bytes(each), prompt_tokens + output_tokens / 2
+    read = shape.kv_read_bytes(context, kv_each or each, gpus)
+    if known is None or read is None:
         return None
     return Work(
-        parameters=shape.parameters or known / each,
+        parameters=shape.active or known / each,
         lm_head=shape.vocabulary * (dict(shape.config).get("word_embed_proj_dim") or shape.hidden),
         weight_bytes=known,
-        kv_bytes_per_token=kv_bytes_per_token or shape.kv_bytes_per_token(each),
-        heads_width=shape.layers * shape.heads * shape.head_size,
+        kv_bytes_per_token=read / context,
+        heads_width=shape.attention_width(context),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
     )
@@ -180,8 +184,9 @@ def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadRef
         workload.mean_prompt_tokens,
         workload.mean_output_tokens,
         weight_bytes=resolved.weight_bytes,
-        kv_bytes_per_token=kv_bytes_per_token(spec, resolved),
         each=each,
+        kv_each=kv_value_bytes(spec, resolved),
+        gpus=spec.tensor_parallel_size,
     )
 
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pytest_slmserve.engines.launch.model_files import own_cache
 from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
+from pytest_slmserve.schema.catalog import own_cache
 from pytest_slmserve.schema.literals import Caches, Side
 from pytest_slmserve.schema.specs import EngineSpec
 

@@ -7,15 +7,15 @@ torch.compile and Triton made in a folder that is named by a hash. The path of t
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_slmserve.schema.catalog import Shape, hub_name, short_name
+from pytest_slmserve.schema.catalog import hub_name, own_cache, short_name
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec, short_hash
 
 
@@ -58,11 +58,6 @@ def _unchanged(folder: Path, files: Mapping[str, str]) -> Path:
     if not same:
         raise BadUsage(f"{folder} does not hold what it was made with: somebody changed it", f"rm -r '{folder}'")
     return folder
-
-
-def own_cache() -> Path:
-    """The folder for what can be made again, in the user's cache by the XDG Base Directory Specification."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-slmserve"
 
 
 def tokenizer_files(shape: Shape) -> dict[str, str]:

@@ -46,10 +46,9 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
         "disable_log_stats": False,
     }
     if spec.platform == "cuda":
-        arguments |= {
-            "gpu_memory_utilization": spec.gpu_memory_utilization,
-            "kv_cache_memory_bytes": spec.kv_cache_bytes,
-        }
+        arguments["gpu_memory_utilization"] = spec.gpu_memory_utilization
+        if spec.kv_cache_bytes:
+            arguments["kv_cache_memory_bytes"] = spec.kv_cache_bytes
     if spec.tensor_parallel_size > 1:
         arguments["tensor_parallel_size"] = spec.tensor_parallel_size
     return arguments | {name: _argument(value) for name, value in spec.extra}

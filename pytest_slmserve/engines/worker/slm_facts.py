@@ -39,8 +39,27 @@ class Facts:
         return {
             "weight_bytes": None if packed else sum(weights.values()),
             "attention_backend": ", ".join(sorted(backends)) or None,
+            "kv_windows": kv_windows(getattr(self.model_runner, "kv_cache_config", None)),  # type: ignore[attr-defined]
             "compile_s": getattr(getattr(self, "compilation_config", None), "compilation_time", None),
         }
+
+
+KINDS = {"FullAttentionSpec": None, "MLAAttentionSpec": None, "MambaSpec": 0}  # of caches, and what they look back
+
+
+def kv_windows(config: Any) -> list[int | None] | None:
+    """Tokens that each group of layers looks back, None for all, 0 where it has a state of one size. None where a
+    group is of a kind that we do not know, or their blocks are not equally long."""
+    windows, sizes = [], set()
+    for group in getattr(config, "kv_cache_groups", None) or ():
+        spec = group.kv_cache_spec
+        spec = next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec)  # of one kind, but of different heads
+        kind = type(spec).__name__
+        if kind not in KINDS and kind != "SlidingWindowSpec":
+            return None
+        windows.append(KINDS[kind] if kind in KINDS else int(spec.sliding_window))
+        sizes |= {spec.block_size} if windows[-1] != 0 else set()
+    return windows if windows and len(sizes) <= 1 else None
 
 
 def backend_name(implementation: Any) -> str:

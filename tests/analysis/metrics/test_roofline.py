@@ -10,8 +10,9 @@ from strategies import measurement
 
 from pytest_slmserve.analysis.metrics import roofline
 from pytest_slmserve.analysis.metrics.roofline import ceiling_tokens_per_s, peaks_of, regime, work_of_shape
-from pytest_slmserve.schema.catalog import CATALOGUE, shape_from_config, shape_of
+from pytest_slmserve.schema.catalog import CATALOGUE, shape_of
 from pytest_slmserve.schema.environment import GpuPeaks
+from pytest_slmserve.schema.shapes import shape_from_config
 
 A100, H200 = "NVIDIA A100-SXM4-40GB", "NVIDIA H200"
 LLAMA_70B = {
@@ -144,7 +145,7 @@ def test_logits_are_computed_of_a_prompts_last_token_only():
 
 works = st.builds(
     work_of_shape,
-    st.sampled_from([*CATALOGUE.values()]),
+    st.sampled_from([shape for shape in CATALOGUE.values() if shape.windows]),
     st.integers(1, 2048).map(float),
     st.integers(1, 2048).map(float),
 )
@@ -175,16 +176,40 @@ def test_opt_is_bound_by_memory_at_every_batch(model, b_half):
 
 
 def test_grouped_queries_at_short_context_are_bound_by_arithmetic():
-    work = work_of_shape(shape_from_config("llama-2-70b", LLAMA_70B), 512, 256)
+    work = work_of_shape(shape_from_config("llama-2-70b", LLAMA_70B, parameters=68_976_648_192), 512, 256)
     seen = regime(work, peaks_of(H200))
     assert seen.bound == "compute" and seen.intensity == pytest.approx(work.b_half + 8)
 
 
 def test_weights_that_nobody_can_tell():
-    stranger = replace(shape_from_config("llama-2-70b", LLAMA_70B), parameters=None)
+    stranger = shape_from_config("llama-2-70b", LLAMA_70B)
     assert work_of_shape(stranger, 512, 256) is None
     measured = work_of_shape(stranger, 512, 256, weight_bytes=138e9)
     assert measured.parameters == 69e9 and measured.weight_bytes == 138e9
+
+
+def test_of_experts_a_token_is_multiplied_with_those_that_it_is_sent_to():
+    work = work_of_shape(shape_of("olmoe-1b-7b"), 512, 256)
+    assert work.weight_bytes == 2 * 6_919_161_856 and work.parameters == 1_282_017_280
+
+
+def test_layers_that_slide_are_read_up_to_their_window():
+    shape = shape_of("gemma-3-1b")
+    short, long = (work_of_shape(shape, prompt, 256) for prompt in (128, 3968))
+    assert short.context * short.kv_bytes_per_token == 26 * 256 * 1024
+    assert long.context * long.kv_bytes_per_token == (22 * 512 + 4 * 4096) * 1024
+    assert long.heads_width < short.heads_width
+
+
+def test_half_as_many_bytes_of_an_fp8_cache_and_of_more_gpus_than_heads_more():
+    full, half = (work_of_shape(shape_of("qwen3-0.6b"), 512, 256, kv_each=n) for n in (None, 1))
+    assert half.kv_bytes_per_token == full.kv_bytes_per_token / 2 and half.weight_bytes == full.weight_bytes
+    few, many = (work_of_shape(shape_of("qwen2.5-3b"), 512, 256, gpus=n) for n in (2, 4))
+    assert many.kv_bytes_per_token == 2 * few.kv_bytes_per_token
+
+
+def test_a_state_in_place_of_a_cache_has_no_roofline():
+    assert work_of_shape(shape_of("granite-4.0-h-350m"), 512, 256) is None
 
 
 def test_fraction_of_a_measurement():

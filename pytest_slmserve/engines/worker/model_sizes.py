@@ -1,0 +1,84 @@
+"""Prints the sizes of models, a line of JSON for each that is named: a folder with a config.json, or a name on the Hub.
+
+Transformers makes each model on the meta device, without a byte for its weights, and fills in what its configuration
+leaves out. Of a model on the Hub only the config.json is fetched, where the Hub's cache has none."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+# Entries of a configuration that shapes are read from, by their usual names.
+ENTRIES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "layer_types",
+    "sliding_window",
+    "use_sliding_window",
+)
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+WAIT_S = 6  # for the Hub, whose library would try again for longer
+
+
+def folder_of(model: str) -> Path:
+    """The folder that holds the config.json of `model`. Raises what the Hub's library raises."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import hf_hub_download
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(WAIT_S)
+    try:
+        return Path(hf_hub_download(model, "config.json")).parent
+    finally:
+        signal.alarm(0)
+
+
+def give_up(*_: Any) -> None:
+    """End what waits for the Hub."""
+    raise TimeoutError
+
+
+def sizes_of(folder: Path) -> dict[str, Any]:
+    """Weights of a model, those that one token is multiplied with, and the entries of its completed configuration."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    import torch
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    text = config.get_text_config()
+    weights = {id(p): (name, p.numel()) for name, p in model.named_parameters()}.values()
+    total, routed = sum(n for _, n in weights), sum(n for name, n in weights if ".experts." in name)
+    experts = next((count for name in EXPERTS if (count := getattr(text, name, None))), 0)
+    idle = routed * (1 - (getattr(text, "num_experts_per_tok", None) or experts) / experts) if experts else 0
+    completed = {name: value for name in ENTRIES if (value := getattr(text, name, None)) is not None}
+    return {"parameters": total, "active": round(total - idle), "completed": completed}
+
+
+def told(model: str) -> dict[str, Any]:
+    """The line of one model. `missing` names the error where it has no configuration, `problem` says why it cannot be
+    counted."""
+    try:
+        folder = folder_of(model)
+    except Exception as error:
+        return {"model": model, "missing": [kind.__name__ for kind in type(error).__mro__]}
+    try:
+        return {"model": model, "folder": str(folder), **sizes_of(folder)}
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        return {"model": model, "folder": str(folder), "problem": f"{type(error).__name__}: {reason}"[:300]}
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(json.dumps(told(name)), flush=True)

@@ -1,0 +1,47 @@
+"""Number of weights by the safetensors files of a folder, of which only the headers are read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LARGEST_HEADER = 100_000_000  # bytes, by the format's own specification
+HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
+
+
+def stored_parameters(folder: Path, tied: bool) -> int | None:
+    """Weights that the safetensors of `folder` hold; None without any, or where they are quantized: their numbers are
+    packed then. tied: an output layer that is stored beside the embeddings is the same, and counts once."""
+    try:
+        tensors = dict(_tensors(folder))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not tensors or any(not tensor["dtype"].startswith(("F32", "F16", "BF16")) for tensor in tensors.values()):
+        return None
+    if tied and HEAD in tensors and any(name.endswith(EMBEDDINGS) for name in tensors):
+        del tensors[HEAD]
+    return sum(int(math.prod(tensor["shape"])) for tensor in tensors.values())
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Name and description of each tensor. With an index they are of the files that it names, all of which must be
+    there. Raises OSError or ValueError where a file is missing or damaged."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted({str(file) for file in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+    else:
+        files = ["model.safetensors"]
+    for file in files:
+        yield from ((name, told) for name, told in _header(folder / file).items() if name != "__metadata__")
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > LARGEST_HEADER:
+            raise ValueError(f"{path} has no header of safetensors")
+        found: dict[str, Any] = json.loads(file.read(size))
+    return found

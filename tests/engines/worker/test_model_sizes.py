@@ -1,0 +1,104 @@
+"""The probe of sizes, on Transformers where it is installed: one process counts all models of these tests."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from pytest_slmserve.engines.launch.model_probe import SIZES
+from pytest_slmserve.schema.catalog import CATALOGUE, MODELS
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.shapes import AS_CONFIGURED, shape_from_config
+
+if find_spec("transformers") is None or find_spec("torch") is None:
+    pytest.skip("needs Transformers and torch", allow_module_level=True)
+
+
+def generating() -> list[str]:
+    """Architectures that generate text by vLLM's registry, which is read and not imported; none without vLLM."""
+    found = find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        return []
+    registry = Path(found.submodule_search_locations[0]) / "model_executor" / "models" / "registry.py"
+    for node in ast.parse(registry.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_TEXT_GENERATION_MODELS":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def transformers_types() -> dict[str, str]:
+    """Type of the model by architecture, as Transformers' own table of language models has it, read and not imported:
+    no torch in this process."""
+    found = find_spec("transformers")
+    assert found and found.submodule_search_locations
+    table = Path(found.submodule_search_locations[0]) / "models" / "auto" / "modeling_auto.py"
+    for node in ast.parse(table.read_text("utf-8")).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if getattr(target, "id", "") == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES" and isinstance(node.value, ast.Call):
+            pairs = ast.literal_eval(node.value.args[0])
+            return {name: kind for kind, name in reversed(pairs) if isinstance(name, str)}
+    return {}
+
+
+ARCHITECTURES = {name: kind for name in generating() if (kind := transformers_types().get(name))}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory) -> dict[str, dict]:
+    """The line of each model of the catalogue, and of an empty configuration of each architecture."""
+    folder = tmp_path_factory.mktemp("models")
+    configs = {name: model["config"] for name, model in MODELS.items()}
+    configs |= {name: {"architectures": [name], "model_type": kind} for name, kind in ARCHITECTURES.items()}
+    configs["stranger"] = {"model_type": "from-another-planet"}
+    for name, config in configs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config), "utf-8")
+    command = [sys.executable, str(SIZES), *(str(folder / name) for name in configs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {Path(line["model"]).name: line for line in lines}
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_weights_are_those_that_were_published(counted, name):
+    """Two counts of each: the published one, and that of Transformers."""
+    found = counted[name]
+    assert (found.get("parameters"), found.get("active")) == (CATALOGUE[name].parameters, CATALOGUE[name].active), found
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_transformers_reads_no_other_shape_than_we_do(counted, name):
+    told = counted[name]
+    completed = shape_from_config(CATALOGUE[name].name, MODELS[name]["config"], 0, 0, told["completed"])
+    for field in ("layers", "hidden", "heads", "kv_heads", "head_size", "vocabulary", "positions", "windows"):
+        assert getattr(completed, field) == getattr(CATALOGUE[name], field), field
+
+
+@pytest.mark.skipif(not ARCHITECTURES, reason="needs vLLM's registry of models")
+def test_each_architecture_of_vllm_is_planned_or_asks_the_engine_or_is_refused_in_a_sentence(counted):
+    outcomes: dict[str, list[str]] = {"planned": [], "asks the engine": [], "refused": []}
+    for name in ARCHITECTURES:
+        told = counted[name]
+        config = {"architectures": [name], "model_type": ARCHITECTURES[name]}
+        try:
+            shape = shape_from_config(name, config, told.get("parameters"), told.get("active"), told.get("completed"))
+        except BadUsage as error:
+            outcomes["refused"].append(name)
+            assert "\n" not in error.problem and len(error.problem.split()) <= 25
+            continue
+        planned = shape.parameters is not None and shape.kv_bytes_per_token() is not None
+        outcomes["planned" if planned else "asks the engine"].append(name)
+    assert len(ARCHITECTURES) >= 60 and len(outcomes["planned"]) >= 20
+    assert set(outcomes["planned"]) <= AS_CONFIGURED
+    assert {"FalconForCausalLM", "JambaForCausalLM", "DeepseekV2ForCausalLM"} <= set(outcomes["asks the engine"])
+    assert len(outcomes["refused"]) < 10, outcomes["refused"]
+
+
+def test_a_model_that_cannot_be_counted_says_why(counted):
+    assert counted["stranger"]["problem"].startswith("ValueError: ") and "parameters" not in counted["stranger"]
