@@ -29,8 +29,9 @@ from pytest_slmserve.engines.host_noise import HostNoise
 from pytest_slmserve.engines.worker.slm_pacing import ClosedLoopPacer, SchedulePacer
 from pytest_slmserve.schema.catalog import shape_of
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
-from pytest_slmserve.schema.kv_cache import in_flight, kv_windows, request_blocks
+from pytest_slmserve.schema.kv_cache import in_flight, kv_bytes_per_token, kv_value_bytes, kv_windows, request_blocks
 from pytest_slmserve.schema.loads import Load, OpenLoop
+from pytest_slmserve.schema.quantization import weight_bytes
 from pytest_slmserve.schema.records import Progress, Resolved, Run, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import DRAM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE
 from pytest_slmserve.schema.specs import EngineSpec
@@ -43,7 +44,7 @@ LAYOUT_UNKNOWN = 1 << 17  # bytes per token of a model whose cache only a real e
 MAX_STEPS = 2_000_000
 LAYER_LAUNCH_S = 0.5e-3  # in which a host launches the kernels of a layer: without captured graphs a step waits for it
 DRAWN = 2736  # launches so drawn that, by default, a gate comes out as docs/gate.md says
-OF_BATCHES = frozenset({"batching", "wait_s"})  # arguments that are no faults
+NO_FAULTS = frozenset({"batching", "wait_s", "quantization", "kv_cache_dtype"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ class SimulatedEngine:
     ) -> None:
         self.limits = spec.with_arguments(())
         try:
-            self.faults = Faults(**{name: value for name, value in self.limits.extra if name not in OF_BATCHES})
+            self.faults = Faults(**{name: value for name, value in self.limits.extra if name not in NO_FAULTS})
         except TypeError as error:
             raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
         self.spec, self.speed, self.extra_env = spec, speed, dict(extra_env or {})
@@ -162,12 +163,12 @@ class SimulatedEngine:
         noise = self.faults.host_noise
         self.host: Callable[[float], float] = HostNoise(noise, f"host {spec.seed}") if noise else lambda at_s: 1.0
         self.ran_s = 0.0  # of all runs so far: the host's noise goes on
-        per_token = self.shape.kv_bytes_per_token(gpus=spec.tensor_parallel_size) or LAYOUT_UNKNOWN
+        per_token = kv_bytes_per_token(spec) or LAYOUT_UNKNOWN
         self.resolved = Resolved(
             kv_blocks=spec.kv_cache_bytes * spec.tensor_parallel_size // (BLOCK_SIZE * per_token),
             block_size=BLOCK_SIZE,
             kv_windows=kv_windows(spec) or (None,),
-            weight_bytes=self.shape.weight_bytes(),
+            weight_bytes=weight_bytes(spec, self.shape, 2),
             attention_backend="simulated",
             max_num_seqs=self.limits.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
@@ -189,8 +190,8 @@ class SimulatedEngine:
     def law(self, workload: Workload) -> tuple[float, float]:
         """t_inf in output tokens/s and b_half in sequences, of one GPU."""
         context = workload.mean_prompt_tokens + workload.mean_output_tokens / 2
-        per_sequence = self.shape.kv_read_bytes(context) or context * LAYOUT_UNKNOWN
-        b_half = (self.shape.weight_bytes() or per_sequence) / per_sequence
+        per_sequence = self.shape.kv_read_bytes(context, kv_value_bytes(self.spec) or 2) or context * LAYOUT_UNKNOWN
+        b_half = (self.resolved.weight_bytes or per_sequence) / per_sequence
         return self.faults.t_inf or BYTES_PER_S / per_sequence, self.faults.b_half or b_half
 
     def drawn_law(self, workload: Workload) -> tuple[float, float]:

@@ -45,6 +45,7 @@ from pytest_slmserve.schema.literals import (
 if TYPE_CHECKING:
     from pytest_slmserve.schema.environment import GpuPeaks
 
+KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
 RUN, LOAD, ENGINE, REPLICAS = "what to run", "load", "engine", "replicas"
 GATE, TELEMETRY, RECORDS, CLUSTER = "gate", "telemetry", "records", "cluster"
 
@@ -210,6 +211,16 @@ class Options:
         "dummy",
         "weights: dummy (speed depends on shapes) or auto (real ones, from the Hub or a folder)",
         "HOW",
+    )
+    quantization: str = opt(
+        ENGINE, str, "", "weights as vLLM quantizes them, fp8, or as the model has them: awq, gptq ...", "METHOD"
+    )
+    kv_cache_dtype: str = opt(
+        ENGINE,
+        OneOf(KV_DTYPES),
+        "",
+        "type of the KV cache: fp8, or one of its kinds; default: that of the model",
+        "TYPE",
     )
     gpu_memory_utilization: float = opt(
         ENGINE, share, 0.9, "share of the GPU's memory that the engine may take", "SHARE"

@@ -6,12 +6,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from pytest_slmserve.analysis.metrics.roofline import peaks_of
 from pytest_slmserve.options.table import Options
 from pytest_slmserve.schema.catalog import catalogue_name, shape_of
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.kv_cache import kv_budget_bytes
+from pytest_slmserve.schema.kv_cache import kv_budget_bytes, value_bytes
 from pytest_slmserve.schema.literals import Platform
+from pytest_slmserve.schema.quantization import check_quantization, weight_bytes
+from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 LARGEST_LOAD = 1024
@@ -26,19 +29,20 @@ class Defaults:
     lengths: tuple[int, int]
     window_s: float
     largest: int
-    dtype: str
+    dtype: str  # "" for the model's own
     start_s: float  # what a start costs, for the price of a plan; seen, not promised
     turn_s: float  # and what each further replica adds
     budget_s: float  # of a sweep that measures until its claims are decided
 
 
 DEFAULTS: dict[Platform, Defaults] = {
-    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 2.0, LARGEST_LOAD, "float16", 55.0, 27.0, 240.0),
+    "cuda": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 2.0, LARGEST_LOAD, "", 55.0, 27.0, 240.0),
     "cpu": Defaults(("opt-tiny",), (64, 32), 2.0, 256, "bfloat16", 30.0, 5.0, 60.0),
-    "simulated": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "float16", 0, 0, 60.0),
+    "simulated": Defaults(("opt-125m", "opt-1.3b", "opt-2.7b"), (512, 256), 5.0, LARGEST_LOAD, "", 0, 0, 60.0),
     "remote": Defaults((), (512, 256), 5.0, 256, "", 0.0, 0.0, 240.0),
 }
 
+WITHOUT_BFLOAT16 = ("T4", "V100")
 ALIBI = "MPTForCausalLM"
 LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those that it had)
 # Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).
@@ -66,8 +70,8 @@ def engine_spec(
         model=catalogue_name(model) or model,
         platform=platform,
         load_format=options.load_format,
-        dtype=defaults.dtype,
-        max_model_len=shape.context,
+        dtype=defaults.dtype or served_dtype(shape, environment.gpu_name),
+        max_model_len=max(shape.context, min(tokens_asked(options, defaults), shape.positions)),
         max_num_seqs=max(LARGEST_LOAD, *(options.concurrency or (1,))),
         kv_cache_bytes=GIB,
         gpu_memory_utilization=options.gpu_memory_utilization,
@@ -75,18 +79,21 @@ def engine_spec(
         seed=options.seed,
         python=options.python,
         env=options.env,
-        extra=(*ENGINE_ARGUMENTS.get(shape.architecture, ()), *options.engine_arg)
-        if platform == "cuda"
-        else options.engine_arg,
+        extra=(
+            *(ENGINE_ARGUMENTS.get(shape.architecture, ()) if platform == "cuda" else ()),
+            *as_served(options),
+            *options.engine_arg,
+        ),
         interface=options.interface,
         tensor_parallel_size=gpus or options.tensor_parallel_size[0],
         allow_prefix_cache=options.allow_prefix_cache,
     )
     if why := shape.indivisible(spec.tensor_parallel_size):
         raise BadUsage(why, "--slm-tensor-parallel-size with numbers that do")
+    check_quantization(spec, shape)
     if platform == "cpu":
         return spec
-    weights = shape.weight_bytes()
+    weights = weight_bytes(spec, shape, value_bytes(spec) or 2)
     if weights is None and platform == "simulated":
         raise BadUsage(
             f"{model}: nobody has counted the weights of this {shape.architecture}, so nothing can be simulated",
@@ -101,6 +108,24 @@ def engine_spec(
             memory, options.gpu_memory_utilization, -(-weights // spec.tensor_parallel_size)
         ),
     )
+
+
+def as_served(options: Options) -> tuple[tuple[str, str], ...]:
+    """Arguments of the engine that say how it holds weights, keys and values."""
+    asked = {"quantization": options.quantization, "kv_cache_dtype": options.kv_cache_dtype}
+    return tuple((name, value) for name, value in asked.items() if value)
+
+
+def served_dtype(shape: Shape, gpu_name: str | None) -> str:
+    """Type of a model's weights: its own; float16 for bfloat16 on a GPU that has none, as vLLM has it."""
+    peaks = peaks_of(gpu_name)
+    return "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else shape.dtype
+
+
+def tokens_asked(options: Options, defaults: Defaults) -> int:
+    """Tokens of a request of the fixed lengths that the options ask for; natural ones are as long as the context."""
+    given = zip((options.input_len, options.output_len), defaults.lengths)
+    return sum(length or usual for length, usual in given if isinstance(length or usual, int))  # type: ignore[misc]
 
 
 def endpoint_spec(options: Options, model: str, url: str) -> EngineSpec:

@@ -26,8 +26,8 @@ def known_shape(model: str) -> Shape | None:
 
 def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
     """Bytes of one weight or activation; None for a type we do not know ("auto" before the engine has told)."""
-    dtype = (resolved.dtype if resolved else None) or spec.dtype
-    return VALUE_BYTES.get(dtype)
+    dtype = (resolved.dtype if resolved else None) or dict(spec.extra).get("dtype") or spec.dtype
+    return VALUE_BYTES.get(str(dtype))
 
 
 def kv_value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:

@@ -55,6 +55,7 @@ AS_CONFIGURED = frozenset(
         "GPT2LMHeadModel",
     ]
 )
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}  # of layers, and whether they slide
 
 
@@ -93,6 +94,20 @@ class Shape:
         config = dict(self.config)
         found = str(config.get("dtype") or config.get("torch_dtype") or "float16")
         return "float16" if found == "float32" else found
+
+    @property
+    def embeddings(self) -> int:
+        """Weights of the embeddings, and of the output layer where it is another."""
+        config = dict(self.config)
+        tied = config.get("tie_word_embeddings", config.get("tie_embedding", False))
+        return self.vocabulary * int(config.get("word_embed_proj_dim") or self.hidden) * (1 if tied else 2)
+
+    @property
+    def routed_share(self) -> float:
+        """Share of the experts that a token is sent to; 1 without experts."""
+        config = dict(self.config)
+        experts = next((n for word in EXPERTS if (n := config.get(word))), 0)
+        return int(config.get("num_experts_per_tok") or experts) / experts if experts else 1.0
 
     def weight_bytes(self, bytes_per_weight: float = 2) -> int | None:
         """Bytes of all weights, or None where they are not counted."""

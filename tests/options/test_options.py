@@ -37,6 +37,8 @@ GOOD = {  # two texts and their values
     "tokenizer": (("/models/opt", "/models/opt"), ("facebook/opt-125m", "facebook/opt-125m")),
     "seed": (("7", 7), ("0", 0)),
     "load_format": (("auto", "auto"), ("dummy", "dummy")),
+    "quantization": (("fp8", "fp8"), ("awq", "awq")),
+    "kv_cache_dtype": (("fp8", "fp8"), ("auto", "auto")),
     "gpu_memory_utilization": (("0.5", 0.5), ("1", 1.0)),
     "tensor_parallel_size": (("1,2,4", (1, 2, 4)), ("2", (2,))),
     "replicas": (("2,3", (2, 3)), ("4", (4,))),
@@ -86,6 +88,7 @@ BAD = {
     "sharegpt_rule": ["any"],
     "seed": ["-1", "x", "1.0"],
     "load_format": ["heavy"],
+    "kv_cache_dtype": ["fp4", "FP8"],
     "gpu_memory_utilization": ["0", "1.1", "90%"],
     "tensor_parallel_size": ["0", "2,1", "all"],
     "replicas": ["0", "3,2", "two"],
@@ -112,6 +115,7 @@ BAD = {
 BAD_FLAG = ["maybe", "2"]
 ANY_TEXT = {
     "dataset",
+    "quantization",
     "tokenizer",
     "python",
     "baseline",

@@ -74,8 +74,26 @@ def test_requests_longer_than_the_model_are_wrong_usage():
 def test_every_limit_of_an_engine_is_set(model):
     spec = engine_spec(options(concurrency="1,2000", seed="3"), "cuda", hub_name(model), H200)
     assert (spec.model, spec.max_num_seqs, spec.max_model_len, spec.seed) == (model, 2000, 2048, 3)
+    assert spec.dtype == CATALOGUE[model].dtype
     assert spec.kv_cache_bytes + (CATALOGUE[model].weight_bytes() or 0) < 0.9 * (H200.gpu_memory_bytes or 0)
-    assert not spec.enforce_eager and spec.dtype == "float16"
+    assert not spec.enforce_eager
+
+
+def test_a_model_is_served_in_its_own_type_where_the_gpu_has_it():
+    assert engine_spec(options(), "cuda", "opt-1.3b", H200).dtype == "float16"
+    assert engine_spec(options(), "cuda", "qwen3-0.6b", H200).dtype == "bfloat16"
+    assert engine_spec(options(), "cuda", "qwen3-0.6b", replace(H200, gpu_name="Tesla T4")).dtype == "float16"
+    assert engine_spec(options(), "cpu", "opt-1.3b", Environment()).dtype == "bfloat16"
+
+
+def test_the_context_is_as_long_as_the_requests_that_are_asked_for():
+    def context(model, **asked):
+        return engine_spec(options(**asked), "cuda", model, H200).max_model_len
+
+    assert context("qwen3-0.6b", input_len="8000", output_len="200") == 8200
+    assert context("qwen3-0.6b", input_len="8000") == 8256, "and the default of the other"
+    assert context("qwen3-0.6b", input_len="natural") == context("qwen3-0.6b", input_len="64") == 2048
+    assert context("opt-125m", input_len="8000") == 2048, "it has no more positions"
 
 
 def test_the_cpu_backend_takes_one_gib_and_runs_eagerly():

@@ -27,6 +27,7 @@ from pytest_slmserve.schema.kv_cache import (
     predicted_blocks,
     value_bytes,
 )
+from pytest_slmserve.schema.quantization import weight_bytes
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.sensors import MEMORY_USED
 from pytest_slmserve.schema.shapes import Shape
@@ -149,7 +150,7 @@ def _engine(curve: Curve, longest: int | None) -> ServedEngine | None:
 
 def _footprint(curve: Curve, spec: EngineSpec, resolved: Resolved, longest: int) -> Footprint | None:
     shape, each, per_token = known_shape(spec.model), value_bytes(spec, resolved), kv_bytes_per_token(spec, resolved)
-    weights = resolved.weight_bytes or (shape.weight_bytes(each) if shape and each else None)
+    weights = resolved.weight_bytes or (weight_bytes(spec, shape, each) if shape and each else None)
     windows = kv_windows(spec, resolved)
     if weights is None or per_token is None or windows is None:
         return None

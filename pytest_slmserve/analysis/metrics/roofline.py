@@ -9,6 +9,7 @@ from typing import Literal
 
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.kv_cache import known_shape, kv_value_bytes, value_bytes
+from pytest_slmserve.schema.quantization import quantization_of, weight_bytes
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
@@ -81,7 +82,8 @@ class Work:
     """Work of one request on a GPU, in tokens and bytes. parameters: weights that each token is multiplied with: of
     experts those that it is sent to. lm_head: those among them that only a sampled token is, for engines compute no
     logits of the rest of a prompt. kv_bytes_per_token: read for each token of the mean context. heads_width: query
-    heads x head size x layers; one that slides counts with the share of the context that it sees."""
+    heads x head size x layers; one that slides counts with the share of the context that it sees. idle_share: of the
+    weights, experts that one token is not sent to. routed_share: of the experts, those that it is sent to."""
 
     parameters: float
     lm_head: float
@@ -90,6 +92,8 @@ class Work:
     heads_width: float
     prompt_tokens: float
     output_tokens: float
+    idle_share: float = 0.0
+    routed_share: float = 1.0
 
     @property
     def context(self) -> float:
@@ -113,9 +117,15 @@ class Work:
         """FLOPs of one decoded token, at the mean context."""
         return 2 * self.parameters + 4 * self.heads_width * self.context
 
+    def weights_read(self, tokens: float) -> float:
+        """Bytes of the weights that a step of so many tokens reads; of the experts those that one of them is sent to,
+        as many as there are if each token chooses at random."""
+        untouched: float = (1 - self.routed_share) ** max(0.0, tokens - 1)
+        return self.weight_bytes * (1 - self.idle_share * untouched)
+
     def token_bytes(self, batch: float) -> float:
         """Bytes read per decoded token: its share of the weights, and all of its own context."""
-        return self.weight_bytes / batch + self.context * self.kv_bytes_per_token
+        return self.weights_read(batch) / batch + self.context * self.kv_bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +152,7 @@ def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
         peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
     if peaks is None:
         return None
-    fp8 = peaks.fp8_flops_per_s if dict(spec.extra).get("quantization") == "fp8" else None
+    fp8 = peaks.fp8_flops_per_s if quantization_of(spec, known_shape(spec.model)) == "fp8" else None
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
 
 
@@ -171,6 +181,8 @@ def work_of_shape(
         heads_width=shape.attention_width(context),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
+        idle_share=1 - (shape.active or 0) / shape.parameters if shape.parameters else 0.0,
+        routed_share=shape.routed_share,
     )
 
 
@@ -183,7 +195,7 @@ def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadRef
         shape,
         workload.mean_prompt_tokens,
         workload.mean_output_tokens,
-        weight_bytes=resolved.weight_bytes,
+        weight_bytes=resolved.weight_bytes or weight_bytes(spec, shape, each),
         each=each,
         kv_each=kv_value_bytes(spec, resolved),
         gpus=spec.tensor_parallel_size,

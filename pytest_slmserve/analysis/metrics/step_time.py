@@ -104,7 +104,8 @@ def _bytes_and_flops(run: Run, work: Work) -> tuple[float, float]:
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
     kv_tokens = decoded * work.context + sum(prompts)
     prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)
-    moved = work.weight_bytes + kv_tokens * work.kv_bytes_per_token / len(steps)
+    weights = work.weights_read((decoded + sum(prompts)) / len(steps))
+    moved = weights + kv_tokens * work.kv_bytes_per_token / len(steps)
     return moved, (decoded * work.token_flops + prefill) / len(steps)
 
 

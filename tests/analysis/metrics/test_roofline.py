@@ -193,6 +193,15 @@ def test_of_experts_a_token_is_multiplied_with_those_that_it_is_sent_to():
     assert work.weight_bytes == 2 * 6_919_161_856 and work.parameters == 1_282_017_280
 
 
+def test_a_step_reads_the_experts_that_one_of_its_tokens_is_sent_to():
+    work = work_of_shape(shape_of("olmoe-1b-7b"), 512, 256)
+    assert work.weights_read(1) == pytest.approx(2 * 1_282_017_280)
+    assert work.weights_read(1) < work.weights_read(8) < work.weights_read(64) < work.weight_bytes
+    assert work.weights_read(64) > 0.99 * work.weight_bytes
+    dense = work_of_shape(shape_of("opt-1.3b"), 512, 256)
+    assert dense.weights_read(1) == dense.weights_read(64) == dense.weight_bytes
+
+
 def test_layers_that_slide_are_read_up_to_their_window():
     shape = shape_of("gemma-3-1b")
     short, long = (work_of_shape(shape, prompt, 256) for prompt in (128, 3968))

@@ -1,0 +1,65 @@
+"""Quantized weights: how an engine holds them, and the bytes that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.shapes import Shape
+from pytest_slmserve.schema.specs import EngineSpec
+
+MADE_AT_LOAD = ("fp8", "bitsandbytes", "experts_int8")  # of weights of any model; all others are loaded as such
+BITS_OF = {"fp8": 8.0, "experts_int8": 8.0, "bitsandbytes": 4.5}  # with the scales of bitsandbytes' blocks of 64
+SCALE_BITS = 16
+
+
+def quantization_of(spec: EngineSpec, shape: Shape | None) -> str | None:
+    """The method by which the weights are quantized: the one asked for, else the model's own; None for none."""
+    asked = dict(spec.extra).get("quantization")
+    return str(asked) if asked else _own(shape).get("quant_method") if shape else None
+
+
+def weight_bytes(spec: EngineSpec, shape: Shape, each: int) -> int | None:
+    """Bytes of all weights as the engine holds them; None where they are not counted, or the method is not known.
+    each: bytes of a weight that is not quantized: embeddings and output layer are not."""
+    method = quantization_of(spec, shape)
+    if method is None or shape.parameters is None:
+        return shape.weight_bytes(each)
+    bits = bits_per_weight(method, _own(shape))
+    if bits is None:
+        return None
+    kept = min(shape.embeddings, shape.parameters)
+    return int(kept * each + (shape.parameters - kept) * bits / 8)
+
+
+def bits_per_weight(method: str, own: Mapping[str, Any]) -> float | None:
+    """Bits of a quantized weight, with its share of scale and zero point. own: the model's `quantization_config`."""
+    match method.lower().replace("_marlin", ""):
+        case "awq" | "gptq" | "auto-round" if bits := own.get("bits") or own.get("w_bit"):
+            group = int(own.get("group_size") or own.get("q_group_size") or -1)
+            return float(bits) + ((SCALE_BITS + float(bits)) / group if group > 0 else 0.0)
+        case "compressed-tensors":
+            groups = (own.get("config_groups") or {}).values()
+            told = {(group.get("weights") or {}).get("num_bits") for group in groups}
+            return float(bits) if len(told) == 1 and (bits := told.pop()) else None
+        case known:
+            return BITS_OF.get(known)
+
+
+def check_quantization(spec: EngineSpec, shape: Shape) -> None:
+    """Raises BadUsage for a method that neither makes these weights nor is the model's own."""
+    asked, own = dict(spec.extra).get("quantization"), _own(shape).get("quant_method")
+    if not asked or asked == own or str(asked).replace("_marlin", "") == own:
+        return
+    if own:
+        problem = f"{spec.model}: its weights are quantized by {own}, not {asked}"
+        raise BadUsage(problem, f"--slm-quantization {own}, or none")
+    if asked not in MADE_AT_LOAD:
+        problem = f"{spec.model}: {asked} weights are loaded, not made, and these are not quantized"
+        raise BadUsage(problem, f"a model that was quantized so, or --slm-quantization {MADE_AT_LOAD[0]}")
+
+
+def _own(shape: Shape) -> dict[str, Any]:
+    found = dict(shape.config).get("quantization_config")
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,75 @@
+"""Bytes of quantized weights, and methods that a model does not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_slmserve.schema.catalog import CATALOGUE
+from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.quantization import bits_per_weight, check_quantization, quantization_of, weight_bytes
+from pytest_slmserve.schema.shapes import Shape, shape_from_config
+from pytest_slmserve.schema.specs import EngineSpec
+
+QWEN = CATALOGUE["qwen3-0.6b"]
+PLAIN, FP8 = EngineSpec("qwen3-0.6b"), EngineSpec("qwen3-0.6b", extra=(("quantization", "fp8"),))
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
+
+
+def quantized(own: dict) -> Shape:
+    return shape_from_config("mine", {**dict(QWEN.config), "quantization_config": own}, QWEN.parameters)
+
+
+def test_of_fp8_embeddings_keep_their_type():
+    embeddings = 151_936 * 1024
+    assert QWEN.embeddings == embeddings and CATALOGUE["qwen3-8b"].embeddings == 2 * 151_936 * 4096
+    assert CATALOGUE["opt-350m"].embeddings == 50_272 * 512, "narrower than its layers"
+    assert weight_bytes(PLAIN, QWEN, 2) == 2 * QWEN.parameters
+    assert weight_bytes(FP8, QWEN, 2) == QWEN.parameters + embeddings
+
+
+def test_a_model_that_was_quantized_says_how():
+    shape = quantized(AWQ)
+    assert quantization_of(PLAIN, QWEN) is quantization_of(PLAIN, None) is None
+    assert (quantization_of(PLAIN, shape), quantization_of(FP8, QWEN)) == ("awq", "fp8")
+    bits = 4 + 20 / 128
+    assert weight_bytes(PLAIN, shape, 2) == int(2 * QWEN.embeddings + (QWEN.parameters - QWEN.embeddings) * bits / 8)
+
+
+@pytest.mark.parametrize(
+    ("method", "own", "bits"),
+    [
+        ("fp8", {}, 8),
+        ("gptq_marlin", {"bits": 8, "group_size": -1}, 8),
+        ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}}}, 8),
+        ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}, "1": {}}}, None),
+        ("compressed-tensors", {}, None),
+        ("gptq", {}, None),
+        ("mxfp4", {}, None),
+    ],
+)
+def test_bits_of_a_weight(method, own, bits):
+    assert bits_per_weight(method, own) == bits
+
+
+def test_weights_of_an_unknown_method_are_not_counted():
+    assert weight_bytes(PLAIN, quantized({"quant_method": "mxfp4"}), 2) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "problem"),
+    [
+        ("awq", {}, "awq weights are loaded, not made"),
+        ("fp8", AWQ, "its weights are quantized by awq, not fp8"),
+        ("fp8", {}, None),
+        ("awq", AWQ, None),
+        ("awq_marlin", AWQ, None),
+        ("", AWQ, None),
+    ],
+)
+def test_a_method_that_the_model_does_not_have_is_refused(asked, own, problem):
+    spec = EngineSpec("mine", extra=(("quantization", asked),) if asked else ())
+    shape = quantized(own) if own else QWEN
+    if problem is None:
+        return check_quantization(spec, shape)
+    with pytest.raises(BadUsage, match=problem):
+        check_quantization(spec, shape)
