@@ -1,0 +1,89 @@
+"""Real weights, served end to end on the CPU: what is said means something, and ends by itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from interfaces import url_of
+from real_engine import SPEC
+from smollm2 import missing, written
+
+from pytest_slmserve.engines.endpoint import EndpointEngine
+from pytest_slmserve.engines.server import NAME, ServerEngine
+from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.kv_cache import kv_capacity, predicted_blocks
+from pytest_slmserve.schema.loads import ClosedLoop
+from pytest_slmserve.schema.specs import EngineSpec, WorkloadSpec
+from pytest_slmserve.schema.stored_weights import stored_parameters
+from pytest_slmserve.schema.workloads import Request, Workload
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
+CAPITALS = {
+    "France": "Paris",
+    "Italy": "Rome",
+    "Japan": "Tokyo",
+    "Germany": "Berlin",
+    "Egypt": "Cairo",
+    "Spain": "Madrid",
+}
+LONGER = ["Who are you?", "Name three colours."]
+MOST = 128  # tokens of an answer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    if why := missing():
+        pytest.skip(why)
+    return written(tmp_path_factory.mktemp("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    found = ServerEngine(replace(SPEC, model=str(folder), interface="server", load_format="auto"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return pytest.importorskip("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def questions(tokenizer):
+    asked = [f"What is the capital of {country}?" for country in CAPITALS] + LONGER
+    texts = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in asked]
+    prompts = [tuple(tokenizer.encode(text).ids) for text in texts]
+    requests = tuple(Request(ids, MOST) for ids in prompts)
+    return Workload(WorkloadSpec(requests=len(requests)), requests, "questions")
+
+
+def test_sizes_are_those_of_the_files_and_of_the_engine(folder, server):
+    assert stored_parameters(folder, tied=True) == shape_of(str(folder)).parameters == 134_515_008
+    assert abs(predicted_blocks(server.spec) - server.resolved.kv_blocks) <= 2
+    assert server.resolved.kv_windows == (None,)
+    assert kv_capacity(server.spec, 256, server.resolved) == (server.resolved.kv_blocks - 1) // 2
+
+
+def test_answers_mean_something(server, tokenizer, questions):
+    outputs = server.outputs(questions, len(CAPITALS), 12)
+    told = [tokenizer.decode(list(ids)) for ids in outputs]
+    right = [city in text for city, text in zip(CAPITALS.values(), told, strict=True)]
+    assert right[0] and sum(right) >= 4, told
+
+
+def test_texts_end_by_themselves_and_are_as_long_as_they_are(server, questions):
+    """Without ignore_eos a request has as many tokens as its answer."""
+    further = (("ignore_eos", json.dumps(None)),)
+    spec = EngineSpec(NAME, platform="remote", interface="endpoint", url=url_of(server), extra=further)
+    engine = EndpointEngine(spec, key=server._key, own_prompts=False)
+    try:
+        run = engine.run(questions, ClosedLoop(2, requests=len(questions.requests), settle_lifetimes=0))
+    finally:
+        engine.close()
+    lengths = run.samples.output_tokens
+    assert run.failures == 0 and all(run.samples.finished) and len(lengths) == len(questions.requests)
+    assert min(lengths) > 1 and sum(length < MOST for length in lengths) >= len(CAPITALS), lengths
+    assert len(set(lengths)) > 1, lengths
