@@ -240,6 +240,8 @@ def _job_misfit(spec: EngineSpec, workload: Workload, kv_requests: int | None, m
         return "sets limits of its engine, and an endpoint has its own" if own else None
     if why := too_long(workload.longest, spec.max_model_len):
         return why
+    if kv_requests is not None and kv_bytes_per_token(spec) is None:
+        return "what its layers keep is not known beforehand, so no KV cache can be sized for it"
     return None if kv_requests is None else no_room(spec, workload.longest, kv_requests)
 
 

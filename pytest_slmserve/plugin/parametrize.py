@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_slmserve.analysis.claims import kv_blocks
 from pytest_slmserve.analysis.claims.lookup import claim_of
 from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, ENDPOINTS
 from pytest_slmserve.plan.case_lists import A_JOB, gpus_cases, job_cases, point_cases, replica_cases
@@ -15,7 +16,9 @@ from pytest_slmserve.plugin.items import compares
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.kv_cache import predicted_blocks
 
+ONLY_THE_ENGINE = "what its layers keep is not known beforehand: the engine's own KV blocks count"
 # The one parameter of an item where models were chosen that are none of its own, or where none fits.
 NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
 
@@ -102,7 +105,17 @@ def model_parameters(session: Session, words: Mapping[str, Any]) -> list[Any]:
         models = dict.fromkeys(case.model for case in job_cases(session.planner, words) if not case.skip_reason)
         named = [model for model in models if named is None or model in named]
     chosen = session.planner.models if named is None else named_models(session, words.get("claim"), named)
-    return [pytest.param(model, id=short_name(model)) for model in chosen] or [NONE_THERE]
+    return [
+        pytest.param(model, id=short_name(model), marks=marks_of(session, words.get("claim"), model))
+        for model in chosen
+    ] or [NONE_THERE]
+
+
+def marks_of(session: Session, claim: str | None, model: str) -> list[Any]:
+    """Marks of a claim on a model: a skip where it compares blocks that nobody predicts."""
+    asked = session.platform != "remote" and claim == kv_blocks.CLAIM
+    unknown = asked and predicted_blocks(session.planner.spec(model)) is None
+    return [pytest.mark.skip(reason=ONLY_THE_ENGINE)] if unknown else []
 
 
 def named_models(session: Session, claim: str | None, named: Sequence[str]) -> list[str]:

@@ -56,6 +56,36 @@ def test_a_load_for_which_the_engine_has_no_room_after_all_is_skipped_with_its_w
     assert {m.load.concurrency for m in archive().measurements} == {1}
 
 
+def test_every_model_of_the_catalogue_is_planned(pytester):
+    pytester.makepyfile(SWEEP)
+    options = ("--slm-simulate", "--slm-plan", "--slm-concurrency=64", "--slm-input-len=8", "--slm-output-len=8")
+    result = pytester.runpytest_inprocess(*options, f"--slm-models={','.join(CATALOGUE)}")
+    text = result.stdout.str()
+    assert result.ret == 0 and [name for name in CATALOGUE if f"[{name}-64]" not in text] == []
+
+
+def test_what_compares_or_sizes_the_cache_of_a_hybrid_model_is_skipped(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.slm(claim="kv-blocks-as-predicted")
+        def test_blocks(slm_claim):
+            assert slm_claim()
+
+        job = {"model": "lfm2-350m", "requests": 8, "lengths": (8, 8), "kv_requests": 4}
+
+        @pytest.mark.slm(jobs=[job])
+        def test_job(slm_job_point):
+            assert slm_job_point.measure()
+        """
+    )
+    options = ("--slm-simulate", "--slm-strict", "--slm-models=lfm2-350m", "-rs")
+    result = pytester.runpytest_inprocess(*options)
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines_random(["*the engine's own KV blocks count*", "*no KV cache can be sized for it*"])
+
+
 def test_a_model_that_nobody_can_count_is_refused_in_a_sentence(pytester, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
     config = {**dict(CATALOGUE["llama-tiny"].config), "architectures": ["OtherForCausalLM"], "model_type": "other"}
