@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_slmserve.schema.catalog import shape_of
+from pytest_slmserve.schema.catalog import catalogue_name, config_folder, shape_of
 from pytest_slmserve.schema.errors import BadUsage, SlmError
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.shapes import Shape
@@ -19,7 +19,7 @@ VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 def known_shape(model: str) -> Shape | None:
     """The shape, or None where the model is a folder of another machine."""
     try:
-        return shape_of(model)
+        return shape_of(model) if catalogue_name(model) or config_folder(model) else None
     except SlmError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterator
@@ -35,10 +36,14 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
     else:
         files = ["model.safetensors"]
     for file in files:
-        yield from ((name, told) for name, told in _header(folder / file).items() if name != "__metadata__")
+        path = folder / file
+        tensors = _header(path, path.stat().st_mtime_ns)
+        yield from (pair for pair in tensors.items() if pair[0] != "__metadata__")
 
 
-def _header(path: Path) -> dict[str, Any]:
+@functools.cache
+def _header(path: Path, changed_ns: int) -> dict[str, Any]:
+    """The header of a file as it was when it was changed last: read once, for plans ask often."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > LARGEST_HEADER:
