@@ -13,7 +13,7 @@ from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.kv_cache import kv_budget_bytes, value_bytes
 from pytest_slmserve.schema.literals import Platform
-from pytest_slmserve.schema.quantization import check_quantization, weight_bytes
+from pytest_slmserve.schema.quantization import check_quantization, quantization_of, weight_bytes
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import GIB, EngineSpec
 
@@ -43,6 +43,7 @@ DEFAULTS: dict[Platform, Defaults] = {
 }
 
 WITHOUT_BFLOAT16 = ("T4", "V100")
+FROM_TURING_ON = ("fp8", "awq")  # methods, by vLLM's own bounds (`get_min_capability`)
 ALIBI = "MPTForCausalLM"
 LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those that it had)
 # Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).
@@ -91,6 +92,8 @@ def engine_spec(
     if why := shape.indivisible(spec.tensor_parallel_size):
         raise BadUsage(why, "--slm-tensor-parallel-size with numbers that do")
     check_quantization(spec, shape)
+    if why := unquantized(spec, shape, environment.gpu_name):
+        raise BadUsage(f"{model}: {why}", "another GPU, or --slm-quantization gptq for a model that was quantized so")
     if platform == "cpu":
         return spec
     weights = weight_bytes(spec, shape, value_bytes(spec) or 2)
@@ -120,6 +123,14 @@ def served_dtype(shape: Shape, gpu_name: str | None) -> str:
     """Type of a model's weights: its own; float16 for bfloat16 on a GPU that has none, as vLLM has it."""
     peaks = peaks_of(gpu_name)
     return "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else shape.dtype
+
+
+def unquantized(spec: EngineSpec, shape: Shape, gpu_name: str | None) -> str | None:
+    """The reason why vLLM cannot serve weights quantized so on this GPU; None where it can, or that is not known."""
+    method, peaks = quantization_of(spec, shape) or "", peaks_of(gpu_name)
+    if peaks and peaks.family.startswith("V100") and method.startswith(FROM_TURING_ON):
+        return f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more, and {gpu_name} has 7.0"
+    return None
 
 
 def tokens_asked(options: Options, defaults: Defaults) -> int:

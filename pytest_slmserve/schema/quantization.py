@@ -9,8 +9,19 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.shapes import Shape
 from pytest_slmserve.schema.specs import EngineSpec
 
-MADE_AT_LOAD = ("fp8", "bitsandbytes", "experts_int8")  # of weights of any model; all others are loaded as such
-BITS_OF = {"fp8": 8.0, "experts_int8": 8.0, "bitsandbytes": 4.5}  # with the scales of bitsandbytes' blocks of 64
+LOADED = frozenset({"awq", "gptq", "auto_awq", "auto_gptq", "auto-round", "compressed-tensors"})  # never made at a load
+# Of methods that make them at the load, with the scales of their blocks.
+BITS_OF = {
+    "fp8": 8.0,
+    "fp8_per_tensor": 8.0,
+    "fp8_per_block": 8.0,
+    "fp8_per_channel": 8.0,
+    "int8_per_channel_weight_only": 8.0,
+    "experts_int8": 8.0,
+    "mxfp8": 8.25,
+    "bitsandbytes": 4.5,
+    "nvfp4_per_token": 4.5,
+}
 SCALE_BITS = 16
 
 
@@ -36,7 +47,7 @@ def weight_bytes(spec: EngineSpec, shape: Shape, each: int) -> int | None:
 def bits_per_weight(method: str, own: Mapping[str, Any]) -> float | None:
     """Bits of a quantized weight, with its share of scale and zero point. own: the model's `quantization_config`."""
     match method.lower().replace("_marlin", ""):
-        case "awq" | "gptq" | "auto-round" if bits := own.get("bits") or own.get("w_bit"):
+        case "awq" | "gptq" | "auto_awq" | "auto_gptq" | "auto-round" if bits := own.get("bits") or own.get("w_bit"):
             group = int(own.get("group_size") or own.get("q_group_size") or -1)
             return float(bits) + ((SCALE_BITS + float(bits)) / group if group > 0 else 0.0)
         case "compressed-tensors":
@@ -55,9 +66,9 @@ def check_quantization(spec: EngineSpec, shape: Shape) -> None:
     if own:
         problem = f"{spec.model}: its weights are quantized by {own}, not {asked}"
         raise BadUsage(problem, f"--slm-quantization {own}, or none")
-    if asked not in MADE_AT_LOAD:
+    if str(asked).replace("_marlin", "") in LOADED:
         problem = f"{spec.model}: {asked} weights are loaded, not made, and these are not quantized"
-        raise BadUsage(problem, f"a model that was quantized so, or --slm-quantization {MADE_AT_LOAD[0]}")
+        raise BadUsage(problem, "a model that was quantized so, or --slm-quantization fp8")
 
 
 def _own(shape: Shape) -> dict[str, Any]:

@@ -86,6 +86,14 @@ def test_a_model_is_served_in_its_own_type_where_the_gpu_has_it():
     assert engine_spec(options(), "cpu", "opt-1.3b", Environment()).dtype == "bfloat16"
 
 
+def test_a_quantization_that_the_gpu_cannot_do_is_one_sentence():
+    v100, asked = replace(H200, gpu_name="Tesla V100-SXM2-32GB"), options(quantization="fp8")
+    with pytest.raises(BadUsage, match="fp8 weights on GPUs of compute capability 7.5 and more"):
+        engine_spec(asked, "cuda", "opt-125m", v100)
+    assert engine_spec(asked, "cuda", "opt-125m", H200).extra == (("quantization", "fp8"),)
+    assert engine_spec(options(), "cuda", "opt-125m", v100).extra == ()
+
+
 def test_the_context_is_as_long_as_the_requests_that_are_asked_for():
     def context(model, **asked):
         return engine_spec(options(**asked), "cuda", model, H200).max_model_len

@@ -39,6 +39,7 @@ def test_a_model_that_was_quantized_says_how():
     ("method", "own", "bits"),
     [
         ("fp8", {}, 8),
+        ("mxfp8", {}, 8.25),
         ("gptq_marlin", {"bits": 8, "group_size": -1}, 8),
         ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}}}, 8),
         ("compressed-tensors", {"config_groups": {"0": {"weights": {"num_bits": 8}}, "1": {}}}, None),
@@ -63,6 +64,8 @@ def test_weights_of_an_unknown_method_are_not_counted():
         ("fp8", {}, None),
         ("awq", AWQ, None),
         ("awq_marlin", AWQ, None),
+        ("gptq_marlin", {}, "gptq_marlin weights are loaded, not made"),
+        ("a-method-of-tomorrow", {}, None),
         ("", AWQ, None),
     ],
 )

@@ -152,7 +152,8 @@ def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
         peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
     if peaks is None:
         return None
-    fp8 = peaks.fp8_flops_per_s if quantization_of(spec, known_shape(spec.model)) == "fp8" else None
+    in_fp8 = (quantization_of(spec, known_shape(spec.model)) or "").startswith("fp8")
+    fp8 = peaks.fp8_flops_per_s if in_fp8 else None
     return replace(peaks, bytes_per_s=gpus * peaks.bytes_per_s, flops_per_s=gpus * (fp8 or peaks.flops_per_s))
 
 
