@@ -98,10 +98,7 @@ def engine_spec(
         return spec
     weights = weight_bytes(spec, shape, value_bytes(spec) or 2)
     if weights is None and platform == "simulated":
-        raise BadUsage(
-            f"{model}: nobody has counted the weights of this {shape.architecture}, so nothing can be simulated",
-            "--slm-python=PATH of an interpreter that has vLLM, or a model of the catalogue",
-        )
+        weights = 0  # its device is imagined too; a plan without Transformers goes on
     if weights is None:
         return replace(spec, kv_cache_bytes=0)  # the engine knows better
     memory = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES

@@ -121,8 +121,9 @@ def test_of_a_model_whose_weights_nobody_counted_the_engine_is_asked(tmp_path):
     assert spec.kv_cache_bytes == 0 and "kv_cache_memory_bytes" not in engine_arguments(spec, "x")
     assert predicted_blocks(spec) is kv_capacity(spec, 768) is None
     assert plan_sweep(options(), spec, 48).capacity is None
-    with pytest.raises(BadUsage, match="nobody has counted the weights of this Other"):
-        engine_spec(options(), "simulated", str(tmp_path), H200)
+    assert engine_spec(options(), "simulated", str(tmp_path), H200).kv_cache_bytes > 0, (
+        "an imagined one has nothing to ask"
+    )
     assert engine_spec(options(), "cpu", str(tmp_path), Environment()).max_model_len == 64
 
 
