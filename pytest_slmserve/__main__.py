@@ -36,7 +36,7 @@ from importlib.metadata import version
 
 from pytest_slmserve.commands.cli import FAILS, HOLDS, INTERRUPTED, USAGE, Parser
 from pytest_slmserve.options.old_names import renamed_word
-from pytest_slmserve.schema.errors import BadUsage, SlmError
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
 
 MODULES = {
     "report": "report",
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except SlmError as error:
         print(f"error: {error}", file=sys.stderr)
-        return USAGE
+        return FAILS if isinstance(error, EngineFailed) else USAGE
 
 
 def run() -> int:

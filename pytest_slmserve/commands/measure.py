@@ -22,6 +22,7 @@ from pytest_slmserve.commands import measure_loads, measure_requests
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command, add_formats, add_html
 from pytest_slmserve.commands.measure_loads import Asked, asked, some_seconds
 from pytest_slmserve.engines.endpoint import EndpointEngine
+from pytest_slmserve.engines.load_client import TIMEOUT_S
 from pytest_slmserve.engines.loadgen.schedules import FAILED_SHARE as MOST_FAILED
 from pytest_slmserve.report.as_csv import as_csv
 from pytest_slmserve.report.as_json import as_json
@@ -45,7 +46,7 @@ from pytest_slmserve.telemetry.host_probe import remote
 
 SHOWN = 100  # characters of what cannot be read
 STATUS = (
-    f"{HOLDS} measured, and all of it valid, {FAILS} measured, but not all valid, {USAGE} wrong usage, or no server "
+    f"{HOLDS} measured, and all of it valid, {FAILS} measured, but not all valid, or the load was broken off, {USAGE} wrong usage, or no server "
     "that streams."
 )
 
@@ -65,8 +66,8 @@ def add(commands: Commands) -> None:
         f"share of requests that may fail without making a measurement invalid, {MOST_FAILED:g} at most (default: 0)"
     )
     command.add_argument("--allow-failed", metavar="SHARE", type=float, default=0.0, help=failed)
-    lasts = "seconds that a request may last before it counts as failed (default: 120)"
-    command.add_argument("--timeout", metavar="S", type=some_seconds, default=120.0, help=lasts)
+    lasts = f"seconds that a request may last before it counts as failed (default: {TIMEOUT_S:g})"
+    command.add_argument("--timeout", metavar="S", type=some_seconds, default=TIMEOUT_S, help=lasts)
     shared = "client processes that share a load; one receives some 100,000 tokens/s (default: 1)"
     command.add_argument("--processes", metavar="N", type=int, default=1, help=shared)
     body = 'further fields of each request, as JSON; null takes one away: {"ignore_eos": null}'

@@ -64,6 +64,7 @@ class EndpointEngine:
         self.launch = uuid.uuid4().hex[:12]
         self.resolved = Resolved()
         self.ready = True
+        self._timeout_s = timeout_s
         self._further = {name: json.loads(value) for name, value in spec.extra}
         self._own_prompts = own_prompts and not spec.allow_prefix_cache
         self._counts = True
@@ -100,7 +101,7 @@ class EndpointEngine:
     def _asked(self, body: str) -> tuple[int, str, str]:
         """Status, content type and text of one answer."""
         try:
-            return ask_once("POST", self.spec.url, self._headers, body, ANSWER_S)
+            return ask_once("POST", self.spec.url, self._headers, body, min(ANSWER_S, self._timeout_s))
         except (OSError, http.client.HTTPException) as error:
             why = self._told(f"{error}")
             raise BadUsage(f"{self.spec.url} does not answer: {why}", "the URL of a server that runs") from None
@@ -185,11 +186,12 @@ def usable(key: str) -> str:
     return key
 
 
-def check_endpoints(urls: Sequence[str], models: Sequence[str]) -> None:
-    """Raises BadUsage where one of `models` gets no stream at one of `urls`."""
+def check_endpoints(urls: Sequence[str], models: Sequence[str], timeout_s: float) -> None:
+    """Raises BadUsage where one of `models` gets no stream at one of `urls` within `timeout_s` seconds."""
     for url in urls:
         for model in models:
-            EndpointEngine(EngineSpec(model, platform="remote", interface="endpoint", url=url)).close()
+            spec = EngineSpec(model, platform="remote", interface="endpoint", url=url)
+            EndpointEngine(spec, timeout_s=timeout_s).close()
 
 
 def error_in(stream: str) -> str | None:

@@ -16,6 +16,7 @@ from pytest_slmserve.engines.endpoint import EndpointEngine
 from pytest_slmserve.engines.hf_generate import BatchedEngine, SimulatedBatches
 from pytest_slmserve.engines.launch.start_stages import waiting
 from pytest_slmserve.engines.launch.vllm_arguments import NOWHERE_ELSE
+from pytest_slmserve.engines.load_client import TIMEOUT_S
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
@@ -30,8 +31,11 @@ Launch = tuple[EngineSpec, Mapping[str, str]]  # and variables of this launch al
 Waiting = OfflineEngine | ServerEngine  # those that can wait for their turn
 
 
-def start(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Engine:
-    """Start the engine that `spec` asks for. extra_env: variables of this start alone."""
+def start(
+    spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE, timeout_s: float = TIMEOUT_S
+) -> Engine:
+    """Start the engine that `spec` asks for. extra_env: variables of this start alone. timeout_s: the longest that a
+    request to an endpoint may last."""
     match spec.platform:
         case "simulated":
             return (SimulatedBatches if spec.interface == "transformers" else SimulatedEngine)(
@@ -40,7 +44,7 @@ def start(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE) -> Engi
         case _ if spec.interface == "transformers":
             return BatchedEngine(spec, extra_env=extra_env)
         case "remote":
-            return EndpointEngine(spec)
+            return EndpointEngine(spec, timeout_s=timeout_s)
         case _ if spec.interface == "server":
             return ServerEngine(spec, extra_env=extra_env)
         case _:

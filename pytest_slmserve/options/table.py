@@ -114,6 +114,9 @@ class Options:
         "benchmark servers that already run, at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)",
         "URL,URL",
     )
+    timeout: float = opt(
+        RUN, positive, 120.0, "seconds that a request to an endpoint may last before it counts as failed", "S"
+    )
     models: tuple[str, ...] | None = opt(
         RUN,
         words,

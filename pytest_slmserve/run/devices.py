@@ -10,7 +10,7 @@ from functools import partial
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import check_endpoints
 from pytest_slmserve.engines.launch.device_lock import DeviceLock
-from pytest_slmserve.engines.pool import Pool
+from pytest_slmserve.engines.pool import Pool, start
 from pytest_slmserve.engines.replicas.gpu_sharing import start_replicas
 from pytest_slmserve.engines.replicas.replica_set import ReplicaEngines
 from pytest_slmserve.plan.planner import Planner, url_lock
@@ -37,7 +37,9 @@ class Devices:
     def from_options(cls, planner: Planner) -> Devices:
         """The devices of a run, with sensors where any can be read. Raises SensorFailed or BadUsage where requested
         sensors are missing."""
-        found = cls(planner, Pool(start_replicas=partial(_start_replicas, host=planner.host)))
+        timeout_s = planner.options.timeout
+        replicas = partial(_start_replicas, host=planner.host, timeout_s=timeout_s)
+        found = cls(planner, Pool(partial(start, timeout_s=timeout_s), replicas))
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
         elif planner.platform != "simulated" and not (planner.options.plan or planner.options.ray):
@@ -48,7 +50,7 @@ class Devices:
         """Take the first device, or the endpoints. Raises BadUsage where no endpoint answers, DeviceBusy."""
         if urls := self.planner.options.endpoint:
             self.lock([url_lock(url) for url in urls])
-            check_endpoints(urls, self.planner.models)
+            check_endpoints(urls, self.planner.models, self.planner.options.timeout)
         else:
             self.lock((self.planner.host.device,))
         self._undo.callback(self.pool.close)
@@ -143,6 +145,6 @@ class Devices:
         return Sampler([SimulatedSource()], options.telemetry_interval or INTERVAL_S)
 
 
-def _start_replicas(spec: ReplicaSpec, host: Host) -> ReplicaEngines:
+def _start_replicas(spec: ReplicaSpec, host: Host, timeout_s: float) -> ReplicaEngines:
     used = partial(memory_used, host.device) if spec.platform == "cuda" else None
-    return start_replicas(spec, host.device, used)
+    return start_replicas(spec, host.device, used, timeout_s)

@@ -59,13 +59,13 @@ class Summary(LatencyFigures):
 
 
 def summarize(measurement: Measurement) -> Summary:
-    """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`."""
+    """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`, None where a server counts none."""
     run = measurement.run
     tokens_per_s, batch = window.output_tokens_per_s(run), window.mean_batch(run)
     per_request, law = output_tokens_each(measurement), window.littles_law(run)
     return Summary(
         batch=batch,
-        requests_per_s=None if tokens_per_s is None else tokens_per_s / per_request,
+        requests_per_s=tokens_per_s / per_request if tokens_per_s is not None and per_request else None,
         output_tokens_per_s=tokens_per_s,
         step_s=window.step_s(run),
         kv_usage=window.kv_usage(run),

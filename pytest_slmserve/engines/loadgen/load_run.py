@@ -107,11 +107,23 @@ class LoadRun:
 
     def _take_ended(self, driver: Driver) -> None:
         while self.streams.ended and not self.given_up:
-            self._note(self.streams.ended.popleft())
-            driver.freed(time.monotonic())
+            stream = self.streams.ended.popleft()
+            self._note(stream)
+            driver.ended(time.monotonic(), self._steps_of(stream))
+
+    def _steps_of(self, stream: RequestStream) -> int:
+        """Steps that an answer took: a token each, and as many as were asked for where it came in one piece."""
+        answer, index = stream.answer, stream.number % len(self.requests)
+        if stream.failure is not None:
+            return 0
+        return self.output_tokens[index] if len(answer.times) < 2 else max(answer.output_tokens, len(answer.times))
 
     def _note(self, stream: RequestStream, cut: bool = False) -> None:
         index = stream.number % len(self.requests)
+        told, asked = stream.answer.usage[1] or 0, self.output_tokens[index]
+        if stream.failure is None and told > max(asked, sum(stream.answer.tokens)):
+            why = f"the server counts {told} output tokens of a request for {asked}"
+            stream.failure, stream.failed = ("malformed", why), stream.read_until
         if stream.failure is not None:
             kind, why = stream.failure
             self.failed.append(Lost(index, stream.sent or stream.asked, stream.due, stream.failed, kind))
@@ -169,6 +181,7 @@ class Looped:
         self.unsent: list[float] = []
         self.waited_s: list[float] = []
         self.lead = Lead(run.streams.in_flight, run.streams.read)
+        self._lived = 0.0  # steps by the answers that have ended
         self._unsettled = gated and self.loop.requests is None
         self._unopened = False
 
@@ -180,9 +193,16 @@ class Looped:
 
     def send(self, now: float) -> None:
         for _ in range(self.loop.users_due()):
-            self.freed(now)
+            self._send()
 
-    def freed(self, now: float) -> None:
+    def ended(self, now: float, steps: int) -> None:
+        """An answer has ended. It lived for `steps`, whether the lead saw them or it came in one piece."""
+        self._lived += steps / self.loop.started
+        while self.loop.requests is None and self.loop.steps < int(self._lived):
+            self.loop.stepped(now)
+        self._send()
+
+    def _send(self) -> None:
         if (number := self.loop.next_request()) is not None:
             self.run.send(number)
 
@@ -191,12 +211,24 @@ class Looped:
             return
         for at in self.lead.steps():
             self.loop.stepped(at)
+        if (now := time.monotonic()) > self._latest:
+            for _ in range(2 * round(self.loop.settled_steps + 1)):  # two periods of a convoy
+                self.loop.stepped(now)
         if self._unsettled and self.loop.settled:
             self._unsettled, self._unopened = False, True
             say(event="settled")
         if self._unopened and (message := hear()):
             self._unopened = False
             self.loop.open(*message["window"])
+
+    @property
+    def _latest(self) -> float:
+        """The time until which the window should open, then close. No request lasts longer than its time limit, so what
+        has not settled after that never does: it has its window all the same."""
+        limit_s = self.run.streams.timeout_s
+        if self.loop.opened_at is not None:
+            return self.loop.opened_at + self.loop.window_s + limit_s
+        return self.run.began + (1 + self.loop.settled_steps / self.loop.lifetime_steps) * limit_s
 
     def phase(self, now: float) -> str:
         return self.loop.phase
@@ -235,7 +267,7 @@ class Scheduled:
         for number, due_s in self.loop.due(now - self.run.began):
             self.run.send(number, self.run.began + due_s)
 
-    def freed(self, now: float) -> None:
+    def ended(self, now: float, steps: int) -> None:
         self.loop.freed(now - self.run.began)
 
     def follow(self, say: Say, hear: Hear) -> None: ...

@@ -15,6 +15,7 @@ LINE_END = re.compile(rb"\r\n|\n|\r")
 EVENT_LIMIT = 1 << 24
 DECODER = json.JSONDecoder()
 READ_OF_A_BODY = 1 << 16  # bytes
+MOST_TOKENS = 1 << 31  # of a request: what is more is no count
 HOLDS_TOKENS = ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
 
 
@@ -62,7 +63,7 @@ class Answer:
             self._read_body(at, body)
         except Malformed as error:
             raise RequestFailed("malformed" if data else "broke off", f"{error}{self._so_far()}") from None
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise RequestFailed("malformed", f"malformed event: {error}") from None
 
     def _read_body(self, at: float, body: bytes) -> None:
@@ -112,8 +113,8 @@ class Answer:
             self.times.append(at)
             self.tokens.append(tokens)
         if usage := event.get("usage"):
-            self.usage = usage.get("prompt_tokens"), usage.get("completion_tokens")
-            self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            self.usage = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
+            self.cached = count_in(usage.get("prompt_tokens_details") or {}, "cached_tokens")
 
     def _so_far(self) -> str:
         chunks = "chunk" if len(self.times) == 1 else "chunks"
@@ -140,12 +141,20 @@ def tokens_in(choice: Mapping[str, Any]) -> int:
     return int(any(map(delta.get, HOLDS_TOKENS))) if delta else int(bool(choice.get("text")))
 
 
+def count_in(usage: Mapping[str, Any], name: str) -> int | None:
+    """A server's count of tokens, None where it gives none. Raises ValueError for what is no count."""
+    count: int | None = usage.get(name)
+    if count is not None and (type(count) is not int or not 0 <= count < MOST_TOKENS):
+        raise ValueError(f"its usage has {count!r:.40} for {name}")
+    return count
+
+
 class Events:
     """Server-sent events: bytes of a body in, in pieces of any size, data of events out. Other fields than `data`
     are passed over."""
 
     def __init__(self) -> None:
-        self._line = b""
+        self._line = bytearray()
         self._data: list[bytes] = []
         self._after_return = False  # a line ended with the last byte, a carriage return: a newline would belong to it
 
@@ -155,12 +164,15 @@ class Events:
             return [body[6:-2]]
         if self._after_return and body:
             body, self._after_return = body.removeprefix(b"\n"), False
-        return self._read(self._line + body)
+        if b"\n" not in body and b"\r" not in body:  # looked at once: a token may have megabytes
+            self._line += body
+            return self._unended([])
+        return self._read(bytes(self._line + body))
 
     def end(self) -> list[bytes]:
         """The body is over: an event without the blank line after it is one all the same."""
-        found = self._read(self._line + b"\n\n") if self._line or self._data else []
-        self._line = b""
+        found = self._read(bytes(self._line + b"\n\n")) if self._line or self._data else []
+        self._line.clear()
         return found
 
     def _read(self, text: bytes) -> list[bytes]:
@@ -173,7 +185,10 @@ class Events:
                 found.append(b"\n".join(self._data))
                 self._data = []
         self._after_return = at == len(text) and text.endswith(b"\r")
-        self._line = text[at:]
+        self._line = bytearray(text[at:])
+        return self._unended(found)
+
+    def _unended(self, found: list[bytes]) -> list[bytes]:
         if len(self._line) > EVENT_LIMIT or len(self._data) > EVENT_LIMIT:
             raise ValueError("an event has no end")
         return found

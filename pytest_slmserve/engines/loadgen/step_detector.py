@@ -55,7 +55,8 @@ class Lead:
             self._step_s = (self._last - self._first) / (self._steps - 1)
 
     def _change(self) -> list[float]:
-        self._leader = next(filter(self._decodes, reversed(self._in_flight)), None)
+        # a copy: what is read may turn out to have failed, and is in flight no more
+        self._leader = next(filter(self._decodes, reversed([*self._in_flight])), None)
         if self._leader is None:
             self._lull = self._last > NEVER
             return []
@@ -68,4 +69,4 @@ class Lead:
 
     def _decodes(self, stream: RequestStream) -> bool:
         self._read(stream)
-        return bool(stream.answer.times)
+        return stream in self._in_flight and bool(stream.answer.times)

@@ -137,8 +137,8 @@ class Streams:
                 break
             late.append(stream)
         for stream in late:
-            chunks = len(stream.answer.times)
-            self._fail(stream, "timeout", f"no end within {self.timeout_s:g} s ({chunks} chunks with tokens came)")
+            chunks = f"{len(stream.answer.times)} chunks with tokens came{', more are unread' if stream.unread else ''}"
+            self._fail(stream, "timeout", f"no end within {self.timeout_s:g} s ({chunks})")
 
     def cut_off(self) -> list[RequestStream]:
         """End all that are in flight; they are returned as they are, those that were not even sent too."""

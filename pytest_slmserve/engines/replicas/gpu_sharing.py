@@ -9,6 +9,7 @@ import psutil
 
 from pytest_slmserve.engines.base import Engine
 from pytest_slmserve.engines.endpoint import EndpointEngine
+from pytest_slmserve.engines.load_client import TIMEOUT_S
 from pytest_slmserve.engines.offline import OfflineEngine
 from pytest_slmserve.engines.replicas import mps
 from pytest_slmserve.engines.replicas.replica_set import HeldEngine, ReplicaEngines, cores_of_each
@@ -22,16 +23,20 @@ IMAGINED_GAIN: dict[Sharing, float] = {"time-slicing": 1.0, "mps": 1.2, "mig": 1
 
 
 def start_replicas(
-    spec: ReplicaSpec, device: str = "none", memory_used: Callable[[], int] | None = None
+    spec: ReplicaSpec,
+    device: str = "none",
+    memory_used: Callable[[], int] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> ReplicaEngines:
     """Start them on the device of that UUID ("cpu" and "none" are none). memory_used: bytes taken of its memory.
+    timeout_s: the longest that a request to an endpoint may last.
 
     Raises BadUsage where they cannot share it so (`cannot_share` says it beforehand), EngineFailed where one of them
     does not start, or is not where it should be.
     """
     if why := cannot_share(spec, device):
         raise BadUsage(why, "another way of sharing: time-slicing")
-    launch = partial(_launch, sharing=spec.sharing)
+    launch = partial(_launch, sharing=spec.sharing, timeout_s=timeout_s)
     if spec.platform == "simulated" or spec.sharing in ("time-slicing", "urls"):
         return ReplicaEngines(spec, launch, memory_used=memory_used)
     if spec.sharing == "gpus":  # nobody takes memory where another looks
@@ -95,10 +100,16 @@ def processes(engine: Engine) -> set[int]:
 
 
 def _launch(
-    spec: EngineSpec, *, extra_env: Mapping[str, str], cores: Collection[int], share: int, sharing: Sharing
+    spec: EngineSpec,
+    *,
+    extra_env: Mapping[str, str],
+    cores: Collection[int],
+    share: int,
+    sharing: Sharing,
+    timeout_s: float,
 ) -> HeldEngine:
     if spec.platform == "remote":
-        return EndpointEngine(spec)
+        return EndpointEngine(spec, timeout_s=timeout_s)
     if spec.platform == "simulated":
         if sharing == "gpus":
             return SimulatedEngine(spec, gpus=share)

@@ -132,7 +132,7 @@ def request_lines(m: Measurement) -> Iterator[str]:
 
 def told_of(m: Measurement) -> Iterator[str]:
     """Notes on the load's server: extra and refused fields, early ends, counting of tokens, prefix cache."""
-    for say in (further, without, _ended_early, chunks, _cached):
+    for say in (further, without, _ended_early, _in_one_piece, chunks, _cached):
         yield from say(m)
 
 
@@ -184,6 +184,15 @@ def chunks(m: Measurement) -> Iterator[str]:
         yield "the server does not say how many tokens it sent: each chunk counts as one"
     elif abs(each - 1) > CHUNK:
         yield f"{each:.2f} tokens came in a chunk, in the mean: ITL is between chunks"
+
+
+def _in_one_piece(m: Measurement) -> Iterator[str]:
+    """Number of answers that came all at once, as through a proxy that buffers; nothing where few did."""
+    rows = m.run.samples
+    several = [i for i, tokens in enumerate(rows.output_tokens) if rows.finished[i] and tokens > 1]
+    at_once = sum(rows.first_token_s[i] == rows.last_token_s[i] for i in several)
+    if 2 * at_once > len(several):
+        yield f"{at_once} of {len(several)} answers came in one piece: TTFT is E2E there, and TPOT and ITL say nothing"
 
 
 def _cached(m: Measurement) -> Iterator[str]:

@@ -1,0 +1,33 @@
+"""The campaign: all of it by `tox -e faults`, a part of it in every run of the tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from judged import PLANTED, Case, table
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is long, unless it was asked for."""
+    if "faults" in config.option.markexpr:
+        return
+    long = [item for item in items if item.get_closest_marker("faults")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in set(long)]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if PLANTED:
+        terminalreporter.section("faults")
+        for line in table():
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)

@@ -1,0 +1,248 @@
+"""One way to plant a fault, and one judge: did it end in time, with the right status, in one sentence, with nothing lost
+and nothing left, and without the key?"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from processes import alive
+
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.schema.errors import SlmError
+
+KEY = "sk-FAULT-9f8e7d6c5b4a"
+MARK = "SLM_FAULT_CASE"  # in the environment of whatever a case starts
+BOUND_S = 60.0  # of a case that takes some seconds where nobody else is busy
+GONE_S = 3.0  # until nothing of it lives
+ENDED_BY_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\x1b(?!\[[0-9;]*m|\[K)")  # but for pytest's colours
+OURS = re.compile(r"Traceback \(most recent call last\)|INTERNALERROR|(?<!ran )MemoryError|RecursionError")
+SENTENCE = re.compile(
+    r"error: |ERROR: |INVALID|EngineFailed: |BadUsage: |BadArchive: |valid|interrupted|Interrupted|note: |\d+ passed|skipped"
+)
+PLANTED: Counter[str] = Counter()
+ANSWERED: Counter[str] = Counter()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What came of a case. status: None where it did not end in time, below 0 where a signal ended it."""
+
+    status: int | None
+    text: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class Case:
+    """A folder with nothing in it, a folder for temporary files, and a mark by which its processes are known."""
+
+    folder: Path
+    within_s: float = BOUND_S
+    records: str = ".slm/records.jsonl"
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        self.temporary.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def temporary(self) -> Path:
+        return self.folder / "t"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        others = ("SLM_", "PYTEST_", "CI", "BUILD_NUMBER", "COV_", "GITHUB_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+        own = {"TMPDIR": str(self.temporary), "XDG_RUNTIME_DIR": str(self.temporary), MARK: self.mark}
+        return kept | own | {"SLM_ENDPOINT_KEY": KEY, "COLUMNS": "150", "PYTHONUNBUFFERED": "1"}
+
+    def fork(self, work: Callable[[], int], memory: int | None = None) -> Seen:
+        """The work in a process of its own, which need not import anything anew. memory: bytes beyond what it has."""
+        log, began = self.folder / "seen.log", time.monotonic()
+        with warnings.catch_warnings():  # of the threads of a runner, which hold nothing that is needed
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if not pid:
+            self._child(work, log, memory)
+        status = waited_for(pid, self.within_s)
+        return Seen(status, log.read_text("utf-8", errors="surrogateescape"), time.monotonic() - began)
+
+    def _child(self, work: Callable[[], int], log: Path, memory: int | None) -> None:
+        status = 70
+        try:
+            os.setsid()
+            for number in ENDED_BY_US:
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
+            sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
+            environment = self.environment
+            os.environ.clear()
+            os.environ.update(environment)
+            __import__("tempfile").tempdir = None
+            os.chdir(self.folder)
+            if memory:
+                limit_memory(memory)
+            status = work()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            __import__("traceback").print_exc()
+            with suppress(BaseException):
+                sys.stderr.flush()
+        finally:
+            os._exit(status)
+
+    def judge(
+        self,
+        category: str,
+        seen: Seen,
+        statuses: Collection[int],
+        said: str = "",
+        kept: int = 0,
+        may_stay: Collection[str] = (),
+        temporary: bool = True,
+    ) -> None:
+        """Counts the case, and raises AssertionError with each question that was not answered well.
+
+        statuses: those that are right. said: a pattern that its text has. kept: measurements that its archive has at
+        least. may_stay: patterns of names of temporary files that are meant to. temporary: whether others may not.
+        """
+        PLANTED[category] += 1
+        wrong = [*self._wrong(seen, statuses, said, kept), *self._left(may_stay if temporary else ["*"])]
+        assert not wrong, "\n".join([*wrong, f"status {seen.status} after {seen.seconds:.1f} s", seen.text[-6000:]])
+        ANSWERED[category] += 1
+
+    def _wrong(self, seen: Seen, statuses: Collection[int], said: str, kept: int) -> Iterator[str]:
+        if seen.status is None:
+            yield f"it did not end within {self.within_s:g} s"
+        elif seen.status not in statuses:
+            yield f"status {seen.status}, not {sorted(statuses)}"
+        if found := OURS.search(seen.text):
+            yield f"{found[0]} on the screen"
+        if found := CONTROL.search(seen.text):
+            yield f"{found[0]!r} on the screen"
+        if seen.status and seen.status > 0 and not SENTENCE.search(seen.text):
+            yield "no sentence says why"
+        if not re.search(said, seen.text):
+            yield f"it does not say {said!r}"
+        if any(KEY in text for text in (seen.text, *self._texts())):
+            yield "the key is on the screen, or in a file"
+        try:
+            there = len(read(self.folder / self.records).measurements) if (self.folder / self.records).exists() else 0
+        except SlmError as error:
+            yield f"the archive cannot be read: {error}"
+            return
+        if there < kept:
+            yield f"{there} measurements are kept, not {kept}"
+
+    def _texts(self) -> Iterator[str]:
+        for path in self.folder.rglob("*"):
+            with suppress(OSError):
+                if path.is_file() and path.stat().st_size < 1 << 24:
+                    yield path.read_text("utf-8", errors="replace")
+
+    def _left(self, may_stay: Collection[str]) -> Iterator[str]:
+        until = time.monotonic() + GONE_S
+        while (left := [*self._processes()]) and time.monotonic() < until:
+            time.sleep(0.02)
+        if left:
+            yield f"processes are left: {left}"
+            self.stop()
+        while (files := self.files(may_stay)) and time.monotonic() < until:
+            time.sleep(0.02)
+        if files:
+            yield f"temporary files are left: {[str(path.relative_to(self.temporary)) for path in files]}"
+
+    def files(self, may_stay: Collection[str] = ()) -> list[Path]:
+        """Temporary files and folders; a lock that nobody holds stays where it is, for the next to take."""
+        named = ("*.lock", "pytest-slmserve", "pytest-of-*", *may_stay)
+        return [path for path in self.temporary.iterdir() if not any(path.match(each) for each in named)]
+
+    def _processes(self) -> Iterator[list[str]]:
+        for pid in self._pids():
+            with suppress(OSError):
+                yield [word.decode(errors="replace") for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+
+    def _pids(self) -> Iterator[int]:
+        """Whatever has the mark, or works in the folder: an engine core overwrites its environment."""
+        for pid, _, _ in alive():
+            with suppress(OSError):
+                where = os.readlink(f"/proc/{pid}/cwd")
+                told = Path(f"/proc/{pid}/environ").read_bytes()
+                if pid != os.getpid() and (f"{MARK}={self.mark}".encode() in told or where == str(self.folder)):
+                    yield pid
+
+    def stop(self) -> None:
+        for pid in list(self._pids()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def limit_memory(beyond: int) -> None:
+    import resource
+
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + beyond, now + beyond))
+
+
+def waited_for(pid: int, within_s: float) -> int | None:
+    """The exit status of a child; None where it does not end in time, and is killed with its group."""
+    until, pause_s = time.monotonic() + within_s, 0.005
+    while time.monotonic() < until:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(pause_s)
+        pause_s = min(0.05, 1.5 * pause_s)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def command(words: Sequence[str]) -> Callable[[], int]:
+    """`slmserve WORDS`, as its own process runs it."""
+    from pytest_slmserve import __main__ as ours
+
+    def work() -> int:
+        sys.argv = ["slmserve", *words]
+        return ours.run()
+
+    return work
+
+
+def pytest_run(words: Sequence[str]) -> Callable[[], int]:
+    """`pytest WORDS`."""
+    import pytest
+
+    return lambda: int(pytest.main(["-p", "no:cacheprovider", *words]))
+
+
+def table() -> list[str]:
+    """Planted and answered, by category, as rows of Markdown."""
+    rows = [("faults", "planted", "answered"), ("---", "---:", "---:")]
+    rows += [(name, f"{PLANTED[name]:,}", f"{ANSWERED[name]:,}") for name in sorted(PLANTED)]
+    rows.append(("**all**", f"{PLANTED.total():,}", f"{ANSWERED.total():,}"))
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+@contextmanager
+def written(folder: Path, texts: Mapping[str, bytes]) -> Iterator[None]:
+    for name, data in texts.items():
+        (folder / name).write_bytes(data)
+    yield

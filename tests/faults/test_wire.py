@@ -1,0 +1,91 @@
+"""A server with any fault on the wire, under each kind of load, measured by `slmserve measure` and by pytest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import wire_server
+from judged import Case, command, pytest_run
+
+FAULTS = sorted(wire_server.FAULTS)
+# Before a load begins: the first request of an endpoint has the fault.
+FIRST = [f"first-{name}" for name in FAULTS if name.startswith(("event-", "http-", "wire-", "hang-"))]
+LOADS = {
+    "window": ("--max-concurrency=2", "--window=0.5"),
+    "count": ("--max-concurrency=2", "--num-prompts=12"),
+    "rate": ("--request-rate=20", "--settle=0.2", "--window=0.6"),
+}
+TESTS = {
+    "window": "def test(slm_measure): assert slm_measure(2, repeats=1)",
+    "count": "def test(slm_job): assert slm_job(12, repeats=1)",
+    "rate": "def test(slm_job): assert slm_job(12, rate=20, repeats=1)",
+}
+# What is said of requests that fail, by the beginning of the fault's name.
+SAID = {"usage": "malformed", "hang": "timeout|no end within|no request finished", "first": "error: |ERROR: |INVALID"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The URL of the server, but for the fault."""
+    server = [sys.executable, str(Path(wire_server.__file__))]
+    with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        process.stdin.close()
+
+
+def statuses(fault: str) -> tuple[int, ...]:
+    """Those that are right: a busy machine may make a good load invalid."""
+    match fault.partition("-")[0]:
+        case "good":
+            return (0, 1)
+        case "first":
+            return (1, 4)  # what the first request does not show, the load does
+    return (1,)
+
+
+def timeout(fault: str) -> str:
+    return "1" if "hang" in fault else "30"
+
+
+def measure(case: Case, url: str, fault: str, load: str) -> None:
+    words = ["measure", f"--endpoint={url}/{fault}/v1/completions", "--model=m", "--input-len=8", "--output-len=4"]
+    seen = case.fork(command([*words, f"--timeout={timeout(fault)}", *LOADS[load]]))
+    case.judge("wire", seen, statuses(fault), SAID.get(fault.partition("-")[0], ""), kept=not fault.startswith("first"))
+
+
+def run_tests(case: Case, url: str, fault: str, load: str) -> None:
+    (case.folder / "test_it.py").write_text(TESTS[load], "utf-8")
+    words = [f"--slm-endpoint={url}/{fault}/v1/completions", "--slm-models=m", "--slm-input-len=8", "--slm-output-len=4"]
+    seen = case.fork(pytest_run([*words, f"--slm-timeout={timeout(fault)}", "--slm-window=0.5", "test_it.py"]))
+    case.judge("wire", seen, statuses(fault), SAID.get(fault.partition("-")[0], ""), kept=not fault.startswith("first"))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_under_one_load(case: Case, url: str, fault: str) -> None:
+    """Each fault meets another load than the one before it."""
+    measure(case, url, fault, list(LOADS)[FAULTS.index(fault) % len(LOADS)])
+
+
+@pytest.mark.parametrize("fault", FIRST[::4])
+def test_a_fault_of_the_first_request(case: Case, url: str, fault: str) -> None:
+    measure(case, url, fault, "count")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("way", [measure, run_tests])
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_under_each_load(case: Case, url: str, fault: str, load: str, way) -> None:
+    way(case, url, fault, load)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("way", [measure, run_tests])
+@pytest.mark.parametrize("fault", FIRST)
+def test_each_fault_of_the_first_request(case: Case, url: str, fault: str, way) -> None:
+    way(case, url, fault, "window")

@@ -1,0 +1,484 @@
+"""A server of completions with any fault on the wire, in a process of its own: `POST /FAULT/v1/completions`.
+
+    python wire_server.py        prints its port, and serves until its standard input is closed
+
+The first request of an endpoint asks for FIRST tokens. It is answered well, unless the fault's name begins with
+"first-": then it has the fault.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+FIRST = 2
+LONGEST_S = 100.0  # of one answer, however it hangs
+PACE_S = 0.002
+
+RESET = "reset"  # the connection, in place of closing it
+Piece = bytes | float | str  # to send, or seconds to wait, or RESET
+Fault = Callable[["Asked"], Iterator[Piece]]
+FAULTS: dict[str, Fault] = {}
+
+
+class Asked:
+    """One request. number: of those to the same fault, from 0."""
+
+    def __init__(self, head: str, body: bytes, number: int) -> None:
+        self.head, self.number = head, number
+        with suppress(ValueError):
+            self.tokens = int(json.loads(body)["max_tokens"])
+        lines = dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:])
+        self.key = lines.get("Authorization", "").removeprefix("Bearer ")
+
+    tokens = 4
+
+
+def fault(make: Fault) -> Fault:
+    FAULTS[make.__name__.replace("_", "-")] = make
+    return make
+
+
+def head(status: str = "200 OK", kind: str = "text/event-stream", **more: object) -> bytes:
+    lines = {"Content-Type": kind, **{name.replace("_", "-"): value for name, value in more.items()}}
+    text = "".join(f"{name}: {value}\r\n" for name, value in lines.items() if value is not None)
+    return f"HTTP/1.1 {status}\r\n{text}\r\n".encode("latin-1")
+
+
+def event(value: object) -> bytes:
+    return b"data: %s\n\n" % (value if isinstance(value, bytes) else json.dumps(value).encode())
+
+
+def token(**more: Any) -> bytes:
+    return event({"choices": [{"index": 0, "text": " t", **more}]})
+
+
+def usage(prompt: Any, completion: Any, **more: Any) -> bytes:
+    return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion, **more}})
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def answer(asked: Asked, last: bytes | None = None, pace_s: float = PACE_S) -> Iterator[Piece]:
+    """A good answer. last: in place of the server's counts."""
+    yield head()
+    for left in range(asked.tokens - 1, -1, -1):
+        yield pace_s
+        yield token(finish_reason=None if left else "length")
+    yield usage(8, asked.tokens) if last is None else last
+    yield DONE
+
+
+def whole(pieces: Iterator[Piece]) -> bytes:
+    return b"".join(piece for piece in pieces if isinstance(piece, bytes))
+
+
+def chunked(pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The same body in chunks, so that the connection serves on."""
+    next(pieces)
+    yield head(Transfer_Encoding="chunked")
+    for piece in pieces:
+        yield b"%x\r\n%s\r\n" % (len(piece), piece) if isinstance(piece, bytes) else piece
+    yield b"0\r\n\r\n"
+
+
+# Answers that are good, in forms of their own
+
+
+@fault
+def good(asked: Asked) -> Iterator[Piece]:
+    yield from answer(asked)
+
+
+@fault
+def good_chunked(asked: Asked) -> Iterator[Piece]:
+    yield from chunked(answer(asked))
+
+
+@fault
+def good_at_once(asked: Asked) -> Iterator[Piece]:
+    yield whole(answer(asked))
+
+
+@fault
+def good_buffered(asked: Asked) -> Iterator[Piece]:
+    """As a proxy does that waits for all of it."""
+    yield 0.05
+    yield whole(answer(asked))
+
+
+@fault
+def good_one_event(asked: Asked) -> Iterator[Piece]:
+    yield 0.02
+    yield head() + token(finish_reason="length") + usage(8, asked.tokens) + DONE
+
+
+@fault
+def good_two_pieces(asked: Asked) -> Iterator[Piece]:
+    """So close that nobody sees an answer which has begun and not ended."""
+    text = whole(answer(asked))
+    at = text.index(b"data:", text.index(b"data:") + 1)
+    yield 0.02
+    yield text[:at]
+    yield text[at:]
+
+
+@fault
+def good_carriage_returns(asked: Asked) -> Iterator[Piece]:
+    first, *others = answer(asked)
+    yield first
+    yield from (piece.replace(b"\n", b"\r\n") if isinstance(piece, bytes) else piece for piece in others)
+
+
+@fault
+def good_comments(asked: Asked) -> Iterator[Piece]:
+    for piece in answer(asked):
+        yield piece
+        if piece[:5] == b"data:" if isinstance(piece, bytes) else False:
+            yield b": still here\n\nevent: ping\nid: 1\n\n"
+
+
+@fault
+def good_byte_by_byte(asked: Asked) -> Iterator[Piece]:
+    yield from (bytes([byte]) for byte in whole(answer(asked)))
+
+
+@fault
+def good_large_tokens(asked: Asked) -> Iterator[Piece]:
+    yield head()
+    for left in range(asked.tokens - 1, -1, -1):
+        yield event({"choices": [{"text": "x" * 500_000, "finish_reason": None if left else "length"}]})
+    yield usage(8, asked.tokens) + DONE
+
+
+@fault
+def good_without_counts(asked: Asked) -> Iterator[Piece]:
+    yield from answer(asked, last=b"")
+
+
+@fault
+def good_counts_null(asked: Asked) -> Iterator[Piece]:
+    yield from answer(asked, last=usage(None, None))
+
+
+@fault
+def good_counts_of_nothing(asked: Asked) -> Iterator[Piece]:
+    yield from answer(asked, last=usage(0, 0))
+
+
+@fault
+def good_ends_early(asked: Asked) -> Iterator[Piece]:
+    yield head() + token() + token(finish_reason="stop") + usage(8, 2) + DONE
+
+
+@fault
+def good_every_other_counts(asked: Asked) -> Iterator[Piece]:
+    yield from answer(asked, last=b"" if asked.number % 2 else None)
+
+
+# Counts that are none
+
+
+def counts(name: str, *last: Any, **more: Any) -> None:
+    FAULTS[f"usage-{name}"] = lambda asked: answer(asked, last=usage(*last, **more))
+
+
+def text_of(number: str) -> bytes:
+    return b'data: {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": %s}}\n\n' % number.encode()
+
+
+counts("float", 8.0, 4.25)
+counts("whole-float", 8, 4.0)
+counts("bool", True, True)
+counts("text", "8", "4")
+counts("negative", -8, -4)
+counts("huge", 10**18, 10**18)
+counts("one-more", 8, 5)
+counts("list", [8], [4])
+counts("object", {"n": 8}, {"n": 4})
+counts("cached-text", 8, 4, prompt_tokens_details={"cached_tokens": "8"})
+counts("cached-negative", 8, 4, prompt_tokens_details={"cached_tokens": -1})
+counts("cached-list", 8, 4, prompt_tokens_details=[8])
+for _name, _number in {"bigger": "1" + "0" * 400, "digits": "9" * 5000, "nan": "NaN", "infinity": "-Infinity"}.items():
+    FAULTS[f"usage-{_name}"] = lambda asked, number=_number: answer(asked, last=text_of(number))  # type: ignore[misc]
+FAULTS["usage-is-a-list"] = lambda asked: answer(asked, last=event({"choices": [], "usage": [8, 4]}))
+FAULTS["usage-is-a-text"] = lambda asked: answer(asked, last=event({"choices": [], "usage": "8 and 4"}))
+
+
+# Events that are none
+
+
+def events(name: str, *sent: bytes) -> None:
+    def made(asked: Asked) -> Iterator[Piece]:
+        yield head() + token()
+        yield PACE_S
+        yield from sent
+        yield DONE
+
+    FAULTS[f"event-{name}"] = made
+
+
+events("deep", event(b"[" * 200_000))
+events("deep-object", event(b'{"a":' * 100_000))
+events("no-json", event(b"{choices: 1}"))
+events("list", event([1]))
+events("number", event(5))
+events("null", event(None))
+events("bytes", event(b"\xff\xfe\x00\x01"))
+events("choices-number", event({"choices": 5}))
+events("choice-null", event({"choices": [None]}))
+events("ids-number", event({"choices": [{"token_ids": 5}]}))
+events("delta-text", event({"choices": [{"delta": "text"}]}))
+events("error", event({"error": {"message": "out of memory"}}))
+events("escapes", event({"error": "\x1b]0;owned\x07\x1b[2J\x1b[31mred"}))
+events("never-ends", *[b"data: " + b"x" * 1_000_000] * 20)
+events("two-values", event(b'{"choices": []} {"choices": []}'))
+events("surrogate", event(b'{"choices": [{"text": "\\ud800"}]}'), event({"error": "\ud800"}))
+
+
+@fault
+def event_without_tokens(asked: Asked) -> Iterator[Piece]:
+    yield head() + event({"choices": [{"text": "", "finish_reason": "stop"}]}) + DONE
+
+
+@fault
+def event_none_at_all(asked: Asked) -> Iterator[Piece]:
+    yield head()
+
+
+@fault
+def event_without_an_end(asked: Asked) -> Iterator[Piece]:
+    yield head() + token() + token()
+
+
+@fault
+def event_error_with_the_key(asked: Asked) -> Iterator[Piece]:
+    yield head() + event({"error": f"the key {asked.key} is not known"})
+
+
+# Responses that are none
+
+
+def responds(name: str, *sent: bytes) -> None:
+    FAULTS[f"http-{name}"] = lambda asked: iter(sent)
+
+
+BODY = b'{"error": "no"}'
+responds("500", head("500 Internal Server Error", "application/json") + BODY)
+responds("503-large", head("503 Service Unavailable", "text/html"), *[b"<p>busy</p>" * 1000] * 200)
+responds("429", head("429 Too Many Requests", "application/json", Retry_After=1) + BODY)
+responds("302", head("302 Found", "text/plain", Location="http://127.0.0.1:1/"))
+responds("204", head("204 No Content"))
+responds("404", head("404 Not Found", "application/json") + BODY)
+responds("status-999", b"HTTP/1.1 999 What\r\n\r\n")
+responds("no-status", b"HTTP/1.1\r\n\r\n")
+responds("version-2", b"HTTP/2 200\r\nContent-Type: text/event-stream\r\n\r\n" + token() + DONE)
+responds("random", random.Random(7).randbytes(5000))
+responds("escapes", b"\x1b]0;owned\x07\x1b[2J")
+responds("json", head(kind="application/json") + b'{"choices": [{"text": "all of it"}]}')
+responds("no-type", head(kind="") + token() + DONE)
+responds("length-negative", head(Content_Length=-5) + token() + DONE)
+responds("length-text", head(Content_Length="many") + token() + DONE)
+responds("length-too-short", head(Content_Length=10) + token() + DONE)
+responds("length-too-long", head(Content_Length=100_000) + token() + DONE)
+responds("chunk-size-text", head(Transfer_Encoding="chunked") + b"size\r\n" + token())
+responds("chunk-size-huge", head(Transfer_Encoding="chunked") + b"fffffffffffffffff\r\n" + token())
+responds("chunk-size-endless", head(Transfer_Encoding="chunked") + b"0" * 100_000)
+responds("trailer-endless", head(Transfer_Encoding="chunked") + b"0\r\n", *[b"x" * 1000] * 100)
+responds("head-endless", b"HTTP/1.1 200 OK\r\n", *[b"X: %s\r\n" % (b"y" * 1000)] * 1000)
+responds("interim-endless", *[b"HTTP/1.1 100 Continue\r\n\r\n"] * 1000)
+responds("gzip", head(Content_Encoding="gzip") + b"\x1f\x8b\x08\x00" + random.Random(8).randbytes(500))
+responds("twice", head(Content_Length=len(DONE)) + DONE + head(Content_Length=len(DONE)) + DONE)
+
+
+@fault
+def http_401_with_the_key(asked: Asked) -> Iterator[Piece]:
+    yield head("401 Unauthorized", "application/json") + json.dumps({"error": f"no key {asked.key}"}).encode()
+
+
+@fault
+def http_type_with_the_key(asked: Asked) -> Iterator[Piece]:
+    yield head(kind=f"text/plain; k={asked.key}") + BODY
+
+
+@fault
+def http_status_with_the_key(asked: Asked) -> Iterator[Piece]:
+    yield b"HTTP/1.1 9%s\r\n\r\n" % asked.key.encode()
+
+
+# Connections
+
+
+@fault
+def wire_closed_at_once(asked: Asked) -> Iterator[Piece]:
+    yield from ()
+
+
+@fault
+def wire_reset_at_once(asked: Asked) -> Iterator[Piece]:
+    yield RESET
+
+
+@fault
+def wire_closed_in_the_head(asked: Asked) -> Iterator[Piece]:
+    yield head()[:20]
+
+
+@fault
+def wire_reset_in_the_middle(asked: Asked) -> Iterator[Piece]:
+    yield head() + token()
+    yield PACE_S
+    yield RESET
+
+
+@fault
+def wire_every_third_breaks(asked: Asked) -> Iterator[Piece]:
+    yield from answer(asked) if asked.number % 3 else iter([head() + token(), RESET])
+
+
+@fault
+def wire_every_third_fails(asked: Asked) -> Iterator[Piece]:
+    yield from answer(asked) if asked.number % 3 else iter([head("503 Busy", "text/plain") + b"busy"])
+
+
+@fault
+def wire_dies_after_some(asked: Asked) -> Iterator[Piece]:
+    yield from answer(asked) if asked.number < 6 else iter([RESET])
+
+
+@fault
+def hang_before_the_head(asked: Asked) -> Iterator[Piece]:
+    yield LONGEST_S
+
+
+@fault
+def hang_in_the_head(asked: Asked) -> Iterator[Piece]:
+    yield head()[:20]
+    yield LONGEST_S
+
+
+@fault
+def hang_after_the_head(asked: Asked) -> Iterator[Piece]:
+    yield head()
+    yield LONGEST_S
+
+
+@fault
+def hang_in_the_middle(asked: Asked) -> Iterator[Piece]:
+    yield head() + token()
+    yield LONGEST_S
+
+
+@fault
+def hang_before_the_end(asked: Asked) -> Iterator[Piece]:
+    """All is said, and the connection is not closed."""
+    yield from answer(asked)
+    yield LONGEST_S
+
+
+@fault
+def hang_after_some(asked: Asked) -> Iterator[Piece]:
+    yield from answer(asked) if asked.number < 6 else iter([LONGEST_S])
+
+
+@fault
+def hang_with_comments(asked: Asked) -> Iterator[Piece]:
+    yield head()
+    for _ in range(round(LONGEST_S / 0.05)):
+        yield b": wait\n\n"
+        yield 0.05
+
+
+@fault
+def hang_in_trickles(asked: Asked) -> Iterator[Piece]:
+    yield head()
+    for byte in b"data: " + b"x" * round(LONGEST_S / 0.05):
+        yield bytes([byte])
+        yield 0.05
+
+
+@fault
+def hang_with_tokens(asked: Asked) -> Iterator[Piece]:
+    yield head()
+    for _ in range(round(LONGEST_S / 0.05)):
+        yield token()
+        yield 0.05
+
+
+@fault
+def hang_with_a_flood(asked: Asked) -> Iterator[Piece]:
+    yield head()
+    until = time.monotonic() + LONGEST_S
+    while time.monotonic() < until:
+        yield token() * 500
+
+
+class Server:
+    def __init__(self) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0), backlog=1000)
+        self.port = self.listening.getsockname()[1]
+        self.counts: dict[str, int] = {}
+        self.lock = threading.Lock()
+
+    def serve(self) -> None:
+        while True:
+            connection, _ = self.listening.accept()
+            threading.Thread(target=self.connected, args=(connection,), daemon=True).start()
+
+    def connected(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.settimeout(LONGEST_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = connection.makefile("rb")
+            serves_on = True
+            while serves_on and (asked := self.read(stream)):
+                serves_on = self.send(connection, *asked)
+
+    def read(self, stream: Any) -> tuple[str, Asked] | None:
+        lines = []
+        while line := stream.readline(1 << 16).rstrip(b"\r\n"):
+            lines.append(line.decode("latin-1"))
+        if not lines:
+            return None
+        lengths = [line.partition(":")[2] for line in lines if line.lower().startswith("content-length:")]
+        body = stream.read(int(lengths[0])) if lengths else b""
+        name = lines[0].split()[1].split("/")[1]
+        with self.lock:
+            number = self.counts[name] = self.counts.get(name, -1) + 1
+        return name, Asked("\r\n".join(lines), body, number)
+
+    def send(self, connection: socket.socket, name: str, asked: Asked) -> bool:
+        """Whether the connection serves another request."""
+        if asked.head.startswith("GET"):
+            connection.sendall(head("404 Not Found", "text/plain", Content_Length=0))
+            return True
+        is_first = asked.tokens == FIRST
+        if is_first and not name.startswith("first-"):
+            name, asked.number = "good", 0
+            with self.lock:
+                self.counts.clear()  # each load of a fault begins with its number 0
+        for piece in FAULTS[name.removeprefix("first-")](asked):
+            if isinstance(piece, float):
+                time.sleep(piece)
+            elif piece == RESET:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                return False
+            else:
+                connection.sendall(piece)  # type: ignore[arg-type]
+        return name == "good-chunked"
+
+
+if __name__ == "__main__":
+    server = Server()
+    threading.Thread(target=server.serve, daemon=True).start()
+    print(server.port, flush=True)
+    sys.stdin.read()
