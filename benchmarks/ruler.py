@@ -150,7 +150,9 @@ class Ours:
             expect(child, "loaded")
             child.send(op="run", load=at_once(WARM_UP))
             expect(child, "done")
-            child.send(op="load", bodies=bodies(trial.streams, trial.tokens), output_tokens=[trial.tokens])
+            child.send(
+                op="load", bodies=bodies(trial.streams, trial.tokens), output_tokens=[trial.tokens] * trial.streams
+            )
             expect(child, "loaded")
             child.send(op="run", load=our_load(trial))
             done = expect(child, "done")

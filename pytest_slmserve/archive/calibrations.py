@@ -13,6 +13,7 @@ from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import content
 from pytest_slmserve.schema.literals import Caches
 from pytest_slmserve.schema.stored_names import from_stored, to_stored
 
@@ -73,8 +74,8 @@ def read(path: Path) -> list[StoredNoise]:
     if not path.exists():
         return []
     try:
-        return [_kept(facts) for facts in json.loads(path.read_text("utf-8"))]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [_kept(facts) for facts in json.loads(content(path))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise BadUsage(
             f"{path} is no calibration ({error})", "remove it, and calibrate again: --slm-calibrate"
         ) from None

@@ -20,6 +20,7 @@ from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import content
 
 SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
@@ -306,7 +307,7 @@ def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:
 def read(path: Path) -> list[Row]:
     """Rows of a CSV or JSON file, told apart by how it begins. Raises BadUsage."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = content(path).decode("utf-8-sig")
     except OSError as error:
         raise BadUsage(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pytest_slmserve.archive import store
 from pytest_slmserve.schema.errors import BadArchive
+from pytest_slmserve.schema.files import content
 
 _NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
 _RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
@@ -128,6 +129,6 @@ def _head(line: bytes) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return content(path)
     except OSError as error:
         raise BadArchive(f"cannot read {path}: {error.strerror}", "an archive that --slm-records wrote") from None

@@ -4,20 +4,26 @@ A line is an object with a `kind`. `session` opens a run and holds the format, t
 plan; `engine` describes one launch, before its first measurement; `measurement` holds the columns of one run. Other
 kinds, and fields that are not known here, are passed over.
 
+An archive that cannot be written any more, or that is not at its path any more, loses nothing: the run goes on in a
+second file, which gets all that it has measured so far.
+
 `codec` turns a measurement into such objects and back. In a packed archive each write is a piece of its own (a member
 of gzip, a stream of xz), so whatever was written before a kill can be read.
 """
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
 import lzma
 import os
 import secrets
+import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +37,7 @@ from pytest_slmserve.archive.pages import archives_in
 from pytest_slmserve.engines.launch.file_lock import try_lock
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.files import content, regular
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import EngineSpec
@@ -44,7 +51,8 @@ NoneType = type(None)
 
 _FIRST = b'{"kind":"session"'  # how every archive begins
 BULK = b'{"kind":"measurement"'
-_CHUNK = 1 << 16
+_CHUNK = 1 << 12  # of xz it may become 30 MB
+_UNPACKED = 1 << 30  # bytes that an archive may become: 10,000 measurements are some hundred million
 _UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
 _DAMAGE = (BadUsage, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
@@ -102,30 +110,35 @@ class Contents:
 class Archive:
     """An archive open for appending; made by `Archive.open`, by one run at a time.
 
-    `notes` tells what had to be repaired when it was opened.
+    `notes` tells what had to be repaired when it was opened. moved: why and where a run goes on in a second file; ""
+    where it does not.
     """
 
-    def __init__(self, path: Path, file: io.FileIO, notes: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Path, file: io.FileIO, notes: tuple[str, ...] = (), *, moves: bool = False) -> None:
         self.path, self.notes = path, notes
+        self.moved = ""
         self._file = file
-        self._begun = False
+        self._moves = moves
+        self._session: bytes | None = None  # its line, once it is written
+        self._added: list[Measurement] = []
+        self._size: int | None = None  # once something was written
         self._engines: dict[str, tuple[str, Resolved, Environment]] = {}
 
     @classmethod
-    def open(cls, path: str | Path) -> Archive:
+    def open(cls, path: str | Path, *, moves: bool = False) -> Archive:
         """Open or create, with its folders. A torn end is moved to `<name>.torn` first, or it would swallow the next
-        line. Raises BadUsage where it cannot be written or another run writes to it, BadArchive where the file
-        is something else or of a newer format."""
+        line. moves: to a second file, once it cannot be written any more. Raises BadUsage where it cannot be written or
+        another run writes to it, BadArchive where the file is something else or of a newer format."""
         path = Path(path)
         try:
             make_folder(path.parent)
-            file = path.open("ab+", buffering=0)
+            file = open(path, "ab+", buffering=0, opener=regular)  # noqa: SIM115 - closed by `close`
         except OSError as error:
             _cannot_write(path, error)
         try:
             if not try_lock(file):
                 raise BadUsage(f"another run is writing to {path}", f"wait until it ends, or {ANOTHER}")
-            return cls(path, file, _repair(path, file))
+            return cls(path, file, _repair(path, file), moves=moves)
         except BaseException as error:
             file.close()
             if isinstance(error, OSError):
@@ -134,49 +147,94 @@ class Archive:
 
     def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any], *, resumes: bool = False) -> None:
         """Note a session, in plain values, for a later report. resumes: it goes on with what the archive holds."""
-        self._write(
-            {
-                "kind": "session",
-                "format": FORMAT,
-                "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "pytest_slmserve": _version(),
-                "id": secrets.token_hex(4),
-                "resumes": resumes,
-                "claims": dict(claims),
-                "plan": dict(plan),
-            }
-        )
-        self._begun = True
+        session = {
+            "kind": "session",
+            "format": FORMAT,
+            "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "pytest_slmserve": _version(),
+            "id": secrets.token_hex(4),
+            "resumes": resumes,
+            "claims": dict(claims),
+            "plan": dict(plan),
+        }
+        self._append([_text(session)])
+        self._session = _text(session)
 
     def add(self, measurement: Measurement) -> None:
-        """Append; it is on disk on return. Raises ValueError, with nothing written, for a number that is not finite."""
-        if not self._begun:
-            self.begin({}, {})
+        """Append; it is on disk on return, if need be in a second file. Raises BadArchive, with nothing written, for
+        what no reader would take, and BadUsage where it cannot be written."""
+        written = _written(measurement)
+        try:
+            if self._session is None:
+                self.begin({}, {})
+            self._add(measurement, written)
+        except BadUsage as error:
+            self._move(error.problem, [*self._added, measurement])
+        self._added.append(measurement)
+
+    def _add(self, measurement: Measurement, written: tuple[bytes, bytes]) -> None:
         engine = (measurement.spec.key, measurement.resolved, measurement.environment)  # of specs False and 0 are equal
-        lines = [measurement_line(measurement)]
-        if self._engines.get(measurement.launch) != engine:
-            lines.insert(0, engine_line(measurement))
-        self._write(*lines)
+        known = self._engines.get(measurement.launch) == engine
+        self._append([b"".join(written[known:])])
         self._engines[measurement.launch] = engine
+
+    def _move(self, why: str, measurements: Sequence[Measurement]) -> None:
+        """Go on in a second file. Raises BadUsage where that cannot be written either, or is not wanted."""
+        if not self._moves or self.moved:
+            raise BadUsage(why, ANOTHER)
+        for folder in (tempfile.gettempdir(), self.path.parent, Path.home()):
+            try:
+                descriptor, name = tempfile.mkstemp(".jsonl", "pytest-slmserve-rescued-", folder)
+                os.close(descriptor)
+                second = Archive(Path(name), Path(name).open("ab+", buffering=0))  # noqa: SIM115 - closed by `close`
+                second._append([self._session] if self._session else [])
+                second._session = self._session
+                for measurement in measurements:
+                    second.add(measurement)
+            except (OSError, BadUsage):
+                continue
+            self._file.close()
+            self.path, self._file, self._size, self._engines = second.path, second._file, second._size, second._engines
+            self.moved = (
+                f"{why}; all {len(measurements)} measurements of this run are in {name} "
+                f"(--slm-resume={name} goes on with them)"
+            )
+            return
+        raise BadUsage(f"{why}, and no second file can be written", ANOTHER)
 
     def add_lines(self, pieces: Iterable[bytes]) -> None:
         """Append lines of another archive as they stand, on disk on return. pieces: lines that are packed together."""
         self._engines.clear()  # the lines may describe a launch anew
         self._append(pieces)
 
-    def _write(self, *lines: dict[str, Any]) -> None:
-        written = [json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n" for line in lines]
-        self._append([b"".join(written)])
-
     def _append(self, pieces: Iterable[bytes]) -> None:
         if packing := _PACKINGS.get(self.path.suffix):
             pieces = map(packing.pack, pieces)
         try:
+            self._check_there()
             _append(self._file, b"".join(pieces))
+            self._size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             _cannot_write(self.path, error)
 
+    def _check_there(self) -> None:
+        """Raises OSError where the path names another file than the open one, or this one is shorter than it was."""
+        there, ours = self.path.stat(), os.fstat(self._file.fileno())
+        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+            raise OSError(errno.ESTALE, "another file was put in its place")
+        if self._size is not None and ours.st_size < self._size:
+            raise OSError(errno.ESTALE, "it was made shorter")
+
     def close(self) -> None:
+        """Close the file. What it has lost since the last measurement goes to a second one."""
+        if self._file.closed:
+            return
+        try:
+            if self._moves and self._added and not self.moved:
+                self._check_there()
+        except OSError as error:
+            with suppress(BadUsage):
+                self._move(f"cannot write to {self.path}: {error.strerror}", self._added)
         self._file.close()
 
     def __enter__(self) -> Archive:
@@ -209,7 +267,7 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
     `read`."""
     path = Path(path)
     try:
-        raw = path.read_bytes()
+        raw = content(path)
     except OSError as error:
         raise BadArchive(f"cannot read {path}: {error.strerror}", "the file that --slm-records named") from None
     try:
@@ -235,6 +293,23 @@ def _contents(path: Path, raw: bytes, skip_damaged: bool) -> Contents:
     return Contents(tuple(found.measurements), tuple(found.sessions), tuple(notes), tuple(found.written_by))
 
 
+def _text(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _written(measurement: Measurement) -> tuple[bytes, bytes]:
+    """The lines of an engine and of its measurement. Raises BadArchive where they could not be read again."""
+    try:
+        lines = _text(engine_line(measurement)), _text(measurement_line(measurement))
+        found = ScannedLines()
+        for line in lines:
+            decode(found, line)
+    except _DAMAGE as error:
+        why = f"a measurement is not written, for no reader would take it: it {_what(error)}"
+        raise BadArchive(why, "an issue with this sentence: that is a bug") from None
+    return lines
+
+
 def _cannot_write(path: Path, error: OSError) -> NoReturn:
     raise BadUsage(f"cannot write to {path}: {error.strerror}", ANOTHER) from None
 
@@ -252,7 +327,10 @@ def _append(file: io.FileIO, data: bytes) -> None:
 
 def _repair(path: Path, file: io.FileIO) -> tuple[str, ...]:
     file.seek(0)
-    raw = file.readall()
+    try:
+        raw = file.readall()
+    except (MemoryError, OverflowError):
+        _too_large(path)
     stored = stored_in(path, raw)
     found_in(
         path, [line for line in stored.lines if not line or not line.startswith(BULK)], decode
@@ -294,6 +372,18 @@ Take = Callable[[ScannedLines, bytes], None]  # a line into what was found; rais
 
 
 def stored_in(path: Path, raw: bytes) -> Stored:
+    """Raises BadArchive where the file is something else, or takes more memory than there is."""
+    try:
+        return _stored_in(path, raw)
+    except MemoryError:
+        _too_large(path)
+
+
+def _too_large(path: Path) -> NoReturn:
+    raise BadArchive(f"{path} needs more memory than an archive may take", "the file that --slm-records named")
+
+
+def _stored_in(path: Path, raw: bytes) -> Stored:
     lines: list[bytes | None]
     if packing := _PACKINGS.get(path.suffix):
         if not packing.magic.startswith(raw[: len(packing.magic)]):
@@ -312,9 +402,12 @@ def stored_in(path: Path, raw: bytes) -> Stored:
 def _packed_lines(packing: _Packing, raw: bytes) -> tuple[list[bytes | None], int]:
     """Lines of all whole pieces, and where the last of them ends. Looks for the next one where one is damaged."""
     lines: list[bytes | None] = []
-    start = whole = 0
+    start = whole = size = 0
     while 0 <= start < len(raw):
         text, end = _unpack(packing, raw, start)
+        size += len(text)
+        if size > _UNPACKED:
+            raise MemoryError
         if end is None:
             start = raw.find(packing.magic, start + 1)
             continue
@@ -331,6 +424,8 @@ def _unpack(packing: _Packing, raw: bytes, start: int) -> tuple[bytes, int | Non
     try:
         while start < len(raw) and not unpack.eof:
             text += unpack.decompress(raw[start : start + _CHUNK])
+            if len(text) > _UNPACKED:
+                raise MemoryError
             start = min(start + _CHUNK, len(raw))
     except (zlib.error, lzma.LZMAError):
         return bytes(text), None

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.gate.waivers import EXAMPLE, Waiver, waivers_of
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import content
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
     """The waivers of a file, in the order written. Raises BadUsage for no file, no JSON, or what is no waiver."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(content(path).decode("utf-8"))
     except OSError as error:
         raise BadUsage(f"the waivers {path} cannot be read: {error.strerror}", f"a file of {EXAMPLE}") from None
     except json.JSONDecodeError as error:

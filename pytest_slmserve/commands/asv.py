@@ -19,6 +19,7 @@ from pytest_slmserve.report.export.asv_files import UNUSABLE, Commit, File
 from pytest_slmserve.report.numbers import counted
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import content
 from pytest_slmserve.schema.records import Measurement
 
 STATUS = f"{HOLDS} results were written, {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
@@ -157,7 +158,7 @@ def readable(path: Path) -> Iterator[None]:
 def load(path: Path) -> File:
     with readable(path):
         try:
-            file: File = json.loads(path.read_text("utf-8"))
+            file: File = json.loads(content(path))
         except OSError as error:
             raise BadUsage(f"cannot read {path}: {error.strerror}", HINT) from None
         if not isinstance(file, dict):

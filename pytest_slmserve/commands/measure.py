@@ -46,8 +46,8 @@ from pytest_slmserve.telemetry.host_probe import remote
 
 SHOWN = 100  # characters of what cannot be read
 STATUS = (
-    f"{HOLDS} measured, and all of it valid, {FAILS} measured, but not all valid, or the load was broken off, {USAGE} wrong usage, or no server "
-    "that streams."
+    f"{HOLDS} measured, and all of it valid, {FAILS} measured, but not all valid or not all in the archive, or broken "
+    f"off, {USAGE} wrong usage, or no server that streams."
 )
 
 
@@ -115,12 +115,14 @@ def measure_all(given: argparse.Namespace) -> int:
         raise BadUsage("--attainment is of several rates or steps", "--request-rate 10,20,40")
     if given.processes < 1:
         raise BadUsage(f"--processes {given.processes} send nothing", "--processes 2")
-    found = measured(given, wanted, export, own_prompts)
+    found, moved = measured(given, wanted, export, own_prompts)
     if given.csv:
         print(table_of(found, terms), end="")
     else:
         print(page(found, terms, given.json))
-    status = HOLDS if all(valid(each, terms) for each in found) else FAILS
+    if moved:
+        print(f"error: {moved.replace('--slm-', '--')}", file=sys.stderr)
+    status = HOLDS if not moved and all(valid(each, terms) for each in found) else FAILS
     if given.html:
         part = Part(given.model, "good" if status == HOLDS else "bad", [], [], page(found, terms, as_object=False))
         section, records = PageSection("Load", [part]), embedded(given.records)
@@ -140,8 +142,11 @@ def terms_of(given: argparse.Namespace) -> ValidityCriteria:
     return ValidityCriteria(slo_of_requests(given.goodput or ""), attainment, given.allow_failed)
 
 
-def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool) -> list[Measurement]:
-    """One after the other, each in the archive when the next begins. own_prompts: no prompt comes again."""
+def measured(
+    given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool
+) -> tuple[list[Measurement], str]:
+    """One after the other, each in the archive when the next begins; and why they are in another file, if they are.
+    own_prompts: no prompt comes again."""
     may = given.allow_prefix_cache
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=completed(given.endpoint))
@@ -151,7 +156,7 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
     with ExitStack() as undo:
         undo.callback(line.clear)
         with of_a_command(BadUsage, BadArchive):
-            archive = undo.enter_context(Archive.open(given.records))
+            archive = undo.enter_context(Archive.open(given.records, moves=True))
         client = {"timeout_s": given.timeout, "processes": given.processes}
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
         for number, (load, workload) in enumerate(wanted):
@@ -160,7 +165,7 @@ def measured(given: argparse.Namespace, wanted: Asked, export: Export | None, ow
             archive.add(found[-1])
             if export:
                 export.add(found[-1])
-    return found
+    return found, archive.moved
 
 
 def valid(measurement: Measurement, terms: ValidityCriteria) -> bool:

@@ -31,9 +31,7 @@ Launch = tuple[EngineSpec, Mapping[str, str]]  # and variables of this launch al
 Waiting = OfflineEngine | ServerEngine  # those that can wait for their turn
 
 
-def start(
-    spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE, timeout_s: float = TIMEOUT_S
-) -> Engine:
+def start(spec: EngineSpec, extra_env: Mapping[str, str] = NOWHERE_ELSE, timeout_s: float = TIMEOUT_S) -> Engine:
     """Start the engine that `spec` asks for. extra_env: variables of this start alone. timeout_s: the longest that a
     request to an endpoint may last."""
     match spec.platform:

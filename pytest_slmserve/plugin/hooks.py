@@ -287,10 +287,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 slm.devices.take(spec)
         if length := length_line(slm, list(filter(is_measured, session.items))):
             session.config.stash[COLLECTED] = [*session.config.stash.get(COLLECTED, []), length]
+        slm.begin(compares=any(is_gate(item) and not is_skipped(item) for item in session.items))
     except SlmError as error:
         session.config.stash[PROBLEM] = f"slmserve: {error}"
         raise pytest.UsageError(session.config.stash[PROBLEM]) from None
-    slm.begin(compares=any(is_gate(item) and not is_skipped(item) for item in session.items))
     if reporter := session.config.pluginmanager.getplugin("terminalreporter"):
         progress = ProgressLine(session, slm, reporter)
         progress.install()
@@ -406,6 +406,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = _without_failure(stats)
     if session.exitstatus == EXIT_UNDECIDED and slm is not None and slm.options.allow_undecided:
         session.exitstatus = pytest.ExitCode.OK
+    if slm is not None and slm.moved and session.exitstatus in (pytest.ExitCode.OK, EXIT_UNDECIDED):
+        # of a gate 1 would be a verdict
+        session.exitstatus = EXIT_BROKEN_OFF if slm.options.gate else pytest.ExitCode.TESTS_FAILED
     if slm is not None and session.exitstatus == pytest.ExitCode.OK and _nothing_compared(session.config, slm):
         slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
         session.exitstatus = EXIT_UNDECIDED

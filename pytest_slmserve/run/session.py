@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pytest_slmserve.analysis.claims import lookup, table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
@@ -101,10 +99,11 @@ class Session:
         BadArchive."""
         self.devices.hold()
         resumes = self.resumes  # asked before the archive is made
-        archive = self._undo.enter_context(Archive.open(self.records))
-        self.executor.archive = archive
-        self.notes.extend(archive.notes)
-        if not self.keeps_records:
+        if self.keeps_records:
+            archive = self._undo.enter_context(Archive.open(self.options.records, moves=True))
+            self.executor.archive = archive
+            self.notes.extend(archive.notes)
+        else:
             self.notes.append("records of a simulated run are not kept; --slm-records=FILE keeps them")
         if resumes:
             self.resume()
@@ -140,7 +139,14 @@ class Session:
         if self.executor.remote:
             self.executor.remote.close()  # what has come goes into the archive
         self._undo.close()
+        if self.moved and self.moved not in self.notes:
+            self.notes.append(self.moved)
         self.devices.close()
+
+    @property
+    def moved(self) -> str:
+        """Why and where the measurements of this run are in a second file; "" where they are in the archive."""
+        return self.executor.archive.moved if self.executor.archive else ""
 
     @property
     def keeps_records(self) -> bool:
@@ -148,13 +154,6 @@ class Session:
         they would stand among what was measured."""
         named = self.options.source.get("records", "default") != "default"
         return self.platform != "simulated" or named or bool(self.options.resume)
-
-    @cached_property
-    def records(self) -> Path:
-        """The archive of this run, in a temporary folder where it is not kept."""
-        if self.keeps_records:
-            return Path(self.options.records)
-        return Path(self._undo.enter_context(TemporaryDirectory(prefix="slmserve-"))) / "records.jsonl"
 
     @property
     def source(self) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import content
 from pytest_slmserve.schema.shapes import Shape, shape_from_config
 from pytest_slmserve.schema.specs import short_hash
 from pytest_slmserve.schema.stored_weights import stored_parameters
@@ -101,8 +102,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a folder. Raises BadUsage where it is not one."""
     path = folder / "config.json"
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
+        found = json.loads(content(path))
+    except (ValueError, OSError, RecursionError) as error:
         raise BadUsage(f"{path} is not JSON: {error}", "the config.json that came with the model") from None
     if not isinstance(found, dict):
         raise BadUsage(f"{path} is no configuration of a model", "the config.json that came with the model")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.files import regular
 from pytest_slmserve.schema.literals import Rule
 from pytest_slmserve.workload.seeding import first_in_order
 from pytest_slmserve.workload.tokens import INSTALL, package_folder
@@ -95,7 +96,7 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
     it is JSON but not ShareGPT.
     """
     try:
-        file = path.open("rb")
+        file = open(path, "rb", opener=regular)  # noqa: SIM115
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
     with file:

@@ -19,6 +19,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
+from pytest_slmserve.schema.files import regular
 from pytest_slmserve.workload.arrivals import Arrivals
 from pytest_slmserve.workload.seeding import draws
 
@@ -134,7 +135,7 @@ Stamped = tuple[int, int, int]
 def _stamped(path: Path) -> Iterator[tuple[int, Stamped]]:
     """Each row with the number of its line."""
     try:
-        file = path.expanduser().open(encoding="utf-8-sig", errors="replace")
+        file = open(path.expanduser(), encoding="utf-8-sig", errors="replace", opener=regular)  # noqa: SIM115
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror}", f"the path of a trace: {FORMATS}") from None
     with file:
@@ -144,7 +145,7 @@ def _stamped(path: Path) -> Iterator[tuple[int, Stamped]]:
             if line.strip():
                 try:
                     stamped = parse(line)
-                except (LookupError, TypeError, ValueError):
+                except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
                     raise _damaged(path, number, "is no row of this trace", "a whole copy of the file") from None
                 yield number, stamped
 

@@ -77,7 +77,7 @@ def test_merged_lines_go_to_the_session_that_had_begun(tmp_path):
     """A part is merged again after another run has begun: its measurement is older than that."""
     path = archive(tmp_path / "r.jsonl", ({"run": "a"}, [at(1)]), ({"run": "b"}, [at(2, day=2)]))
     with Archive.open(path) as opened:
-        opened._begun = True
+        opened._session = b""
         opened.add(at(9, day=1))
     assert [len(run.measurements) for run in runs_of(read(path))] == [2, 1]
 

@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_a_write_that_fails_leaves_nothing(tmp_path):
     endless = replace(GOOD[0], run=replace(GOOD[0].run, began_s=float("inf")))
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(BadArchive, match="finite"):
         accept([*GOOD, endless], tmp_path)
     assert names(tmp_path) == []
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import functools
 import gzip
+import io
 import json
 import lzma
 import math
@@ -22,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import NAMES, measurements
 
+from pytest_slmserve.archive import store
 from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.store import FORMAT, Archive, read
 from pytest_slmserve.schema.environment import Environment
@@ -622,6 +625,27 @@ def test_what_cannot_be_read(tmp_path, name, what):
         read(tmp_path / name)
 
 
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero"), Path("/dev/full"), Path("/dev/null")):
+        with pytest.raises(BadArchive, match=f"cannot read {path}: it is a device or a pipe, not a file"):
+            read(path)
+        with pytest.raises(BadUsage, match=f"cannot write to {path}: it is a device or a pipe, not a file"):
+            Archive.open(path)
+
+
+@PACKED
+def test_what_unpacks_to_more_than_an_archive_may_take_is_one_sentence(tmp_path, monkeypatch, name, magic, pack):
+    monkeypatch.setattr(store, "_UNPACKED", 1 << 20)
+    path = tmp_path / name
+    path.write_bytes(pack(b'{"kind":"session"' + b" " * (1 << 22)))
+    with pytest.raises(BadArchive, match="needs more memory than an archive may take"):
+        read(path)
+    path.write_bytes(pack(b" " * (1 << 19) + b"\n") * 3)
+    with pytest.raises(BadArchive, match="needs more memory than an archive may take"):
+        Archive.open(path)
+
+
 # Writers
 
 
@@ -639,6 +663,72 @@ def test_one_writer_at_a_time(three):
     Archive.open(three).close()
 
 
+@pytest.mark.parametrize("count", [4.25, "4", [4]])
+def test_what_could_not_be_read_again_is_not_written(three, count):
+    before = read(three).measurements
+    bad = replace(example(8), run=replace(RUN, samples=replace(RUN.samples, output_tokens=(count, 0))))
+    with Archive.open(three) as archive:
+        with pytest.raises(BadArchive, match="no reader would take it"):
+            archive.add(bad)
+        archive.add(example(16))
+    assert read(three).measurements == (*before, example(16))
+
+
+def made_shorter(path: Path) -> None:
+    os.truncate(path, 10)
+
+
+def replaced(path: Path) -> None:
+    path.unlink()
+    path.write_text("another's", "utf-8")
+
+
+@pytest.mark.parametrize("plant", [Path.unlink, replaced, made_shorter])
+@pytest.mark.parametrize("at", ["before the next", "at the end"])
+def test_an_archive_that_is_lost_in_the_middle_goes_on_in_a_second_file(tmp_path, monkeypatch, plant, at):
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    kept = [example(1), example(2), example(4)]
+    with Archive.open(tmp_path / "a.jsonl.gz", moves=True) as archive:
+        archive.begin(CLAIMS, {"batches": [1]})
+        for measurement in kept[:2]:
+            archive.add(measurement)
+        if at == "before the next":
+            plant(tmp_path / "a.jsonl.gz")
+        archive.add(kept[2])
+        if at == "at the end":
+            plant(tmp_path / "a.jsonl.gz")
+    [second] = (tmp_path / "t").iterdir()
+    found = read(second)
+    assert found.measurements == tuple(kept) and found.claims == CLAIMS and len(found.sessions) == 1
+    assert archive.moved.startswith(f"cannot write to {tmp_path / 'a.jsonl.gz'}: ")
+    assert f"all 3 measurements of this run are in {second} (--slm-resume={second} goes on with them)" in archive.moved
+    assert second.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_loses_no_measurement(three, tmp_path, monkeypatch):
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    before, full = three.read_bytes(), OSError(errno.ENOSPC, "No space left on device")
+
+    def no_room(file: io.FileIO, data: bytes) -> None:
+        if Path(file.name) == three:
+            raise full
+        appended(file, data)
+
+    appended = store._append
+    monkeypatch.setattr(store, "_append", no_room)
+    with Archive.open(three, moves=True) as archive:
+        archive.add(example(8))
+        archive.add(example(16))
+    assert "No space left on device; all 1 measurements" in archive.moved
+    assert three.read_bytes() == before
+    [second] = (tmp_path / "t").iterdir()
+    assert read(second).measurements == (example(8), example(16))
+    with Archive.open(three) as archive, pytest.raises(BadUsage, match="cannot write to .*: No space left on device"):
+        archive.add(example(8))
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_no_number_that_json_does_not_know_is_written(three, number):
     before = three.read_bytes()
@@ -648,6 +738,6 @@ def test_no_number_that_json_does_not_know_is_written(three, number):
         archive.begin({}, {})
         begun = len(three.read_bytes())
         for measurement in bad:
-            with pytest.raises(ValueError):
+            with pytest.raises(BadArchive, match="a measurement is not written, for no reader would take it"):
                 archive.add(measurement)
         assert three.stat().st_size == begun > len(before)

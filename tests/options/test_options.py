@@ -19,6 +19,7 @@ GOOD = {  # two texts and their values
     "concurrency": (("1,2,4", (1, 2, 4)), ("8", (8,))),
     "sweep": (("adaptive", "adaptive"), ("full", "full")),
     "suite": (("papers", "papers"), ("all", "all")),
+    "timeout": (("30", 30.0), ("0.5", 0.5)),
     "window": (("2.5", 2.5), ("10", 10.0)),
     "ramp_up": (("burst", "burst"), ("staggered", "staggered")),
     "endpoint": (
@@ -96,6 +97,7 @@ BAD = {
     "sharing": ["luck", "mps,luck", ","],
     "telemetry": ["nsight", "dcgm=", "ftp://h"],
     "telemetry_interval": ["0", "soon", "nan"],
+    "timeout": ["0", "-1", "inf", "nan", "long"],
     "gpu_peaks": ["989", "tflops=989", "tflops=0,gbps=1", "tflops=1,gbps=1,watts=1", "tflops=1,gbps=fast"],
     "env": ["A", "=1", "HF_TOKEN=x", "MY_SECRET=x", "db_password=x", "OPENAI_API_KEY=x"],
     "engine_arg": ["a", "=1"],

@@ -59,7 +59,7 @@ class Summary(LatencyFigures):
 
 
 def summarize(measurement: Measurement) -> Summary:
-    """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`, None where a server counts none."""
+    """All figures of one measurement. requests/s is tokens/s over `output_tokens_each`, None where that is 0."""
     run = measurement.run
     tokens_per_s, batch = window.output_tokens_per_s(run), window.mean_batch(run)
     per_request, law = output_tokens_each(measurement), window.littles_law(run)

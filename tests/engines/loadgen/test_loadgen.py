@@ -71,15 +71,15 @@ class Client:
         self.said.append(self.child.receive(20, "measuring"))
         return self.said[-1]
 
-    def load(self, *faults, count=None, tokens=TOKENS, **more):
-        """Requests, each with its fault or none."""
+    def load(self, *faults, count=None, tokens=TOKENS, asked=None, **more):
+        """Requests, each with its fault or none. asked: tokens of each; None: as many as events."""
         faults = faults or ("",) * (count or 1)
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         bodies = [
             json.dumps({"prompt": f"p{i}", "max_tokens": tokens, "fault": fault, **usage, **more})
             for i, fault in enumerate(faults)
         ]
-        self.child.send(op="load", bodies=bodies, output_tokens=[tokens] * len(bodies))
+        self.child.send(op="load", bodies=bodies, output_tokens=[asked or tokens] * len(bodies))
         assert self.hear() == {"event": "loaded"}
         return len(bodies)
 
@@ -292,10 +292,16 @@ def test_what_servers_may_do_is_no_failure(one, fault):
 
 
 def test_events_of_several_tokens_are_noted(one):
-    done = one.burst(*["multi"] * 5)
+    done = one.burst(*["multi"] * 5, asked=2 * TOKENS)
     assert (done["tokens_per_chunk"], done["failures"]) == (2.0, 0)
     assert [row[OUTPUT] for row in rows(done)] == [2 * TOKENS] * 5
     assert sum(done["received"][2]) == 10 * TOKENS
+
+
+def test_more_tokens_than_were_asked_for_are_no_count(one):
+    done = one.burst(*["multi"] * 5, asked=2 * TOKENS - 1)
+    assert (done["failures"], set(done["failed"]["kind"])) == (5, {"malformed"})
+    assert done["first_failure"] == f"the server counts {2 * TOKENS} output tokens of a request for {2 * TOKENS - 1}"
 
 
 def test_streams_that_never_end_are_given_up(client):

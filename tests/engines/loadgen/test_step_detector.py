@@ -68,3 +68,13 @@ def test_several_tokens_in_a_chunk_are_several_steps():
     stream.answer.tokens.append(3)
     assert lead.steps() == [1.0, 1.0, 1.0]
     assert lead.steps() == []
+
+
+def test_a_stream_that_turns_out_to_have_failed_is_not_followed():
+    """As it is read, which takes it from those in flight."""
+    failed, sound = Played(5), Played(5)
+    sound.answer.times, sound.answer.tokens = [0.1, 0.2], [1, 1]
+    failed.answer.times, failed.answer.tokens = [0.15], [1]
+    in_flight: dict = {sound: None, failed: None}
+    lead = Lead(in_flight, lambda stream: in_flight.pop(failed, None))
+    assert lead.steps() == [0.1, 0.2]
