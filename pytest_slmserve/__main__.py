@@ -30,14 +30,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-from pytest_slmserve.commands.cli import FAILS, HOLDS, INTERRUPTED, USAGE, Parser
-from pytest_slmserve.options.old_names import renamed_word
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
+    from pytest_slmserve.commands.cli import Parser
+
+# What takes long to import is imported by `run`, where an interrupt is one line.
 MODULES = {
     "report": "report",
     "figures": "report",
@@ -57,6 +58,8 @@ MODULES = {
 
 def parser(command: str = "") -> Parser:
     """The parser of that command, or of all where it is none: what one needs is imported for no other."""
+    from pytest_slmserve.commands.cli import Parser
+
     top = Parser(
         "slmserve", description="Report, compare and plot what was measured; measure loads on a running server."
     )
@@ -69,6 +72,10 @@ def parser(command: str = "") -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status; every problem is one sentence on stderr."""
+    from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE
+    from pytest_slmserve.options.old_names import renamed_word
+    from pytest_slmserve.schema.errors import BadUsage, EngineFailed, SlmError
+
     words = sys.argv[1:] if arguments is None else list(arguments)
     top = parser(*words[:1])
     try:
@@ -76,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise BadUsage(f"{renamed[0]} is now {renamed[1]}", f"{renamed[1]} ...")
         given = top.parse_args(words)
         if given.version:
+            from importlib.metadata import version
+
             print(f"pytest-slmserve {version('pytest-slmserve')}")
             return HOLDS
         if given.command is None:
@@ -86,20 +95,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SlmError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILS if isinstance(error, EngineFailed) else USAGE
+    except MemoryError:
+        print("error: this takes more memory than there is", file=sys.stderr)
+        return FAILS
 
 
 def run() -> int:
     """`main` where the reader of a pipe may leave early, and names may hold what the terminal cannot show."""
     try:
+        from pytest_slmserve.run.interrupts import as_interrupts
+
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        status = main()
-        sys.stdout.flush()
+        with as_interrupts():
+            status = main()
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILS
+        return 1
     except KeyboardInterrupt:
         print("\ninterrupted: what had been measured to its end is kept", file=sys.stderr)
-        return INTERRUPTED
+        return 130  # as shells have it
     return status
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +88,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("tx", None) and config.getoption("dist") != "no":
         why = "-n starts processes that would measure against each other"
         raise pytest.UsageError(f"slmserve: {why}; leave it out, or give --slm-ray local for all GPUs of this host")
+    from pytest_slmserve.run.interrupts import as_interrupts
     from pytest_slmserve.run.session import Session
     from pytest_slmserve.schema.errors import SlmError
 
+    undo = ExitStack()
+    undo.enter_context(as_interrupts())
+    config.add_cleanup(undo.close)
     try:
         if options.ray and not options.plan:
             from pytest_slmserve.run.ray.driver import Cluster

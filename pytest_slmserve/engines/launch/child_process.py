@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -11,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,15 @@ SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
 
 
+FOLDER = "SLM_FOLDER"  # variable of a child: its own folder, which its guardian removes where we were killed
+LONGEST = 60  # characters of a folder in which vLLM makes sockets, whose paths may have 107
+
+
 class Child:
     """Started with `command + [descriptor, our pid]`; its standard output and error go to a log of its own.
 
-    folder: where its log is, and whatever else is its own; removed in the end. cores: those that it and its own
-    children may run on; none: all of ours. name: of what it is, in errors.
+    folder: where its log is, its temporary files and whatever else is its own; removed in the end. cores: those that it
+    and its own children may run on; none: all of ours. name: of what it is, in errors.
     """
 
     def __init__(
@@ -45,6 +51,8 @@ class Child:
         self.name = name
         self.folder = folder or Path(tempfile.mkdtemp(prefix="pytest-slmserve-"))
         self.log = self.folder / "engine.log"
+        self._temporary = self.folder / "t"
+        self._temporary.mkdir()
         self.socket, theirs = socket.socketpair()
         with theirs, self.log.open("wb") as log, ExitStack() as undo:
             undo.callback(self.socket.close)
@@ -58,13 +66,23 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=env,
+                env=env | {FOLDER: str(self.folder)} | self._places(env),
             )
             undo.pop_all()
         if cores:
             os.sched_setaffinity(self.process.pid, cores)  # before it has any child, which would keep the others
         self.buffer = bytearray()
         self.keep_log = self._killed = False
+
+    def _places(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Variables by which its temporary files are in its folder, but for what is compiled: that is used again."""
+        if len(str(self._temporary)) > LONGEST:
+            return {}
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+        compiled = str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))  # as torch names it
+        return {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": compiled} | {
+            name: env[name] for name in ("TORCHINDUCTOR_CACHE_DIR",) if name in env
+        }
 
     def send(self, **message: Any) -> None:
         try:
@@ -139,8 +157,7 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.socket.close()
-        if not self.keep_log:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._temporary if self.keep_log else self.folder, ignore_errors=True)
 
 
 def converse(

@@ -42,7 +42,8 @@ def main() -> None:
         allow_many_connections()
         converse(socket.socket(fileno=descriptor))
     finally:
-        guardian.kill()
+        if os.getppid() == int(parent):  # else it removes our folder, and ends us
+            guardian.kill()
         guardian.wait()
 
 

@@ -20,5 +20,6 @@ def guarded(parent: str) -> Iterator[None]:
     try:
         yield
     finally:
-        guardian.kill()
+        if os.getppid() == int(parent):  # else it removes our folder, and ends us
+            guardian.kill()
         guardian.wait()
