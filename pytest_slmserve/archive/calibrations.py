@@ -10,12 +10,13 @@ from typing import Any
 
 from pytest_slmserve.analysis.gate.calibration import Calibration, PairNoise, Rates
 from pytest_slmserve.analysis.gate.decision import GateCriteria
+from pytest_slmserve.archive.codec import built, typed
 from pytest_slmserve.archive.own_folder import make_folder
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import content
 from pytest_slmserve.schema.literals import Caches
-from pytest_slmserve.schema.stored_names import from_stored, to_stored
+from pytest_slmserve.schema.stored_names import to_stored
 
 NAME = "calibration.json"
 
@@ -93,12 +94,9 @@ def _facts(kept: StoredNoise) -> dict[str, Any]:
 
 
 def _kept(facts: Mapping[str, Any]) -> StoredNoise:
-    names = ("model", "backend", "gpu_name", "driver", "margin", "pairs")
-    given = from_stored({name: facts[name] for name in names})
-    caches = facts.get("caches", "warm")  # the first entries did not say
-    place = NoiseKey(**given, loads=tuple(facts["loads"]), caches=caches)
-    noise = PairNoise(tuple(facts["noise"]["names"]), tuple(map(tuple, facts["noise"]["costs"])))
-    worse = {name: Rates(**rates) for name, rates in facts["worse"].items()}
+    place: NoiseKey = built(NoiseKey, dict(facts))  # the first entries did not say how caches were
+    noise: PairNoise = built(PairNoise, facts["noise"])
+    worse = {name: built(Rates, rates) for name, rates in facts["worse"].items()}
     terms = GateCriteria(place.margin, pairs=place.pairs)
-    seen = Calibration(terms, len(noise.costs), Rates(**facts["unchanged"]), worse)
-    return StoredNoise(place, facts["measured_at"], noise, seen)
+    seen = Calibration(terms, len(noise.costs), built(Rates, facts["unchanged"]), worse)
+    return StoredNoise(place, typed(str, facts["measured_at"]), noise, seen)

@@ -30,6 +30,7 @@ from pytest_slmserve.analysis.metrics.validity import is_clean
 from pytest_slmserve.analysis.stored.claims import stored_gates
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.calibrations import NoiseKey, StoredNoise, beside, find, keep, noise_key
+from pytest_slmserve.archive.calibrations import read as read_calibrations
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.archive.waivers import read_waivers
 from pytest_slmserve.engines.base import PROFILE_FOLDER, CanProfile, Engine, check_fits
@@ -110,8 +111,8 @@ def is_short(session: Session) -> bool:
 
 
 def check_gate(session: Session, model: str) -> None:
-    """Raises BadUsage, naming the side, where a gate could not be carried out: before anything is started."""
-    _ = Gates(session).waivers
+    """Raises BadUsage, naming the side, where a gate could not be carried out or judged: before anything is started."""
+    _ = Gates(session).waivers, read_calibrations(beside(Path(session.options.records)))
     loads_of(session, model)
     for side, spec in sides(session.planner.spec(model), session.options).items():
         with naming(f"the {side}"):

@@ -1,0 +1,107 @@
+"""Hostile files: a good one changed in a hundred ways, and paths that are no file at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ODD: list[Any] = [
+    None, True, -1, 0, 10**9, 10**18, 10**400, -1e308, 1e-320, float("nan"), float("inf"), "", "x" * 5000,
+    "\x1b]0;owned\x07\x1b[2J", "\ud800", "../../etc/passwd", "2026-13-45", [], {}, [[]], [None] * 3, {"a": {"b": []}},
+    "=cmd()", "<script>", "%s%n", "a/" * 200,
+]  # fmt: skip
+MADE = 76  # changes of one value each; with what is no archive at all, a hundred
+
+
+def odd_values(good: bytes, count: int = MADE) -> Iterator[tuple[str, bytes]]:
+    """One value of one line of JSON at a time becomes something odd, or is not there."""
+    rng = random.Random(len(good))
+    lines = [json.loads(line) for line in good.splitlines()]
+    for number in range(count):
+        changed = json.loads(json.dumps(lines))
+        place, name = rng.choice([*places(changed[number % len(changed)])])
+        odd = ODD[number % len(ODD)]
+        if number % 7 == 6:
+            del place[name]
+        else:
+            place[name] = odd
+        yield f"value-{number}", b"".join(json.dumps(line).encode() + b"\n" for line in changed)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each place of a value within others, as its container and its key; of a list the first and the last."""
+    keys: list[Any] = []
+    if isinstance(value, dict):
+        keys = list(value)
+    elif isinstance(value, list) and value:
+        keys = sorted({0, len(value) - 1})
+    for key in keys:
+        yield value, key
+        yield from places(value[key])
+
+
+def damaged(good: bytes) -> Iterator[tuple[str, bytes]]:
+    """Bytes that are no text of ours, or only nearly."""
+    half = len(good) // 2
+    lines = good.splitlines(keepends=True)
+    yield "empty", b""
+    yield "blank", b"\n" * 1000
+    yield "random", random.Random(1).randbytes(10_000)
+    yield "cut", good[:half]
+    yield "flipped", good[:half] + bytes([good[half] ^ 0xFF]) + good[half + 1 :]
+    yield "zeros-within", good[:half] + b"\0" * 100 + good[half:]
+    yield "zeros", b"\0" * 100_000
+    yield "bom", b"\xef\xbb\xbf" + good
+    yield "utf-16", good.decode().encode("utf-16")
+    yield "latin-1", good.replace(b"opt", b"\xe9\xe8")
+    yield "returns", good.replace(b"\n", b"\r\n")
+    yield "backwards", b"".join(reversed(lines))
+    yield "twice", good * 2
+    yield "without-its-first", b"".join(lines[1:])
+    yield "deep", b"[" * 200_000 + b"\n"
+    yield "deep-object", b'{"kind":' * 100_000 + b"\n"
+    yield "long", b'{"kind":"session","x":"' + b"x" * 20_000_000 + b'"}\n'
+    yield "numbers", b"1\n2\n3\n"
+    yield "text", b'"a"\n'
+    yield "list", b"[1, 2, 3]\n"
+    yield "csv", b'a,b,c\n1,2\n,,,,\n"\n'
+    yield "xml", b"<?xml version='1.0'?><!DOCTYPE a [<!ENTITY b 'b'>]><a>&b;</a>"
+
+
+def packed(good: bytes) -> Iterator[tuple[str, bytes]]:
+    """Files with a suffix of their own."""
+    yield "good.gz", gzip.compress(good)
+    yield "named.gz", good
+    yield "named.xz", good
+    yield "cut.gz", gzip.compress(good)[:-20]
+    yield "cut.xz", lzma.compress(good)[:-20]
+    yield "bomb.gz", gzip.compress(b'{"kind":"session"' + b" " * (1 << 21)) + b"".join(_bomb(gzip.compress))
+    yield "bomb.xz", b"".join(_bomb(lzma.compress))
+    yield "trailing.gz", gzip.compress(good) + b"PK\x03\x04" * 100
+
+
+def _bomb(pack: Callable[[bytes], bytes]) -> Iterator[bytes]:
+    """3 GB, of which each piece is made once."""
+    piece = pack(b'{"kind":"session"' + b" " * (1 << 25) + b"}\n")
+    return (piece for _ in range(96))
+
+
+def no_files(folder: Path) -> Iterator[Path]:
+    """Paths at which nothing can be read to its end."""
+    os.mkfifo(folder / "pipe.jsonl")
+    (folder / "folder.jsonl").mkdir()
+    (folder / "nowhere.jsonl").symlink_to(folder / "missing")
+    (folder / "round.jsonl").symlink_to(folder / "round.jsonl")
+    with (folder / "sparse.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+    for name in ("pipe", "folder", "nowhere", "round", "sparse"):
+        yield folder / f"{name}.jsonl"
+    for name in ("zero", "full", "urandom", "null"):
+        yield Path("/dev") / name
+    yield folder / ("n" * 300)
