@@ -95,6 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SlmError as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILS if isinstance(error, EngineFailed) else USAGE
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"error: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return FAILS
     except MemoryError:
         print("error: this takes more memory than there is", file=sys.stderr)
         return FAILS

@@ -21,6 +21,7 @@ from pytest_slmserve.archive.runs import RunChoice, chosen
 from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
+from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.loads import is_steady
 from pytest_slmserve.schema.records import Measurement, ReplicaGroup
 
@@ -108,7 +109,7 @@ def baselines(folder: Path) -> list[Baseline]:
 def baseline(folder: Path, name: str) -> Baseline:
     """One of them, by its name with or without suffix, or the archive of that path, with the last run of each case.
     Raises BadUsage where it is not there, BadArchive where it cannot be read."""
-    if Path(name).is_file():
+    if is_file(Path(name)):
         contents = chosen(read(Path(name)), RunChoice())
         return Baseline(Path(name), contents.measurements, contents.notes)
     path = next((path for path in _archives(folder) if path.name in (name, f"{name}{SUFFIX}")), None)

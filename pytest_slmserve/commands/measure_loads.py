@@ -17,6 +17,7 @@ from pytest_slmserve.workload.arrivals import Arrivals, job, schedule
 
 WINDOW_S = 10.0
 SETTLE_S = 5.0
+MOST = 10_000_000  # requests of a load, or tokens of one: a run holds each of them
 
 Asked = list[tuple[Load, "Workload"]]
 
@@ -86,6 +87,9 @@ def check_belonging(given: argparse.Namespace) -> None:
     """Raises BadUsage where something was typed that has no part in this load: it would be ignored."""
     check_one_load(given)
     check_lengths(given)
+    for name in ("max_concurrency", "num_prompts", "input_len", "output_len"):
+        if (getattr(given, name) or 0) > MOST:
+            raise BadUsage(f"--{name.replace('_', '-')} is more than {MOST:,}", "a smaller number")
     if given.step is not None and not given.ramp:
         raise BadUsage("--step is of a ramp", "--ramp 5,10,20 --step 30")
     if given.speed != 1 and not given.trace:
@@ -202,6 +206,9 @@ def length_s(given: argparse.Namespace) -> float:
 
 
 def times_of(arrivals: Arrivals, within_s: float) -> tuple[float, ...]:
+    steps = arrivals.steps or ((arrivals.rate or 0.0, within_s),)
+    if sum(rate * seconds for rate, seconds in steps) > MOST:
+        raise BadUsage(f"more than {MOST:,} requests come within {within_s:g} s", "fewer seconds, or a lower rate")
     times = schedule(arrivals)
     if not times:
         raise BadUsage(f"no request comes within {within_s:g} s", "more seconds, or a higher rate")

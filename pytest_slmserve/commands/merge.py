@@ -9,6 +9,7 @@ from pytest_slmserve.archive.merge import merge as merge_parts
 from pytest_slmserve.archive.store import Archive
 from pytest_slmserve.commands.cli import FAILS, HOLDS, USAGE, Commands, add_command
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import is_file
 
 STATUS = (
     f"{HOLDS} everything is in OUT, {FAILS} all but what the notes name, {USAGE} wrong usage or an archive that "
@@ -25,7 +26,7 @@ def add(commands: Commands) -> None:
 
 def merge(given: argparse.Namespace) -> int:
     for path in given.paths:
-        if not path.is_file():  # or OUT would be made for nothing
+        if not is_file(path):  # or OUT would be made for nothing
             raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
     with Archive.open(given.out) as into:
         merged = merge_parts(given.paths, into)

@@ -30,6 +30,7 @@ from pytest_slmserve.run.judge import Verdicts
 from pytest_slmserve.run.results import Results
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.files import is_file
 from pytest_slmserve.schema.literals import Platform
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import EngineSpec
@@ -165,9 +166,9 @@ class Session:
     def resumes(self) -> bool:
         """Is there anything to be resumed? The archive of the run itself may not be there yet. Raises BadUsage for
         another one that is not there."""
-        if isinstance(self.options.resume, str) and not self.source.is_file():
+        if isinstance(self.options.resume, str) and not is_file(self.source):
             raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
-        return bool(self.options.resume) and self.source.exists()
+        return bool(self.options.resume) and is_file(self.source)
 
     def resume(self) -> None:
         """Take over the valid measurements of an archive, which stays as it is. Raises BadArchive."""

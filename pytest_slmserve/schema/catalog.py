@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.schema.errors import BadUsage
-from pytest_slmserve.schema.files import content
+from pytest_slmserve.schema.files import content, is_file, is_folder
 from pytest_slmserve.schema.shapes import Shape, shape_from_config
 from pytest_slmserve.schema.specs import short_hash
 from pytest_slmserve.schema.stored_weights import stored_parameters
@@ -59,7 +59,7 @@ def shape_of(model: str) -> Shape:
     if folder is None:
         raise BadUsage(f"unknown model {model!r}", _instead_of(model))
     config = read_config(folder)
-    name = Path(model).resolve().name if Path(model).is_dir() else short_name(model)
+    name = Path(model).resolve().name if is_folder(Path(model)) else short_name(model)
     if twin := catalogue_twin(config):
         return shape_from_config(name, config, twin.parameters, twin.active)
     counted = kept_sizes(config)
@@ -84,9 +84,9 @@ def catalogue_twin(config: Mapping[str, Any]) -> Shape | None:
 def config_folder(model: str) -> Path | None:
     """The folder that holds the config.json of a model: its own, or that of its snapshot in the Hub's cache; None where
     there is neither. Raises BadUsage for a folder without one."""
-    if (Path(model) / "config.json").is_file():
+    if is_file(Path(model) / "config.json"):
         return Path(model)
-    if Path(model).is_dir():
+    if is_folder(Path(model)):
         raise BadUsage(f"the folder {model} holds no config.json", "the config.json that came with the model")
     if not on_the_hub(model):
         return None
@@ -95,7 +95,7 @@ def config_folder(model: str) -> Path | None:
         snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text("utf-8").strip()
     except OSError:
         return None
-    return snapshot if (snapshot / "config.json").is_file() else None
+    return snapshot if is_file(snapshot / "config.json") else None
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -26,3 +26,19 @@ def content(path: Path) -> bytes:
             return file.read()
     except (MemoryError, OverflowError):
         raise OSError(errno.ENOMEM, "it is larger than the memory", str(path)) from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether it names a file; a name that no file can have does not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it names a folder."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False

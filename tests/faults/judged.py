@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 import uuid
 import warnings
@@ -29,7 +30,7 @@ ENDED_BY_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\x1b(?!\[[0-9;]*m|\[K)")  # but for pytest's colours
 OURS = re.compile(r"Traceback \(most recent call last\)|INTERNALERROR|(?<!ran )MemoryError|RecursionError")
 SENTENCE = re.compile(
-    r"error: |ERROR: |INVALID|(EngineFailed|BadUsage|BadArchive): |valid|[iI]nterrupt|note: |\d+ passed|skipped"
+    r"error: |ERROR: |INVALID|\"notes\"|(EngineFailed|BadUsage|BadArchive): |valid|[iI]nterrupt|note: |\d+ passed|skipped"
 )
 PLANTED: Counter[str] = Counter()
 ANSWERED: Counter[str] = Counter()
@@ -51,14 +52,8 @@ class Case:
     folder: Path
     within_s: float = BOUND_S
     records: str = ".slm/records.jsonl"
+    temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="slm-")))  # sockets need short paths
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def __post_init__(self) -> None:
-        self.temporary.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def temporary(self) -> Path:
-        return self.folder / "t"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -88,12 +83,15 @@ class Case:
             os.dup2(out, 1)
             os.dup2(out, 2)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
+            sys.stdout, sys.stderr = (
+                open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+                for number in (1, 2)
+            )
             sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
             environment = self.environment
             os.environ.clear()
             os.environ.update(environment)
-            __import__("tempfile").tempdir = None
+            tempfile.tempdir = None
             os.chdir(self.folder)
             if memory:
                 limit_memory(memory)
@@ -169,8 +167,8 @@ class Case:
             yield f"temporary files are left: {[str(path.relative_to(self.temporary)) for path in files]}"
 
     def files(self, may_stay: Collection[str] = ()) -> list[Path]:
-        """Temporary files and folders; a lock that nobody holds stays where it is, for the next to take."""
-        named = ("*.lock", "pytest-slmserve", "pytest-of-*", *may_stay)
+        """Temporary files and folders. A lock that nobody holds stays for the next to take, as does compiled code."""
+        named = ("*.lock", "pytest-slmserve", "pytest-of-*", "torchinductor_*", *may_stay)
         return [path for path in self.temporary.iterdir() if not any(path.match(each) for each in named)]
 
     def _processes(self) -> Iterator[list[str]]:
@@ -188,6 +186,7 @@ class Case:
                     yield pid
 
     def stop(self) -> None:
+        """End whatever is left of it."""
         for pid in list(self._pids()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

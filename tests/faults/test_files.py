@@ -92,7 +92,7 @@ def test_a_command_with_each_hostile_file(case: Case, hostile_files: list[Path],
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("reader", "step"), [("resume", 1), ("append", 3), ("against", 3), ("dataset", 3)])
+@pytest.mark.parametrize(("reader", "step"), [("resume", 2), ("append", 6), ("against", 6), ("dataset", 6)])
 def test_a_run_with_each_hostile_file(case: Case, hostile_files: list[Path], reader: str, step: int) -> None:
     plant(case, RUNS[reader], hostile_files[::step], pytest_run)
 

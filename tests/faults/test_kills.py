@@ -15,6 +15,7 @@ from interfaces import STAND_IN
 from judged import Case, Seen, waited_for
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+REAL_S = 300.0  # where an engine or a cluster starts
 POINTS = """
     import time, pytest
     print("MOMENT imported", flush=True)
@@ -36,7 +37,7 @@ POINTS = """
 
     def test_last(slm_model):
         print("MOMENT last", flush=True)
-        time.sleep(1)
+        time.sleep(30)
 """
 # A text of the run's output, and seconds after it.
 MOMENTS = {
@@ -53,7 +54,6 @@ WORDS = ("-s", "-p", "no:cacheprovider", "--slm-repeats=1", "--slm-window=1.5", 
 ENGINES = {
     "simulated": (*WORDS, "--slm-simulate", "--slm-models=opt-125m"),
     "stand-in": (*WORDS, "--slm-cpu", f"--slm-env=PYTHONPATH={STAND_IN}", "--slm-models=opt-tiny"),
-    "client": (*WORDS, "--slm-models=opt-tiny"),
     "vllm": (*WORDS, "--slm-cpu", "--slm-models=opt-tiny"),
     "ray": (*WORDS, "--slm-simulate", "--slm-models=opt-125m", "--slm-ray=local:2"),
 }
@@ -80,12 +80,16 @@ def killed(case: Case, words: Sequence[str], number: int, text: str, after_s: fl
     return Seen(status, log.read_text("utf-8", errors="surrogateescape"), time.monotonic() - began)
 
 
+# How much slower than the stand-in an engine is: its moments are later.
+PACE = {"simulated": 0.2, "stand-in": 1.0, "ray": 3.0, "vllm": 8.0}
+
+
 def judge(case: Case, engine: str, number: int, moment: str) -> None:
     model = "opt-125m" if engine in ("simulated", "ray") else "opt-tiny"
     (case.folder / "test_it.py").write_text(re.sub(r"^    ", "", POINTS, flags=re.M).replace("MODEL", f'"{model}"'))
     words = ["-m", "pytest", "test_it.py", *ENGINES[engine]]
     text, after_s = MOMENTS[moment]
-    seen = killed(case, words, number, text, after_s * (0.2 if engine == "simulated" else 1))
+    seen = killed(case, words, number, text, after_s * PACE[engine])
     kept = seen.text.count("MOMENT measured")
     ended = (0, 1, 10)  # before the signal came; or all but the interpreter
     ended += (-number,) if " in " in seen.text.rstrip().rpartition("\n")[2] else ()
@@ -110,9 +114,20 @@ def test_a_signal_at_a_moment(case: Case, engine: str, number: int, moment: str)
 @pytest.mark.faults
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("engine", ["simulated", "stand-in"])
+@pytest.mark.parametrize("engine", ["simulated", "stand-in", "ray"])
 def test_each_signal_at_each_moment(case: Case, engine: str, number: int, moment: str) -> None:
+    case.within_s = REAL_S if engine == "ray" else case.within_s
     judge(case, engine, number, moment)
+
+
+@pytest.mark.faults
+@pytest.mark.slow
+@pytest.mark.usefixtures("vllm_here")
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("number", SIGNALS)
+def test_each_signal_at_each_moment_of_vllm(case: Case, number: int, moment: str) -> None:
+    case.within_s = REAL_S
+    judge(case, "vllm", number, moment)
 
 
 # The first tenth of a second

@@ -13,7 +13,7 @@ from pytest_slmserve.options.table import OPTS
 MEMORY = 2 << 30
 HOSTILE = (
     "", " ", "0", "-1", "1e999", "nan", "9" * 400, "1000000000", "999999999999", "a" * 5000, "\x1b]0;owned\x07\x1b[2J",
-    "é\u202e", "\ud800", "[" * 5000, '{"a": {"b": [1]}}', "../../../etc/passwd", "/dev/zero", "/proc/self/mem", "a=b=c",
+    "é\u202e", "\udc80", "[" * 5000, '{"a": {"b": [1]}}', "../../../etc/passwd", "/dev/zero", "/proc/self/mem", "a=b=c",
     "-x", "--slm-gpu", "%s%n", "1,2,4", "http://u:p@h/v1", "true", ",",
 )  # fmt: skip
 PLAN = ("--slm-simulate", "--slm-models=opt-125m", "--slm-plan", "test_it.py")
@@ -25,7 +25,8 @@ NUMBERS = ("0", "-1", "nan", "inf", "1e999", "9" * 400, "1000000000", "x", "", "
 OF_MEASURE = (
     "--max-concurrency", "--request-rate", "--ramp", "--burstiness", "--step", "--speed", "--num-prompts", "--settle",
     "--window", "--goodput", "--attainment", "--allow-failed", "--timeout", "--processes", "--extra-body",
-    "--input-len", "--output-len", "--seed", "--endpoint", "--model", "--records", "--export", "--trace", "--sharegpt", "--tokenizer",
+    "--input-len", "--output-len", "--seed", "--endpoint", "--model", "--records", "--export", "--trace", "--sharegpt",
+    "--tokenizer",
 )  # fmt: skip
 
 
@@ -59,8 +60,8 @@ def test_an_option_of_measure_with_some_values(case: Case, flag: str) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("flag", OF_MEASURE)
-def test_an_option_of_measure_with_each_value(case: Case, flag: str) -> None:
-    measures(case, flag, iter(dict.fromkeys((*HOSTILE, *NUMBERS))))
+def test_an_option_of_measure_with_many_values(case: Case, flag: str) -> None:
+    measures(case, flag, iter(dict.fromkeys((*HOSTILE[::2], *NUMBERS))))
 
 
 @pytest.mark.parametrize("name", [opt.name for opt in OPTS][::6])
@@ -70,5 +71,5 @@ def test_some_options_with_some_values(case: Case, name: str) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", [opt.name for opt in OPTS])
-def test_each_option_with_each_value(case: Case, name: str) -> None:
-    options(case, name, iter(HOSTILE))
+def test_each_option_with_many_values(case: Case, name: str) -> None:
+    options(case, name, iter(HOSTILE[len(name) % 2 :: 2]))

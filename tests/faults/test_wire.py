@@ -25,7 +25,11 @@ TESTS = {
     "rate": "def test(slm_job): assert slm_job(12, rate=20, repeats=1).valid",
 }
 # What is said of requests that fail, by the beginning of the fault's name.
-SAID = {"usage": "malformed", "hang": "timeout|no end within|no request finished", "first": "error: |ERROR: |INVALID"}
+SAID = {
+    "usage": "malformed|the server counts",
+    "hang": "timeout|no end within|no request finished",
+    "first": "error: |ERROR: |INVALID",
+}
 # What is told of a good answer.
 TOLD = {"good-buffered": "answers came in one piece", "good-without-counts": "does not say how many tokens it sent"}
 

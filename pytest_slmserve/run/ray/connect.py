@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,10 +42,24 @@ def connect(options: Options) -> Any:
     with _imported() as ray:
         check_answers(options.ray)
         try:
-            ray.init(options.ray, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
+            with _own_signals():
+                ray.init(options.ray, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # what Ray raises here is of many kinds, and the user's affair
             raise _unreachable(options.ray, str(error)) from None
     return ray
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Context after which SIGTERM does what it did before: Ray would have it end the process with nothing told."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -54,18 +70,19 @@ def start_here(tasks: int) -> Iterator[Any]:
     os.environ |= OWN  # read when Ray is imported
     try:
         with TemporaryDirectory(prefix="slm-", ignore_cleanup_errors=True) as folder, _imported() as ray:
-            ray.init(
-                "local",
-                num_cpus=tasks,
-                num_gpus=0,  # the tasks are told which they have
-                include_dashboard=False,
-                object_store_memory=STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
-                _system_config=PATIENT,
-                _temp_dir=folder,
-            )
+            with _own_signals():
+                ray.init(
+                    "local",
+                    num_cpus=tasks,
+                    num_gpus=0,  # the tasks are told which they have
+                    include_dashboard=False,
+                    object_store_memory=STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address="127.0.0.1",
+                    _system_config=PATIENT,
+                    _temp_dir=folder,
+                )
             try:
                 yield ray
             finally:
