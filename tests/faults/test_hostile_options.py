@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from judged import Case, command, pytest_run
-from test_files import MEASURE
+from test_hostile_files import MEASURE
 
 from pytest_slmserve.options.table import OPTS
 
