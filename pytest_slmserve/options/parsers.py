@@ -201,13 +201,16 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Parser of a whole number that is `least` or more."""
+    """Parser of a whole number that is `least` or more, and `most` at most."""
 
     least: int
+    most: int = 1 << 63
 
     def __call__(self, text: str) -> int:
         if not text.isdecimal() or int(text) < self.least:
             raise ValueError(f"a whole number, {self.least} or more")
+        if int(text) > self.most:
+            raise ValueError(f"a whole number up to {self.most}")
         return int(text)
 
 

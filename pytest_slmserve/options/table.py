@@ -133,7 +133,7 @@ class Options:
     )
     plan: bool = opt(RUN, truth, False, "print items, engines, order and expected seconds, and run nothing")
     plan_gpus: int | None = opt(
-        RUN, AtLeast(1), None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
+        RUN, AtLeast(1, 100_000), None, "GPUs that a plan is spread over on paper, an engine at a time on each", "N"
     )
     allow_undecided: bool = opt(
         RUN, truth, False, "exit with status 0, not 10, where something is undecided and nothing fails"

@@ -99,10 +99,13 @@ def read_conversations(path: Path) -> Iterator[Conversation]:
         file = open(path, "rb", opener=regular)  # noqa: SIM115
     except OSError as error:
         raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
-    with file:
-        _need_list(file, path)
-        for number, item in enumerate(_items(file, path), start=1):
-            yield _conversation(item, number, path)
+    try:
+        with file:
+            _need_list(file, path)
+            for number, item in enumerate(_items(file, path), start=1):
+                yield _conversation(item, number, path)
+    except OSError as error:
+        raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
 
 
 def _items(file: BinaryIO, path: Path) -> Iterator[Any]:

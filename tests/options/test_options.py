@@ -93,7 +93,7 @@ BAD = {
     "gpu_memory_utilization": ["0", "1.1", "90%"],
     "tensor_parallel_size": ["0", "2,1", "all"],
     "replicas": ["0", "3,2", "two"],
-    "plan_gpus": ["0", "all", "1.5"],
+    "plan_gpus": ["1000000000", "0", "all", "1.5"],
     "sharing": ["luck", "mps,luck", ","],
     "telemetry": ["nsight", "dcgm=", "ftp://h"],
     "telemetry_interval": ["0", "soon", "nan"],
