@@ -7,7 +7,9 @@ from hypothesis import settings
 from real_engine import vllm_here  # noqa: F401 - a fixture for tests/engines and tests/real
 from simulated_sessions import opened  # noqa: F401
 
-settings.register_profile("tests", deadline=None)  # a busy machine is no finding
+# A busy machine is no finding, so there is no deadline. `tox -e coverage` tries four times as many examples.
+settings.register_profile("tests", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("tests")
 
 

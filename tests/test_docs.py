@@ -203,7 +203,7 @@ def test_the_gate_of_the_tutorial_ends_as_its_table_says(pytester: pytest.Pytest
     rows = re.findall(r"^\| (?:none|[\d.]+ %) \| ([A-Z]+).* \| (\d+) \|$", page, re.MULTILINE)
     assert len(commands) == len(rows) == 3
     for command, (outcome, status) in zip(commands, rows):
-        result = pytester.runpytest_inprocess(*command.split())
+        result = pytester.runpytest_subprocess(*command.split())  # other tests have modules of this name
         assert result.ret == int(status)
         result.stdout.fnmatch_lines([f"opt-1.3b: {outcome} after * pairs of launches"])
 

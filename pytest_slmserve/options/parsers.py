@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_slmserve.schema.literals import OwnSharing
-from pytest_slmserve.schema.secret_words import holds_secret, names_secret
 
 if TYPE_CHECKING:
     from pytest_slmserve.schema.environment import GpuPeaks
@@ -130,6 +129,8 @@ def pair(text: str) -> tuple[str, str]:
 
 def variable(text: str) -> tuple[str, str]:
     """A variable for the engine. It goes into the records, so a secret is refused."""
+    from pytest_slmserve.schema.secret_words import holds_secret, names_secret
+
     name, value = pair(text)
     if takes_gpus(name):
         raise ValueError(f"for one engine: export {name} before pytest, whose locks and sensors go by it")

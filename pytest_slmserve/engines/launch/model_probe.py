@@ -21,6 +21,7 @@ from pytest_slmserve.schema.catalog import (
     shape_of,
     sizes_file,
 )
+from pytest_slmserve.schema.child_environment import passed_on
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.shapes import AS_CONFIGURED
 
@@ -73,8 +74,9 @@ def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> Iterato
     """What the probe says of each model; of one that it has not come to in time, that it took too long."""
     command = [python or sys.executable, str(SIZES), *models]
     why = f"{command[0]} has no Transformers that counts them"
+    allowed = passed_on(os.environ, hub=True) | dict(env)
     try:
-        output = subprocess.run(command, capture_output=True, timeout=PROBE_S, env={**os.environ, **env}).stdout
+        output = subprocess.run(command, capture_output=True, timeout=PROBE_S, env=allowed).stdout
     except subprocess.TimeoutExpired as late:
         output, why = late.stdout or b"", f"the probe took more than {PROBE_S} s"
     except OSError as error:

@@ -109,9 +109,11 @@ def test_a_configuration_that_nobody_can_read_is_wrong_usage(falcon, interpreter
 
 def test_a_slow_probe_is_given_up(falcon, tmp_path, interpreter, monkeypatch):
     (tmp_path / "falcon" / "config.json").write_text(json.dumps({**FALCON, **ENTRIES}))
-    monkeypatch.setattr(model_probe, "PROBE_S", 0.01)
-    [note] = probe_models([falcon], interpreter(), {}, VERSIONS)
-    assert "took more than 0.01 s" in note
+    monkeypatch.setattr(model_probe, "PROBE_S", 0.1)
+    slow = interpreter()
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 600\n")
+    [note] = probe_models([falcon], slow, {}, VERSIONS)
+    assert "took more than 0.1 s" in note
 
 
 @pytest.mark.parametrize(
