@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,11 @@ from pytest_slmserve.report.as_json import plain
 from pytest_slmserve.report.page.content import PageSection, page_content
 from pytest_slmserve.report.screen import Findings
 from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
 FOLDER = files("pytest_slmserve.report.page")
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", "vega-interpreter.js")
-# Characters that move a cursor or turn the direction of a text, and are no text themselves.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _MODULE = (  # the interpreter is published as a module, which a page in a file cannot import
     ("import {", "const {"),
     ("} from 'vega-util';", "} = vega;"),
@@ -131,4 +129,4 @@ def as_script_json(value: Any) -> str:
 
 def seen(value: object) -> object:
     """A value for the template: of a text only what can be seen."""
-    return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", value) if type(value) is str else value
+    return printable(value) if type(value) is str else value
