@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pytest_slmserve.analysis.claims import lookup, table
 from pytest_slmserve.analysis.gate.decision import GateCriteria
@@ -106,6 +107,9 @@ class Session:
             self.notes.extend(archive.notes)
         else:
             self.notes.append("records of a simulated run are not kept; --slm-records=FILE keeps them")
+            if self.page:  # which holds them
+                folder = self._undo.enter_context(TemporaryDirectory(prefix="slmserve-"))
+                self.executor.archive = self._undo.enter_context(Archive.open(Path(folder) / "records.jsonl"))
         if resumes:
             self.resume()
 

@@ -42,8 +42,7 @@ def main() -> None:
         allow_many_connections()
         converse(socket.socket(fileno=descriptor))
     finally:
-        if os.getppid() == int(parent):  # else it removes our folder, and ends us
-            guardian.kill()
+        guardian.terminate()  # where the parent is gone it removes our folder, and ends us
         guardian.wait()
 
 

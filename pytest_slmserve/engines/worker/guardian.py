@@ -1,21 +1,44 @@
 """Kills its own process group as soon as one of the processes named on the command line is gone.
 
 vLLM's EngineCore does not notice that the process which started it was killed; this does, in a fraction of a second.
-Where that is the first one, nobody is left who would remove the folder of the engine, named by SLM_FOLDER.
+Where that is the first one, nobody is left who would remove the folder of the engine, named by SLM_FOLDER. SIGTERM,
+from the process that it guards, ends it alone.
 """
 
 import os
 import select
 import signal
 import sys
+import time
+from pathlib import Path
+
+PF_EXITING = 0x4  # of the flags in /proc/PID/stat: a process closes its sockets some time before it is gone
+TRIES, PAUSE_S = 50, 0.02  # while others of the group still write into the folder
+
+
+def is_ending(pid: str) -> bool:
+    try:
+        return bool(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6]) & PF_EXITING)
+    except OSError:
+        return True
+
 
 try:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     watched = [os.pidfd_open(int(pid)) for pid in sys.argv[1:]]
     gone = watched[0] in select.select(watched, [], [])[0]
 except ProcessLookupError:  # before we could look
     gone = True
+except KeyboardInterrupt:
+    gone = is_ending(sys.argv[1])
+    if not gone:
+        sys.exit()
 if gone and (folder := os.environ.get("SLM_FOLDER")):
     import shutil
 
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not Path(folder).exists():
+            break
+        time.sleep(PAUSE_S)
 os.killpg(os.getpgrp(), signal.SIGKILL)

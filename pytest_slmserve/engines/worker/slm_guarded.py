@@ -20,6 +20,5 @@ def guarded(parent: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.getppid() == int(parent):  # else it removes our folder, and ends us
-            guardian.kill()
+        guardian.terminate()  # where the parent is gone it removes our folder, and ends us
         guardian.wait()

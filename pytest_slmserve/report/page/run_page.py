@@ -40,7 +40,7 @@ class RunPage:
         found = findings_of(session)
         with laid_out(TEXT_WIDTH, every_column=True):
             text = "\n".join(text for text, _ in tables(found))
-        records = embedded(session.records) if session.records.exists() else []
+        records = embedded(session.executor.archive.path) if session.executor.archive else []
         try:
             page = rendered(found, measured(session), records, status=status, progress=progress, text=text)
             write_page(self.path, page)

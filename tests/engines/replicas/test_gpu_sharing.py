@@ -60,9 +60,7 @@ def under_mps(monkeypatch):
     """Replicas on an imagined GPU that MPS can run on."""
     monkeypatch.setattr(gpu_sharing.mps, "unable", lambda gpu: None)
     monkeypatch.setattr(gpu_sharing.mps, "MpsDaemon", Daemon)
-    monkeypatch.setattr(
-        gpu_sharing, "_launch", lambda spec, *, extra_env, cores, share, sharing: Engine(spec, extra_env)
-    )
+    monkeypatch.setattr(gpu_sharing, "_launch", lambda spec, *, extra_env, **others: Engine(spec, extra_env))
 
 
 def test_replicas_under_mps_are_verified_at_the_start_and_the_daemon_ends_last(under_mps):
@@ -142,9 +140,7 @@ class Nvml:
 
 def test_instances_that_are_there_are_used_and_none_is_made(monkeypatch):
     Nvml(monkeypatch)
-    monkeypatch.setattr(
-        gpu_sharing, "_launch", lambda spec, *, extra_env, cores, share, sharing: Engine(spec, extra_env)
-    )
+    monkeypatch.setattr(gpu_sharing, "_launch", lambda spec, *, extra_env, **others: Engine(spec, extra_env))
     assert mig_instances(GPU) == ["MIG-a", "MIG-b"]
     replicas = start_replicas(ReplicaSpec((CUDA, CUDA), "mig"), GPU)
     assert [engine.extra_env for engine in replicas.engines] == [
