@@ -10,6 +10,15 @@ import pytest
 DECODING = [(model, n) for model in ("opt-125m", "opt-1.3b", "opt-2.7b") for n in (1, 16, 64, 256)]
 GROUPED_KEYS = [("qwen2.5-3b", n) for n in (1, 32, 256, 1024)]
 SHORT = (64, 128)  # prompt and output tokens
+OF_TODAY = [
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "qwen3-4b",
+    "llama-3.2-1b",
+    "gemma-3-1b",
+    "smollm3-3b",
+    "granite-4.0-h-1b",
+]
 
 
 @pytest.mark.slm(points=DECODING, ramp_up="burst", needs="gpu")
@@ -37,4 +46,18 @@ def test_point_of_grouped_keys(slm_point):
 @pytest.mark.slm(claim="decode-stays-memory-bound", models=["qwen2.5-3b"], lengths=SHORT, ramp_up="burst", needs="gpu")
 def test_grouped_keys_at_a_short_context(slm_claim):
     """The same question where the arithmetic allows the other answer."""
+    assert slm_claim()
+
+
+@pytest.mark.slm_suite("all")
+@pytest.mark.slm(points=[(model, n) for model in OF_TODAY for n in (1, 64, 256)], ramp_up="burst", needs="gpu")
+def test_point_of_a_model_of_today(slm_point):
+    """The point is measured, and every measurement of it can be trusted."""
+    assert slm_point.measure()
+
+
+@pytest.mark.slm_suite("all")
+@pytest.mark.slm(claim="decode-stays-memory-bound", models=OF_TODAY, ramp_up="burst", needs="gpu")
+def test_decode_of_a_model_of_today(slm_claim):
+    """Grouped queries, sliding windows and states keep less of each token than an OPT does."""
     assert slm_claim()

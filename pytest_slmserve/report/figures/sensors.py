@@ -103,17 +103,18 @@ def utilisation(sweeps: Sequence[Shown]) -> Picture:
 
 def _throughput(used: Share, sweep: Shown) -> Series:
     """Line in the order of the loads; valid points have some output tokens/s."""
-    return sweep.line([(x, _share_of_most(p, sweep), bool(p.degraded)) for p, x in _points(used.mean, sweep)])
+    return sweep.line([(x, share_of_most(p, sweep), bool(p.degraded)) for p, x in _points(used.mean, sweep)])
 
 
-def _share_of_most(point: Point, sweep: Shown) -> float:
+def share_of_most(point: Point, sweep: Shown) -> float:
+    """Throughput of a point over that of the sweep's fastest."""
     return fmean(point.repeats) / max(fmean(each.repeats) for each in sweep.curve.valid)
 
 
 def _loads(used: Share, sweep: Shown) -> Iterator[tuple[float, float, int, str]]:
     """Every other load, from the largest down."""
     for point, x in _points(used.mean, sweep)[::-2]:
-        yield x, _share_of_most(point, sweep), point.concurrency, sweep.colour
+        yield x, share_of_most(point, sweep), point.concurrency, sweep.colour
 
 
 def energy_per_token(sweeps: Sequence[Shown]) -> Picture:

@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
 from pytest_slmserve.analysis.sweep.saturation import Fit, fit
 from pytest_slmserve.report.figures.drawing import (
     GREY,
+    Panel,
     Picture,
     Shown,
     dress,
@@ -23,16 +24,26 @@ from pytest_slmserve.report.figures.drawing import (
     load_axis,
     log_axis,
     panels,
+    picture,
     plain,
     save,
+    share_axis,
     shown,
 )
 from pytest_slmserve.report.figures.jobs import job_pictures
 from pytest_slmserve.report.figures.replicas import gpus_pictures, replica_pictures
-from pytest_slmserve.report.figures.sensors import decoding, energy_per_token, memory_bound, sm_per_batch, utilisation
+from pytest_slmserve.report.figures.sensors import (
+    decoding,
+    energy_per_token,
+    memory_bound,
+    share_of_most,
+    sm_per_batch,
+    utilisation,
+)
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
 SAMPLES = 60  # of a smooth line
+SHAPE = 4  # loads from which a curve has one
 
 
 def pictures(curves: Sequence[Curve], jobs: Sequence[JobPoint] = ()) -> list[Picture]:
@@ -44,7 +55,7 @@ def pictures(curves: Sequence[Curve], jobs: Sequence[JobPoint] = ()) -> list[Pic
     if not (sweeps := _swept(known)):
         return replicas
     sensed = (draw(sweeps) for draw in (sm_per_batch, energy_per_token, utilisation, memory_bound, decoding))
-    return [Picture("sweeps", _draw(sweeps)), *sensed, *replicas]
+    return [Picture("sweeps", _draw(sweeps)), *_relative(sweeps), *sensed, *replicas]
 
 
 def draw_sweeps(curves: Sequence[Curve], path: Path) -> None:
@@ -82,6 +93,24 @@ def _draw(sweeps: Sequence[Shown]) -> Any:
     _key(load, [sweep.curve for sweep in sweeps])
     key_below(figure)
     return figure
+
+
+def _relative(sweeps: Sequence[Shown]) -> list[Picture]:
+    """Throughput against the load as a share of each sweep's largest, so that models of any speed are on one scale."""
+    several = [sweep for sweep in sweeps if len(sweep.curve.valid) >= SHAPE]
+    if len(several) < 2:
+        return []
+
+    def finish(axes: Any) -> None:
+        load_axis(axes, several)
+        share_axis(axes, axes.yaxis)
+
+    lines = [
+        sweep.line([(p.concurrency, share_of_most(p, sweep), bool(p.degraded)) for p in sweep.curve.valid])
+        for sweep in several
+    ]
+    panel = Panel(lines, finish, "requests in flight", "throughput, of each model's largest")
+    return [picture("relative-throughput", [sweep.origin for sweep in several], [panel])]
 
 
 def _xy(points: Sequence[Point], x: str) -> tuple[list[float], list[float]]:

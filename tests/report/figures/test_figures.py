@@ -7,7 +7,7 @@ import pytest
 from strategies import H200, law, measurement, noisy_curve
 
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
-from pytest_slmserve.report.figures.sweeps import draw_sweeps
+from pytest_slmserve.report.figures.sweeps import draw_sweeps, pictures
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadUsage
 
@@ -75,3 +75,12 @@ def test_a_path_that_cannot_be_written(path, message, tmp_path):
     pytest.importorskip("matplotlib")
     with pytest.raises(BadUsage, match=message):
         draw_sweeps([curve()], tmp_path / path)
+
+
+def test_models_of_any_speed_are_on_one_scale():
+    pytest.importorskip("matplotlib")
+    fast, slow, short = curve("fast"), curve("slow", t_inf=10.0), noisy_curve({1: 1.0, 2: 2.0})
+    relative = {each.name: each.figure for each in pictures([fast, slow, short])}["relative-throughput"]
+    ends = [list(line.get_ydata())[-1] for line in relative.axes[0].lines if len(line.get_xdata())]
+    assert ends == [1.0, 1.0]
+    assert "relative-throughput" not in {each.name for each in pictures([fast, short])}
