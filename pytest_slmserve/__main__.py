@@ -17,6 +17,8 @@
 `slmserve advise RECORDS`: the batch, the memory and the number of engines to serve a model with; with
 `--verify` it starts them and measures whether that holds.
 
+`slmserve predict RECORDS --gpu NAME`: the throughput on a GPU that is not here.
+
 `slmserve asv init`, `slmserve asv convert RECORDS`: the same records as results for asv, to follow releases of vLLM.
 
 `slmserve measure --endpoint URL`: one load on a server that runs, without pytest.
@@ -49,6 +51,7 @@ MODULES = {
     "gate": "gate",
     "baseline": "baseline",
     "advise": "advise",
+    "predict": "predict",
     "asv": "asv",
     "measure": "measure",
     "plan": "plan",

@@ -1,0 +1,140 @@
+"""Prediction of a sweep for another GPU: the fitted law of saturation, carried over by the data sheets of both.
+
+A step has a part that no batch changes and a part for each sequence (`saturation`). Reading the weights is in the
+first; reading a sequence's context and computing its share of a prompt are in the second. These change with the GPU.
+The rest, the host and the launching of kernels, stays. Measurements on that GPU, none of them in the fit, tell how far
+this is true.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from pytest_slmserve.analysis.metrics.roofline import GPUS, Peaks, Work, peaks_of
+from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats import student_t
+from pytest_slmserve.analysis.stats.estimates import Interval, Noise, percent, percent_interval, pooled_sd
+from pytest_slmserve.analysis.stats.noise import TAIL
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.sweep.labels import peaks_of_curve, work_of_curve
+from pytest_slmserve.analysis.sweep.saturation import Fit, fit
+from pytest_slmserve.analysis.verdict import Verdict, every_within
+from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
+
+CLAIM = "law-carries-to-another-gpu"
+BOUND = 0.10  # of the throughput measured there
+PARAMETERS = 2  # of the law
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedLaw:
+    """Law of a sweep on another GPU. law: as fitted to the sweep. fixed_s, sequence_s: seconds of a step there that no
+    batch changes, and those of each sequence."""
+
+    curve: Curve
+    law: Fit
+    gpu: Peaks
+    fixed_s: float
+    sequence_s: float
+
+    @property
+    def t_inf(self) -> float:
+        return 1 / self.sequence_s
+
+    @property
+    def b_half(self) -> float:
+        return self.fixed_s / self.sequence_s
+
+    def tokens_per_s(self, batch: float) -> float:
+        return batch / (self.fixed_s + self.sequence_s * batch)
+
+
+def gpu_named(name: str) -> Peaks:
+    """The data sheet of a family ("H200") or of a name as NVML has it. Raises BadUsage where it is not listed."""
+    family = next((gpu for gpu in GPUS if gpu.family.lower() == name.lower()), None)
+    if found := family or peaks_of(name):
+        return found
+    raise BadUsage(f"the data sheet of {name} is not known", f"one of {', '.join(gpu.family for gpu in GPUS)}")
+
+
+def predicted(curve: Curve, gpu: Peaks) -> CarriedLaw:
+    """Prediction for one GPU of that kind. Raises TooFewPoints where no law describes the sweep, and where its work or
+    its own data sheet is not known."""
+    work, here = work_of_curve(curve), peaks_of_curve(curve)
+    if not (work and here) or curve.spec is None or curve.spec.tensor_parallel_size > 1:
+        raise TooFewPoints(
+            "it needs a sweep on one GPU whose data sheet is known, of a model whose shape is", "another"
+        )
+    law = fit(curve.points)
+    if not (law.describes and law.identified):
+        raise TooFewPoints(
+            f"the law of saturation does not describe it: off by {percent(law.error_max)} at most", "more repeats"
+        )
+    return CarriedLaw(curve, law, gpu, *_parts(law, work, here, gpu))
+
+
+def _parts(law: Fit, work: Work, here: Peaks, there: Peaks) -> tuple[float, float]:
+    fixed_s, sequence_s = law.b_half.value / law.t_inf.value, 1 / law.t_inf.value
+    bandwidth, rate = here.bytes_per_s / there.bytes_per_s, here.flops_per_s / there.flops_per_s
+    weights = min(fixed_s, work.weight_bytes / (REACHABLE_DRAM * here.bytes_per_s))
+    context = min(sequence_s, work.context * work.kv_bytes_per_token / (REACHABLE_DRAM * here.bytes_per_s))
+    prompt_s = work.prefill_flops / work.output_tokens / (REACHABLE_TENSOR * here.flops_per_s)
+    prompt = min(sequence_s - context, prompt_s)
+    return fixed_s + (bandwidth - 1) * weights, sequence_s + (bandwidth - 1) * context + (rate - 1) * prompt
+
+
+def measured_there(prediction: CarriedLaw, curves: Iterable[Curve]) -> list[Curve]:
+    """Sweeps of the same engine, workload and release on a GPU of the predicted kind."""
+    wanted = _facts(prediction.curve)
+    return [
+        each
+        for each in curves
+        if each.valid
+        and each.environment
+        and peaks_of(each.environment.gpu_name) == prediction.gpu
+        and each is not prediction.curve
+        and _facts(each) == wanted
+    ]
+
+
+def _facts(curve: Curve) -> tuple[object, ...]:
+    where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
+    engine = spec and replace(spec, kv_cache_bytes=0)  # what a memory of another size leaves
+    return (where and where.vllm, load and load.ramp_up, workload and workload.hash, engine)
+
+
+def errors(prediction: CarriedLaw, there: Curve, several: int = 1) -> list[tuple[Interval, Point]]:
+    """Predicted throughput over the measured one, at each load. The intervals have the noise of the measurement there,
+    and of the fit: over N measurements two parameters leave 2/N of the variance of one, in the mean. several: loads
+    whose intervals hold together."""
+    own, fitted = _noise(there), _noise(prediction.curve)
+    share = PARAMETERS / sum(len(p.repeats) for p in prediction.curve.valid)
+    found = []
+    for point in there.valid:
+        value = prediction.tokens_per_s(fmean(point.batch_repeats)) / fmean(point.repeats)
+        seen = Interval(value)
+        if own.sd is not None and fitted.sd is not None:
+            quantile = student_t.quantile(1 - TAIL / several, min(own.df, fitted.df))
+            half = value * quantile * math.sqrt(own.sd**2 / len(point.repeats) + share * fitted.sd**2)
+            seen = Interval(value, value - half, value + half)
+        found.append((seen, point))
+    return found
+
+
+def _noise(curve: Curve) -> Noise:
+    """Scatter of repeats, relative to the mean of their load."""
+    return pooled_sd([[rate / fmean(p.repeats) for rate in p.repeats] for p in curve.valid])
+
+
+def carries(prediction: CarriedLaw, there: Curve) -> Verdict:
+    """Verdict on whether the prediction is within `BOUND` of what is measured, at every load."""
+    state, seen, at = every_within(1 - BOUND, 1 + BOUND, lambda several: errors(prediction, there, several))
+    why = (
+        f"{prediction.gpu.family}, {there.subject}: predicted is {percent_interval(seen)} of measured at "
+        f"{at.concurrency} in flight, where they are farthest apart (bound {percent(BOUND)} more or less)"
+    )
+    return Verdict.from_interval(CLAIM, there.subject, state, why, seen, BOUND, *there.valid)

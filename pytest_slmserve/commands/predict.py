@@ -1,0 +1,57 @@
+"""`predict`: the throughput of a sweep on a GPU that is not here, and its error where that GPU was measured too."""
+
+from __future__ import annotations
+
+import argparse
+
+from pytest_slmserve.analysis.advice.other_gpu import gpu_named, measured_there, predicted
+from pytest_slmserve.analysis.sweep.labels import labels, peaks_of_curve
+from pytest_slmserve.analysis.verdict import State, all_of
+from pytest_slmserve.commands import cli
+from pytest_slmserve.commands.report import curves_of, read_all
+from pytest_slmserve.report.as_csv import as_csv
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.other_gpu import PredictedSweep, prediction_facts, prediction_rows, prediction_text
+from pytest_slmserve.report.text_table import hanging
+from pytest_slmserve.schema.errors import TooFewPoints
+
+STATUS = (
+    f"{cli.HOLDS} predicted, and within 10 %% where the archives have that GPU, {cli.FAILS} farther off somewhere, "
+    f"{cli.UNDECIDED} too noisy to tell or nothing can be predicted, {cli.USAGE} wrong usage or an archive that cannot "
+    "be read."
+)
+STATUSES = {State.HOLDS: cli.HOLDS, State.FAILS: cli.FAILS, State.UNDECIDED: cli.UNDECIDED}
+
+
+def add(commands: cli.Commands) -> None:
+    words = "predict throughput on a GPU that is not here, from sweeps on another"
+    command = cli.add_command(commands, "predict", words, STATUS, predict)
+    cli.add_archives(command, "RECORDS")
+    gpu = "kind of the GPU: H200, A100-80, L40S ..."
+    command.add_argument("--gpu", metavar="NAME", required=True, help=gpu)
+    cli.add_formats(command, "each load")
+
+
+def predict(given: argparse.Namespace) -> int:
+    """Predictions of all sweeps that were made on other GPUs; a sweep on the GPU itself checks them."""
+    gpu, contents = gpu_named(given.gpu), read_all(given)
+    curves = [curve for curve in curves_of(contents) if curve.valid]
+    others = [curve for curve in curves if peaks_of_curve(curve) != gpu]
+    found, notes = [], list(contents.notes)
+    for curve, name in zip(others, labels(others), strict=True):
+        try:
+            prediction = predicted(curve, gpu)
+        except TooFewPoints as error:
+            notes.append(f"{name}: {error.problem}")
+        else:
+            found.append(PredictedSweep(name, prediction, measured_there(prediction, curves)))
+    if given.json:
+        print(as_json({"predictions": map(prediction_facts, found), "notes": notes}))
+    elif given.csv:
+        print(as_csv(row for one in found for row in prediction_rows(one)), end="")
+    else:
+        print("\n\n".join("\n".join(prediction_text(one)) for one in found) or "nothing can be predicted")
+        for note in notes:
+            print(hanging(f"note: {note}", 2))
+    checked = [verdict.state for one in found for verdict in one.verdicts]
+    return STATUSES[all_of(checked)] if checked else cli.HOLDS if found else cli.UNDECIDED

@@ -1,0 +1,112 @@
+"""Predictions for another GPU, as text and as facts for JSON and CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
+from pytest_slmserve.analysis.points.sweep_points import Point
+from pytest_slmserve.analysis.stats.estimates import Interval
+from pytest_slmserve.analysis.sweep.curve import Curve
+from pytest_slmserve.analysis.verdict import Verdict
+from pytest_slmserve.report.numbers import ABSENT, ends, figure, hundredths
+from pytest_slmserve.report.tables.findings import served_on
+from pytest_slmserve.report.text_table import Column, hanging, table
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedSweep:
+    """A prediction under the label of its sweep. there: sweeps measured on that GPU."""
+
+    name: str
+    prediction: CarriedLaw
+    there: Sequence[Curve]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [carries(self.prediction, each) for each in self.there]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadThere:
+    """A load. here: as measured; None where only the other GPU has it. measured, error: there."""
+
+    concurrency: int
+    here: float | None
+    predicted: float
+    measured: float | None = None
+    error: Interval | None = None
+
+
+def rows_of(one: PredictedSweep, there: Curve | None) -> list[LoadThere]:
+    """Loads of the sweep and of the one there, ascending."""
+    found = {p.concurrency: _row(one.prediction, p, None, None) for p in one.prediction.curve.valid}
+    here = {p.concurrency: fmean(p.repeats) for p in one.prediction.curve.valid}
+    for seen, point in errors(one.prediction, there) if there else ():
+        found[point.concurrency] = _row(one.prediction, point, here.get(point.concurrency), seen)
+    return [found[load] for load in sorted(found)]
+
+
+def _row(prediction: CarriedLaw, point: Point, here: float | None, seen: Interval | None) -> LoadThere:
+    rate, value = fmean(point.repeats), prediction.tokens_per_s(fmean(point.batch_repeats))
+    return LoadThere(point.concurrency, here if seen else rate, value, rate if seen else None, seen)
+
+
+LOADS: tuple[Column[LoadThere], ...] = (
+    Column("in\nflight", lambda row: str(row.concurrency)),
+    Column("tokens/s\nmeasured", lambda row: ABSENT if row.here is None else figure(row.here, 4)),
+    Column("predicted\nthere", lambda row: figure(row.predicted, 4)),
+    Column("measured\nthere", lambda row: ABSENT if row.measured is None else figure(row.measured, 4)),
+    Column("predicted %\nof measured", lambda row: hundredths(row.error.value) if row.error else ABSENT),
+    Column("95 %", lambda row: ends(row.error, hundredths) if row.error else ABSENT, "left"),
+)
+
+
+def prediction_text(one: PredictedSweep) -> Iterator[str]:
+    """A table for each sweep there, or one without; then the law of both GPUs."""
+    curve, law, gpu = one.prediction.curve, one.prediction.law, one.prediction.gpu.family
+    yield hanging(f"{one.name}, measured on {served_on(curve.environment)}, predicted for {gpu}", 2)
+    for there in one.there or (None,):
+        yield table(rows_of(one, there), LOADS)
+    here = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} in flight"
+    beyond = f"T_inf {figure(one.prediction.t_inf, 4)}, b_half {figure(one.prediction.b_half)}"
+    yield hanging(f"law: here {here}; on {gpu} {beyond}", 2)
+    for verdict in one.verdicts:
+        yield hanging(f"{verdict.state.value}: {verdict.why}", 2)
+    if not one.there:
+        yield hanging(f"not checked: no archive has this sweep on {gpu}", 2)
+
+
+def prediction_facts(one: PredictedSweep) -> dict[str, Any]:
+    """Everything that the text tells, for JSON."""
+    law = one.prediction.law
+    return {
+        "subject": one.name,
+        "gpu": one.prediction.gpu.family,
+        "t_inf": law.t_inf.value,
+        "b_half": law.b_half.value,
+        "predicted_t_inf": one.prediction.t_inf,
+        "predicted_b_half": one.prediction.b_half,
+        "loads": list(prediction_rows(one)),
+        "verdicts": one.verdicts,
+    }
+
+
+def prediction_rows(one: PredictedSweep) -> Iterator[dict[str, Any]]:
+    """A row for each load of each sweep there, or of the prediction alone."""
+    for there in one.there or (None,):
+        for row in rows_of(one, there):
+            yield {
+                "subject": one.name,
+                "gpu": one.prediction.gpu.family,
+                "concurrency": row.concurrency,
+                "output_tokens_per_s": row.here,
+                "predicted_tokens_per_s": row.predicted,
+                "measured_tokens_per_s": row.measured,
+                "predicted_over_measured": row.error and row.error.value,
+                "low": row.error and row.error.low,
+                "high": row.error and row.error.high,
+            }

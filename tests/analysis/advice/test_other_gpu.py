@@ -1,0 +1,100 @@
+"""The law on another GPU: exact where a step is what two data sheets and a host make of it, and refuted elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from strategies import H200, measurement
+
+from pytest_slmserve.analysis.advice.other_gpu import carries, gpu_named, measured_there, predicted
+from pytest_slmserve.analysis.metrics.roofline import Peaks
+from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM, REACHABLE_TENSOR
+from pytest_slmserve.analysis.sweep.curve import Curve, curve_of
+from pytest_slmserve.analysis.sweep.labels import work_of_curve
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.schema.environment import Environment
+from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
+
+H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
+A100 = replace(H200, gpu_name="NVIDIA A100-SXM4-80GB")
+LOADS = (1, 8, 64)
+SCATTER = (0.999, 1.001)
+
+
+def sweep(environment: Environment, rate, loads: tuple[int, ...] = LOADS) -> Curve:
+    made = [
+        measurement(load, factor * rate(load), environment=environment, repeat=i)
+        for load in loads
+        for i, factor in enumerate(SCATTER)
+    ]
+    return curve_of("opt-1.3b", made)
+
+
+SOME = sweep(H200, lambda load: 100.0 * load)
+
+
+def physical(gpu: Peaks, host_s: float, slower: float = 1.0):
+    """Throughput of an engine whose steps read the weights and contexts, compute prompts, and wait for the host."""
+    work = work_of_curve(SOME)
+    assert work is not None
+    bandwidth = REACHABLE_DRAM * gpu.bytes_per_s
+    prompt_s = work.prefill_flops / work.output_tokens / (REACHABLE_TENSOR * gpu.flops_per_s)
+    fixed_s = host_s + work.weight_bytes / bandwidth
+    each_s = work.context * work.kv_bytes_per_token / bandwidth + prompt_s
+    return lambda load: load / (slower * (fixed_s + each_s * load))
+
+
+@pytest.mark.parametrize("there", [H200, A100], ids=lambda environment: environment.gpu_name)
+@pytest.mark.parametrize("host_s", [0.0, 0.002, 0.01])
+def test_a_step_of_memory_compute_and_host_is_predicted_on_another_gpu(host_s, there):
+    gpu = gpu_named(there.gpu_name)
+    here = sweep(H100, physical(gpu_named("H100"), host_s))
+    truth = physical(gpu, host_s)
+    prediction = predicted(here, gpu)
+    assert all(prediction.tokens_per_s(load) == pytest.approx(truth(load), rel=0.01) for load in LOADS)
+    assert prediction.t_inf * LOADS[-1] / (LOADS[-1] + prediction.b_half) == pytest.approx(truth(LOADS[-1]), rel=0.01)
+    assert carries(prediction, sweep(there, truth)).state is State.HOLDS
+
+
+@pytest.mark.parametrize("slower", [0.8, 1.25])
+def test_what_is_measured_farther_off_refutes_it(slower):
+    prediction = predicted(sweep(H100, physical(gpu_named("H100"), 0.002)), gpu_named("H200"))
+    verdict = carries(prediction, sweep(H200, physical(gpu_named("H200"), 0.002, slower)))
+    assert verdict.state is State.FAILS and "bound 10 % more or less" in verdict.why
+
+
+def test_noise_of_either_side_leaves_it_undecided():
+    quiet, rate = sweep(H100, physical(gpu_named("H100"), 0.002)), physical(gpu_named("H200"), 0.002)
+    there = sweep(H200, rate)
+    noisy = replace(
+        there, points=tuple(replace(p, repeats=(0.8 * fmean(p.repeats), 1.2 * fmean(p.repeats))) for p in there.points)
+    )
+    assert carries(predicted(quiet, gpu_named("H200")), noisy).state is State.UNDECIDED
+
+
+def test_only_the_same_engine_workload_and_release_check_it():
+    rate = physical(gpu_named("H100"), 0.002)
+    here = sweep(H100, rate)
+    prediction = predicted(here, gpu_named("H200"))
+    there, older = sweep(H200, rate), sweep(replace(H200, vllm="0.20.2"), rate)
+    assert measured_there(prediction, [here, there, older]) == [there]
+
+
+def test_no_prediction_without_a_law_that_describes_the_sweep_or_a_data_sheet():
+    bent = sweep(H100, lambda load: {1: 10.0, 8: 900.0, 64: 700.0}[load])
+    unknown = sweep(replace(H200, gpu_name="Voodoo 5"), physical(gpu_named("H200"), 0.002))
+    for curve in (bent, unknown):
+        with pytest.raises(TooFewPoints):
+            predicted(curve, gpu_named("H200"))
+
+
+@pytest.mark.parametrize(("name", "family"), [("h200", "H200"), ("NVIDIA A100-SXM4-40GB", "A100-40"), ("L40S", "L40S")])
+def test_a_gpu_is_named_by_its_family_or_as_nvml_does(name, family):
+    assert gpu_named(name).family == family
+
+
+def test_an_unknown_gpu_is_wrong_usage():
+    with pytest.raises(BadUsage, match="the data sheet of MI300X is not known"):
+        gpu_named("MI300X")
