@@ -1,5 +1,6 @@
 """Its being here puts this folder on the path: a test writes `from strategies import measurement`."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,11 @@ from simulated_sessions import opened  # noqa: F401
 settings.register_profile("tests", deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("tests")
+
+
+# What a shell starts in the background ignores SIGINT, and so would all that a test starts and then interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

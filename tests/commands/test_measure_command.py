@@ -132,7 +132,7 @@ def test_measure_at_a_rate_tells_goodput_and_delay(there, tmp_path):
     timing = ("--request-rate", "40", "--settle", "0.3", "--window", "1")
     found = measured(command(there, tmp_path, *timing, "--goodput", "ttft:1s,e2e:2s", "--json"))
     assert found["requests"] == found["goodput"]["good"] > 20
-    assert found["schedule_delay"]["requested_per_s"] == found["requests"]
+    assert found["schedule_delay"]["requested_per_s"] == 41  # by the schedule's seed; a busy machine sends some later
     assert (
         found["goodput"]["slo"] == {"ttft_s": 1, "tpot_s": None, "itl_s": None, "e2e_s": 2} and found["ttft_p99_s"] < 1
     )
