@@ -91,7 +91,7 @@ def looked_at(series: list[PairSeries], terms: GateCriteria) -> tuple[State, int
 
 
 def decided(series: list[PairSeries], terms: GateCriteria) -> tuple[list[State], int]:
-    """Outcomes by endpoint, and pairs, of such a gate, without what `gate` tells beside and takes half of its time for."""
+    """Outcomes by endpoint, and pairs, of such a gate, without what else `gate` tells, which takes half of its time."""
     done = 0
     while (n := next_look(done, terms)) is not None:
         known, done = decisions(first(series, n), terms), n
