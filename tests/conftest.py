@@ -1,5 +1,6 @@
 """Its being here puts this folder on the path: a test writes `from strategies import measurement`."""
 
+import gc
 import signal
 from collections.abc import Iterator
 
@@ -27,7 +28,13 @@ def wide_terminal() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is collected stays to the end, so the garbage collector leaves it out: it would look at it over and over."""
+    gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """tox runs those that want to be alone after the others; of some files there are none, which is no failure."""
+    """tox runs those that want to be alone by themselves; of some files there are none, which is no failure."""
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr == "alone":
         session.exitstatus = pytest.ExitCode.OK

@@ -218,10 +218,16 @@ def built(cls: type, facts: dict[str, Any]) -> Any:
     return cls(**made)
 
 
+@functools.cache  # it is asked of each number of an archive
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """Origin and arguments of an annotation, and whether it is a dataclass."""
+    return get_origin(kind), get_args(kind), is_dataclass(kind) and isinstance(kind, type)
+
+
 def typed(kind: Any, value: Any) -> Any:
     """A JSON value as the annotation `kind` has it: lists become tuples, objects dataclasses. Raises TypeError."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
+    origin, inner, has_fields = _parts(kind)
+    if has_fields:
         return built(kind, value)
     if origin in (Union, UnionType):
         return None if value is None else typed(next(k for k in inner if k is not NoneType), value)
@@ -323,7 +329,7 @@ def _values(number: int, coded: Any, rows: int) -> tuple[float | None, ...]:
 
 
 def _whole_numbers(values: Any) -> list[int | None]:
-    return [typed(int | None, value) for value in values]
+    return [None if value is None else typed(int, value) for value in values]
 
 
 Clock = Sequence[float] | None  # None: columns of stamps hold the stamps, in microseconds

@@ -13,6 +13,7 @@ from judged import Case, command, pytest_run
 from shipped import put
 
 MEMORY = 2 << 30
+LESS = 1 << 29  # what is to fill it is there sooner
 WORDS = Callable[[Path], Sequence[str]]
 GOOD = ("--slm-simulate", "--slm-models=opt-125m", "--slm-concurrency=1,4,16,64,256", "--slm-window=1")
 POINTS = "def test_point(slm_point):\n    assert slm_point.measure()\n"
@@ -63,7 +64,13 @@ def hostile_files(tmp_path_factory: pytest.TempPathFactory, good: bytes) -> list
     return [*sorted(folder.iterdir()), *hostile.no_files(folder)]
 
 
-def plant(case: Case, words: WORDS, paths: Sequence[Path], run: Callable[[Sequence[str]], Callable[[], int]]) -> None:
+def plant(
+    case: Case,
+    words: WORDS,
+    paths: Sequence[Path],
+    run: Callable[[Sequence[str]], Callable[[], int]],
+    memory: int = MEMORY,
+) -> None:
     """Each file in turn; what went wrong is told of all of them."""
     (case.folder / "test_it.py").write_text(POINTS, "utf-8")
     wrong = []
@@ -71,7 +78,7 @@ def plant(case: Case, words: WORDS, paths: Sequence[Path], run: Callable[[Sequen
         there = len(path.name) < 256 and path.is_file() and path.stat().st_size < 1 << 30
         before = path.read_bytes() if there else None
         try:
-            case.judge("hostile files", case.fork(run(words(path)), memory=MEMORY), STATUSES)
+            case.judge("hostile files", case.fork(run(words(path)), memory), STATUSES)
         except AssertionError as error:
             wrong.append(f"== {path.name}: {error}")
         if before is not None:
@@ -82,7 +89,7 @@ def plant(case: Case, words: WORDS, paths: Sequence[Path], run: Callable[[Sequen
 @pytest.mark.parametrize("reader", COMMANDS)
 def test_a_command_with_some_hostile_files(case: Case, hostile_files: list[Path], reader: str) -> None:
     """Those that each reader meets differ from one to the next."""
-    plant(case, COMMANDS[reader], hostile_files[list(COMMANDS).index(reader) :: 24], command)
+    plant(case, COMMANDS[reader], hostile_files[list(COMMANDS).index(reader) :: 24], command, LESS)
 
 
 @pytest.mark.faults

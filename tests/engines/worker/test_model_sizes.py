@@ -57,7 +57,8 @@ def transformers_types() -> dict[str, str]:
     return {}
 
 
-ARCHITECTURES = {name: kind for name in generating() if (kind := transformers_types().get(name))}
+TYPES = transformers_types()
+ARCHITECTURES = {name: TYPES[name] for name in generating() if name in TYPES}
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psutil
 import pytest
 from processes import alive, until
 from shipped import put
@@ -37,6 +38,8 @@ SWEEPS = """
 """
 MODELS = (
     "--slm-simulate",
+    "--slm-engine-arg=noise=0",  # it is drawn in the order of the measurements, and that is another in each run
+    "--slm-engine-arg=scatter=0",
     "--slm-records=.slm/records.jsonl",
     "--slm-report=tables",
     "--slm-models=opt-125m,opt-1.3b",
@@ -55,9 +58,10 @@ def spread(pytester):
     return lambda *args: pytester.runpytest_subprocess(*MODELS, LOCAL, *args)
 
 
-def ray_processes():
-    """Tasks, and the servers of Ray but its two agents, which hold no device and end a minute after them."""
-    named = ((pid, words[0]) for pid, _, words in alive() if words and not words[0].endswith("Agent"))
+def ray_processes(of):
+    """Tasks of a run, and its servers of Ray but the two agents, which hold no device and end a minute after them."""
+    own = {child.pid for child in psutil.Process(of).children(recursive=True)}
+    named = ((pid, words[0]) for pid, _, words in alive() if pid in own and words and not words[0].endswith("Agent"))
     return {pid for pid, name in named if name.startswith("ray::") or Path(name).name in ("raylet", "gcs_server")}
 
 
@@ -104,9 +108,8 @@ def test_the_report_of_a_run_without_is_the_same(spread, pytester):
     def tables(result):
         return [line for line in result.outlines if line.lstrip()[:1].isdigit() and "*" in line]
 
-    exact = "--slm-engine-arg=noise=0"  # which is drawn in the order of the measurements
-    together = tables(spread("--slm-window=4", exact))
-    without = (*MODELS, exact, "--slm-window=4", "--slm-records=alone.jsonl", "--slm-budget=0")
+    together = tables(spread("--slm-window=4"))
+    without = (*MODELS, "--slm-window=4", "--slm-records=alone.jsonl", "--slm-budget=0")
     alone = tables(pytester.runpytest_subprocess(*without))
     assert together == alone and len(together) == 10
 
@@ -114,6 +117,7 @@ def test_the_report_of_a_run_without_is_the_same(spread, pytester):
 KILLED = """
     import os, signal
     from processes import alive
+    from psutil import Process
     from pytest_slmserve.run.ray.local import LocalGpus
     from pytest_slmserve.run.ray.task import CaseMeasured
 
@@ -122,7 +126,9 @@ KILLED = """
     def taken(self, sent, message):
         take(self, sent, message)
         if isinstance(message, CaseMeasured) and not killed:
-            killed.extend(pid for pid, _, words in alive() if words and words[0].startswith(f"ray::{sent.name}"))
+            own = {child.pid for child in Process().children(recursive=True)}  # others may have tasks of this name
+            named = [pid for pid, _, words in alive() if words and words[0].startswith(f"ray::{sent.name}")]
+            killed.extend(pid for pid in named if pid in own)
             os.kill(killed[0], signal.SIGKILL)
 
     LocalGpus._take = taken
@@ -211,7 +217,7 @@ def test_an_engine_on_two_gpus_has_the_cores_of_both(pytester):
     )
     put(pytester.path, "test_tensor_parallel")
     chosen = "point or less_per or on_each"
-    result = pytester.runpytest_subprocess(*MODELS, LOCAL, *wide, "-k", chosen, timeout=60)
+    result = pytester.runpytest_subprocess(*MODELS, LOCAL, *wide, "-k", chosen)
     assert result.parseoutcomes() == {"passed": 9, "undecided": 2, "deselected": 2}
     found = {m.spec.tensor_parallel_size: m for m in records(pytester) if not m.replica}
     assert found[2].environment.cores == 2 * found[1].environment.cores
@@ -265,12 +271,13 @@ def test_two_engines_on_two_halves_of_the_cpu(pytester, monkeypatch, vllm_here):
 def test_a_run_that_is_killed_leaves_no_task_and_what_came_is_resumed(pytester):
     pytester.makepyfile(SWEEPS)
     slow = (*MODELS, LOCAL, "--slm-engine-arg=lasts_s=0.5")
-    before = ray_processes()
     archive = pytester.path / ".slm" / "records.jsonl"
     with subprocess.Popen([sys.executable, "-m", "pytest", *slow], cwd=pytester.path, stdout=subprocess.DEVNULL) as run:
-        until(lambda: archive.exists() and b'"kind":"measurement"' in archive.read_bytes(), 60, "a measurement")
+        until(lambda: archive.exists() and b'"kind":"measurement"' in archive.read_bytes(), 120, "a measurement")
+        started = ray_processes(run.pid)
         run.kill()
-    until(lambda: not ray_processes() - before, 60, "an end of all that Ray has started")
+    assert started
+    until(lambda: started.isdisjoint(pid for pid, _, _ in alive()), 60, "an end of all that Ray has started")
     there = records(pytester)
     assert 0 < len(there) < 20
     pytester.runpytest_subprocess(*slow, "--slm-resume").assert_outcomes(passed=13)
