@@ -36,6 +36,15 @@ def test_decode_is_memory_bound_at_every_load(slm_claim):
 
 
 @pytest.mark.slm_suite("papers")
+@pytest.mark.slm(
+    claim="decode-saturates-dram", models=["opt-125m", "opt-1.3b", "opt-2.7b"], ramp_up="burst", needs="gpu"
+)
+def test_decode_saturates_the_memory(slm_claim):
+    """At the largest load DRAM is active for 80 % of what it can reach, or more."""
+    assert slm_claim()
+
+
+@pytest.mark.slm_suite("papers")
 @pytest.mark.slm(points=GROUPED_KEYS, lengths=SHORT, ramp_up="burst", needs="gpu")
 def test_point_of_grouped_keys(slm_point):
     """The point is measured, and every measurement of it can be trusted."""

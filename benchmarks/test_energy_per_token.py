@@ -26,3 +26,9 @@ def test_point_of_table_1(slm_point):
 def test_a_token_of_a_larger_model_takes_more_energy(slm_claim):
     """More than one of the next smaller model, each at its own largest batch."""
     assert slm_claim()
+
+
+@pytest.mark.slm(claim="larger-models-draw-more-power", models=["opt-6.7b", "opt-13b"], needs="gpu")
+def test_a_larger_model_draws_more_power(slm_claim):
+    """A tenth more than OPT-1.3B and OPT-2.7B, each at its own largest batch."""
+    assert slm_claim()

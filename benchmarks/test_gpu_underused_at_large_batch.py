@@ -13,6 +13,27 @@ def test_most_warps_are_missing_at_the_largest_load(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm_suite("papers")
+@pytest.mark.slm(claim="sm-activity-stays-low", needs="gpu")
+def test_average_sm_activity_stays_low(slm_claim):
+    """Fewer than half of the SMs have work in the mean, at every load."""
+    assert slm_claim()
+
+
+@pytest.mark.slm_suite("papers")
+@pytest.mark.slm(claim="host-takes-at-most-half", needs="gpu")
+def test_the_host_takes_at_most_half(slm_claim):
+    """The GPU is without a kernel for at most half of the time, at every load."""
+    assert slm_claim()
+
+
+@pytest.mark.slm_suite("papers")
+@pytest.mark.slm(claim="gpu-util-falls-at-the-largest-load", needs="gpu")
+def test_gpu_utilisation_falls_at_the_largest_load(slm_claim):
+    """It is less there than with a single request."""
+    assert slm_claim()
+
+
 @pytest.mark.slm(claim="gpu-util-saturates-first", needs="gpu")
 def test_gpu_utilisation_proves_nothing(slm_claim):
     """It is near its end at a load from which throughput still grows by half or more."""

@@ -19,6 +19,13 @@ def test_throughput_reaches_a_plateau(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm_suite("papers")
+@pytest.mark.slm(claim="marginal-after-128", models=["opt-125m", "opt-1.3b"], needs="gpu")
+def test_throughput_gains_little_after_128(slm_claim):
+    """From 128 requests in flight to 256 throughput gains less than 10 %."""
+    assert slm_claim()
+
+
 @pytest.mark.slm(claim="latency-rises-past-plateau")
 def test_latency_keeps_rising_past_the_plateau(slm_claim):
     """What throughput no longer gains, latency still pays."""

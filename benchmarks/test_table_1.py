@@ -16,6 +16,18 @@ def test_published_batch_fits_at_full_length(slm_claim):
     assert slm_claim()
 
 
+@pytest.mark.slm(claim="larger-models-cannot-hold-500", models=MODELS[1:])
+def test_larger_models_cannot_hold_500_requests(slm_claim):
+    """Fewer than the paper's 500 requests fit at full length."""
+    assert slm_claim()
+
+
+@pytest.mark.slm(claim="table-1-batch-size", models=("opt-1.3b",))
+def test_published_size_of_a_batch(slm_claim):
+    """512 requests of OPT-1.3B take at most the 25.6 GB of the paper's text."""
+    assert slm_claim()
+
+
 @pytest.mark.slm(claim="table-1-request-size", models=("opt-1.3b",))
 def test_published_size_of_a_request(slm_claim):
     """The 50 MB of the paper's text are those of 256 tokens, not of the 768 of a request: off by 3."""

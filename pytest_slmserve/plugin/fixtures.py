@@ -259,13 +259,15 @@ def slm_model(request: pytest.FixtureRequest) -> str:
 def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], Verdict]:
     """Judges the claim named by the `slm` marker for `slm_model`, from what was measured; measures nothing.
 
-    Where the claims table expects it to fail, the item is an expected failure, unless `--slm-strict` is given.
+    Where the claims table expects it to fail, or does not know, the item is an expected failure, unless `--slm-strict`
+    is given.
     """
     marker = request.node.get_closest_marker("slm")
     name, overrides = marker.kwargs["claim"], marker_overrides(request.node)
     row = slm_session.verdicts.row(name, slm_model, overrides)
-    if row.expected == "fails" and not slm_session.options.strict:
-        request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=True, reason=row.evidence))
+    if row.expected != "holds" and not slm_session.options.strict:
+        surely = row.expected == "fails"
+        request.node.add_marker(pytest.mark.xfail(raises=AssertionError, strict=surely, reason=row.evidence))
     return lambda: slm_session.verdicts.judge(name, slm_model, overrides)
 
 

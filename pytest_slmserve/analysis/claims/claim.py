@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep
 from pytest_slmserve.analysis.verdict import Verdict
 
-Expected = Literal["holds", "fails"]
+Expected = Literal["holds", "fails", "either"]
 AnyRampUp = Literal["*", "staggered", "burst"]
 AnyInterface = Literal["*", "engine", "server", "endpoint"]
 Parameters = Mapping[str, Any]
@@ -30,8 +30,9 @@ class Claim:
     """name: as items and records have it. judge: from a curve, the row's parameters and the other curves there are,
     total. applies: whether there is anything to judge, for a report on whatever was measured. reads: the models whose
     measurements it takes to judge one; none for arithmetic. of: what it reads: sweeps; replicas, and of an engine alone
-    no sweep but the same load; what an engine served on several numbers of GPUs; or jobs. parameters, evidence: of its
-    row for any model anywhere, where it holds."""
+    no sweep but the same load; what an engine served on several numbers of GPUs; or jobs. parameters, expected,
+    evidence: of its row for any model anywhere; either is for a statement that hosts and models decide, so that it is a
+    finding and no failure."""
 
     name: str
     statement: str
@@ -41,6 +42,7 @@ class Claim:
     reads: Callable[[str], tuple[str, ...]] = lambda model: (model,)
     of: Literal["sweeps", "replicas", "gpus", "jobs"] = "sweeps"
     parameters: Parameters = field(default_factory=dict)
+    expected: Expected = "holds"
     evidence: str = ""
 
 

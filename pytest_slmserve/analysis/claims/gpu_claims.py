@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from pytest_slmserve.analysis.claims.table1 import PUBLISHED
+from pytest_slmserve.analysis.metrics.step_time import REACHABLE_DRAM
 from pytest_slmserve.analysis.points.sweep_points import Point, ratio
 from pytest_slmserve.analysis.stats import student_t
 from pytest_slmserve.analysis.stats.estimates import (
@@ -29,8 +30,12 @@ from pytest_slmserve.analysis.sweep.curve import Curve, obstacle, sparsely
 from pytest_slmserve.analysis.verdict import State, Verdict, above, below, every, unsure
 
 UNDERUSED, BLIND_UTIL = "gpu-underused-at-largest-load", "gpu-util-saturates-first"
-MEMORY_BOUND = "decode-stays-memory-bound"
+SM_ACTIVITY, HOST_SHARE = "sm-activity-stays-low", "host-takes-at-most-half"
+UTIL_FALLS = "gpu-util-falls-at-the-largest-load"
+MEMORY_BOUND, SATURATED = "decode-stays-memory-bound", "decode-saturates-dram"
+LESS_POWER = "larger-models-draw-more-power"
 CHEAPER_TOKENS, DEARER_MODELS = "energy-per-token-falls-with-load", "energy-per-token-grows-with-model"
+SMALL = ("opt-1.3b", "opt-2.7b")  # of figure 4
 NO_PROFILE = "no sensor gave the profiling counters (SM, tensor and DRAM activity)"
 NO_ENERGY = "no sensor gave power or energy"
 NO_UTIL = "no sensor gave GPU utilisation"
@@ -95,6 +100,55 @@ def util_saturates_first(curve: Curve, bound: float, full: float) -> Verdict:
     return Verdict.from_interval(BLIND_UTIL, curve.subject, state, why, seen, bound, first, best)
 
 
+def sm_activity_low(curve: Curve, bound: float) -> Verdict:
+    """Do less than `bound` of the SMs have work in the mean, at every load? value: the largest share of any load.
+    arXiv:2404.03353, figure 3: "average SM activity remains low"."""
+    shares = {p.concurrency: each_of(p, "sm_active") for p in curve.valid}
+    return _never_above(SM_ACTIVITY, curve, bound, shares, "of the SMs have work", NO_PROFILE)
+
+
+def host_share(curve: Curve, bound: float) -> Verdict:
+    """Is the GPU without a kernel for at most `bound` of the time, at every load? value: the largest share of any load.
+    arXiv:2404.03353: CPU overheads take up to 50 % of the latency."""
+    shares = {p.concurrency: [1 - busy for busy in each_of(p, "engine_active")] for p in curve.valid}
+    return _never_above(HOST_SHARE, curve, bound, shares, "of the time no kernel runs", NO_PROFILE)
+
+
+def _never_above(
+    claim: str, curve: Curve, bound: float, shares: Mapping[int, Sequence[float]], words: str, unseen: str
+) -> Verdict:
+    """Verdict on the largest of these shares, which are of the repeats of each load."""
+    if reason := obstacle(curve) or _unseen(unseen, shares):
+        return Verdict.undecided(claim, curve.subject, reason, bound)
+    state, seen, load = every(
+        below,
+        bound,
+        lambda several: [
+            (possible(_around(values, list(shares.values()), several), most=1.0), load)
+            for load, values in shares.items()
+        ],
+    )
+    why = f"{percent_interval(seen)} {words} at {load} in flight, the most of any load (bound {percent(bound)})"
+    state = State.UNDECIDED if curve.unneeded and state is State.HOLDS else state
+    why += f"{sparsely(curve)}{unsure(seen)}"
+    return Verdict.from_interval(claim, curve.subject, state, why, seen, bound, *curve.valid)
+
+
+def util_falls(curve: Curve, bound: float) -> Verdict:
+    """Is GPU utilisation at the largest load below `bound` times what it is at the smallest? arXiv:2404.03353, figure
+    8: utilisation "remains constant", and decreases with large batches, while throughput grows."""
+    utils = {p.concurrency: each_of(p, "gpu_util") for p in curve.valid}
+    if reason := obstacle(curve) or _unseen(NO_UTIL, utils) or ("" if len(utils) > 1 else "it has one load"):
+        return Verdict.undecided(UTIL_FALLS, curve.subject, reason, bound)
+    first, last = curve.valid[0], curve.valid[-1]
+    seen = ratio(last, first, curve.valid, lambda point: each_of(point, "gpu_util"))
+    why = (
+        f"utilisation at {last.concurrency} in flight is {times(seen)} that at {first.concurrency} "
+        f"(bound {bound:g}){unsure(seen)}"
+    )
+    return Verdict.from_interval(UTIL_FALLS, curve.subject, below(seen, bound), why, seen, bound, first, last)
+
+
 def _unless_between(curve: Curve, state: State) -> State:
     """A load that an adaptive sweep left out may have reached full utilisation first, and from there throughput grows
     by more: what holds at the loads measured holds, what fails there need not."""
@@ -127,6 +181,26 @@ def memory_bound(curve: Curve, margin: float) -> Verdict:
         f"{sparsely(curve)}{unsure(seen)}"
     )
     return Verdict.from_interval(MEMORY_BOUND, curve.subject, state, why, seen, margin, *points)
+
+
+def saturates_dram(curve: Curve, near: float) -> Verdict:
+    """Is DRAM active for `near` of what it can reach while the engine decodes, at the largest load?
+
+    value: the share of its reach. With `memory_bound` it tells three cases apart: both hold where decoding is bound by
+    memory, `memory_bound` fails where it is bound by arithmetic, and this alone fails where neither is near its end.
+    arXiv:2503.08311: DRAM bandwidth saturates.
+    """
+    decoding = {p.concurrency: each_of(p, "decode_dram") for p in curve.valid}
+    if reason := obstacle(curve) or _unseen(NO_DECODING, decoding):
+        return Verdict.undecided(SATURATED, curve.subject, reason, near)
+    largest = curve.valid[-1]
+    reached = [[dram / REACHABLE_DRAM for dram in each] for each in decoding.values()]
+    seen = possible(_around(reached[-1], reached))
+    why = (
+        f"at {largest.concurrency} in flight DRAM is active for {percent_interval(seen)} of what it can reach, tensor "
+        f"cores {_ratio(largest.decode_tensor)} (bound {percent(near)}){unsure(seen)}"
+    )
+    return Verdict.from_interval(SATURATED, curve.subject, above(seen, near), why, seen, near, largest)
 
 
 def cheaper_tokens(curve: Curve, bound: float) -> Verdict:
@@ -163,6 +237,24 @@ def dearer_models(curve: Curve, others: Iterable[Curve], bound: float) -> Verdic
     seen = ratio(own, its, what=energies_j)
     why = f"{_joules(own)}, {smaller} {_joules(its)}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
     return Verdict.from_interval(DEARER_MODELS, curve.subject, above(seen, bound), why, seen, bound, own, its)
+
+
+def draws_more(curve: Curve, others: Iterable[Curve], bound: float) -> Verdict:
+    """Does a larger model draw `bound` times the power of OPT-1.3B and OPT-2.7B (or more), each at its largest batch of
+    the paper's table 1? value: the smaller of the two ratios. arXiv:2404.03353, figure 4: "considerably lower"."""
+    own = at_table_1(curve)
+    alike = [at_table_1(c) for c in others if c.subject in SMALL and _same_place(c, curve)]
+    small = [point for point in alike if point and each_of(point, "power_w")]
+    if own is None or not each_of(own, "power_w") or not small:
+        why = "no power of OPT-1.3B or OPT-2.7B at its batch of table 1" if own else f"no power of {curve.subject}"
+        return Verdict.undecided(LESS_POWER, curve.subject, why, bound)
+    if reason := _other_limits([own, *small]):
+        return Verdict.undecided(LESS_POWER, curve.subject, reason, bound)
+    against = max(small, key=lambda point: fmean(each_of(point, "power_w")))
+    seen = ratio(own, against, what=lambda point: each_of(point, "power_w"), several=len(small))
+    watts = f"{fmean(each_of(own, 'power_w')):.0f} W, the smaller {fmean(each_of(against, 'power_w')):.0f} W"
+    why = f"{watts}: {times(seen)} as much (bound {bound:g}){unsure(seen)}"
+    return Verdict.from_interval(LESS_POWER, curve.subject, above(seen, bound), why, seen, bound, own, against)
 
 
 def next_smaller(model: str) -> str | None:

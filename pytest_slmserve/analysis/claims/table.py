@@ -11,7 +11,7 @@ from pytest_slmserve.analysis.claims import gpu_claims, job_claims, kv_blocks, t
 from pytest_slmserve.analysis.claims.claim import Claim, ClaimRow, Judge, Others, Parameters
 from pytest_slmserve.analysis.compare import deployments, interference, replicas
 from pytest_slmserve.analysis.sweep import curve as curves
-from pytest_slmserve.analysis.sweep.curve import Curve, is_sweep
+from pytest_slmserve.analysis.sweep.curve import Curve, is_main_sweep, is_sweep
 from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.schema.catalog import short_name
 from pytest_slmserve.schema.literals import OwnSharing
@@ -86,9 +86,30 @@ def _and_smaller(model: str) -> tuple[str, ...]:
     return (model, smaller) if smaller else (model,)
 
 
+def _replicas_of_figure_7(curve: Curve, sharing: OwnSharing) -> bool:
+    return curve.subject in FIGURE_7 and replicas.has_replicas(curve, sharing)
+
+
+def _marginal(curve: Curve) -> bool:
+    """A sweep of a model of which the paper says it, that has the two loads."""
+    loads = {p.concurrency for p in curve.points}
+    return is_main_sweep(curve) and curve.subject in FIGURE_7 and {AFTER, 2 * AFTER} <= loads
+
+
+def _large_in_table_1(curve: Curve) -> bool:
+    return curve.subject in ("opt-6.7b", "opt-13b") and gpu_claims.at_table_1(curve) is not None
+
+
+def _and_small(model: str) -> tuple[str, ...]:
+    """The models that a comparison with those of figure 4 reads."""
+    return (model, *gpu_claims.SMALL)
+
+
 MIND_THE_GAP = "arXiv:2503.08311"
 TOWARDS_PARETO = "arXiv:2404.03353"
 _LAW = {"tolerance": curves.TOLERANCE}
+FIGURE_7 = ("opt-125m", "opt-1.3b")  # the models whose power rises there; also those of "after a batch size of 128"
+AFTER = 128
 SMALLEST, LARGEST = "opt-125m", "opt-13b"  # of the models that its figure 1 has
 
 
@@ -106,14 +127,46 @@ def _of_replicas(how: OwnSharing) -> tuple[Claim, ...]:
             evidence=f"raw results of {MIND_THE_GAP}: 2 replicas of OPT-1.3B serve 1.236 times as much under MPS",
         ),
         Claim(
+            replicas.name_of(replicas.SOONER, how),
+            f"Replicas {replicas.HOW[how]} answer sooner in the mean than one engine does.",
+            f"{TOWARDS_PARETO}, figure 5",
+            _by(replicas.replicas_answer_sooner, "sharing", "bound"),
+            partial(replicas.has_replicas, sharing=how),
+            of="replicas",
+            parameters={"sharing": how, "bound": 1.0},
+            evidence="Little's law: as many requests in flight and more served means less time for each, in the mean",
+        ),
+        Claim(
             replicas.name_of(replicas.TAIL, how),
-            f"Replicas {replicas.HOW[how]} keep the 99th percentile of E2E within 1.1 times that of one engine.",
-            f"{TOWARDS_PARETO}, figure 5, of mean latency",
+            f"Replicas {replicas.HOW[how]} do not lengthen the 99th percentile of E2E.",
+            "the run itself: no figure of the papers has tails",
             _by(replicas.replicas_keep_the_tail, "sharing", "bound"),
             partial(replicas.has_replicas, sharing=how),
             of="replicas",
+            parameters={"sharing": how, "bound": 1.0},
+            evidence="where more is served in all, the slowest requests gain too if the replicas are served alike",
+        ),
+        Claim(
+            replicas.name_of(replicas.USE_MORE, how),
+            f"Replicas {replicas.HOW[how]} use the GPU considerably more: a tenth or more of GPU utilisation.",
+            f"{TOWARDS_PARETO}, figure 6",
+            _by(replicas.replicas_use_more, "sharing", "bound"),
+            partial(replicas.has_replicas, sharing=how),
+            of="replicas",
             parameters={"sharing": how, "bound": 1.1},
-            evidence="Little's law: as many requests in flight and more served means less time for each, in the mean",
+            expected="either",
+            evidence="the paper's three models; no number is given",
+        ),
+        Claim(
+            replicas.name_of(replicas.DRAW_MORE, how),
+            f"Replicas {replicas.HOW[how]} draw more power than one engine.",
+            f"{TOWARDS_PARETO}, figure 7, of OPT-125M and OPT-1.3B",
+            _by(replicas.replicas_draw_more, "sharing", "bound"),
+            partial(_replicas_of_figure_7, sharing=how),
+            of="replicas",
+            parameters={"sharing": how, "bound": 1.0},
+            expected="either",
+            evidence="a GPU that is used more draws more",
         ),
     )
 
@@ -162,6 +215,16 @@ CLAIMS: tuple[Claim, ...] = (
         evidence=f"logs that belong to {MIND_THE_GAP}: 18,573 blocks, 18,572 predicted (OPT-1.3B)",
     ),
     Claim(
+        curves.MARGINAL,
+        "After 128 requests in flight the improvement of throughput is marginal: below 10 % to 256.",
+        TOWARDS_PARETO,
+        lambda curve, parameters, others: curve.marginal_after(AFTER, parameters["tolerance"]),
+        _marginal,
+        parameters=_LAW,
+        expected="either",
+        evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B gains 13.7 % from 128 to 256",
+    ),
+    Claim(
         gpu_claims.UNDERUSED,
         "Even at the largest load, less than half of the warps that fit on the GPU are resident.",
         f"{TOWARDS_PARETO}, figure 3; {MIND_THE_GAP}, figures 5 and 6",
@@ -169,6 +232,36 @@ CLAIMS: tuple[Claim, ...] = (
         _sensed_sweep,
         parameters={"bound": 0.5},
         evidence=f"raw results of {MIND_THE_GAP}: OPT-1.3B at 512 keeps 13.5 % of the warps resident on an H100",
+    ),
+    Claim(
+        gpu_claims.SM_ACTIVITY,
+        "Average SM activity remains low: below half of the SMs have work, at every load.",
+        f"{TOWARDS_PARETO}, figure 3",
+        _by(gpu_claims.sm_activity_low, "bound"),
+        _sensed_sweep,
+        parameters={"bound": 0.5},
+        expected="either",
+        evidence="the paper gives no number for the average; its maximum reaches the limit",
+    ),
+    Claim(
+        gpu_claims.HOST_SHARE,
+        "Overheads of the CPU take at most half of the time, at every load.",
+        TOWARDS_PARETO,
+        _by(gpu_claims.host_share, "bound"),
+        _sensed_sweep,
+        parameters={"bound": 0.5},
+        expected="either",
+        evidence='the paper: "up to 50 %" of the latency',
+    ),
+    Claim(
+        gpu_claims.UTIL_FALLS,
+        "GPU utilisation decreases with large batches.",
+        f"{TOWARDS_PARETO}, figure 8",
+        _by(gpu_claims.util_falls, "bound"),
+        _sensed_sweep,
+        parameters={"bound": 1.0},
+        expected="either",
+        evidence="the paper: it remains constant, and decreases with large batches",
     ),
     Claim(
         gpu_claims.BLIND_UTIL,
@@ -189,6 +282,16 @@ CLAIMS: tuple[Claim, ...] = (
         evidence="by shapes, decoding an OPT tends to 12 to 50 FLOP/byte, and the ridge of these GPUs is 139 to 606",
     ),
     Claim(
+        gpu_claims.SATURATED,
+        "While it decodes at the largest load, DRAM is active for at least 80 % of what it can reach.",
+        MIND_THE_GAP,
+        _by(gpu_claims.saturates_dram, "near"),
+        _sensed_decoding,
+        parameters={"near": 0.8},
+        expected="either",
+        evidence="the paper: DRAM bandwidth saturation is the primary bottleneck",
+    ),
+    Claim(
         gpu_claims.CHEAPER_TOKENS,
         "An output token at the largest load takes at most half of the energy of one at the smallest.",
         MIND_THE_GAP,
@@ -206,6 +309,17 @@ CLAIMS: tuple[Claim, ...] = (
         _and_smaller,
         parameters={"bound": 1.0},
         evidence="at its own largest batch a larger model reads more bytes per token, and serves fewer at once",
+    ),
+    Claim(
+        gpu_claims.LESS_POWER,
+        "OPT-6.7B and 13B draw considerably more power than OPT-1.3B and 2.7B, each at its batch of table 1.",
+        f"{TOWARDS_PARETO}, figure 4",
+        _beside(gpu_claims.draws_more),
+        _large_in_table_1,
+        _and_small,
+        parameters={"bound": 1.1},
+        expected="either",
+        evidence='the paper: "considerably lower"; no number is given',
     ),
     *(claim for how in get_args(OwnSharing) for claim in _of_replicas(how)),
     Claim(
@@ -335,9 +449,23 @@ CLAIMS: tuple[Claim, ...] = (
         reads=lambda model: (),
         evidence="the paper gives the size for one model only",
     ),
+    Claim(
+        table1.BATCH_CLAIM,
+        "A batch of 512 such requests demands at most 25.6 GB.",
+        f"{TOWARDS_PARETO}, text",
+        _by_arithmetic(table1.published_batch_size),
+        reads=lambda model: (),
+        evidence="512 times the size of a request",
+    ),
+    Claim(
+        table1.HUNDREDS_CLAIM,
+        "Models larger than OPT-125M cannot process the 500 requests concurrently.",
+        f"{TOWARDS_PARETO}, text",
+        _by_arithmetic(table1.cannot_hold_hundreds),
+        reads=lambda model: (),
+        evidence="requests at full length in 36 GiB less the weights",
+    ),
 )
-
-_LAW = {"tolerance": curves.TOLERANCE}
 
 _PARAMETERS = {claim.name: claim.parameters for claim in CLAIMS}
 
@@ -347,8 +475,19 @@ def _fails(claim: str, model: str, evidence: str, **where: Any) -> ClaimRow:
     return ClaimRow(claim, model, parameters=_PARAMETERS[claim], expected="fails", evidence=evidence, **where)
 
 
+FAILS_WITH_REPLICAS: tuple[tuple[str, OwnSharing, str, str], ...] = (
+    (replicas.SOONER, "time-slicing", "opt-1.3b", "vLLM 0.26.0: 4.24 s with two, 4.00 s with one"),
+    (replicas.SOONER, "time-slicing", "opt-2.7b", "vLLM 0.26.0: 4.94 s with two, 3.98 s with one"),
+    (replicas.SOONER, "mps", "opt-2.7b", "vLLM 0.26.0: 4.28 s with two, 3.98 s with one"),
+    (replicas.TAIL, "time-slicing", "opt-1.3b", "vLLM 0.26.0: 4.24 s with two, 4.02 s with one"),
+    (replicas.TAIL, "mps", "opt-2.7b", "vLLM 0.26.0: 4.29 s with two, 4.00 s with one"),
+)
+
 ROWS: tuple[ClaimRow, ...] = (
-    *(ClaimRow(claim.name, parameters=claim.parameters, evidence=claim.evidence) for claim in CLAIMS),
+    *(
+        ClaimRow(claim.name, parameters=claim.parameters, expected=claim.expected, evidence=claim.evidence)
+        for claim in CLAIMS
+    ),
     _fails(
         curves.PLATEAU,
         "opt-125m",
@@ -430,6 +569,20 @@ ROWS: tuple[ClaimRow, ...] = (
         "opt-1.3b",
         "vLLM 0.26.0: 2 serve 0.937 times as much, 3 0.884: one engine leaves no time without a kernel",
         device="H200",
+    ),
+    *(
+        _fails(
+            replicas.name_of(claim, how),
+            model,
+            evidence,
+            device="H200",
+        )
+        for claim, how, model, evidence in FAILS_WITH_REPLICAS
+    ),
+    _fails(
+        table1.BATCH_CLAIM,
+        table1.REQUEST_MODEL,
+        "512 times 151 MB are 77.3 GB",
     ),
     _fails(
         table1.REQUEST_CLAIM,

@@ -23,12 +23,15 @@ REQUEST_MODEL = "opt-1.3b"
 PUBLISHED_REQUEST_BYTES = 50_000_000  # "OPT-1.3B ... requires 50 MB"
 CLAIM = "table-1-batch-fits"
 REQUEST_CLAIM = "table-1-request-size"
+BATCH_CLAIM, BATCH, PUBLISHED_BATCH_BYTES = "table-1-batch-size", 512, 25_600_000_000  # "demands at most 25.6 GB"
+HUNDREDS_CLAIM, HUNDREDS = "larger-models-cannot-hold-500", 500
 
 
 # The largest batch of each model, by the paper.
 PUBLISHED = {"opt-125m": 512, "opt-1.3b": 256, "opt-2.7b": 128, "opt-6.7b": 64, "opt-13b": 16}
 # Claims that are arithmetic, and for which models: no curve is needed to judge them.
 ARITHMETIC: dict[str, tuple[str, ...]] = {CLAIM: tuple(PUBLISHED), REQUEST_CLAIM: (REQUEST_MODEL,)}
+ARITHMETIC |= {BATCH_CLAIM: (REQUEST_MODEL,), HUNDREDS_CLAIM: tuple(PUBLISHED)[1:]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,25 @@ def published_request_size(model: str) -> Verdict:
     )
     state = State.HOLDS if abs(seen / PUBLISHED_REQUEST_BYTES - 1) < 0.05 else State.FAILS
     return Verdict(REQUEST_CLAIM, subject, state, why, value=seen, bound=PUBLISHED_REQUEST_BYTES)
+
+
+def published_batch_size(model: str) -> Verdict:
+    """Do 512 requests of OPT-1.3B take at most the 25.6 GB that the paper's text gives?"""
+    subject = short_name(model)
+    if subject != REQUEST_MODEL:
+        return Verdict.undecided(BATCH_CLAIM, subject, f"the paper gives the size for {REQUEST_MODEL} only")
+    seen = BATCH * request_bytes(REQUEST_MODEL)
+    why = f"{BATCH} requests of {KNOWN} tokens take {seen / 1e9:.1f} GB, the paper has 25.6"
+    state = State.HOLDS if seen <= PUBLISHED_BATCH_BYTES else State.FAILS
+    return Verdict(BATCH_CLAIM, subject, state, why, value=seen, bound=PUBLISHED_BATCH_BYTES)
+
+
+def cannot_hold_hundreds(model: str) -> Verdict:
+    """Do fewer than the paper's 500 requests fit at full length? It says so of each model larger than OPT-125M."""
+    subject = short_name(model)
+    if subject not in PUBLISHED:
+        return Verdict.undecided(HUNDREDS_CLAIM, subject, "the paper's Table 1 does not have this model")
+    fit = batches(subject).known
+    why = f"{fit} requests of {KNOWN} tokens fit into 0.9 x 40 GiB less the weights, the paper sends {HUNDREDS}"
+    state = State.HOLDS if fit < HUNDREDS else State.FAILS
+    return Verdict(HUNDREDS_CLAIM, subject, state, why, value=fit, bound=HUNDREDS)

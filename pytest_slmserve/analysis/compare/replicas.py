@@ -5,16 +5,18 @@ The papers measured their gains against an engine without chunked prefill, which
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from pytest_slmserve.analysis.points.replica_points import ReplicaPoint, latency_ratio
-from pytest_slmserve.analysis.points.sweep_points import Point, ratio
-from pytest_slmserve.analysis.stats.estimates import percent, times
+from pytest_slmserve.analysis.points.sweep_points import Point, figure, ratio
+from pytest_slmserve.analysis.stats.estimates import Interval, percent, times
 from pytest_slmserve.analysis.sweep.curve import Curve
-from pytest_slmserve.analysis.verdict import Verdict, above, below, unsure
+from pytest_slmserve.analysis.verdict import State, Verdict, above, below, unsure
 from pytest_slmserve.schema.literals import Sharing
 
-PAY, TAIL = "replicas-pay", "replicas-keep-the-tail"
+PAY, TAIL, SOONER = "replicas-pay", "replicas-keep-the-tail", "replicas-answer-sooner"
+USE_MORE, DRAW_MORE = "replicas-use-the-gpu-more", "replicas-draw-more-power"
 HOW: dict[Sharing, str] = {
     "time-slicing": "by time slicing",
     "mps": "under MPS",
@@ -22,6 +24,7 @@ HOW: dict[Sharing, str] = {
     "gpus": "with a GPU each",
     "urls": "at URLs of their own",
 }
+E2E, P99 = "largest_e2e_s", "e2e_p99_s"
 Pair = tuple[ReplicaPoint, Point]
 
 
@@ -55,18 +58,62 @@ def replicas_keep_the_tail(curve: Curve, sharing: Sharing, bound: float) -> Verd
     """Verdict on the 99th percentile of E2E of replicas, over the requests of all: at most `bound` times that of one
     engine. The number of replicas is the one that serves most. value: the ratio. arXiv:2404.03353, figure 5, has
     mean latency, and no figure has tails."""
-    claim, pairs = name_of(TAIL, sharing), compared(curve, sharing)
+    return _compared(
+        TAIL,
+        curve,
+        sharing,
+        bound,
+        below,
+        "the 99th percentile of E2E",
+        partial(latency_ratio, name=P99),
+    )
+
+
+def replicas_answer_sooner(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    """Is the largest mean E2E of the replicas that serve most below `bound` times that of one engine? value: the ratio.
+    arXiv:2404.03353, figure 5: latency improves."""
+    return _compared(SOONER, curve, sharing, bound, below, "the largest mean E2E", partial(latency_ratio, name=E2E))
+
+
+def replicas_use_more(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    """Is GPU utilisation with the replicas that serve most above `bound` times that with one engine? value: the ratio.
+    arXiv:2404.03353, figure 6: "considerable increase"."""
+    return _compared(USE_MORE, curve, sharing, bound, above, "GPU utilisation", partial(_sensed, name="gpu_util"))
+
+
+def replicas_draw_more(curve: Curve, sharing: Sharing, bound: float) -> Verdict:
+    """Is power with the replicas that serve most above `bound` times that with one engine? value: the ratio.
+    arXiv:2404.03353, figure 7: it is, for OPT-125M and OPT-1.3B."""
+    return _compared(DRAW_MORE, curve, sharing, bound, above, "power", partial(_sensed, name="power_w"))
+
+
+def _compared(
+    claim: str,
+    curve: Curve,
+    sharing: Sharing,
+    bound: float,
+    judge: Callable[[Interval, float], State],
+    what: str,
+    ratio_of: Callable[[Point, ReplicaPoint], Interval | None],
+) -> Verdict:
+    """Verdict on what the replicas that serve most have of something, over what one engine has."""
+    name, pairs = name_of(claim, sharing), compared(curve, sharing)
     if not pairs:
-        return Verdict.undecided(claim, curve.subject, _nothing_to_compare(curve, sharing), bound)
+        return Verdict.undecided(name, curve.subject, _nothing_to_compare(curve, sharing), bound)
     shared, alone = _most(pairs)
-    seen = latency_ratio(alone, shared, "e2e_p99_s")
-    if seen is None:
-        return Verdict.undecided(claim, curve.subject, "no request ended in a window", bound)
+    if (seen := ratio_of(alone, shared)) is None:
+        return Verdict.undecided(name, curve.subject, f"{what} is not known of both", bound)
     why = (
-        f"the 99th percentile of E2E of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
+        f"{what} of {shared.count} replicas {HOW[sharing]} is {times(seen)} that of one engine at "
         f"{shared.concurrency} in flight (bound {bound:g}){unsure(seen)}"
     )
-    return Verdict.from_interval(claim, curve.subject, below(seen, bound), why, seen, bound, alone, shared)
+    return Verdict.from_interval(name, curve.subject, judge(seen, bound), why, seen, bound, alone, shared)
+
+
+def _sensed(alone: Point, shared: ReplicaPoint, name: str) -> Interval | None:
+    """Factor of what a sensor saw; None where one of them does not have it."""
+    values = figure(name)
+    return ratio(shared, alone, what=values) if values(alone) and values(shared) else None
 
 
 def _most(pairs: Sequence[Pair]) -> Pair:

@@ -33,6 +33,7 @@ SURE = 2.2  # standard errors to an end of an interval, once there are many repe
 TOLERANCE = 0.10
 MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
+MARGINAL = "marginal-after-128"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,15 @@ class Curve:
             case State.UNDECIDED:
                 why = f"{last_text}: too noisy to tell"
         return _verdict(PLATEAU, self, state, why, last, tolerance, (last.start, last.end))
+
+    def marginal_after(self, load: int, tolerance: float) -> Verdict:
+        """Does throughput gain less than `tolerance` from `load` in flight to the next one measured? value, low, high:
+        that gain per doubling."""
+        gain = next((each for each in self.gains() if each.start == load), None)
+        if gain is None:
+            return Verdict.undecided(MARGINAL, self.subject, f"not measured at {load} in flight and twice as many")
+        why = f"{load} to {gain.end} in flight gains {percent_interval(gain)}, bound {percent(tolerance)}"
+        return _verdict(MARGINAL, self, below(gain, tolerance), why, gain, tolerance, (gain.start, gain.end))
 
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
         """Verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`.

@@ -227,10 +227,10 @@ def remarks(curve: Curve) -> Iterator[str]:
 
 def outcome(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> Outcome:
     """Against what was expected: that a claim holds, unless its row knows better. strict: always that it holds."""
-    expected = State.FAILS if row is not None and row.expected == "fails" and not strict else State.HOLDS
+    expected = row.expected if row is not None and not strict else "holds"
     if verdict.state is State.UNDECIDED:
         return "undecided"
-    return "as expected" if verdict.state is expected else "unexpected"
+    return "as expected" if expected in (verdict.state.value, "either") else "unexpected"
 
 
 def verdict_facts(verdict: Verdict, row: ClaimRow | None, *, strict: bool = False) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from gpus import replicas as one_on_each
 from strategies import RESOLVED, job_point, measurement, point
 
 from pytest_slmserve.analysis.claims.table import CLAIMS
-from pytest_slmserve.analysis.compare.replicas import PAY, TAIL, name_of
+from pytest_slmserve.analysis.compare.replicas import DRAW_MORE, PAY, SOONER, TAIL, USE_MORE, name_of
 from pytest_slmserve.analysis.metrics.summary import Summary
 from pytest_slmserve.analysis.points.replica_points import shared_points
 from pytest_slmserve.analysis.sweep.curve import Curve, curve_of, with_shared
@@ -37,8 +37,8 @@ def sensed(rates: tuple[float, ...] = (100.0, 190.0, 350.0, 600.0), **figures: t
     return replace(made, points=tuple(replace(p, each=(Summary(**f),) * 2, **f) for p, f in seen))
 
 
-def at_table_1(model: str, load: int, joules: float) -> Curve:
-    seen = Summary(energy_per_token_j=joules), Summary(energy_per_token_j=1.01 * joules)
+def at_table_1(model: str, load: int, joules: float, power_w: float | None = None) -> Curve:
+    seen = tuple(Summary(energy_per_token_j=each * joules, power_w=power_w) for each in (1.0, 1.01))
     return Curve(subject=model, points=(replace(point(load, (1e4, 1.01e4)), each=seen, energy_per_token_j=joules),))
 
 
@@ -71,6 +71,18 @@ def slow_replicas(sharing: str) -> Curve:
         for index in range(2)
     ]
     return with_shared([curve_of("opt-1.3b", single)], shared_points(runs))[0]
+
+
+def sensed_replicas(sharing: str, with_two: float) -> Curve:
+    """The same where sensors saw of two replicas `with_two` times the utilisation and power of one engine."""
+
+    def seen(share: float) -> dict[str, float]:
+        return {"gpu_util": 0.8 * share, "power_w": 600.0 * share}
+
+    curve = slow_replicas(sharing)
+    one = tuple(replace(p, each=tuple(replace(s, **seen(1.0)) for s in p.each)) for p in curve.points)
+    two = tuple(replace(p, each=tuple(replace(s, **seen(with_two)) for s in p.each)) for p in curve.shared)
+    return replace(curve, points=one, shared=two)
 
 
 def beside_a_neighbour() -> Curve:
@@ -115,9 +127,24 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
     ),
     **{
         name_of(claim, sharing): lambda sharing=sharing: (slow_replicas(sharing),)
-        for claim in (PAY, TAIL)
+        for claim in (PAY, TAIL, SOONER)
         for sharing in ("time-slicing", "mps", "mig", "gpus")
     },
+    **{
+        name_of(claim, sharing): lambda sharing=sharing: (sensed_replicas(sharing, with_two=0.9),)
+        for claim in (USE_MORE, DRAW_MORE)
+        for sharing in ("time-slicing", "mps", "mig", "gpus")
+    },
+    "marginal-after-128": lambda: (sweep((100.0, 200.0, 400.0), loads=(64, 128, 256)),),
+    "sm-activity-stays-low": lambda: (sensed(sm_active=(0.3, 0.9, 0.4, 0.4)),),
+    "host-takes-at-most-half": lambda: (sensed(engine_active=(0.3, 0.9, 0.9, 0.9)),),
+    "gpu-util-falls-at-the-largest-load": lambda: (sensed(gpu_util=(0.5, 0.9, 0.95, 0.99)),),
+    "decode-saturates-dram": lambda: (sensed(decode_dram=(0.6, 0.5, 0.4, 0.3), decode_tensor=(0.1,) * 4),),
+    "larger-models-draw-more-power": lambda: (
+        at_table_1("opt-6.7b", 64, 0.1, power_w=690.0),
+        at_table_1("opt-1.3b", 256, 0.01, power_w=684.0),
+        at_table_1("opt-2.7b", 128, 0.02, power_w=500.0),
+    ),
     "tensor-parallel-loses-per-gpu": lambda: (on_gpus((1, 2), all_reduce_s=-1e-3),),
     "tensor-parallel-slows-the-smallest": lambda: (on_gpus((1, 2), all_reduce_s=1e-3),),
     "tensor-parallel-still-gains": lambda: (slower_on_four(),),
@@ -136,6 +163,8 @@ REFUTED: dict[str, Callable[[], tuple[Curve, ...]]] = {
     ),
     "table-1-batch-fits": lambda: (Curve(subject="opt-1.3b"),),
     "table-1-request-size": lambda: (Curve(subject="opt-1.3b"),),
+    "table-1-batch-size": lambda: (Curve(subject="opt-1.3b"),),
+    "larger-models-cannot-hold-500": lambda: (Curve(subject="opt-125m"),),
 }
 
 
