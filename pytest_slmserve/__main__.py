@@ -12,6 +12,8 @@
 
 `slmserve gate PAIRS`: whether a candidate is slower, from anybody's pairs of measurements.
 
+`slmserve bisect --good A --bad B`: the first slow release of vLLM between two, by gates.
+
 `slmserve baseline accept RECORDS`: keeps what later runs are held against; also `list` and `show`.
 
 `slmserve advise RECORDS`: the batch, the memory and the number of engines to serve a model with; with
@@ -49,6 +51,7 @@ MODULES = {
     "judge": "judge",
     "replicas": "judge",
     "gate": "gate",
+    "bisect": "bisect",
     "baseline": "baseline",
     "advise": "advise",
     "predict": "predict",

@@ -1,0 +1,211 @@
+"""`bisect`: the first slow release between a good one and a slow one, by gates against the good one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_slmserve.analysis.gate.bisection import next_release, suspects
+from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.analysis.verdict import State, all_of
+from pytest_slmserve.archive.store import read
+from pytest_slmserve.commands import cli
+from pytest_slmserve.commands.report import gates_of
+from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.gate.text import gate_facts, title
+from pytest_slmserve.report.numbers import between, figure
+from pytest_slmserve.report.text_table import hanging
+from pytest_slmserve.schema.errors import BadUsage
+
+STATUS = (
+    f"{cli.HOLDS} the first slow release is named, or the last one is not slow, {cli.UNDECIDED} several may be the "
+    f"first, {cli.USAGE} wrong usage, {cli.INTERRUPTED} interrupted: the same command goes on."
+)
+FINAL = re.compile(r"\d+(\.\d+)+")  # no release candidate
+SHIPPED = ("--pyargs", "pytest_slmserve.benchmarks")
+UNUSABLE = (2, 3, 4, 5)  # statuses of pytest that say nothing of a release
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release of vLLM. python: its interpreter; none: as the options of pytest say. env, engine_arg: of its side."""
+
+    release: str
+    python: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    engine_arg: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self, side: str) -> Iterator[str]:
+        """Options of pytest for this side of a gate."""
+        if self.python:
+            yield f"--slm-{side}-python={self.python}"
+        yield from (f"--slm-{side}-env={name}={value}" for name, value in self.env.items())
+        yield from (f"--slm-{side}-engine-arg={name}={json.dumps(value)}" for name, value in self.engine_arg.items())
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseGate:
+    """Gate of a release against the good one. gates: one for each model; none where it did not start."""
+
+    release: str
+    outcome: State
+    gates: Sequence[Gated] = ()
+    note: str = ""
+
+
+def add(commands: cli.Commands) -> None:
+    words = "find the first slow release of vLLM between two, by gates"
+    command = cli.add_command(commands, "bisect", words, STATUS, bisect)
+    command.add_argument("--good", metavar="RELEASE", required=True, help="a release that is fast enough")
+    command.add_argument("--bad", metavar="RELEASE", required=True, help="a later release that is slow")
+    rows = "JSON list of releases, in order: release, and optionally python, env, engine_arg (default: those of PyPI)"
+    command.add_argument("--releases", metavar="FILE", type=Path, help=rows)
+    where = "interpreter of each, with {release} in it (default: a new environment with that vLLM, in the folder)"
+    command.add_argument("--python", metavar="PATTERN", default="", help=where)
+    folder = "for the archives, by which it goes on (default: .slm/bisect)"
+    command.add_argument("--folder", metavar="PATH", type=Path, default=Path(".slm/bisect"), help=folder)
+    command.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    options = "after --: options for pytest, such as -- --slm-gpu --slm-models opt-1.3b, and tests of your own"
+    command.add_argument("pytest", metavar="OPTION", nargs="*", help=options)
+
+
+def bisect(given: argparse.Namespace) -> int:
+    """Gates the slow one, then the middle of what is left, until the first slow release is known."""
+    releases = between_both(releases_of(given), given.good, given.bad)
+    names = [each.release for each in releases]
+    found: dict[str, ReleaseGate] = {}
+    for wanted in _order(names, found):
+        print(f"gating {wanted} against {given.good} ...", file=sys.stderr, flush=True)
+        found[wanted] = gated(given, releases[0], releases[names.index(wanted)])
+        print(hanging(_told(found[wanted]), 2), file=sys.stderr, flush=True)
+    outcomes = {name: gate.outcome for name, gate in found.items()}
+    slow = outcomes[given.bad] is State.FAILS
+    left = list(suspects(names, outcomes)) if slow else []
+    if given.json:
+        gates = [{"release": g.release, "note": g.note, "gates": map(gate_facts, g.gates)} for g in found.values()]
+        print(as_json({"good": given.good, "bad": given.bad, "suspects": left, "gates": gates}))
+    else:
+        print(hanging(_answer(given, found, left), 2))
+    return cli.HOLDS if len(left) == 1 or outcomes[given.bad] is State.HOLDS else cli.UNDECIDED
+
+
+def _order(names: Sequence[str], found: Mapping[str, ReleaseGate]) -> Iterator[str]:
+    """Releases to gate, each chosen by the outcomes of those before; none after the last one if that is not slow."""
+    yield names[-1]
+    while found[names[-1]].outcome is State.FAILS:
+        wanted = next_release(names, {name: gate.outcome for name, gate in found.items()})
+        if wanted is None:
+            return
+        yield wanted
+
+
+def gated(given: argparse.Namespace, good: Release, candidate: Release) -> ReleaseGate:
+    """A gate by pytest, which goes on with what its archive has. Raises BadUsage where nothing of the slow one can be
+    gated, and KeyboardInterrupt where pytest was interrupted."""
+    place = given.folder / candidate.release
+    place.mkdir(parents=True, exist_ok=True)
+    records = place / "records.jsonl"
+    sides = [*available(given, good).options("baseline"), *available(given, candidate).options("candidate")]
+    own = any(Path(word.split("::")[0]).exists() for word in given.pytest if not word.startswith("-"))
+    words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else []), *sides]
+    log = place / "pytest.txt"
+    with log.open("w", encoding="utf-8") as out:
+        command = [sys.executable, "-m", "pytest", *words, *given.pytest, *(() if own else SHIPPED)]
+        status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False).returncode
+    if status == 2:
+        raise KeyboardInterrupt
+    gates = gates_of([(records, read(records))])[0] if records.exists() else []
+    if not gates or status in UNUSABLE:
+        note = f"pytest ended with {status}: {_last_word(log)}"
+        if candidate.release == given.bad:
+            raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
+        return ReleaseGate(candidate.release, State.UNDECIDED, gates, note)
+    return ReleaseGate(candidate.release, all_of(each.outcome for each in gates), gates)
+
+
+def _last_word(log: Path) -> str:
+    """The first error in the output of pytest, else its last line."""
+    lines = [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "it printed nothing")
+
+
+def releases_of(given: argparse.Namespace) -> list[Release]:
+    """Releases in order: those of the file, else the final ones of the package index."""
+    if given.releases is None:
+        return [Release(name, given.python.format(release=name)) for name in on_the_index()]
+    try:
+        rows = json.loads(given.releases.read_text("utf-8"))
+        return [Release(**({"python": given.python.format(release=row["release"])} | row)) for row in rows]
+    except (ValueError, TypeError, KeyError) as error:
+        hint = '[{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...]'
+        raise BadUsage(f"{given.releases} is no list of releases ({type(error).__name__}: {error})", hint) from None
+
+
+def on_the_index() -> list[str]:
+    """Final releases of vLLM that pip finds, ascending."""
+    pip = [sys.executable, "-m", "pip", "index", "versions", "vllm"]
+    told = subprocess.run(pip, capture_output=True, text=True, check=False)
+    listed = re.search(r"Available versions: (.*)", told.stdout)
+    if listed is None:
+        raise BadUsage(f"pip lists no releases of vLLM ({told.stderr.strip()[:200]})", "--releases FILE")
+    names = [name for name in listed[1].split(", ") if FINAL.fullmatch(name)]
+    return sorted(names, key=lambda name: tuple(map(int, name.split("."))))
+
+
+def between_both(releases: Sequence[Release], good: str, bad: str) -> list[Release]:
+    """Releases from the good one to the slow one. Raises BadUsage where one is missing or they stand the other way."""
+    names = [each.release for each in releases]
+    if missing := [name for name in (good, bad) if name not in names]:
+        raise BadUsage(f"{missing[0]} is none of the releases", f"one of {', '.join(names[-12:])}")
+    first, last = names.index(good), names.index(bad)
+    if first >= last or len(set(names)) < len(names):
+        raise BadUsage(f"{bad} does not come after {good}", f"--good {bad} --bad {good}")
+    return list(releases[first : last + 1])
+
+
+def available(given: argparse.Namespace, release: Release) -> Release:
+    """The release with an interpreter that is there: made by pip where none was named. Raises BadUsage without one."""
+    if given.releases is not None or release.python:
+        if release.python and not Path(release.python).exists():
+            raise BadUsage(f"there is no interpreter {release.python}", "--python with {release} in its path")
+        return release
+    place = given.folder / release.release / "venv"
+    python = place.absolute() / "bin" / "python"
+    if not (place / "installed").exists():
+        print(f"installing vLLM {release.release} into {place} ...", file=sys.stderr, flush=True)
+        for words in (
+            [sys.executable, "-m", "venv", place],
+            [python, "-m", "pip", "install", f"vllm=={release.release}"],
+        ):
+            done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise BadUsage(f"vLLM {release.release} cannot be installed: {done.stderr.strip()[-200:]}", "--python")
+        (place / "installed").touch()
+    return Release(release.release, str(python))
+
+
+def _told(gate: ReleaseGate) -> str:
+    return f"{gate.release}: {gate.note or '; '.join(f'{title(each)}{_evidence(each)}' for each in gate.gates)}"
+
+
+def _evidence(gated: Gated) -> str:
+    """Each endpoint that fails, with its ratio and interval; empty where none does."""
+    failing = [(each.name, each.ratio) for each in gated.gated if each.outcome is State.FAILS and each.ratio]
+    return "".join(f", {name} {figure(ratio.value, 4)} of the good one{between(ratio)}" for name, ratio in failing)
+
+
+def _answer(given: argparse.Namespace, found: Mapping[str, ReleaseGate], left: Sequence[str]) -> str:
+    bad = found[given.bad]
+    if bad.outcome is not State.FAILS:
+        known = "is not slower than" if bad.outcome is State.HOLDS else "cannot be told from"
+        return f"nothing to find: {given.bad} {known} {given.good}: {_told(bad)}"
+    if len(left) == 1:
+        return f"first slow release: {_told(found[left[0]])}"
+    return f"one of {', '.join(left)} is the first slow release: the gates between were inconclusive"
