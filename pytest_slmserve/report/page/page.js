@@ -3,7 +3,7 @@
   const one = (query, within = document) => within.querySelector(query);
   const all = (query, within = document) => [...within.querySelectorAll(query)];
   const root = document.documentElement;
-  const views = new Map(); // of each chart's element
+  const charts = new Map(); // by their elements
   const tip = document.createElement("div");
   tip.id = "tip";
   tip.hidden = true;
@@ -43,18 +43,24 @@
     tip.style.top = `${Math.max(8, event.clientY - tip.offsetHeight - 12)}px`;
   }
 
-  async function draw(element) {
-    const spec = JSON.parse(one(`#chart-${element.dataset.chart}`).textContent);
-    const rows = views.get(element)?.rows ?? spec.data.values;
-    spec.data.values = rows;
-    nameSeries(spec, rows);
-    views.get(element)?.view.finalize();
-    const compiled = vegaLite.compile(spec, { config: look() }).spec;
-    const view = new vega.View(vega.parse(compiled, {}, { ast: true }), {
+  function chartOf(element) { // read when it is first asked for
+    if (!charts.has(element)) {
+      const spec = JSON.parse(one(`#chart-${element.dataset.chart}`).textContent);
+      charts.set(element, { spec, rows: spec.data.values, all: spec.data.values, view: null });
+    }
+    return charts.get(element);
+  }
+
+  function draw(element) {
+    const chart = chartOf(element);
+    chart.spec.data.values = chart.rows;
+    nameSeries(chart.spec, chart.rows);
+    chart.view?.finalize();
+    const compiled = vegaLite.compile(chart.spec, { config: look() }).spec;
+    chart.view = new vega.View(vega.parse(compiled, {}, { ast: true }), {
       expr: vega.expressionInterpreter, renderer: "svg", container: element, hover: true, loader: null,
     });
-    views.set(element, { view, rows, all: views.get(element)?.all ?? rows, field: spec.usermeta?.field });
-    await view.tooltip(showTip).runAsync();
+    chart.view.tooltip(showTip).run();
   }
 
   function nameSeries(spec, rows) { // those of another page too
@@ -67,16 +73,26 @@
     }
   }
 
-  function show(element, rows) { // other rows in a chart that may be drawn later
-    const drawn = views.get(element);
-    if (!drawn) return;
-    drawn.rows = rows;
-    drawn.view.data("rows", rows).runAsync();
+  function show(element, rows) { // in a chart that may be drawn later
+    const chart = chartOf(element);
+    chart.rows = rows;
+    chart.view?.data("rows", rows).run();
   }
 
-  async function drawAll() {
-    for (const element of all(".chart")) if (element.offsetParent) await draw(element);
-    root.dataset.drawn = all(".chart svg").length;
+  // A chart is drawn where a reader comes near it, so that a page of many opens at once
+
+  function drawNear() {
+    return new Promise((done) => {
+      const near = new IntersectionObserver((entries) => {
+        for (const { target } of entries.filter((entry) => entry.isIntersecting)) {
+          near.unobserve(target);
+          if (!chartOf(target).view) draw(target);
+        }
+        done();
+      }, { rootMargin: "600px" });
+      all(".chart").forEach((element) => near.observe(element));
+      if (!one(".chart")) done();
+    });
   }
 
   // Service-level objective
@@ -132,8 +148,8 @@
       cells[3].textContent = row.percent === null ? "-" : row.percent.toFixed(1);
     });
     for (const element of all("#slo .chart")) {
-      const name = views.get(element)?.field;
-      if (name) show(element, rows.map((row) => ({ ...row, y: row[name], shown: figure(row[name], 4) })));
+      const name = chartOf(element).spec.usermeta.field;
+      show(element, rows.map((row) => ({ ...row, y: row[name], shown: figure(row[name], 4) })));
     }
     const best = new Map();
     for (const row of rows) if (row.percent >= wanted) best.set(row.series, row);
@@ -205,13 +221,13 @@
 
   async function download(button) {
     const figureElement = button.closest("figure");
-    const { view, rows } = views.get(one(".chart", figureElement));
+    const { view, rows, spec } = charts.get(one(".chart", figureElement));
     const name = one("figcaption span", figureElement).textContent.toLowerCase().replace(/\W+/g, "-");
     const kind = button.dataset.save;
     if (kind === "svg") save(await view.toSVG(), `${name}.svg`, "image/svg+xml");
     if (kind === "png") (await view.toCanvas(2)).toBlob((blob) => save(blob, `${name}.png`));
     if (kind === "csv") {
-      const values = rows.length ? rows : JSON.parse(one(".chart + script", figureElement).textContent).layer
+      const values = rows.length ? rows : spec.layer
         .map((layer) => layer.data?.values ?? []).reduce((most, each) => (each.length > most.length ? each : most), []);
       const heads = Object.keys(values[0] ?? {});
       const cell = (value) => `"${String(value ?? "").replaceAll('"', '""')}"`;
@@ -227,10 +243,10 @@
     one("#trouble").textContent = other ? "" : `${file.name} is no page with throughput against latency.`;
     if (!other) return;
     const element = one(".chart", plane(document).closest("figure"));
-    const drawn = views.get(element);
+    const chart = chartOf(element);
     const rows = JSON.parse(other.textContent).data.values;
-    drawn.rows = [...drawn.all, ...rows.map((row) => ({ ...row, series: `${file.name}: ${row.series}` }))];
-    await draw(element);
+    chart.rows = [...chart.all, ...rows.map((row) => ({ ...row, series: `${file.name}: ${row.series}` }))];
+    draw(element);
     element.scrollIntoView({ block: "nearest" });
   }
 
@@ -241,8 +257,7 @@
       for (const verdict of verdicts) verdict.hidden = state !== "" && verdict.dataset.state !== state;
       card.hidden = verdicts.every((verdict) => verdict.hidden);
       const chart = one(".chart", card);
-      const kept = views.get(chart)?.all.filter((row) => state === "" || row.state === state);
-      if (kept) show(chart, kept);
+      if (chart) show(chart, chartOf(chart).all.filter((row) => state === "" || row.state === state));
     }
   }
 
@@ -256,7 +271,7 @@
     if (!button) return;
     if (button.id === "theme") {
       paint(root.dataset.theme === "dark" ? "light" : "dark");
-      await drawAll();
+      for (const [element, chart] of charts) if (chart.view) draw(element);
     } else if ("copy" in button.dataset) {
       const code = one("code", button.parentElement);
       getSelection().selectAllChildren(code); // for who may not write to the clipboard
@@ -265,11 +280,6 @@
     } else if ("filter" in button.dataset) filter(button.dataset.filter);
     else if ("save" in button.dataset) await download(button);
   });
-  document.addEventListener("toggle", (event) => {
-    if (event.target.open && globalThis.vega) all(".chart", event.target).forEach((element) => {
-      if (element.offsetParent) draw(element);
-    });
-  }, true);
   document.addEventListener("change", (event) => {
     if (event.target.id === "other" && event.target.files.length) layBeside(event.target.files[0]);
   });
@@ -278,7 +288,10 @@
     event.preventDefault();
     if (one("#other") && event.dataTransfer.files.length) layBeside(event.dataTransfer.files[0]);
   });
-  addEventListener("beforeprint", () => all("details").forEach((each) => { each.open = true; }));
+  addEventListener("beforeprint", () => {
+    for (const each of all("details")) each.open = true;
+    for (const element of all(".chart")) if (!chartOf(element).view) draw(element);
+  });
 
   async function start() {
     for (const element of all("[data-library]")) {
@@ -287,8 +300,8 @@
       document.head.append(script);
     }
     if (one("#requests")) await prepare();
-    await drawAll();
     if (one("#requests")) judge();
+    await drawNear();
     root.dataset.ready = "yes";
   }
 
