@@ -21,6 +21,7 @@ from pytest_slmserve.analysis.points.sweep_points import Point
 from pytest_slmserve.analysis.sweep.curve import Axes, Curve
 from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.files import content
+from pytest_slmserve.schema.printable import printable, printable_value
 
 SECONDS = {"ms": 1e-3, "s": 1.0}
 SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
@@ -305,7 +306,8 @@ def check_columns(rows: Sequence[Row], names: Sequence[str | None]) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """Rows of a CSV or JSON file, told apart by how it begins. Raises BadUsage."""
+    """Rows of a CSV or JSON file, told apart by how it begins; names and values as a terminal may show them. Raises
+    BadUsage."""
     try:
         text = content(path).decode("utf-8-sig")
     except OSError as error:
@@ -313,7 +315,8 @@ def read(path: Path) -> list[Row]:
     except UnicodeDecodeError:
         raise BadUsage(f"{path} is no text in UTF-8", "a CSV or JSON file") from None
     is_json = text.lstrip()[:1] in ("{", "[")
-    return list(_json_rows(text, path.name) if is_json else _csv_rows(text, path.name))
+    rows = (_json_rows if is_json else _csv_rows)(text, printable(path.name, layout=""))
+    return [Row(row.place, printable_value(row.cells, layout="")) for row in rows]
 
 
 def _json_rows(text: str, name: str) -> Iterator[Row]:

@@ -38,7 +38,7 @@ from pytest_slmserve.engines.launch.file_lock import try_lock
 from pytest_slmserve.schema.environment import Environment
 from pytest_slmserve.schema.errors import BadArchive, BadUsage
 from pytest_slmserve.schema.files import content, regular
-from pytest_slmserve.schema.printable import printable
+from pytest_slmserve.schema.printable import printable_value
 from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -487,19 +487,7 @@ def facts_of(line: bytes) -> dict[str, Any]:
     if not isinstance(facts, dict):
         raise ValueError("not an object with a kind")
     plain = line.isascii() and b"\\" not in line and b"\x7f" not in line
-    return facts if plain else _printable(facts)
-
-
-def _printable(value: Any) -> Any:
-    """The value with no text in it, nor name of a field, that a terminal would obey."""
-    match value:
-        case str():
-            return printable(value)
-        case list():
-            return [_printable(each) for each in value]
-        case dict():
-            return {printable(name): _printable(each) for name, each in value.items()}
-    return value
+    return facts if plain else printable_value(facts)
 
 
 def decode(found: ScannedLines, line: bytes) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +108,6 @@ def judge(given: argparse.Namespace) -> int:
     from pytest_slmserve.analysis.advice.advisor import plan
     from pytest_slmserve.analysis.advice.batch_choice import ModelSweep, Objectives
     from pytest_slmserve.analysis.sweep.curve import FEWEST_POINTS
-    from pytest_slmserve.report.as_csv import as_csv
     from pytest_slmserve.report.external import sweep
     from pytest_slmserve.report.numbers import counted
 
@@ -120,7 +121,7 @@ def judge(given: argparse.Namespace) -> int:
         raise TooFewPoints(problem, "results of more loads, or other conditions")
     found = plan([ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)], wish)
     if given.csv:
-        print(as_csv(sweep.entries(curve, found)), end="")
+        print_csv(sweep.entries(curve, found), notes)
         return HOLDS
     print((sweep.as_json if given.json else sweep.text)(curve, found, columns_of(given), given.tolerance, notes))
     if given.html:
@@ -138,18 +139,26 @@ def replicas(given: argparse.Namespace) -> int:
     """Compares several engines on one device with one engine, from external results."""
     from pytest_slmserve.analysis.compare.external_replicas import compare
     from pytest_slmserve.archive.external_replicas import engine_sets, remarks
-    from pytest_slmserve.report.as_csv import as_csv
     from pytest_slmserve.report.external import replicas
 
     columns = columns_of(given)
     rows, left_out = rows_of(given, columns)
     found = compare(engine_sets(rows, columns, given.baseline))
-    if given.csv:
-        print(as_csv(replicas.entries(found)), end="")
-        return HOLDS
     notes = [*left_out, *remarks(rows, columns, given.baseline)]
+    if given.csv:
+        print_csv(replicas.entries(found), notes)
+        return HOLDS
     print((replicas.as_json if given.json else replicas.text)(found, columns, notes))
     return HOLDS
+
+
+def print_csv(rows: Iterable[Mapping[str, Any]], notes: Sequence[str]) -> None:
+    """Prints the rows, and beside them what a table has no place for: rows that are left out, and the like."""
+    from pytest_slmserve.report.as_csv import as_csv
+
+    print(as_csv(rows), end="")
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def read_external(given: argparse.Namespace) -> tuple[Curve, list[str]]:

@@ -39,7 +39,7 @@ class LoadClient:
     ) -> None:
         command = [sys.executable, str(CLIENT)]
         self._loaded: str | None = None
-        self.child = Child(command, client_environment(os.environ), cores=cores, name="the client")
+        self.child = Child(command, client_environment(os.environ), cores=cores, name="the load generator")
         self.child.send(url=url, headers=dict(headers), timeout_s=timeout_s, processes=processes)
         ready = self.child.event(READY_S, "starting")
         if ready["event"] == "failed":

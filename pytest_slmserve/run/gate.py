@@ -142,8 +142,9 @@ def run_gate(session: Session, model: str) -> Gated:
     finally:
         session.devices.pool.close()
     if not is_short(session):
-        took = f"took {(time.monotonic() - began) / 60:.1f} minutes, {len(gated.pairs)} pairs count"
-        session.notes.append(f"the gate of {short_name(model)} {took}")
+        took_s = time.monotonic() - began
+        took = f"{took_s / 60:.1f} minutes" if took_s >= 60 else f"{took_s:.0f} s"
+        session.notes.append(f"the gate of {short_name(model)} took {took}, {len(gated.pairs)} pairs count")
     if traced:
         session.notes.append(traced)
     if gated.outcome is State.FAILS:

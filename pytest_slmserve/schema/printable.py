@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unicodedata import category
 
 LAYOUT = "\n\t"  # of messages with several lines
@@ -16,3 +17,15 @@ def printable(text: str, layout: str = LAYOUT) -> str:
         each.encode("unicode_escape").decode() if category(each) in HARMFUL and each not in layout else each
         for each in text
     )
+
+
+def printable_value(value: Any, layout: str = LAYOUT) -> Any:
+    """A value of JSON with each of its texts, and each name of a field, as `printable` has it."""
+    match value:
+        case str():
+            return printable(value, layout)
+        case list():
+            return [printable_value(each, layout) for each in value]
+        case dict():
+            return {printable(name, layout): printable_value(each, layout) for name, each in value.items()}
+    return value

@@ -31,6 +31,15 @@ VLLM = Columns(
 )
 
 
+def test_names_and_values_are_printable(tmp_path):
+    line, told = tmp_path / "a.csv", tmp_path / "b.json"
+    line.write_text("max_num_seqs,\x1b[2Jkind\n4,\x1b]0;owned\x07\n", "utf-8")
+    told.write_text('{"max_num_seqs": 4, "\\u001b[2Jkind": ["\\u202e"]}', "utf-8")
+    (row,), (other,) = read(line), read(told)
+    assert row.cells == {"max_num_seqs": "4", r"\x1b[2Jkind": r"\x1b]0;owned\x07"}
+    assert other.cells == {"max_num_seqs": 4, r"\x1b[2Jkind": [r"\u202e"]}
+
+
 def result(concurrency: object, rate: object = 100.0, **more: object) -> dict[str, object]:
     """What `vllm bench serve --save-result` keeps, as far as it matters here."""
     facts = {"date": "20250101-000000", "platform": "openai", "model_id": "facebook/opt-125m", "request_rate": "inf"}

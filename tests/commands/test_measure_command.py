@@ -165,6 +165,7 @@ def test_a_table_of_several_rates(there, tmp_path):
     assert {row[-1] for row in rows[:2]} <= {"yes", "NO"} and {row[-1] for row in rows[2:]} == {"0"}, "none dropped"
     assert "the server does not report prefix-cache hits" in out
     assert "good: ttft:1s,e2e:2s" in out and "attainment" not in out
+    assert "\nPoisson arrivals: one load after the other, each judged for" in out
     assert max(map(len, out.splitlines())) <= text_table.layout().width
     again = io.StringIO()
     with redirect_stdout(again):

@@ -143,6 +143,16 @@ def test_external_results_as_csv_are_the_points_of_the_json(command, capsys, tmp
     assert {"tokens_per_s", "latency_s", "gain_per_doubling", "pareto", "chosen", "problems"} <= rows[0].keys()
 
 
+@pytest.mark.parametrize(("command", "more"), [("judge", []), ("report", []), ("replicas", ["--replicas=n"])])
+def test_rows_that_are_left_out_are_said_beside_the_csv(command, more, capsys, tmp_path):
+    lines = ["n,seqs,tps,itl_ms", "1,4,100,10", "1,8,150,12", "1,16,180,15", "2,8,210,11", "1,32,,20"]
+    (tmp_path / "r.csv").write_text("\n".join(lines if more else [line[2:] for line in lines if line[0] != "2"]))
+    words = [command, tmp_path / "r.csv", *more, "--knob=seqs", "--throughput=tps", "--latency=itl_ms", "--csv"]
+    status, said = told(capsys, *words)
+    assert (status, "note" in said.out) == (0, False)
+    assert f"note: left out, without a value of tps: r.csv: line {6 if more else 5}\n" in said.err
+
+
 def test_replicas_of_others_as_csv(capsys, tmp_path):
     (tmp_path / "r.csv").write_text("n,seqs,tps,itl_ms\n1,8,100,10\n1,16,150,12\n2,8,210,11\n")
     words = ["replicas", tmp_path / "r.csv", "--replicas=n", "--knob=seqs", "--throughput=tps", "--latency=itl_ms"]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import wire_server
-from judged import Case, command, pytest_run
+from judged import Case, Seen, command, pytest_run, waited_for
+from processes import until
+
+from pytest_slmserve.engines.load_client import CLIENT
 
 FAULTS = sorted(wire_server.FAULTS)
 # Before a load begins: the first request of an endpoint has the fault.
@@ -104,3 +110,47 @@ def test_a_fault_under_each_load(case: Case, url: str, fault: str, load: str, wa
 @pytest.mark.parametrize("fault", FIRST)
 def test_each_fault_of_the_first_request(case: Case, url: str, fault: str, way) -> None:
     way(case, url, fault, "window")
+
+
+# A load generator that is killed under its load
+
+SAID_OF_KILLED = {
+    1: "error: the load generator was killed by {}; ",
+    2: "error: the load generator failed: one of the processes that share its load was killed; ",
+}
+
+
+@pytest.mark.parametrize(("processes", "number"), [(1, signal.SIGKILL), (2, signal.SIGSEGV)])
+def test_a_load_generator_that_is_killed(case: Case, url: str, processes: int, number: signal.Signals) -> None:
+    kill_generator(case, url, processes, number)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT])
+@pytest.mark.parametrize("processes", SAID_OF_KILLED)
+def test_a_load_generator_and_each_signal(case: Case, url: str, processes: int, number: signal.Signals) -> None:
+    kill_generator(case, url, processes, number)
+
+
+def kill_generator(case: Case, url: str, processes: int, number: signal.Signals) -> None:
+    load = ["--max-concurrency=2", "--window=60", f"--processes={processes}", "--input-len=8", "--output-len=2000"]
+    words = [sys.executable, "-m", "pytest_slmserve", "measure", f"--endpoint={url}/good/v1/completions", "--model=m"]
+    log, began = case.folder / "seen.log", time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*words, *load], cwd=case.folder, env=case.environment, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    until(lambda: sending(process.pid, processes), case.within_s, "a load")[-1].send_signal(number)
+    status = waited_for(process.pid, case.within_s)
+    process.returncode = 0  # it is waited for
+    seen = Seen(status, log.read_text("utf-8", errors="surrogateescape"), time.monotonic() - began)
+    said = SAID_OF_KILLED[processes].format(number.name)
+    case.judge("kills", seen, (1,), said, may_stay=["pytest-slmserve-*"])  # of its log, which is named
+
+
+def sending(pid: int, processes: int) -> list[psutil.Process]:
+    """The processes of its load generator that send requests; none until all do."""
+    ours = [each for each in psutil.Process(pid).children(recursive=True) if str(CLIENT) in each.cmdline()]
+    busy = [each for each in ours if each.net_connections("tcp")]
+    return busy if len(busy) == processes else []

@@ -306,7 +306,7 @@ def test_the_report_has_the_table_the_sides_and_the_number_of_pairs(gate):
             "output tokens/s, large load *fail: costs 11.1 % more*",
             "KV blocks: pass, *",
             "device memory: pass, 7.45 GiB in use where the baseline has 7.45 GiB (bound: 7.70 GiB)",
-            "note: the gate of opt-125m took * minutes, 4 pairs count",
+            "note: the gate of opt-125m took * s, 4 pairs count",
         ]
     )
 

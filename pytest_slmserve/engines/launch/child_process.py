@@ -26,6 +26,7 @@ from pytest_slmserve.schema.records import Progress, known_fields
 LOG_LINES = 25
 POLL_S = 0.5
 SILENCE_S = 120.0  # progress comes twice a second
+LONGEST_MESSAGE = 1 << 29  # bytes: the columns of five million requests
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
 
 
@@ -88,12 +89,16 @@ class Child:
         try:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            raise self.failed(f"ended ({self._how_it_ended()})") from None
+            raise self.failed(self._how_it_ended()) from None
 
     def receive(self, within_s: float, what: str) -> dict[str, Any]:
-        """The next line. Raises EngineFailed when the child is gone, or silent for `within_s` seconds."""
-        until = time.monotonic() + within_s
-        while (end := self.buffer.find(b"\n")) < 0:
+        """The next line. Raises EngineFailed when the child is gone, silent for `within_s` seconds, or without end."""
+        until, seen = time.monotonic() + within_s, 0
+        while (end := self.buffer.find(b"\n", seen)) < 0:
+            seen = len(self.buffer)
+            if seen > LONGEST_MESSAGE:
+                self.buffer.clear()
+                raise self.failed(f"sent a message of more than {LONGEST_MESSAGE >> 20} MiB without an end")
             if not self._more(min(POLL_S, max(0.0, until - time.monotonic()))) and time.monotonic() >= until:
                 raise self.failed(f"was silent for {within_s:.0f} s while {what}")
             still_waiting(self.log)
@@ -121,7 +126,7 @@ class Child:
         except ConnectionError:
             chunk = b""
         if not chunk:
-            raise self.failed(f"ended ({self._how_it_ended()})")
+            raise self.failed(self._how_it_ended())
         self.buffer += chunk
         return True
 
@@ -129,8 +134,8 @@ class Child:
         try:
             code = self.process.wait(5)
         except subprocess.TimeoutExpired:
-            return "it closed its end"
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            return "ended (it closed its end)"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended (exit status {code})"
 
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
         """An error that shows the end of the log, which is kept."""
@@ -176,4 +181,6 @@ def converse(
             on_progress(Progress(**known_fields(Progress, answer)))
         elif barrier:
             child.send(op="open", window=barrier.settled())
+    if answer["event"] == "failed":
+        raise child.failed(f"failed: {answer['cause']}")
     return answer

@@ -20,7 +20,11 @@ Message = dict[str, Any]
 
 
 class Ended(Exception):
-    """The error of a socket whose other end was closed."""
+    """The error of a socket whose other end was closed. lines: of that socket."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__()
+        self.lines = lines
 
 
 class Lines:
@@ -31,16 +35,23 @@ class Lines:
         self._buffer = bytearray()
 
     def say(self, **message: Any) -> None:
-        self.end.sendall(json.dumps(message).encode() + b"\n")
+        """Raises Ended."""
+        try:
+            self.end.sendall(json.dumps(message).encode() + b"\n")
+        except ConnectionError:
+            raise Ended(self) from None
 
     def hear(self, wait_s: float | None = None) -> Message | None:
         """The next message; None where none came in time. Raises Ended."""
         while (end := self._buffer.find(b"\n")) < 0:
             if not select.select([self.end], [], [], wait_s)[0]:
                 return None
-            data = self.end.recv(1 << 20)
+            try:
+                data = self.end.recv(1 << 20)
+            except ConnectionError:
+                data = b""
             if not data:
-                raise Ended
+                raise Ended(self)
             self._buffer += data
         line, self._buffer = self._buffer[:end], self._buffer[end + 1 :]
         message: Message = json.loads(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pytest_slmserve.engines.loadgen.load_run import LoadRun
 from pytest_slmserve.engines.loadgen.processes import Ended, Lines, Message, Parts
@@ -50,8 +51,10 @@ def converse(end: socket.socket) -> None:
     try:
         while (message := lines.hear()) and message["op"] != "close":
             lines.say(**(client.load(message) if message["op"] == "load" else client.run(message)))
-    except Ended:
-        pass
+    except Ended as ended:
+        if ended.lines is not lines:
+            with suppress(Ended):
+                lines.say(event="failed", cause="one of the processes that share its load was killed")
     finally:
         client.close()
 

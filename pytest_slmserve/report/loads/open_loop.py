@@ -83,7 +83,7 @@ def rates_text(points: Sequence[Measurement], terms: ValidityCriteria) -> str:
     first = points[0].load
     assert isinstance(first, OpenLoop)
     judged = f"each judged for {first.window_s:g} s after {first.settle_s:g} s"
-    timing = f"{_process(points[0])}: one load after the other, {judged}"
+    timing = f"{_heading(_process(points[0]))}: one load after the other, {judged}"
     return "\n".join([*request_lines(points[0]), *_told(points), timing, "", *_body(points, terms)])
 
 
@@ -193,6 +193,19 @@ def _process(m: Measurement) -> str:
     """The arrival process that loads of different rates have in common: "gamma 1"."""
     assert isinstance(m.load, OpenLoop)
     return m.load.arrivals.partition(",")[0]
+
+
+def _heading(process: str) -> str:
+    """The arrival process in words: "gamma 1" is Poisson."""
+    name, _, burstiness = process.partition(" ")
+    match name, burstiness:
+        case "gamma", "1":
+            return "Poisson arrivals"
+        case "gamma", "inf":
+            return "arrivals with constant gaps"
+        case "gamma", _:
+            return f"arrivals with gamma gaps, burstiness {burstiness}"
+    return process
 
 
 def _rate(m: Measurement) -> float:

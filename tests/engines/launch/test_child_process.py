@@ -70,6 +70,13 @@ def test_what_is_no_message_is_a_sentence(child, line):
         odd.receive(20, "starting")
 
 
+def test_a_message_without_an_end_is_a_sentence_within_its_bound(child, monkeypatch):
+    monkeypatch.setattr(child_process, "LONGEST_MESSAGE", 1 << 20)
+    endless = child("while True: end.sendall(b'x' * 65536)")
+    with pytest.raises(EngineFailed, match="the engine sent a message of more than 1 MiB without an end; "):
+        endless.receive(20, "starting")
+
+
 def test_a_message_that_says_nothing_and_an_engine_that_stalls_are_sentences(child):
     odd = child("for line in lines: say(**json.loads(line)['answer'])")
     with pytest.raises(EngineFailed, match="wrote what is no message into the socket"):
@@ -81,7 +88,7 @@ def test_a_message_that_says_nothing_and_an_engine_that_stalls_are_sentences(chi
 def test_a_kill_is_named_by_its_signal(child):
     sleeper = child("say(pid=os.getpid()); time.sleep(60)")
     os.kill(sleeper.receive(20, "starting")["pid"], signal.SIGKILL)
-    with pytest.raises(EngineFailed, match="ended .signal SIGKILL.(.|\n)*(nothing)"):
+    with pytest.raises(EngineFailed, match="the engine was killed by SIGKILL;(.|\n)*(nothing)"):
         sleeper.receive(20, "serving")
 
 

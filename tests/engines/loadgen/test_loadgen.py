@@ -18,7 +18,7 @@ import pytest
 from processes import gone, until
 from scripts import benchmark_script
 
-from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.launch.child_process import Child, converse
 from pytest_slmserve.schema.errors import EngineFailed
 
 SERVER = benchmark_script("truth_server")
@@ -399,7 +399,7 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_load(port, tmp_path, process
 
 PARENT = """
 import json, os, sys
-from pytest_slmserve.engines.launch.child_process import Child
+from pytest_slmserve.engines.launch.child_process import Child, converse
 child = Child([sys.executable, "-m", "pytest_slmserve.engines.loadgen"], dict(os.environ))
 print(child.process.pid, flush=True)
 child.send(url=sys.argv[1], headers={}, timeout_s=20.0, processes=int(sys.argv[2]))
@@ -416,9 +416,8 @@ def test_a_part_that_dies_ends_them_all(client):
     one = client(processes=2)
     parts = until(lambda: children(one.child.process.pid), 5, "two processes")
     os.kill(parts[0], signal.SIGKILL)
-    one.child.send(op="load", bodies=["{}"], output_tokens=[8])
-    with pytest.raises(EngineFailed):
-        one.hear()
+    with pytest.raises(EngineFailed, match="failed: one of the processes that share its load was killed"):
+        converse(one.child, op="load", bodies=["{}"], output_tokens=[8])
 
 
 def children(pid):
