@@ -148,7 +148,7 @@ def test_the_committed_records(name, capsys):
 def test_the_example_in_the_documentation_is_what_is_printed(monkeypatch, capsys):
     page = PAGE.read_text("utf-8")
     _, block, *_ = page.split("\n```\n")
-    [command] = [row for row in page.splitlines() if row.strip().startswith("slmserve ") and "baselines" in row]
+    [command] = [row for row in page.splitlines() if row.strip().startswith("slmserve advise ") and "baselines" in row]
     monkeypatch.chdir(PAGE.parent.parent)
     status, out, err = run(capsys, *shlex.split(command)[1:])
     assert (status, err) == (0, "") and out == f"{block}\n"
